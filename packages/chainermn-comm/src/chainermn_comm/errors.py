@@ -1,0 +1,22 @@
+"""The errors that communication raises."""
+
+from __future__ import annotations
+
+
+class CommunicationError(RuntimeError):
+    """A collective call could not be carried out; every rank that took part raises."""
+
+
+class RankMismatchError(CommunicationError, ValueError):
+    """Ranks called different operations, or the same one with arguments that don't fit."""
+
+
+class PeerError(CommunicationError):
+    """Another rank found an error before it could take part in this call.
+
+    That rank raises the error itself; the others raise this one, which names it.
+    """
+
+
+class FinalizedError(CommunicationError):
+    """A communicator was used after its ``finalize``."""
