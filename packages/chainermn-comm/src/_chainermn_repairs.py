@@ -1,0 +1,204 @@
+"""What is repaired in Chainer 7.8.1 as it is imported, and where.
+
+A row changes lines of one module's source in memory, where the installed Python, NumPy or
+setuptools breaks them. No file is written, and the compiled caches of these modules are
+neither read nor written. Every change keeps the number of lines, so that tracebacks stay true.
+"""
+
+import sys
+import warnings
+from importlib import import_module
+from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.util import decode_source
+from typing import NamedTuple
+
+
+class Since(NamedTuple):
+    """From when on a repair is needed, in words and as a question."""
+
+    words: str
+    is_broken: object  # () -> bool
+
+
+class Repair(NamedTuple):
+    """One row of the table."""
+
+    module: str
+    changes: tuple  # pairs (old text, which stands once in the source; new text)
+    why: str
+    since: Since
+
+
+def python(major, minor):
+    return Since(f"Python {major}.{minor}", lambda: sys.version_info >= (major, minor))
+
+
+def numpy(major, minor):
+    def is_broken():
+        version = import_module("numpy").__version__.split(".")
+        return (int(version[0]), int(version[1])) >= (major, minor)
+
+    return Since(f"NumPy {major}.{minor}", is_broken)
+
+
+def cannot_import(module, words):
+    def is_broken():
+        try:
+            import_module(module)
+        except Exception:  # a half-working module may raise anything (old setuptools does)
+            return True
+        return False
+
+    return Since(words, is_broken)
+
+
+NO_PKG_RESOURCES = cannot_import("pkg_resources", "setuptools 82, or none installed")
+PKG_RESOURCES = (("import pkg_resources\n", "import _chainermn_requirements as pkg_resources\n"),)
+PADDING = "numpy.array(self.padding).astype(y.dtype)[()]"
+
+TABLE = (
+    Repair(
+        "chainer._environment_check",
+        (
+            ("import numpy.distutils.system_info\n", "import numpy\n"),
+            ("if sys.platform != 'darwin':", "if not hasattr(numpy, 'distutils'):"),
+        ),
+        "numpy.distutils is gone; Chainer asks it about macOS only",
+        cannot_import("numpy.distutils.system_info", "Python 3.12"),
+    ),
+    Repair(
+        "chainer._environment_check", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES
+    ),
+    Repair("chainer.testing.helper", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES),
+    Repair(
+        "chainer.testing.doctest_helper", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES
+    ),
+    Repair(
+        "chainer.functions.array.as_strided",
+        (
+            ("np.sctypes['int']", "(np.int8, np.int16, np.int32, np.int64)"),
+            ("np.sctypes['float']", "(np.float16, np.float32, np.float64, np.longdouble)"),
+        ),
+        "np.sctypes is gone",
+        numpy(2, 0),
+    ),
+    Repair(
+        "chainer.functions.array.resize_images",
+        (
+            ("linspace(0, H - 1, num=out_H, dtype=numpy.float)", "linspace(0, H - 1, num=out_H)"),
+            ("linspace(0, W - 1, num=out_W, dtype=numpy.float)", "linspace(0, W - 1, num=out_W)"),
+            ("arange(out_H, dtype=numpy.float) + 0.5", "arange(out_H, dtype=float) + 0.5"),
+            ("arange(out_W, dtype=numpy.float) + 0.5", "arange(out_W, dtype=float) + 0.5"),
+            ("arange(out_H, dtype=numpy.float) * y_scale", "arange(out_H, dtype=float) * y_scale"),
+            ("arange(out_W, dtype=numpy.float) * x_scale", "arange(out_W, dtype=float) * x_scale"),
+        ),
+        "numpy.float is gone",
+        numpy(1, 24),
+    ),
+    Repair(
+        "chainer.distributions.categorical",
+        (
+            ("self.log_p[mg + [x.data.", "self.log_p[list(mg) + [x.data."),
+            ("self.log_p[mg + [x.astype(", "self.log_p[list(mg) + [x.astype("),
+        ),
+        "meshgrid returns a tuple, no longer a list",
+        numpy(2, 0),
+    ),
+    Repair(
+        "chainer.reporter",
+        (
+            (
+                "            # ChainerX arrays does not support inplace assignment if it's\n"
+                "            # connected to the backprop graph.\n"
+                "            value = value.as_grad_stopped()\n"
+                "\n"
+                "        with chainer.using_device(backend.get_device_from_array(value)):\n",
+                "            value = value.as_grad_stopped()\n"
+                "        with chainer.using_device(backend.get_device_from_array(value)):\n"
+                "            value, weight = (\n"
+                "                v.astype(numpy.promote_types(v.dtype, numpy.float64))\n"
+                "                if hasattr(v, 'astype') else v for v in (value, weight))\n",
+            ),
+        ),
+        "a float16 plus a Python float is a float16: sums must be told to be float64",
+        numpy(2, 0),
+    ),
+    Repair(
+        "chainer.functions.array.pad_sequence",
+        (
+            ("y[i, l:] = self.padding", f"y[i, l:] = {PADDING}"),
+            ("(ptrs, lengths, self.padding, base,", f"(ptrs, lengths, {PADDING}, base,"),
+        ),
+        "-1 no longer wraps around in an unsigned array",
+        numpy(2, 0),
+    ),
+    Repair(
+        "chainer.variable",
+        (
+            (
+                "device = getattr(array, 'device', 'CPU')",
+                "device = 'CPU' if isinstance(array, numpy.ndarray) else array.device",
+            ),
+        ),
+        "NumPy's arrays now have a `device`, which debug_print took for CuPy's",
+        numpy(2, 0),
+    ),
+    Repair(
+        "chainer.dataset.convert",
+        (("numpy.maximum(shape, array.shape, shape)", "numpy.maximum(shape, array.shape, out=shape)"),),
+        "`out` as a positional argument is deprecated",
+        numpy(2, 5),
+    ),
+    Repair(
+        "chainer.functions.math.fix",
+        (("xp.fix(x)", "xp.trunc(x)"),),
+        "fix is deprecated",
+        numpy(2, 5),
+    ),
+    Repair(
+        "chainer.iterators.multiprocess_iterator",
+        (("thread.setDaemon(True)", "thread.daemon = True"),),
+        "setDaemon is deprecated",
+        python(3, 10),
+    ),
+)  # fmt: skip
+MODULES = frozenset(row.module for row in TABLE)
+
+
+def repaired_spec(name, path):
+    """The spec of module `name` with a loader that repairs it; None if nothing is to be done."""
+    if name not in MODULES:
+        return None
+    changes = [
+        change
+        for row in TABLE
+        if row.module == name and row.since.is_broken()
+        for change in row.changes
+    ]
+    spec = PathFinder.find_spec(name, path) if changes else None
+    if spec is not None and isinstance(spec.loader, SourceFileLoader):
+        spec.loader = RepairingLoader(name, spec.loader.path, changes)
+    return spec
+
+
+class RepairingLoader(SourceFileLoader):
+    """Compiles a module's source with changes made to it."""
+
+    def __init__(self, name, path, changes):
+        super().__init__(name, path)
+        self.changes = changes
+
+    def get_code(self, name):  # not source_to_code, which a compiled cache would bypass
+        source = decode_source(self.get_data(self.path))
+        for old, new in self.changes:
+            if source.count(old) != 1:
+                warnings.warn(
+                    f"{name} is not as in Chainer 7.8.1 ({old.strip()!r} stands in it "
+                    f"{source.count(old)} times, not once): left as it is, though it may not work "
+                    "on this Python and NumPy. CHAINERMN_NO_COMPAT=1 silences this.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return super().get_code(name)
+            source = source.replace(old, new)
+        return self.source_to_code(source, self.path)

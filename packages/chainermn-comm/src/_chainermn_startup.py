@@ -1,0 +1,46 @@
+"""Makes `import chainermn` find this project and `import chainer` work; does nothing else.
+
+`chainermn.pth` runs `register` in every interpreter of an environment that holds
+chainermn-comm. It puts one finder before the others, which answers for two names only:
+
+- `chainermn` is the meta-package's facade, where that is installed, although Chainer ships a
+  folder of that name (CHAINERMN_USE_BUNDLED=1 gives Chainer's);
+- the modules of `chainer` that break on newer Python, NumPy or setuptools are repaired in
+  memory, from the table in `_chainermn_repairs` (CHAINERMN_NO_COMPAT=1 leaves them alone).
+
+It opens no connection, starts no process, and writes no file.
+"""
+
+import os
+import sys
+
+
+class Finder:
+    """The entry of `sys.meta_path`."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "chainermn" and os.environ.get("CHAINERMN_USE_BUNDLED") != "1":
+            return facade_spec()
+        if name.startswith("chainer.") and os.environ.get("CHAINERMN_NO_COMPAT") != "1":
+            import _chainermn_repairs
+
+            return _chainermn_repairs.repaired_spec(name, path)
+        return None  # the next finder is asked
+
+
+def facade_spec():
+    """The folder `chainermn_facade` under the name `chainermn`; None where it isn't installed."""
+    from importlib.util import find_spec, spec_from_file_location
+
+    facade = find_spec("chainermn_facade")
+    if facade is None or facade.origin is None:
+        return None
+    folders = list(facade.submodule_search_locations or ())
+    return spec_from_file_location("chainermn", facade.origin, submodule_search_locations=folders)
+
+
+def register():
+    """Put the finder first, once."""
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)
