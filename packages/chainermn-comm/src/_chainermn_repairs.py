@@ -61,14 +61,12 @@ TABLE = (
         "chainer._environment_check",
         (
             ("import numpy.distutils.system_info\n", "import numpy\n"),
-            ("if sys.platform != 'darwin':", "if not hasattr(numpy, 'distutils'):"),
+            ("if sys.platform != 'darwin':", "if True:  # numpy.distutils can't be asked"),
         ),
-        "numpy.distutils is gone; Chainer asks it about macOS only",
-        cannot_import("numpy.distutils.system_info", "Python 3.12"),
+        "numpy.distutils is gone; Chainer asks it on macOS only",
+        cannot_import("numpy.distutils.system_info", "Python 3.12; setuptools 75 with NumPy 1.26"),
     ),
-    Repair(
-        "chainer._environment_check", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES
-    ),
+    Repair("chainer._environment_check", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES),
     Repair("chainer.testing.helper", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES),
     Repair(
         "chainer.testing.doctest_helper", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES
@@ -145,9 +143,20 @@ TABLE = (
     ),
     Repair(
         "chainer.dataset.convert",
-        (("numpy.maximum(shape, array.shape, shape)", "numpy.maximum(shape, array.shape, out=shape)"),),
+        (("maximum(shape, array.shape, shape)", "maximum(shape, array.shape, out=shape)"),),
         "`out` as a positional argument is deprecated",
-        numpy(2, 5),
+        numpy(2, 4),
+    ),
+    Repair(
+        "chainer.dataset.convert",
+        (
+            (
+                "full(shape, padding, dtype",
+                "full(shape, numpy.array(padding).astype(arrays[0].dtype)[()], dtype",
+            ),
+        ),
+        "-1 no longer wraps around in an unsigned array",
+        numpy(2, 0),
     ),
     Repair(
         "chainer.functions.math.fix",
@@ -161,7 +170,7 @@ TABLE = (
         "setDaemon is deprecated",
         python(3, 10),
     ),
-)  # fmt: skip
+)
 MODULES = frozenset(row.module for row in TABLE)
 
 
