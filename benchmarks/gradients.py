@@ -1,0 +1,82 @@
+"""A model's gradients on one rank: what they start from, and what their mean must be."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import chainer
+import numpy as np
+from shapes import Shapes, elements
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ROUNDING = 2.0**-24  # relative error of one float32 operation
+
+
+class Gradients:
+    """Random gradients of a model, different on each rank.
+
+    Attributes:
+        source: what this rank's gradients start from; 1-D float32, all arrays on end.
+        peer: the next rank's `source`.
+        flat: scratch of the same size.
+        grads: an array for each parameter, in memory of its own as Chainer's are.
+        mean, bound: the mean over ranks and how far rounding may take it; 1-D float32.
+        model: a `chainer.Link` with the parameters.
+    """
+
+    def __init__(self, shapes: Shapes, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.shapes = shapes
+        self.source = _source(shapes, comm.rank)
+        self.peer = _source(shapes, (comm.rank + 1) % comm.size)
+        self.flat = self.source.copy()  # touched, so that nobody's first call pays for it
+        total = np.zeros(self.source.size)
+        magnitude = np.zeros_like(self.source)
+        for rank in range(comm.size):
+            source = _source(shapes, rank)
+            total += source
+            magnitude += abs(source)
+        self.mean = (total / comm.size).astype(np.float32)
+        # Each term is scaled and added, the sum divided, and the mean above rounded.
+        self.bound = (comm.size + 3) * ROUNDING / comm.size * magnitude
+        self.model = chainer.Link()
+        with self.model.init_scope():
+            for name, shape in shapes.items():
+                setattr(self.model, name, chainer.Parameter(np.zeros(shape, np.float32)))
+        self.params = [getattr(self.model, name) for name in shapes]
+        self.grads = [np.ones(shape, np.float32) for shape in shapes.values()]
+
+    def views(self, flat: np.ndarray) -> list[np.ndarray]:
+        """The model's arrays as views of a flat one."""
+        ends = np.cumsum([grad.size for grad in self.grads])[:-1]
+        pieces = zip(np.split(flat, ends), self.grads, strict=True)
+        return [piece.reshape(grad.shape) for piece, grad in pieces]
+
+    def restore(self) -> None:
+        """Fill the gradients anew, as a backward would."""
+        for param, grad, source in zip(
+            self.params, self.grads, self.views(self.source), strict=True
+        ):
+            np.copyto(grad, source)
+            param.grad = grad  # a communicator may have put another array there
+
+    def is_mean(self, arrays: list[np.ndarray]) -> bool:
+        """Whether these are the mean to float32's rounding, bit-identical on all ranks.
+
+        Collective: every rank asks, and gets the same answer.
+        """
+        digest = hashlib.sha1()
+        close = True
+        means, bounds = self.views(self.mean), self.views(self.bound)
+        for array, mean, bound in zip(arrays, means, bounds, strict=True):
+            digest.update(np.ascontiguousarray(array).data)
+            close &= bool(np.all(abs(array - mean) <= bound))  # False for NaN, too
+        answers = self.comm.allgather((close, digest.digest()))
+        return all(answer == (True, digest.digest()) for answer in answers)
+
+
+def _source(shapes: Shapes, rank: int) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal(elements(shapes), np.float32)

@@ -1,0 +1,160 @@
+"""What is timed: memcpy, the handoff, raw MPI, bundled ChainerMN, and our communicators."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gradients import Gradients
+from mpi4py import MPI
+
+SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
+ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
+HANDOFF, BUNDLED = "handoff", "bundled naive"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One thing to time.
+
+    Attributes:
+        name: as it is printed.
+        kind: "copy", "mpi", "bundled" or "ours".
+        prepare: called before each call, not timed.
+        call: what is timed, on every rank.
+        right: whether the last call did what it should; collective.
+        alone: only rank 0 calls it, while the other ranks sleep.
+    """
+
+    name: str
+    kind: str
+    prepare: Callable[[], object]
+    call: Callable[[], object]
+    right: Callable[[], bool]
+    alone: bool = False
+
+
+def copies(gradients: Gradients, handoff: Handoff) -> list[Contestant]:
+    """What no `allreduce_grad` can beat: memcpy and the handoff."""
+    comm, flat, source, grads = gradients.comm, gradients.flat, gradients.source, gradients.grads
+    spoil = partial(np.negative, source, flat)  # brings both into the cache, if they fit
+    copy = partial(np.copyto, flat, source)
+    chunks = cut(grads)
+
+    def copied(on: range) -> bool:
+        return comm.allreduce(comm.rank not in on or np.array_equal(flat, source), MPI.LAND)
+
+    def handed_off() -> bool:
+        views = gradients.views(gradients.peer)
+        return comm.allreduce(all(map(np.array_equal, grads, views)), MPI.LAND)
+
+    first, everyone = partial(copied, range(1)), partial(copied, range(comm.size))
+    return [
+        Contestant(ONE_RANK, "copy", spoil, copy, first, alone=True),
+        Contestant(ALL_RANKS, "copy", spoil, copy, everyone),
+        Contestant(HANDOFF, "copy", gradients.restore, partial(handoff, chunks), handed_off),
+    ]
+
+
+def raw_mpi(gradients: Gradients) -> Contestant:
+    """The sum of one flat buffer, in place, by MPI alone."""
+    comm, flat = gradients.comm, gradients.flat
+    return Contestant(
+        "MPI_Allreduce",
+        "mpi",
+        partial(np.copyto, flat, gradients.source),
+        partial(comm.Allreduce, MPI.IN_PLACE, flat),
+        lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
+    )
+
+
+def communicator(name: str, kind: str, communicator: Any, gradients: Gradients) -> Contestant:
+    """The mean by a ChainerMN communicator."""
+    return Contestant(
+        name,
+        kind,
+        gradients.restore,
+        partial(communicator.allreduce_grad, gradients.model),
+        lambda: gradients.is_mean([param.grad for param in gradients.params]),
+    )
+
+
+def bundled(comm: MPI.Intracomm) -> Any:
+    """The `naive` communicator of the ChainerMN that Chainer 7 bundles.
+
+    Raises:
+        RuntimeError: `import chainermn` gives ours all the same.
+    """
+    os.environ["CHAINERMN_USE_BUNDLED"] = "1"
+    import chainermn
+
+    if "facade" in str(chainermn.__file__):
+        raise RuntimeError(
+            f"`import chainermn` gave {chainermn.__file__} and not Chainer's own: "
+            "set CHAINERMN_USE_BUNDLED=1 before Python starts"
+        )
+    return chainermn.create_communicator("naive", mpi_comm=comm)
+
+
+class Handoff:
+    """Packs gradients into slots of a shared window and copies the next rank's out: the floor.
+
+    Two alternating slots, which go on from call to call: a rank writes a slot only after a
+    meeting that the slot's reader entered after reading it.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self.turn = 0
+        self.window = MPI.Win.Allocate_shared(2 * 4 * SLOT, 4, comm=comm)
+        self.mine = self._slots(comm.rank)
+        self.theirs = self._slots((comm.rank + 1) % comm.size)
+        self.window.Lock_all()
+
+    def _slots(self, rank: int) -> np.ndarray:
+        memory, _ = self.window.Shared_query(rank)
+        return np.asarray(memory).view(np.float32).reshape(2, SLOT)
+
+    def __call__(self, chunks: list[list[np.ndarray]]) -> None:
+        """Replace the arrays by the next rank's (collective).
+
+        Args:
+            chunks: what :func:`cut` gives; the same sizes on all ranks.
+        """
+        for pieces in chunks:
+            self.turn = 1 - self.turn
+            filled = sum(piece.size for piece in pieces)
+            np.concatenate(pieces, out=self.mine[self.turn, :filled])
+            self.window.Sync()
+            self.comm.Barrier()
+            self.window.Sync()
+            slot, start = self.theirs[self.turn], 0
+            for piece in pieces:
+                piece[:] = slot[start : start + piece.size]
+                start += piece.size
+
+    def close(self) -> None:
+        """Free the window (collective)."""
+        del self.mine, self.theirs
+        self.window.Unlock_all()
+        self.window.Free()
+
+
+def cut(arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
+    """Cut contiguous arrays into 1-D views, grouped so that each group fills one slot."""
+    chunks: list[list[np.ndarray]] = [[]]
+    room = SLOT
+    for array in arrays:
+        rest = array.reshape(-1)
+        while rest.size:
+            if not room:
+                chunks.append([])
+                room = SLOT
+            piece, rest = rest[:room], rest[room:]
+            chunks[-1].append(piece)
+            room -= piece.size
+    return chunks

@@ -1,0 +1,86 @@
+"""The times as a picture: a panel for each model, a row for each contestant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peers import ALL_RANKS, HANDOFF
+from report import cores, heading, number, title
+
+COLORS = {"copy": "#8a8f98", "mpi": "#b08a3e", "bundled": "#c2543d", "ours": "#2f6fb3"}
+FLOORS = {ALL_RANKS: ":", HANDOFF: "--"}  # drawn as lines through the panel
+MEANING = {
+    "copy": "moving the bytes (the floor)",
+    "mpi": "raw MPI",
+    "bundled": "ChainerMN bundled with Chainer 7",
+    "ours": "this ChainerMN",
+}
+
+
+def draw(results: dict[str, Any], file: Path) -> None:
+    """Draw medians with quartiles and extremes into an image file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+
+    models = results["models"]
+    rows = len(models[0]["contestants"])
+    figure, panels = plt.subplots(
+        len(models),
+        figsize=(9, 1.3 + len(models) * (0.9 + 0.27 * rows)),
+        squeeze=False,
+        layout="constrained",
+    )
+    figure.suptitle(heading(results), fontsize=10, x=0.01, ha="left")
+    for axes, model in zip(panels[:, 0], models, strict=True):
+        _panel(axes, model)
+        axes.set_title(title(model), loc="left", fontsize=11, fontweight="bold")
+        axes.set_xlabel("milliseconds   ·   " + cores(model, results["rounds"]), fontsize=8)
+    marks = [Line2D([], [], marker="o", ls="", color=COLORS[k], label=MEANING[k]) for k in COLORS]
+    marks += [
+        Line2D([], [], ls=style, color=COLORS["copy"], label=f"median of {name}")
+        for name, style in FLOORS.items()
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def _panel(axes: Any, model: dict[str, Any]) -> None:
+    import numpy as np
+
+    rows = model["contestants"]
+    for y, row in enumerate(rows):
+        low, first, third, high = np.percentile(row["ms"], (0, 25, 75, 100))
+        color = COLORS[row["kind"]]
+        axes.plot([low, high], [y, y], color=color, lw=1)
+        axes.plot([first, third], [y, y], color=color, lw=5, alpha=0.45, solid_capstyle="butt")
+        axes.plot(row["median_ms"], y, "o", color=color, ms=7)
+        if row["name"] in FLOORS:
+            style = FLOORS[row["name"]]
+            axes.axvline(row["median_ms"], color=color, ls=style, lw=1.2, zorder=0)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if row["kind"] == "ours" else "normal")
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(
+        range(len(rows)),
+        [
+            f"{number(row['median_ms'])} ms"
+            + ("" if row["right"] else "  WRONG")
+            + (f"  ({number(row['over_bundled'][1])} x bundled)" if row["kind"] == "ours" else "")
+            for row in rows
+        ],
+        fontsize=9,
+    )
+    right.tick_params(length=0)
+    right.spines.right.set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(axis="x", alpha=0.25)

@@ -1,0 +1,169 @@
+"""What is said of the measured times: ratios, limits, a table, JSON."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import platform
+import re
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from peers import ALL_RANKS, BUNDLED, HANDOFF, ONE_RANK
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+# Two copies at once on one core take twice as long as one alone; on two cores about as long,
+# a little more where memory is the limit.
+SIBLINGS_FROM = 1.5
+TELLING_FLOATS = 1_000_000  # fewer are copied in the time that starting takes
+# (contestant, what it must not be slower than)
+LIMITS = (("naive", BUNDLED),)
+
+
+def document(
+    cores: list[tuple[str, list[int]]], rounds: int, models: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """All that is written to JSON.
+
+    Args:
+        cores: for each rank its host and the cores that it may use.
+        rounds: how often each contestant had its turn.
+        models: for each its name, sizes and what `measure` returned.
+    """
+    hosts: dict[str, set[int]] = {}
+    for host, mine in cores:
+        hosts.setdefault(host, set()).update(mine)
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": {
+            "Python": platform.python_version(),
+            "MPI": mpi_library(),
+            "NumPy": version("numpy"),
+            **{name: version(name) for name in ("mpi4py", "chainer", "chainermn-comm")},
+        },
+        "ranks": len(cores),
+        "cores": [len(union) for union in hosts.values()],
+        "rounds": rounds,
+        "models": [summary(**model) for model in models],
+    }
+
+
+def mpi_library() -> str:
+    """Name and version, such as "MPICH 5.0.2"."""
+    first = re.split("[,\n]", MPI.Get_library_version())[0]
+    return " ".join(first.replace("Version:", "").split())
+
+
+def summary(
+    model: str, arrays: int, floats: int, contestants: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """One model's medians, ratios (taken round by round), and limits."""
+    ms = {row["name"]: np.array(row["ms"]) for row in contestants}
+    both = ms[ALL_RANKS] / ms[ONE_RANK] if floats >= TELLING_FLOATS else None
+    return {
+        "model": model,
+        "arrays": arrays,
+        "floats": floats,
+        "memcpy_all_over_one": None if both is None else quartiles(both),
+        "rounds_on_siblings": None if both is None else int(np.sum(both >= SIBLINGS_FROM)),
+        "contestants": [
+            {
+                **row,
+                "median_ms": float(np.median(ms[row["name"]])),
+                "over_handoff": quartiles(ms[row["name"]] / ms[HANDOFF]),
+                "over_bundled": quartiles(ms[row["name"]] / ms[BUNDLED]),
+            }
+            for row in contestants
+        ],
+        "limits": [
+            {
+                "limit": f"{name} is not slower than {reference}",
+                "ratio": quartiles(ms[name] / ms[reference]),
+                "ok": float(np.median(ms[name] / ms[reference])) <= 1.0,
+            }
+            for name, reference in LIMITS
+            if name in ms
+        ],
+    }
+
+
+def quartiles(values: np.ndarray) -> list[float]:
+    """First quartile, median, third quartile."""
+    return [round(float(q), 4) for q in np.percentile(values, (25, 50, 75))]
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    """Print the results; without colours where the console is no terminal."""
+    console.print(heading(results), "", sep="\n", highlight=False, soft_wrap=True)
+    for model in results["models"]:
+        console.print(_table(model))
+        console.print(cores(model, results["rounds"]), highlight=False, soft_wrap=True)
+        for limit in model["limits"]:
+            low, ratio, high = limit["ratio"]
+            verdict = "[green]ok[/]" if limit["ok"] else "[red]not[/]"
+            console.print(
+                f"{limit['limit']}: {ratio:.2f} x ({low:.2f} - {high:.2f}) {verdict}\n",
+                highlight=False,
+            )
+
+
+def heading(results: dict[str, Any]) -> str:
+    """When, on what, and how."""
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    cores = " + ".join(map(str, results["cores"]))
+    return (
+        f"allreduce_grad, {results['ranks']} ranks on {cores} cores, "
+        f"{results['rounds']} rounds, {results['date']}\n{versions}"
+    )
+
+
+def cores(model: dict[str, Any], rounds: int) -> str:
+    """Whether the ranks' cores were siblings, as memcpy tells."""
+    if model["memcpy_all_over_one"] is None:
+        return "too few bytes to tell whether cores are siblings"
+    return (
+        f"memcpy by all ranks at once took {model['memcpy_all_over_one'][1]:.2f} x one alone: "
+        f"siblings in {model['rounds_on_siblings']} of {rounds} rounds, else separate"
+    )
+
+
+def number(value: float) -> str:
+    """Three digits, but no more than four behind the point."""
+    behind = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:.{min(4, max(0, behind))}f}"
+
+
+def title(model: dict[str, Any]) -> str:
+    """The model and its size."""
+    return (
+        f"{model['model']} ({model['arrays']:,} arrays, {model['floats']:,} float32, "
+        f"{model['floats'] * 4e-6:.3g} MB)"
+    )
+
+
+def _table(model: dict[str, Any]) -> Table:
+    table = Table(
+        title=title(model),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column("milliseconds", no_wrap=True)
+    for column in ("median", "min - max", "x handoff", "x bundled", "+ MB", "right"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in model["contestants"]:
+        table.add_row(
+            f"[bold]{row['name']}[/]" if row["kind"] == "ours" else row["name"],
+            number(row["median_ms"]),
+            f"{number(min(row['ms']))} - {number(max(row['ms']))}",
+            number(row["over_handoff"][1]),
+            number(row["over_bundled"][1]),
+            "?" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 1e6:.1f}",
+            "yes" if row["right"] else "[red]NO[/]",
+        )
+    return table
