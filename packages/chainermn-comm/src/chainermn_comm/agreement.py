@@ -1,0 +1,147 @@
+"""Lets ranks find out, before data move, that all of them mean the same collective call."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .errors import PeerError, RankMismatchError
+
+# What a rank says of its call: entries of a name and how that stands here, hashable. Ranks
+# agree when their views are equal; else the first entry that differs is told.
+View = Sequence[tuple[Any, ...]]
+
+# One record a rank: digest of the view, calls so far, 1 if the rank has a problem, length of
+# its note. The note's first bytes ride along: frames of a few arrays need no second exchange.
+_HEAD = struct.Struct("<16sQII")
+_INLINE_BYTES = 96
+_RECORD_BYTES = _HEAD.size + _INLINE_BYTES
+
+
+class Agreement:
+    """The agreement of one communicator's ranks.
+
+    Each call is one ``Allgather`` of 128 bytes a rank, so ranks that call different
+    operations meet here all the same, and stay in step for the next call.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._calls = 0
+        self._received = bytearray(_RECORD_BYTES * comm.size)
+        self._digests: dict[Any, bytes] = {}
+
+    def __call__(
+        self,
+        operation: str,
+        view: View = (),
+        note: bytes = b"",
+        problem: Exception | None = None,
+    ) -> list[bytes]:
+        """Agree on one collective call (collective).
+
+        Args:
+            operation: the operation's name.
+            view: what must be equal on all ranks.
+            note: bytes for the other ranks, any length.
+            problem: why this rank can't take part.
+
+        Returns:
+            Every rank's note, in rank order.
+
+        Raises:
+            RankMismatchError: on all ranks, when operations or views differ.
+            PeerError: on the ranks without a problem, when another has one;
+                that one raises its problem itself.
+        """
+        self._calls += 1
+        digest = self._digest((operation, *view))
+        head = _HEAD.pack(digest, self._calls, problem is not None, len(note))
+        record = (head + note[:_INLINE_BYTES]).ljust(_RECORD_BYTES, b"\0")
+        received = self._received
+        self._comm.Allgather([record, MPI.BYTE], [received, MPI.BYTE])
+        if problem is None and received == record * self._comm.size and len(note) <= _INLINE_BYTES:
+            return [note] * self._comm.size
+        rows = [received[i : i + _RECORD_BYTES] for i in range(0, len(received), _RECORD_BYTES)]
+        heads = [_HEAD.unpack_from(row) for row in rows]
+        if any(bad for _, _, bad, _ in heads):
+            self._raise_problem(operation, problem)
+        if any(other[:2] != heads[0][:2] for other in heads):
+            self._raise_mismatch(operation, view)
+        return self._notes(rows, [length for *_, length in heads], note)
+
+    def _digest(self, key: tuple[Any, ...]) -> bytes:
+        # Loops repeat few different calls; hashing their views anew would cost more than the
+        # exchange itself.
+        digest = self._digests.get(key)
+        if digest is None:
+            if len(self._digests) >= 64:
+                self._digests.clear()
+            digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+            self._digests[key] = digest
+        return digest
+
+    def _notes(self, rows: list[bytearray], lengths: list[int], note: bytes) -> list[bytes]:
+        if max(lengths) <= _INLINE_BYTES:
+            return [
+                bytes(row[_HEAD.size : _HEAD.size + length])
+                for row, length in zip(rows, lengths, strict=True)
+            ]
+        everything = np.empty(sum(lengths), np.uint8)
+        self._comm.Allgatherv([note, MPI.BYTE], [everything, lengths, MPI.BYTE])
+        ends = np.cumsum(lengths)
+        return [
+            everything[end - length : end].tobytes()
+            for end, length in zip(ends, lengths, strict=True)
+        ]
+
+    def _raise_problem(self, operation: str, problem: Exception | None) -> None:
+        said = self._comm.allgather(problem and f"{type(problem).__name__}: {problem}")
+        if problem is not None:
+            raise problem
+        failures = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]
+        raise PeerError(
+            f"{operation} on rank {self._comm.rank} failed because of " + "; ".join(failures)
+        )
+
+    def _raise_mismatch(self, operation: str, view: View) -> None:
+        views = self._comm.allgather([("operation", operation), *view])
+        name, values = _first_difference(views)
+        raise RankMismatchError(
+            f"{operation} on rank {self._comm.rank}: ranks disagree on {name}: {_by_ranks(values)}"
+        )
+
+
+def prepare(make: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What ``make`` returns, and the exception it raised, for the ranks to agree on."""
+    try:
+        return make(), None
+    except Exception as problem:
+        return None, problem
+
+
+def _first_difference(views: list[list[tuple[Any, ...]]]) -> tuple[str, list[str]]:
+    for index in range(max(map(len, views))):
+        entries = [view[index] if index < len(view) else None for view in views]
+        if any(entry != entries[0] for entry in entries):
+            names = dict.fromkeys(entry[0] for entry in entries if entry)
+            shown = slice(1 if len(names) == 1 else 0, None)
+            return " or ".join(names), [
+                " ".join(map(str, entry[shown])) if entry else "none" for entry in entries
+            ]
+    return "the number of calls so far", ["unknown"] * len(views)
+
+
+def _by_ranks(values: list[str]) -> str:
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(rank))
+    return "; ".join(
+        f"{value} on rank{'s' if len(those) > 1 else ''} {', '.join(those)}"
+        for value, those in ranks.items()
+    )

@@ -1,0 +1,54 @@
+"""What arrays are made of: contiguity, bytes, dtypes that can be sent or summed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def as_array(data: Any, rank: int) -> np.ndarray:
+    """The NumPy array of an array or scalar that a user hands to a verb.
+
+    Raises:
+        TypeError: it isn't one, or holds Python objects, or lies on a GPU.
+    """
+    if not isinstance(data, (np.ndarray, np.generic, bool, int, float, complex)):
+        if hasattr(data, "__cuda_array_interface__"):
+            raise TypeError(
+                f"rank {rank}: GPU arrays can't be sent yet; copy the array to the host "
+                "first (chainer.backends.cuda.to_cpu)"
+            )
+        raise TypeError(
+            f"rank {rank}: expected an array, a scalar, or a tuple or list of them, got "
+            f"{type(data).__name__}; objects go through the method that ends in _obj"
+        )
+    array = np.asarray(data)
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"rank {rank}: an array of dtype {array.dtype} holds Python objects; send it with "
+            "the method that ends in _obj"
+        )
+    return array
+
+
+def can_be_summed(dtype: np.dtype) -> bool:
+    """Whether the dtype is a number (bool counts; its sum is a logical or)."""
+    # ml_dtypes' numbers, bfloat16 among them, are of NumPy's kind V with a type of their own.
+    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)
+
+
+def accumulator(dtype: np.dtype) -> np.dtype:
+    """The dtype in which arrays of ``dtype`` are summed: float32 or wider for floats."""
+    if dtype.itemsize < 4 and (dtype.kind == "f" or dtype.kind == "V"):
+        return np.dtype(np.float32)
+    return dtype
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The memory of an array that is contiguous in C or Fortran order, as 1-D uint8, no copy."""
+    if array.nbytes == 0:
+        return np.empty(0, np.uint8)
+    if not array.flags.c_contiguous:
+        array = array.T
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,110 @@
+"""Messages: arrays and objects as buffers of bytes, with a frame that tells how to read them."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .arrays import as_array, as_bytes
+
+# How a message's arrays make up the value: one array, one scalar, several, or a pickle
+# followed by the buffers it left out (pickle protocol 5).
+ARRAY, SCALAR, TUPLE, OBJECT = "array", "scalar", "tuple", "object"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A value that travels.
+
+    Attributes:
+        kind: one of ARRAY, SCALAR, TUPLE, OBJECT.
+        arrays: contiguous in C or Fortran order.
+        scalars: for a TUPLE, which of its arrays stand for scalars.
+    """
+
+    kind: str
+    arrays: tuple[np.ndarray, ...]
+    scalars: tuple[int, ...] = ()
+
+    @property
+    def buffers(self) -> list[np.ndarray]:
+        """The bytes of each array, without copying."""
+        return [as_bytes(array) for array in self.arrays]
+
+    def frame(self) -> bytes:
+        """What a receiver needs to allocate the arrays."""
+        forms = [(_token(a.dtype), a.shape, _order(a)) for a in self.arrays]
+        return pickle.dumps((self.kind, forms, self.scalars), protocol=5)
+
+    def value(self) -> Any:
+        """The array, scalar, tuple or object."""
+        if self.kind == OBJECT:
+            data, *buffers = self.arrays
+            return MPI.pickle.loads_oob(data, buffers)
+        if self.kind == ARRAY:
+            return self.arrays[0]
+        values = tuple(
+            array[()] if self.kind == SCALAR or index in self.scalars else array
+            for index, array in enumerate(self.arrays)
+        )
+        return values[0] if self.kind == SCALAR else values
+
+    def copy(self) -> Message:
+        """The same message in memory of its own."""
+        arrays = tuple(array.copy(order="K") for array in self.arrays)
+        return Message(self.kind, arrays, self.scalars)
+
+
+def of_array(data: Any, rank: int) -> Message:
+    """The message that carries an array, a scalar, or a tuple or list of them.
+
+    Raises:
+        TypeError: ``data`` is something else; the text names ``rank``.
+    """
+    if isinstance(data, (tuple, list)):
+        arrays = tuple(_contiguous(as_array(item, rank)) for item in data)
+        scalars = tuple(i for i, item in enumerate(data) if not isinstance(item, np.ndarray))
+        return Message(TUPLE, arrays, scalars)
+    kind = ARRAY if isinstance(data, np.ndarray) else SCALAR
+    return Message(kind, (_contiguous(as_array(data, rank)),))
+
+
+def of_object(obj: Any) -> Message:
+    """The message that carries any picklable object; whatever pickling raises comes through."""
+    data, out_of_band = MPI.pickle.dumps_oob(obj)
+    buffers: list[Any] = [data, *out_of_band]
+    arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    return Message(OBJECT, tuple(arrays))
+
+
+def allocate(frame: bytes) -> Message:
+    """A message of the framed kind and shapes whose contents are still to be received."""
+    kind, forms, scalars = pickle.loads(frame)
+    arrays = tuple(np.empty(shape, np.dtype(token), order) for token, shape, order in forms)
+    return Message(kind, arrays, scalars)
+
+
+def describe(frame: bytes) -> str:
+    """The framed message in a few words, for error messages."""
+    kind, forms, _ = pickle.loads(frame)
+    if kind == OBJECT:
+        return "an object"
+    return ", ".join(f"{np.dtype(token)} {shape}" for token, shape, _ in forms) or "nothing"
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    flags = array.flags
+    return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
+
+
+def _order(array: np.ndarray) -> str:
+    return "C" if array.flags.c_contiguous else "F"
+
+
+def _token(dtype: np.dtype) -> Any:
+    # A plain dtype travels as its short string; structured and foreign ones as themselves.
+    return dtype.str if np.dtype(dtype.str) == dtype else dtype

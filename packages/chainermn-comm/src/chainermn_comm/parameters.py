@@ -1,0 +1,76 @@
+"""A model's parameters and gradients as arrays: which exist, and where a result may be written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .arrays import as_array
+
+
+def named(model: Any) -> list[tuple[str, Any]]:
+    """The model's parameters with their names, sorted by name.
+
+    Raises:
+        TypeError: ``model`` has no ``namedparams``.
+    """
+    try:
+        namedparams = model.namedparams
+    except AttributeError:
+        raise TypeError(
+            f"expected a model with namedparams(), such as a chainer.Link; got "
+            f"{type(model).__name__}"
+        ) from None
+    return sorted(namedparams(), key=lambda item: item[0])
+
+
+def checked(array: Any, name: str, rank: int) -> Any:
+    """The parameter's array or gradient, if it is a float array of NumPy's or None.
+
+    Raises:
+        TypeError: it is something else; the text names the parameter.
+    """
+    if array is None or (type(array) is np.ndarray and array.dtype.kind in "fc"):
+        return array
+    array = as_array(array, rank)
+    if array.dtype.kind in "biuSUmM":
+        raise TypeError(f"rank {rank}: parameter {name} has dtype {array.dtype}, expected a float")
+    return array
+
+
+def own_memory(grads: list[np.ndarray]) -> list[bool]:
+    """For each gradient, whether a result may be written into it.
+
+    Chainer makes gradients that are read-only, of stride 0, transposed, or shared between
+    parameters; those have to be replaced.
+    """
+    usable = [grad.flags.c_contiguous and grad.flags.writeable for grad in grads]
+    first: dict[int, int] = {}
+    for index, grad in enumerate(grads):
+        other = first.setdefault(id(grad), index)
+        if other != index:
+            usable[index] = usable[other] = False
+    # Arrays that own their memory overlap only views; most models have none.
+    if not all(grad.flags.owndata for grad in grads):
+        _exclude_overlapping(grads, usable)
+    return usable
+
+
+def _exclude_overlapping(grads: list[np.ndarray], usable: list[bool]) -> None:
+    spans = sorted((*_span(grad), index) for index, grad in enumerate(grads) if grad.size)
+    reach, last = -1, -1
+    for start, end, index in spans:
+        if start < reach:
+            usable[index] = usable[last] = False
+        if end > reach:
+            reach, last = end, index
+
+
+def _span(array: np.ndarray) -> tuple[int, int]:
+    """First address of the array's elements and the one after the last."""
+    steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    start = array.ctypes.data
+    return start + sum(min(s, 0) for s in steps), start + sum(
+        max(s, 0) for s in steps
+    ) + array.itemsize

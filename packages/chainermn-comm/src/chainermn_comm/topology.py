@@ -1,0 +1,70 @@
+"""Which rank sits on which node."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The node of each rank.
+
+    Attributes:
+        nodes: for each rank, the number of its node. Nodes are numbered from 0 in the
+            order of their lowest rank; a node's ranks need not be contiguous.
+    """
+
+    nodes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, labels: Iterable[Hashable]) -> Topology:
+        """The topology in which ranks with equal labels share a node."""
+        numbers: dict[Hashable, int] = {}
+        return cls(tuple(numbers.setdefault(label, len(numbers)) for label in labels))
+
+    @classmethod
+    def discover(cls, mpi_comm: MPI.Intracomm) -> Topology:
+        """Ask MPI which ranks can share memory (collective)."""
+        from mpi4py import MPI
+
+        node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
+        try:
+            leader = node.bcast(mpi_comm.rank)
+        finally:
+            node.Free()
+        return cls.of(mpi_comm.allgather(leader))
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.nodes)
+
+    @property
+    def inter_size(self) -> int:
+        """Number of nodes."""
+        return len(set(self.nodes))
+
+    def ranks_on(self, node: int) -> tuple[int, ...]:
+        """The ranks of a node, in order."""
+        return tuple(rank for rank, other in enumerate(self.nodes) if other == node)
+
+    def inter_rank(self, rank: int) -> int:
+        """The number of the rank's node."""
+        return self.nodes[rank]
+
+    def intra_rank(self, rank: int) -> int:
+        """The rank's number within its node."""
+        return self.nodes[:rank].count(self.nodes[rank])
+
+    def intra_size(self, rank: int) -> int:
+        """The number of ranks on the rank's node."""
+        return self.nodes.count(self.nodes[rank])
+
+    def restrict(self, ranks: Sequence[int]) -> Topology:
+        """The topology of a communicator whose i-th rank is ``ranks[i]`` here."""
+        return Topology.of(self.nodes[rank] for rank in ranks)
