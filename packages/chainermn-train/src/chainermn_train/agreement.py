@@ -1,0 +1,43 @@
+"""Makes an error found on one rank an error of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainermn_comm import CommunicatorBase, PeerError
+
+
+def gather_or_raise(
+    communicator: CommunicatorBase, error: BaseException | None, value: Any = None
+) -> list[Any]:
+    """Collect every rank's value, unless one of them has an error (collective).
+
+    Args:
+        communicator: the ranks that agree.
+        error: what went wrong on this rank; None if nothing did.
+        value: any picklable object.
+
+    Returns:
+        Every rank's value, in rank order, on every rank.
+
+    Raises:
+        BaseException: ``error`` itself, on the rank that has one.
+        PeerError: on the other ranks; it names the ranks that failed and says why.
+    """
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    views = communicator.allgather_obj((text, None if error is not None else value))
+    if error is not None:
+        raise error
+    failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(views) if text is not None]
+    if failures:
+        raise PeerError("failed because of " + "; ".join(failures))
+    return [value for _, value in views]
+
+
+def require_communicator(communicator: Any, caller: str) -> None:
+    """Raise TypeError unless ``communicator`` is a ChainerMN communicator."""
+    if not isinstance(communicator, CommunicatorBase):
+        raise TypeError(
+            f"{caller} needs a communicator made by create_communicator (or a subclass of "
+            f"CommunicatorBase), not {type(communicator).__name__}"
+        )

@@ -1,0 +1,254 @@
+"""Deals the examples of one rank's data set out to all ranks."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from chainer.datasets import SubDataset
+from chainermn_comm import CommunicatorBase
+
+from .agreement import gather_or_raise, require_communicator
+from .parts import take
+
+# A tag that a user's own messages are unlikely to carry.
+_TAG = 23719
+# What MPI counts in: a C int.
+_LARGEST_BUFFER = 2**31 - 1
+# Instead of a length: the root could not make this part.
+_NONE_COMES = -1
+
+
+def scatter_dataset(
+    dataset: Any,
+    comm: Any,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: int | None = None,
+    max_buf_len: int = 256 * 1024 * 1024,
+    *,
+    force_equal_length: bool = True,
+) -> SubDataset:
+    """Deal the data set of one rank out to all ranks, in almost equal parts (collective).
+
+    Every rank receives its own examples only: slices of NumPy arrays as arrays, lists as
+    lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
+    ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
+    ``LabeledImageDataset``. No example is computed or read on the way. Of a data set of
+    another class, which only that class knows how to divide, each rank receives the object,
+    and uses its own share of the indices.
+
+    Args:
+        dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
+            It may be empty, or have fewer examples than there are ranks.
+        comm: a ChainerMN communicator or an mpi4py intracommunicator.
+        root: the rank whose data set is dealt out.
+        shuffle: whether examples are put in random order first.
+        seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the numbers
+            of examples and ranks are the same. None for another order each time. Only used
+            by ``root``, as are the following.
+        max_buf_len: bytes sent at once; at most 2147483647.
+        force_equal_length: give all ranks the same number of examples, so that they do the
+            same number of iterations in an epoch; if the number of examples is not divisible
+            by the number of ranks, up to one example a rank is then dealt to two ranks.
+            False deals each example to exactly one rank.
+
+    Returns:
+        This rank's part, a :class:`chainer.datasets.SubDataset`.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, on any rank. That rank raises
+            this error, the others a :class:`~chainermn_comm.errors.PeerError` that names
+            it. So do they if the root fails to take or pickle a part, or a rank to unpickle
+            its own.
+        TypeError: ``comm`` is not a communicator; raised at once on this rank only.
+    """
+    with _chainermn_communicator(comm, "scatter_dataset") as communicator:
+        error: Exception | None = None
+        try:
+            _check_arguments(communicator, dataset, root, shuffle, seed, max_buf_len)
+        except Exception as exception:
+            error = exception
+        _agree_on_root(gather_or_raise(communicator, error, root))
+        part = None
+        try:
+            if communicator.rank == root:
+                order = _order(len(dataset), shuffle, seed)
+                ends = _shares(len(dataset), communicator.size, force_equal_length)
+                parts = [order[begin:end] for begin, end in ends]
+                part = _deal(communicator, dataset, parts, max_buf_len)
+            else:
+                part = _receive(communicator, root)
+        except Exception as exception:
+            error = exception
+        gather_or_raise(communicator, error)
+        return SubDataset(part, 0, len(part))  # type: ignore[arg-type]
+
+
+def scatter_index(
+    n_total_samples: int, comm: Any, root: int = 0, *, force_equal_length: bool = True
+) -> tuple[int, int]:
+    """Deal the indices of a data set that all ranks have out to all ranks (collective).
+
+    With an order that all ranks share, ``SubDataset(dataset, begin, end, order)`` is what
+    :func:`scatter_dataset` gives, and no example is sent.
+
+    Args:
+        n_total_samples: at ``root`` the number of examples; ignored elsewhere.
+        comm: a ChainerMN communicator or an mpi4py intracommunicator.
+        root: the rank whose ``n_total_samples`` counts.
+        force_equal_length: as in :func:`scatter_dataset`.
+
+    Returns:
+        ``(begin, end)``: this rank's indices are ``range(begin, end)``.
+
+    Raises:
+        TypeError, ValueError: as in :func:`scatter_dataset`.
+    """
+    with _chainermn_communicator(comm, "scatter_index") as communicator:
+        error: Exception | None = None
+        count = None
+        try:
+            if communicator.rank == _check_root(communicator, root):
+                count = _check_integer("n_total_samples", n_total_samples, 0, None)
+        except Exception as exception:
+            error = exception
+        views = gather_or_raise(communicator, error, (root, count, force_equal_length))
+        _agree_on_root([root for root, _, _ in views])
+        _, count, equal = views[root]
+        return _shares(count, communicator.size, equal)[communicator.rank]
+
+
+def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
+    """A data set as long as ``dataset`` whose examples are all ``()``.
+
+    For the ranks of a model-parallel network that neither take inputs nor give outputs:
+    Chainer's converter makes ``()`` of a batch of them, so the model is called without
+    arguments.
+
+    Args:
+        dataset: anything with ``len()``.
+    """
+    return [()] * len(dataset)
+
+
+def _chainermn_communicator(
+    comm: Any, caller: str
+) -> AbstractContextManager[CommunicatorBase, bool | None]:
+    """``comm`` itself if it is one of ours, else one for the time of the call (collective)."""
+    from mpi4py import MPI
+
+    if isinstance(comm, MPI.Intracomm):
+        from chainermn_comm import create_communicator
+
+        return create_communicator("naive", comm)
+    require_communicator(comm, f"{caller}, unless it is given an mpi4py intracommunicator,")
+    return nullcontext(comm)
+
+
+def _check_integer(name: str, value: Any, least: int, most: int | None) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if number < least or (most is not None and number > most):
+        bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
+        raise ValueError(f"{name} must be {bounds}, not {number}")
+    return number
+
+
+def _check_root(communicator: CommunicatorBase, root: Any) -> int:
+    return _check_integer("root", root, 0, communicator.size - 1)
+
+
+def _check_arguments(
+    communicator: CommunicatorBase, dataset: Any, root: Any, shuffle: Any, seed: Any, limit: Any
+) -> None:
+    _check_integer("max_buf_len", limit, 1, _LARGEST_BUFFER)
+    if seed is not None:
+        _check_integer("seed", seed, 0, 2**32 - 1)
+    if communicator.rank == _check_root(communicator, root):
+        if dataset is None:
+            raise ValueError(f"rank {root} is the root, so its data set must not be None")
+        try:
+            len(dataset)
+        except TypeError:
+            kind = type(dataset).__name__
+            raise TypeError(f"the data set must have a len(); {kind} has none") from None
+
+
+def _agree_on_root(roots: list[int]) -> None:
+    if len(set(roots)) > 1:
+        raise ValueError(f"ranks must name the same root; ranks 0, 1, ... gave {roots}")
+
+
+def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
+    """(begin, end) of each rank's share of ``range(count)``.
+
+    Equal shares are all as long as the longest; each runs into the next where it must.
+    """
+    begins = [count * rank // size for rank in range(size + 1)]
+    longest = -(-count // size)
+    return [
+        (begins[rank], begins[rank] + longest if equal else begins[rank + 1])
+        for rank in range(size)
+    ]
+
+
+def _order(count: int, shuffle: bool, seed: int | None) -> np.ndarray:
+    """The order in which examples are dealt: int64 array of shape (count,)."""
+    if not shuffle:
+        return np.arange(count)
+    return np.random.RandomState(seed).permutation(count)  # NumPy has frozen its stream
+
+
+def _deal(
+    communicator: CommunicatorBase, dataset: Any, parts: list[np.ndarray], max_buf_len: int
+) -> Any:
+    """Send every other rank its part of the root's data set, and return the root's own.
+
+    One part exists at a time. If one can't be made, the ranks that still wait for theirs are
+    told so, and the error is raised.
+    """
+    own = error = None
+    for rank, indices in enumerate(parts):
+        payload = None
+        if error is None:
+            try:
+                part = take(dataset, indices)
+                if rank == communicator.rank:
+                    own = part
+                else:
+                    payload = np.frombuffer(pickle.dumps(part, protocol=5), dtype=np.uint8)
+            except Exception as exception:
+                error = exception
+        if rank != communicator.rank:
+            _send(communicator, payload, rank, max_buf_len)
+    if error is not None:
+        raise error
+    return own
+
+
+def _send(
+    communicator: CommunicatorBase, payload: np.ndarray | None, dest: int, max_buf_len: int
+) -> None:
+    """Send bytes (uint8, 1-D), or the message that none come, in pieces of ``max_buf_len``."""
+    length = _NONE_COMES if payload is None else len(payload)
+    communicator.send(np.array([length, max_buf_len], dtype=np.int64), dest, _TAG)
+    if payload is not None:
+        for begin in range(0, length, max_buf_len):
+            communicator.send(payload[begin : begin + max_buf_len], dest, _TAG)
+
+
+def _receive(communicator: CommunicatorBase, root: int) -> Any:
+    """This rank's part; an empty one if the root says that none comes, since it has failed."""
+    length, max_buf_len = (int(n) for n in communicator.recv(root, _TAG))
+    if length == _NONE_COMES:
+        return ()
+    payload = np.empty(length, dtype=np.uint8)
+    for begin in range(0, length, max_buf_len):
+        payload[begin : begin + max_buf_len] = communicator.recv(root, _TAG)
+    return pickle.loads(payload.data)

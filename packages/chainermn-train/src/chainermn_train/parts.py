@@ -1,0 +1,120 @@
+"""Takes some examples out of a data set, so that no more than those need be sent or kept.
+
+How a rank's part travels and where it lies is not decided here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from chainer.dataset import DatasetMixin
+from chainer.datasets import (
+    ConcatenatedDataset,
+    DictDataset,
+    ImageDataset,
+    LabeledImageDataset,
+    SubDataset,
+    TransformDataset,
+    TupleDataset,
+)
+
+
+class _Selection(DatasetMixin):
+    """The examples of ``dataset`` at ``indices``."""
+
+    def __init__(self, dataset: Any, indices: np.ndarray) -> None:
+        self._dataset = dataset
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def get_example(self, i: int) -> Any:
+        return self._dataset[int(self._indices[i])]
+
+
+def take(dataset: Any, indices: np.ndarray) -> Any:
+    """A data set of the examples at ``indices``, in that order.
+
+    Args:
+        dataset: any data set. Of NumPy arrays, lists, tuples and the data sets of
+            :mod:`chainer.datasets` that are listed below, only the examples asked for are
+            taken: arrays as arrays, paths as paths. Nothing is computed or read: a
+            transformation still happens when an example is used. Any other data set is
+            opaque; the result holds the whole of it.
+        indices: int64 array of shape (n,); each in ``range(len(dataset))``.
+
+    Returns:
+        A data set of length n, of the same kind where only the examples were taken.
+    """
+    # Exact types: a subclass may mean something else by its indices.
+    return _TAKERS.get(type(dataset), _Selection)(dataset, indices)
+
+
+def _take_array(dataset: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    return np.asarray(dataset)[indices]  # a copy: the part doesn't keep the whole alive
+
+
+def _take_list(dataset: list[Any], indices: np.ndarray) -> list[Any]:
+    return [dataset[i] for i in indices.tolist()]
+
+
+def _take_tuple(dataset: tuple[Any, ...], indices: np.ndarray) -> tuple[Any, ...]:
+    return tuple(_take_list(list(dataset), indices))
+
+
+# Chainer's data sets have no public names for what they are made of; 7.8.1 is its last
+# release but for repairs, so these stay.
+
+
+def _take_columns(dataset: Any, indices: np.ndarray) -> Any:
+    if isinstance(dataset, DictDataset):
+        return DictDataset(**{key: take(d, indices) for key, d in dataset._datasets.items()})
+    return TupleDataset(*(take(d, indices) for d in dataset._datasets))
+
+
+def _take_subset(dataset: Any, indices: np.ndarray) -> Any:
+    indices = indices + dataset._start
+    if dataset._order is not None:
+        indices = np.asarray(dataset._order, dtype=np.int64)[indices]
+    return take(dataset._dataset, indices % max(1, len(dataset._dataset)))  # an order may say -1
+
+
+def _take_concatenated(dataset: Any, indices: np.ndarray) -> Any:
+    ends = np.cumsum([len(d) for d in dataset._datasets])
+    source = np.searchsorted(ends, indices, side="right")
+    parts = [
+        take(d, indices[source == i] - (ends[i] - len(d))) for i, d in enumerate(dataset._datasets)
+    ]
+    position = np.empty(len(indices), dtype=np.int64)
+    position[np.argsort(source, kind="stable")] = np.arange(len(indices))
+    return _Selection(ConcatenatedDataset(*parts), position)
+
+
+def _replacing(attribute: str) -> Callable[[Any, np.ndarray], Any]:
+    """Takes from the data set in ``attribute``, and leaves the others as they are."""
+
+    def taker(dataset: Any, indices: np.ndarray) -> Any:
+        part = copy.copy(dataset)
+        setattr(part, attribute, take(getattr(dataset, attribute), indices))
+        return part
+
+    return taker
+
+
+_TAKERS: dict[type, Callable[[Any, np.ndarray], Any]] = {
+    np.ndarray: _take_array,
+    np.memmap: _take_array,
+    list: _take_list,
+    tuple: _take_tuple,
+    TupleDataset: _take_columns,
+    DictDataset: _take_columns,
+    SubDataset: _take_subset,
+    ConcatenatedDataset: _take_concatenated,
+    TransformDataset: _replacing("_dataset"),
+    ImageDataset: _replacing("_paths"),
+    LabeledImageDataset: _replacing("_pairs"),
+}

@@ -1,0 +1,150 @@
+"""Training on several ranks equals training in one process on all their examples."""
+
+from __future__ import annotations
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.optimizer_hooks import GradientClipping, WeightDecay
+from chainermn_train import create_multi_node_optimizer
+
+pytestmark = pytest.mark.world
+
+UPDATES = 20
+BATCH = 50
+OPTIMIZERS = {
+    "sgd": lambda: chainer.optimizers.SGD(lr=0.1),
+    "momentum": lambda: chainer.optimizers.MomentumSGD(lr=0.1),
+    "adam": lambda: chainer.optimizers.Adam(),
+}
+TOLERANCES = {np.float64: 1e-10, np.float32: 1e-5}
+
+
+def classifier(seed, lazy=False):
+    """A small network; lazy weights follow from the random state when they are first used."""
+    np.random.seed(seed)
+    inputs = (None, None) if lazy else (6, 12)
+    return L.Classifier(chainer.Sequential(L.Linear(inputs[0], 12), F.tanh, L.Linear(inputs[1], 4)))
+
+
+def batches(ranks, count):
+    """`count` batches of BATCH examples for each of `ranks`."""
+    random = np.random.RandomState(7)
+    return [
+        (
+            random.uniform(-1, 1, (ranks * BATCH, 6)).astype(chainer.config.dtype),
+            random.randint(0, 4, ranks * BATCH).astype(np.int32),
+        )
+        for _ in range(count)
+    ]
+
+
+def add_hooks(optimizer):
+    optimizer.add_hook(WeightDecay(1e-3))
+    optimizer.add_hook(GradientClipping(0.2))  # less than the gradients' norm: it acts
+
+
+def assert_equal(model, expected, tolerance, comm):
+    mine = {name: param.array for name, param in model.namedparams()}
+    for name, param in expected.namedparams():
+        assert mine[name].dtype == param.dtype
+        np.testing.assert_allclose(mine[name], param.array, rtol=0, atol=tolerance)
+    assert_same_bits(model, comm)
+
+
+def assert_same_bits(model, comm):
+    bits = [param.array.tobytes() for _, param in sorted(model.namedparams())]
+    for others in comm.allgather_obj(bits):
+        assert others == bits
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_updates_equal_those_of_one_process(comm, kind, dtype):
+    with chainer.using_config("dtype", np.dtype(dtype)):
+        model = classifier(seed=comm.rank)
+        expected = classifier(seed=0)
+        optimizer = create_multi_node_optimizer(OPTIMIZERS[kind](), comm).setup(model)
+        single = OPTIMIZERS[kind]().setup(expected)
+        add_hooks(optimizer)
+        add_hooks(single)
+        for number, (x, t) in enumerate(batches(comm.size, UPDATES), start=1):
+            mine = slice(comm.rank * BATCH, (comm.rank + 1) * BATCH)
+            optimizer.update(model, x[mine], t[mine])
+            single.update(expected, x, t)
+            assert optimizer.t == single.t == number
+            assert_equal(model, expected, TOLERANCES[dtype], comm)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_lazily_initialised_links_start_one_update_later(comm, kind):
+    with chainer.using_config("dtype", np.dtype(np.float64)):
+        model, expected = classifier(comm.rank, lazy=True), classifier(0, lazy=True)
+        optimizer = create_multi_node_optimizer(OPTIMIZERS[kind](), comm).setup(model)
+        single = OPTIMIZERS[kind]().setup(expected)
+        add_hooks(optimizer)
+        add_hooks(single)
+        first, *others = batches(comm.size, UPDATES + 1)
+        # Each rank draws its weights when it first sees examples.
+        np.random.seed(comm.rank)
+        optimizer.update(model, first[0][:BATCH], first[1][:BATCH])
+        np.random.seed(0)
+        expected.predictor(first[0])
+        assert optimizer.t == 0
+        assert_equal(model, expected, 0, comm)
+        for x, t in others:
+            mine = slice(comm.rank * BATCH, (comm.rank + 1) * BATCH)
+            optimizer.update(model, x[mine], t[mine])
+            single.update(expected, x, t)
+            assert_equal(model, expected, 1e-10, comm)
+        assert optimizer.t == UPDATES
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("without", [0, -1])
+def test_a_rank_without_examples_gets_the_parameters_and_counts_as_zeros(comm, without):
+    """It never learns the shapes of its lazily initialised links by itself."""
+    idle = without % comm.size
+    with chainer.using_config("dtype", np.dtype(np.float64)):
+        model = classifier(seed=comm.rank, lazy=True)
+        optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+        expected = single = None
+        position = [rank for rank in range(comm.size) if rank != idle].index
+        for x, t in batches(comm.size - 1, 5):
+            if comm.rank == idle:
+                model.cleargrads()
+                optimizer.update()
+            else:
+                mine = slice(position(comm.rank) * BATCH, (position(comm.rank) + 1) * BATCH)
+                optimizer.update(model, x[mine], t[mine])
+            if expected is None:
+                assert optimizer.t == 0
+                expected = model.copy("copy")
+                single = chainer.optimizers.Adam().setup(expected)
+            else:
+                share = (comm.size - 1) / comm.size
+                single.update(lambda x, t, share=share: expected(x, t) * share, x, t)
+            assert all(param.is_initialized for param in model.params())
+            assert_equal(model, expected, 1e-10, comm)
+        assert optimizer.t == 4
+
+
+def test_chainers_own_update_is_followed_in_half_precision_with_loss_scaling(naive):
+    """One rank's batch on all ranks: the mean is the gradient of one process, bit by bit."""
+    with chainer.using_config("dtype", np.dtype(np.float16)):
+        networks = []
+        for wrap in (lambda o: create_multi_node_optimizer(o, naive)), (lambda o: o):
+            model = classifier(seed=0)
+            optimizer = wrap(chainer.optimizers.Adam(eps=1e-4))
+            optimizer.use_fp32_update()
+            optimizer.setup(model)
+            optimizer.loss_scaling(interval=2)
+            for x, t in batches(1, 6):
+                optimizer.update(model, x, t)
+            networks.append((model, optimizer._loss_scale, optimizer.t))
+    (mine, *state), (expected, *other_state) = networks
+    assert state == other_state
+    assert state[0] > 1
+    assert_equal(mine, expected, 0, naive)
