@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import abort
-from .reducer import Mean, mean_batched, mean_each
 from .settings import Settings, wire_dtype
 from .topology import Topology
 
@@ -17,9 +17,21 @@ if TYPE_CHECKING:
 
     from .communicator import MpiCommunicator
 
-RECIPES: dict[str, Mean] = {
-    "naive": mean_each,
-    "flat": mean_batched,
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a communicator is made.
+
+    Attributes:
+        batched: whether small gradients travel packed together.
+    """
+
+    batched: bool
+
+
+RECIPES = {
+    "naive": Recipe(batched=False),
+    "flat": Recipe(batched=True),
 }
 
 # Names that ChainerMN documents and that are still to be built.
@@ -94,11 +106,11 @@ def make_communicator(
             stacklevel=3,
         )
     abort.install_by_default(comm)
-    mean, settings = found
-    return MpiCommunicator(comm, mean, settings, topology)
+    recipe, settings = found
+    return MpiCommunicator(comm, recipe.batched, settings, topology)
 
 
-def _recipe(name: str) -> Mean:
+def _recipe(name: str) -> Recipe:
     if name == "hierarchical":
         return RECIPES["naive"]
     if name in RECIPES:

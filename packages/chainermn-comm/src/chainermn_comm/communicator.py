@@ -20,7 +20,6 @@ from .collectives import Group
 from .errors import FinalizedError
 from .gradients import mean_gradients
 from .messages import OBJECT, Message
-from .reducer import Mean
 from .settings import Settings
 from .topology import Topology
 from .transport import Transport
@@ -52,7 +51,7 @@ class MpiCommunicator(CommunicatorBase):
     def __init__(
         self,
         mpi_comm: MPI.Intracomm,
-        mean: Mean,
+        batched: bool,
         settings: Settings,
         topology: Topology | None = None,
         owns_mpi_comm: bool = False,
@@ -61,14 +60,14 @@ class MpiCommunicator(CommunicatorBase):
 
         Args:
             mpi_comm: an intracommunicator; the user's own traffic on it stays apart.
-            mean: how gradients are averaged.
+            batched: whether small gradients travel packed together.
             settings: what the user chose.
             topology: imposed instead of asking MPI; the same on all ranks.
             owns_mpi_comm: whether ``finalize`` frees ``mpi_comm``.
         """
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm
-        self._mean = mean
+        self._batched = batched
         self._settings = settings
         self._rank, self._size = own.rank, own.size
         self._topology = topology or Topology.discover(own)
@@ -76,7 +75,7 @@ class MpiCommunicator(CommunicatorBase):
         self._max_tag = int(own.Get_attr(MPI.TAG_UB) or 0) - 1
         self._resources: _Resources | None = _Resources(
             Group(own, Agreement(own), self._max_tag + 1),
-            MpiTransport(own),
+            MpiTransport(own, self._max_tag + 1),
             (own, mpi_comm) if owns_mpi_comm else (own,),
         )
 
@@ -117,7 +116,7 @@ class MpiCommunicator(CommunicatorBase):
         group.agreement("split", problem=problem)
         part = MPI.Intracomm(group.comm.Split(color, key))
         topology = self._topology.restrict(part.allgather(self._rank))
-        return MpiCommunicator(part, self._mean, self._settings, topology, owns_mpi_comm=True)
+        return MpiCommunicator(part, self._batched, self._settings, topology, owns_mpi_comm=True)
 
     # Arrays.
 
@@ -228,7 +227,7 @@ class MpiCommunicator(CommunicatorBase):
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
         """
         wire = self._settings.allreduce_grad_dtype
-        mean_gradients(self._group, self._open.transport, self._mean, model, wire, zero_fill)
+        mean_gradients(self._group, self._open.transport, self._batched, model, wire, zero_fill)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         mean = self._sum("multi_node_mean", sendbuf, divisor=self._size)
@@ -323,10 +322,11 @@ class MpiCommunicator(CommunicatorBase):
         view = [("array", array.dtype, array.shape) for array in message.arrays] if message else []
         self._group.agreement(operation, view, problem=problem)
         sums = []
-        for array in message.arrays:
-            buffer = np.array(array, array.dtype.newbyteorder("="), order="C")
-            self._open.transport.allreduce(buffer.reshape(-1), divisor)
-            sums.append(buffer.astype(array.dtype, copy=False))
+        with np.errstate(over="raise" if divisor > 1 else "ignore", invalid="ignore"):
+            for array in message.arrays:
+                buffer = np.array(array, array.dtype.newbyteorder("="), order="C")
+                self._open.transport.allreduce(buffer.reshape(-1), divisor)
+                sums.append(buffer.astype(array.dtype, copy=False))
         return Message(message.kind, tuple(sums), message.scalars).value()
 
     def _summable(self, operation: str, data: Any) -> Message:

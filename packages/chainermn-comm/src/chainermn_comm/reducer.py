@@ -2,68 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from .transport import Transport
 
-# A batched chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
+# A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
 CHUNK_BYTES = 1 << 20
-
-# How the mean of a list of arrays is taken: from sources, targets, transport and wire dtypes.
-Mean = Callable[[Sequence[np.ndarray], Sequence[np.ndarray], Transport, Sequence[np.dtype]], None]
 
 # A part of a chunk: index of the array, and the elements from start to stop of it, flattened.
 Part = tuple[int, int, int]
 
 
-def mean_each(
+def mean(
     sources: Sequence[np.ndarray],
     targets: Sequence[np.ndarray],
-    transport: Transport,
     wires: Sequence[np.dtype],
+    transport: Transport,
+    batched: bool,
 ) -> None:
-    """Write the mean over ranks of each source into its target, array by array (collective).
+    """Write the mean over ranks of each source into its target (collective).
+
+    Which arrays travel together follows from what ranks agree on (sizes, dtypes, ``wires``,
+    ``batched``), never from how an array happens to lie in one rank's memory. Beside sources
+    and targets this takes one chunk, and a copy of one source that is not C-contiguous.
 
     Args:
         sources: arrays of any layout; equal shapes and dtypes on all ranks.
         targets: C-contiguous arrays of the same shapes and dtypes; a target may be its source.
-        transport: among the ranks that take part.
         wires: the dtype in which each array travels.
+        transport: among the ranks that take part.
+        batched: whether small arrays are packed together.
     """
-    for source, target, wire in zip(sources, targets, wires, strict=True):
-        flat = target.reshape(-1)
-        if wire == target.dtype:
-            if target is not source:
-                target[...] = source
+    flats = [target.reshape(-1) for target in targets]
+    packed: dict[np.dtype, list[int]] = {}
+    with np.errstate(over="raise", invalid="ignore"):
+        for index, (wire, flat) in enumerate(zip(wires, flats, strict=True)):
+            if wire != flat.dtype or (batched and flat.nbytes < CHUNK_BYTES):
+                packed.setdefault(wire, []).append(index)
+                continue
+            if targets[index] is not sources[index]:
+                targets[index][...] = sources[index]
             transport.allreduce(flat, transport.size)
-        else:
-            with np.errstate(over="ignore"):
-                buffer = source.astype(wire, order="C").reshape(-1)
-            flat[...] = transport.allreduce(buffer, transport.size)
-
-
-def mean_batched(
-    sources: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray],
-    transport: Transport,
-    wires: Sequence[np.dtype],
-) -> None:
-    """The same as :func:`mean_each`, with small arrays packed together into chunks.
-
-    Beside the model it needs one chunk, and a copy of one source that is not C-contiguous.
-    """
-    flat_targets = [target.reshape(-1) for target in targets]
-    flat_sources = [
-        flat if source is target else source.reshape(-1)
-        for source, target, flat in zip(sources, targets, flat_targets, strict=True)
-    ]
-    for wire in dict.fromkeys(wires):
-        members = [index for index, other in enumerate(wires) if other == wire]
-        buffer = np.empty(CHUNK_BYTES // wire.itemsize, wire)
-        for chunk in chunks(members, [target.size for target in flat_targets], buffer.size):
-            _mean_chunk(chunk, flat_sources, flat_targets, buffer, transport)
+        for wire, members in packed.items():
+            buffer = np.empty(CHUNK_BYTES // wire.itemsize, wire)
+            sizes = [flat.size for flat in flats]
+            for group in [members] if batched else [[member] for member in members]:
+                for chunk in chunks(group, sizes, buffer.size):
+                    _mean_chunk(chunk, sources, flats, buffer, transport)
 
 
 def chunks(members: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[list[Part]]:
@@ -92,10 +79,10 @@ def _mean_chunk(
     transport: Transport,
 ) -> None:
     filled = 0
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # casting to a narrow wire dtype may overflow
         for index, start, stop in chunk:
             end = filled + stop - start
-            buffer[filled:end] = sources[index][start:stop]
+            buffer[filled:end] = sources[index].reshape(-1)[start:stop]
             filled = end
     mean = transport.allreduce(buffer[:filled], transport.size)
     filled = 0

@@ -2,63 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import numpy as np
 
 from .arrays import accumulator
 
 
-def sum_rows(rows: np.ndarray, out: np.ndarray, divisor: int = 1) -> None:
+def sum_rows(rows: Sequence[np.ndarray], out: np.ndarray, divisor: int = 1) -> None:
     """Sum over ranks and divide, in float32 or wider.
 
     Args:
-        rows: shape (ranks, n), any numeric dtype.
-        out: shape (n,), same dtype; receives the result; shares no memory with ``rows``
-            unless there is one row.
+        rows: two or more 1-D arrays of one dtype and length, in rank order; unchanged, but for
+            the one that ``out`` may be.
+        out: same dtype and length; receives the result.
         divisor: other than 1 for floats only. The sum is divided by it before it is rounded to
-            ``out``'s dtype; where it overflows, it is taken anew of divided terms.
+            ``out``'s dtype; a sum that overflows is taken anew of divided terms. NumPy tells of
+            overflow only while ``np.errstate(over="raise")`` holds, which costs too much to
+            enter here: callers with a divisor do.
     """
-    dtype = accumulator(rows.dtype)
+    dtype = accumulator(out.dtype)
     try:
-        with np.errstate(over="raise" if divisor > 1 else "ignore", invalid="ignore"):
-            total = _add(rows, out, dtype)
+        total = _add(rows, dtype)
+        if divisor > 1:
+            total = _divide(total, divisor, out)
     except FloatingPointError:
         total = _mean_of_large(rows, dtype, divisor)
-    else:
-        if divisor > 1:
-            _divide(total, divisor)
     if total is not out:
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore"):
             out[...] = total
 
 
-def _add(rows: np.ndarray, out: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if len(rows) == 1:
-        return np.array(rows[0], dtype)
-    if dtype == rows.dtype:  # the sum can be formed where it belongs
-        np.add(rows[0], rows[1], out=out)
-        total = out
-    else:
-        total = rows[0].astype(dtype)
-        total += rows[1]
+def _add(rows: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    total = rows[0] + rows[1] if dtype == rows[0].dtype else rows[0].astype(dtype) + rows[1]
     for row in rows[2:]:
         total += row
     return total
 
 
-def _divide(total: np.ndarray, divisor: int) -> None:
-    if divisor & (divisor - 1) == 0:
-        total *= total.dtype.type(1 / divisor)  # exact for a power of two, and faster
-    else:
-        total /= total.dtype.type(divisor)
+def _divide(total: np.ndarray, divisor: int, out: np.ndarray) -> np.ndarray:
+    if total.dtype != out.dtype:
+        out = total
+    if divisor & (divisor - 1):
+        return np.divide(total, _scalar(divisor, total.dtype), out=out)
+    # Exact for a power of two, and faster.
+    return np.multiply(total, _scalar(1 / divisor, total.dtype), out=out)
 
 
-def _mean_of_large(rows: np.ndarray, dtype: np.dtype, divisor: int) -> np.ndarray:
-    # Elements that are small enough keep the bits that they would have had alone.
+@cache
+def _scalar(value: float, dtype: np.dtype) -> np.ndarray:
+    return np.array(value, dtype)
+
+
+def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: int) -> np.ndarray:
+    # Elements that don't overflow get the bits that they would have without their neighbours.
     with np.errstate(over="ignore", invalid="ignore"):
         total = rows[0].astype(dtype)
-        scaled = total / dtype.type(divisor)
+        mean = total / _scalar(divisor, dtype)
         for row in rows[1:]:
             total += row
-            scaled += row.astype(dtype) / dtype.type(divisor)
-        _divide(total, divisor)
-        return np.where(np.isfinite(total), total, scaled)
+            mean += row.astype(dtype) / _scalar(divisor, dtype)
+        return np.where(np.isfinite(total), total / _scalar(divisor, dtype), mean)

@@ -1,4 +1,4 @@
-"""Moves buffers through MPI's own collectives."""
+"""Moves buffers through MPI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..transport import Transport
 
 # Up to here every rank gathers all buffers and sums them: one exchange where shards need two.
 GATHER_BYTES = 16 << 10
-# A chunk and the shards received for it stay in a core's cache.
+# A shard, the shards received for it and their sum stay in a core's cache.
 CHUNK_BYTES = 1 << 20
 
 
@@ -20,25 +20,26 @@ class MpiTransport(Transport):
     """A transport over an mpi4py communicator, which it doesn't own.
 
     MPI's own reduction promises neither the order of a sum nor 16-bit types, so the sum is
-    taken here: ranks exchange shards, each sums its own, and the sums are gathered. That moves
-    the bytes of a ring allreduce (Patarasuk and Yuan, 2009).
+    taken here: ranks exchange shards, each sums its own, and the sums are exchanged. That moves
+    the bytes of a ring allreduce (Patarasuk and Yuan, 2009). Shards go from rank to rank
+    directly: on MPICH 5.0.2, in a node, Alltoallv and Allgatherv took three times as long.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, tag: int) -> None:
+        """Use ``comm``, and ``tag`` for messages on it."""
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._comm = comm
+        self._tag = tag
         self._scratch = np.empty(0, np.uint8)
 
     def allreduce(self, buffer: np.ndarray, divisor: int = 1) -> np.ndarray:
-        if buffer.size == 0:
+        if self.size == 1 or buffer.size == 0:
             return buffer
-        if self.size == 1:
-            sum_rows(buffer[None], buffer, divisor)
-        elif buffer.nbytes <= GATHER_BYTES:
+        if buffer.nbytes <= GATHER_BYTES:
             self._gather_and_sum(buffer, divisor)
         else:
-            step = CHUNK_BYTES // buffer.itemsize
+            step = self.size * CHUNK_BYTES // buffer.itemsize
             for start in range(0, buffer.size, step):
                 self._sum_shards(buffer[start : start + step], divisor)
         return buffer
@@ -52,29 +53,34 @@ class MpiTransport(Transport):
         self._scratch = np.empty(0, np.uint8)
 
     def _gather_and_sum(self, buffer: np.ndarray, divisor: int) -> None:
-        rows = self._rows(self.size, buffer.size, buffer.dtype)
-        self._comm.Allgather([as_bytes(buffer), MPI.BYTE], [as_bytes(rows), MPI.BYTE])
-        sum_rows(rows, buffer, divisor)
+        memory = self._space(self.size * buffer.nbytes)
+        self._comm.Allgather([buffer.view(np.uint8), MPI.BYTE], [memory, MPI.BYTE])
+        n = buffer.size
+        rows = memory.view(buffer.dtype)
+        sum_rows([rows[i * n : (i + 1) * n] for i in range(self.size)], buffer, divisor)
 
     def _sum_shards(self, chunk: np.ndarray, divisor: int) -> None:
-        # Rank r owns chunk[starts[r] : starts[r + 1]]; the first shards take the remainder.
-        base, extra = divmod(chunk.size, self.size)
-        counts = [base + (rank < extra) for rank in range(self.size)]
-        starts = [base * rank + min(rank, extra) for rank in range(self.size)]
-        item = chunk.itemsize
-        shards = [n * item for n in counts], [n * item for n in starts]
-        mine = counts[self.rank]
-        rows = self._rows(self.size, mine, chunk.dtype)
-        memory = as_bytes(chunk)
-        received = [mine * item] * self.size, [mine * item * r for r in range(self.size)]
-        self._comm.Alltoallv([memory, shards, MPI.BYTE], [as_bytes(rows), received, MPI.BYTE])
-        if mine:
-            start = starts[self.rank]
-            sum_rows(rows, chunk[start : start + mine], divisor)
-        self._comm.Allgatherv(MPI.IN_PLACE, [memory, shards, MPI.BYTE])
+        shards = np.array_split(chunk, self.size)
+        mine = shards[self.rank]
+        space = self._space((self.size - 1) * mine.nbytes).view(chunk.dtype)
+        rows = np.split(space, self.size - 1) if self.size > 2 else [space]
+        rows.insert(self.rank, mine)
+        self._exchange(shards, rows)
+        if mine.size:
+            sum_rows(rows, mine, divisor)
+        self._exchange([mine] * self.size, shards)
 
-    def _rows(self, rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
-        nbytes = rows * columns * dtype.itemsize
+    def _exchange(self, outgoing: list[np.ndarray], incoming: list[np.ndarray]) -> None:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        requests = [self._comm.Irecv(_item(incoming[r]), r, self._tag) for r in others]
+        requests += [self._comm.Isend(_item(outgoing[r]), r, self._tag) for r in others]
+        MPI.Request.Waitall(requests)
+
+    def _space(self, nbytes: int) -> np.ndarray:
         if self._scratch.nbytes < nbytes:
             self._scratch = np.empty(nbytes, np.uint8)
-        return self._scratch[:nbytes].view(dtype).reshape(rows, columns)
+        return self._scratch[:nbytes]
+
+
+def _item(array: np.ndarray) -> list:
+    return [array.view(np.uint8), MPI.BYTE]
