@@ -1,0 +1,39 @@
+"""The command `chainermn`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import click
+from rich.console import Console
+
+from chainermn_tools import environment
+from chainermn_tools.environment.topology import launched
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="chainermn-tools", message="%(package)s %(version)s")
+def main() -> None:
+    """Tools for distributed training with ChainerMN."""
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def env(as_json: bool) -> None:
+    """Print what a bug report needs: versions, MPI, topology, machine, GPUs.
+
+    Started under mpiexec, it shows where each rank is, once, from rank 0.
+    """
+    report = environment.collect()
+    place = launched()
+    if place is None or place[0] == 0:
+        if as_json:
+            click.echo(json.dumps(report, indent=2))
+        else:
+            environment.render(report, Console())
+    if place is not None and "unavailable" in report["topology"]:
+        # MPI may still be stuck in a thread, and would hold up Python's normal end.
+        sys.stdout.flush()
+        os._exit(0)

@@ -1,0 +1,32 @@
+"""The BLAS that NumPy computes with."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def blas() -> dict[str, Any]:
+    """What NumPy was built with and what it loaded. Call it in a child process.
+
+    ``loaded`` is None where threadpoolctl is not installed.
+    """
+    import numpy
+
+    built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    try:
+        threadpoolctl = importlib.import_module("threadpoolctl")
+    except ModuleNotFoundError:
+        loaded = None
+    else:
+        loaded = [
+            {
+                "library": one["internal_api"],
+                "version": one["version"],
+                "threads": one["num_threads"],
+                "file": one["filepath"],
+            }
+            for one in threadpoolctl.threadpool_info()
+            if one["user_api"] == "blas"
+        ]
+    return {"numpy built with": f"{built['name']} {built['version']}", "loaded": loaded}

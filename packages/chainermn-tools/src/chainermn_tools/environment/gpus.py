@@ -1,0 +1,86 @@
+"""The GPUs, as their driver and as CuPy see them."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import util
+from typing import Any
+
+from chainermn_tools.environment import probe
+
+FIELDS = ("driver_version", "name", "memory.total")
+
+
+def gpus(seconds: float) -> dict[str, Any]:
+    """What the driver says, what CuPy says, and NCCL; each on its own."""
+    return probe.together(
+        {
+            "driver": lambda: driver(seconds),
+            "cupy": lambda: with_cupy(devices, seconds),
+            "nccl": lambda: with_cupy(nccl, seconds),
+        },
+        seconds + probe.MARGIN_SECONDS,
+    )
+
+
+def driver(seconds: float) -> list[str]:
+    """A line for each GPU: driver, name, memory.
+
+    Raises:
+        Unavailable: NVIDIA's driver is not installed, or does not answer.
+    """
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        raise probe.Unavailable("no nvidia-smi on PATH")
+    query = [path, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]
+    return probe.run(query, seconds).strip().splitlines()
+
+
+def with_cupy(function: Any, seconds: float) -> Any:
+    """Ask a child process that imports CuPy.
+
+    Raises:
+        Unavailable: CuPy is not installed, or the child failed.
+    """
+    if util.find_spec("cupy") is None:
+        raise probe.Unavailable("CuPy is not installed")
+    return probe.in_child(function, seconds)
+
+
+def devices() -> dict[str, Any]:
+    """CUDA's versions and devices. Call it in a child process."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    properties = [runtime.getDeviceProperties(n) for n in range(runtime.getDeviceCount())]
+    return {
+        "driver's cuda": _dotted(runtime.driverGetVersion(), 1000),
+        "cuda": _dotted(runtime.runtimeGetVersion(), 1000),
+        "devices": [
+            {
+                "name": one["name"].decode(),
+                "memory_bytes": one["totalGlobalMem"],
+                "compute capability": f"{one['major']}.{one['minor']}",
+            }
+            for one in properties
+        ],
+    }
+
+
+def nccl() -> str:
+    """NCCL's version, or that it is absent. Call it in a child process."""
+    from cupy.cuda import nccl
+
+    # Without the library CuPy imports a stub in its place.
+    if not nccl.available:
+        return "absent"
+    code = nccl.get_version()
+    # Until 2.8 a version was written 2708, since then 20900.
+    return _dotted(code, 1000 if code < 10000 else 10000)
+
+
+def _dotted(code: int, major: int) -> str:
+    """CUDA's 12040 is 12.4 (major 1000); NCCL's 22203 is 2.22.3 (major 10000)."""
+    if major == 10000:
+        return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+    return f"{code // 1000}.{code % 1000 // 10}"

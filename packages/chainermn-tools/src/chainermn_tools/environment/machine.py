@@ -1,0 +1,125 @@
+"""The machine: its name, and the cores and the memory that this process may use."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from chainermn_tools.environment.probe import MARGIN_SECONDS, together
+
+CGROUPS = Path("/sys/fs/cgroup")
+# Version 1 of cgroups says "unlimited" by a number near 2^63.
+UNLIMITED = 1 << 60
+
+
+def machine(seconds: float) -> dict[str, Any]:
+    """Name, system, cores and memory; each on its own."""
+    probes = {
+        "host": socket.gethostname,
+        "kernel": lambda: f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine,
+        "libc": lambda: " ".join(platform.libc_ver()),
+        "cores": cores,
+        "memory": memory,
+        "/dev/shm": shared_memory,
+    }
+    return together(probes, seconds + MARGIN_SECONDS)
+
+
+def cores() -> dict[str, Any]:
+    """Cores of the machine, and how many of them this process may use.
+
+    Returns:
+        ``machine``, ``affinity`` (cores it may run on), ``cgroup`` (its quota, in cores; None
+        without one) and ``usable``, a whole number of at least 1.
+    """
+    affinity = len(os.sched_getaffinity(0))
+    quota = _least(_cpu_quota(folder) for folder in cgroup_folders("cpu"))
+    usable = affinity if quota is None else min(affinity, max(1, math.ceil(quota)))
+    return {
+        "machine": os.cpu_count(),
+        "affinity": affinity,
+        "cgroup": quota,
+        "usable": usable,
+    }
+
+
+def memory() -> dict[str, Any]:
+    """Memory of the machine and the limit of this process's cgroup (None without one)."""
+    table = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    kib = {name: int(table[name].split()[0]) for name in ("MemTotal", "MemAvailable")}
+    return {
+        "total_bytes": kib["MemTotal"] * 1024,
+        "available_bytes": kib["MemAvailable"] * 1024,
+        "cgroup_bytes": _least(_memory_limit(folder) for folder in cgroup_folders("memory")),
+    }
+
+
+def shared_memory() -> dict[str, int]:
+    """Size of the file system that holds the ranks' shared windows."""
+    found = os.statvfs("/dev/shm")
+    return {
+        "total_bytes": found.f_frsize * found.f_blocks,
+        "free_bytes": found.f_frsize * found.f_bavail,
+    }
+
+
+def cgroup_folders(
+    controller: str, membership: str | None = None, root: Path = CGROUPS
+) -> Iterator[Path]:
+    """The folders whose limits hold for this process: its cgroup's and all those above it.
+
+    Args:
+        controller: ``"cpu"`` or ``"memory"``.
+        membership: text of ``/proc/self/cgroup``; read from there when None.
+        root: where cgroups are mounted.
+    """
+    if membership is None:
+        membership = Path("/proc/self/cgroup").read_text()
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2; beside version 1 it is mounted in a folder of its own
+            tops = (root, root / "unified")
+        elif controller in controllers.split(","):
+            tops = (root / controllers, root / controller)
+        else:
+            continue
+        for top in tops:
+            # In a container the path may be the host's, and not be there.
+            folder = top / path.lstrip("/")
+            yield from (one for one in (folder, *folder.parents) if one.is_relative_to(top))
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """A cgroup's quota in cores; None where it has none."""
+    version2 = (_read(folder / "cpu.max") or "max").split()
+    if version2[0] != "max":
+        return int(version2[0]) / int(version2[1])
+    quota = int(_read(folder / "cpu.cfs_quota_us") or -1)
+    period = int(_read(folder / "cpu.cfs_period_us") or 0)
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _memory_limit(folder: Path) -> int | None:
+    """A cgroup's limit in bytes; None where it has none."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _read(folder / name)
+        if text is not None and text != "max" and int(text) < UNLIMITED:
+            return int(text)
+    return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _least(values: Iterator[Any]) -> Any:
+    return min((value for value in values if value is not None), default=None)

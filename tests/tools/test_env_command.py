@@ -1,0 +1,273 @@
+"""`chainermn env` as a user runs it: text, JSON, terminals, broken installations."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+COMMAND = str(BIN / "chainermn")
+SECTIONS = [
+    "python",
+    "packages",
+    "imports",
+    "mpi",
+    "topology",
+    "machine",
+    "blas",
+    "gpus",
+    "variables",
+]
+# The command ends by itself after its probes' limits; this only ends a test that hangs.
+LIMIT_SECONDS = 100
+
+
+def chainermn(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", **environment},
+    )
+
+
+def report(**environment: str) -> dict:
+    done = chainermn("env", "--json", **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_json_holds_every_section_and_real_values():
+    found = report(OMP_NUM_THREADS="1")
+    assert list(found) == ["schema", *SECTIONS]
+    assert found["schema"] == 1
+    assert found["python"]["version"] == sys.version.split()[0]
+    assert found["packages"]["numpy"] == metadata.version("numpy")
+    assert found["packages"]["chainermn-comm"] == metadata.version("chainermn-comm")
+    assert found["mpi"]["library"]["vendor"] == found["mpi"]["launcher"]["vendor"]
+    assert found["mpi"]["match"] is True
+    assert found["topology"]["size"] == 2
+    assert [rank["rank"] for rank in found["topology"]["ranks"]] == [0, 1]
+    assert found["machine"]["cores"]["usable"] <= len(os.sched_getaffinity(0))
+    assert found["machine"]["memory"]["total_bytes"] > 2**28
+    assert found["variables"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_startup_finder_is_found_registered():
+    found = report()["imports"]
+    assert found["finder"] == "registered"
+    assert "chainermn_facade" in found["chainermn"]
+    assert found["_chainermn_startup"].endswith("_chainermn_startup.py")
+
+
+def test_text_without_a_terminal_is_plain_and_never_folds():
+    long = "x" * 300
+    done = chainermn("env", CHAINERMN_SOMETHING=long, COLUMNS="20", TERM="xterm-256color")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert long in done.stdout
+    titles = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert titles == SECTIONS
+
+
+@pytest.mark.parametrize("columns", [30, 120])
+def test_text_on_a_terminal_keeps_to_its_width(columns):
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "TERM": "xterm"}
+    for name in ("COLUMNS", "NO_COLOR"):
+        environment.pop(name, None)
+    with subprocess.Popen([COMMAND, "env"], stdout=slave, stdin=slave, env=environment) as process:
+        os.close(slave)
+        end = threading.Timer(LIMIT_SECONDS, process.kill)
+        end.start()
+        text = b""
+        with suppress(OSError):  # how a terminal says that nobody writes to it any more
+            while piece := os.read(master, 4096):
+                text += piece
+        assert process.wait(LIMIT_SECONDS) == 0
+        end.cancel()
+    os.close(master)
+    assert b"\x1b[1m" in text  # bold titles
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text.decode()).splitlines()
+    assert set(SECTIONS) <= {line.strip() for line in lines}
+    assert max(len(line.rstrip()) for line in lines) <= columns
+
+
+def test_without_mpiexec_the_rest_is_reported(tmp_path):
+    found = report(PATH=str(tmp_path))
+    assert found["mpi"]["launcher"]["unavailable"].startswith("no mpiexec on PATH")
+    assert str(BIN / "mpiexec") in found["mpi"]["launcher"]["unavailable"]
+    assert "unavailable" in found["topology"]
+    assert "unavailable" in found["mpi"]["match"]
+    assert found["mpi"]["library"]["vendor"]
+    assert found["packages"]["numpy"]
+
+
+def test_an_mpiexec_that_hangs_ends_by_timeout_with_its_children(tmp_path):
+    # The shell's child holds the output open, so ending the shell alone would not do.
+    pids = tmp_path / "pids"
+    program(tmp_path / "bin" / "mpiexec", f"#!/bin/sh\nsleep 300 & echo $! >> {pids}\nwait\n")
+    code = "import json; from chainermn_tools import collect; print(json.dumps(collect(seconds=2)))"
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - start < 60  # far less than the sleep
+    found = json.loads(done.stdout)
+    for answer in (found["mpi"]["launcher"], found["topology"]):
+        assert answer == {"unavailable": "mpiexec did not end within 2 s"}
+    assert found["packages"]["numpy"] == metadata.version("numpy")
+    sleepers = [int(line) for line in pids.read_text().split()]
+    assert len(sleepers) == 2
+    for pid in sleepers:
+        assert is_gone(pid), f"process {pid} outlived the command that started it"
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_an_mpiexec_that_fails_is_quoted(tmp_path):
+    program(tmp_path / "bin" / "mpiexec", "#!/bin/sh\necho no licence found >&2\nexit 7\n")
+    found = report(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    reason = "mpiexec ended with exit code 7: no licence found"
+    assert found["mpi"]["launcher"] == {"unavailable": reason}
+    assert found["topology"] == {"unavailable": reason}
+
+
+def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
+    other = "mpiexec (Open MPI) 5.0.11"
+    if report()["mpi"]["library"]["vendor"] == "Open MPI":
+        other = "HYDRA build details: Version: 4.2.0"
+    program(tmp_path / "bin" / "mpiexec", f"#!/bin/sh\necho '{other}'\n")
+    found = report(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert found["mpi"]["match"] is False
+    assert str(tmp_path) in found["mpi"]["mismatch"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("raise ImportError('libmpi.so.12: cannot open')", "libmpi.so.12: cannot open"),
+        ("raise SystemExit(0)", "gave no answer"),
+    ],
+)
+def test_a_crashing_mpi_import_leaves_the_rest(tmp_path, code, reason):
+    program(tmp_path / "mpi4py" / "__init__.py", "class rc: pass\n")
+    program(tmp_path / "mpi4py" / "MPI.py", code)
+    found = report(PYTHONPATH=str(tmp_path))
+    assert reason in found["mpi"]["library"]["unavailable"]
+    assert "unavailable" in found["topology"]
+    assert found["mpi"]["launcher"]["version"]
+    assert found["blas"]["numpy built with"]
+
+
+def test_a_broken_numpy_is_reported(tmp_path):
+    program(tmp_path / "numpy" / "__init__.py", "raise ImportError('no BLAS here')")
+    found = report(PYTHONPATH=str(tmp_path))
+    assert "no BLAS here" in found["blas"]["unavailable"]
+    assert found["mpi"]["library"]["vendor"]
+
+
+def test_gpus_are_reported_through_cupy(tmp_path):
+    """A stand-in for CuPy, since this must be tested without a GPU."""
+    properties = "{'name': b'H200', 'totalGlobalMem': 2**37, 'major': 9, 'minor': 0}"
+    program(
+        tmp_path / "cupy" / "__init__.py",
+        "from types import SimpleNamespace as N\n"
+        f"runtime = N(getDeviceCount=lambda: 2, getDeviceProperties=lambda n: {properties},\n"
+        "            driverGetVersion=lambda: 12080, runtimeGetVersion=lambda: 12040)\n"
+        "from . import cuda\ncuda.runtime = runtime\n",
+    )
+    nccl = "available = True\ndef get_version(): return 22203\n"
+    program(tmp_path / "cupy" / "cuda" / "__init__.py", "")
+    program(tmp_path / "cupy" / "cuda" / "nccl.py", nccl)
+    found = report(PYTHONPATH=str(tmp_path))["gpus"]
+    one = {"name": "H200", "memory_bytes": 2**37, "compute capability": "9.0"}
+    assert found["cupy"] == {"driver's cuda": "12.8", "cuda": "12.4", "devices": [one, one]}
+    assert found["nccl"] == "2.22.3"
+    program(tmp_path / "cupy" / "cuda" / "nccl.py", "available = False\n")
+    assert report(PYTHONPATH=str(tmp_path))["gpus"]["nccl"] == "absent"
+
+
+def test_chainer_is_not_imported(tmp_path):
+    program(tmp_path / "chainer" / "__init__.py", "raise SystemExit('imported chainer')")
+    found = report(PYTHONPATH=str(tmp_path), CHAINERMN_NO_COMPAT="1")
+    assert found["imports"]["chainer"] == str(tmp_path / "chainer" / "__init__.py")
+    assert found["machine"]["host"]
+
+
+def test_the_current_folder_is_not_imported_from(tmp_path, monkeypatch):
+    program(tmp_path / "numpy.py", "raise SystemExit('imported from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    assert report()["blas"]["numpy built with"]
+
+
+def test_secrets_are_hidden():
+    found = report(SLURM_JWT="eyJ-secret", SLURM_JOB_ID="12")["variables"]
+    assert found["SLURM_JWT"] == "(hidden)"
+    assert found["SLURM_JOB_ID"] == "12"
+
+
+def test_under_mpiexec_rank_0_reports_all_ranks_once():
+    done = subprocess.run(
+        [str(BIN / "mpiexec"), "-n", "3", COMMAND, "env", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["topology"]["started"] == "by the launcher"
+    assert found["topology"]["size"] == 3
+    assert [rank["rank"] for rank in found["topology"]["ranks"]] == [0, 1, 2]
+
+
+def test_version_and_help():
+    assert chainermn("--version").stdout.split() == [
+        "chainermn-tools",
+        metadata.version("chainermn-tools"),
+    ]
+    assert "env" in chainermn("--help").stdout
+    assert "--json" in chainermn("env", "--help").stdout
+    assert chainermn("nonsense").returncode == 2
