@@ -1,0 +1,315 @@
+"""Data sets are dealt out to the ranks: each example where it belongs, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import chainer
+import numpy as np
+import pytest
+from chainer.dataset import DatasetMixin, concat_examples
+from chainer.datasets import DictDataset, SubDataset, TupleDataset
+from chainermn_comm import PeerError
+from chainermn_train import create_empty_dataset, scatter_dataset, scatter_index
+
+pytestmark = pytest.mark.world
+
+
+class Squares(DatasetMixin):
+    """A data set that computes its examples, and remembers which."""
+
+    def __init__(self, count):
+        self.count = count
+        self.computed = []
+
+    def __len__(self):
+        return self.count
+
+    def get_example(self, i):
+        self.computed.append(i)
+        return i * i
+
+
+KINDS = {
+    "array": lambda n: np.arange(3 * n, dtype=np.float32).reshape(n, 3),
+    "list": lambda n: [f"example {i}" for i in range(n)],
+    "tuple data set": lambda n: TupleDataset(np.arange(n) / 2, list(range(n))),
+    "dict data set": lambda n: DictDataset(x=np.arange(n), t=np.arange(n, dtype=np.int8)),
+    "sub data set": lambda n: SubDataset(np.arange(n + 4), 2, n + 2, np.arange(n + 4)[::-1]),
+    "computed": Squares,
+    "range": range,
+}
+
+
+def examples(dataset):
+    """The examples as something that can be compared."""
+    return [
+        example.tolist() if isinstance(example, np.ndarray) else example
+        for example in (dataset[i] for i in range(len(dataset)))
+    ]
+
+
+def everything(comm, part):
+    return [example for one in comm.allgather_obj(examples(part)) for example in one]
+
+
+def at(comm, rank, dataset):
+    return dataset if comm.rank == rank else None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_example_goes_to_exactly_one_rank_unless_lengths_are_made_equal(naive, kind):
+    for count in 0, 1, naive.size, 3 * naive.size + 1, 23:
+        whole = KINDS[kind](count)
+        part = scatter_dataset(at(naive, 0, whole), naive, force_equal_length=False)
+        assert isinstance(part, SubDataset)
+        assert len(part) in (count // naive.size, math.ceil(count / naive.size))
+        assert everything(naive, part) == examples(whole)
+
+        equal = scatter_dataset(at(naive, 0, whole), naive)
+        assert len(equal) == math.ceil(count / naive.size)
+        dealt = everything(naive, equal)
+        assert all(example in dealt for example in examples(whole))
+        assert len(dealt) - count < naive.size
+
+
+def test_any_communicator_scatters_from_any_root(comm):
+    whole = TupleDataset(np.arange(10.0), np.arange(10))
+    for root in range(comm.size):
+        part = scatter_dataset(at(comm, root, whole), comm, root, force_equal_length=False)
+        assert everything(comm, part) == examples(whole)
+
+
+def test_an_mpi4py_communicator_scatters(world, naive):
+    part = scatter_dataset(at(naive, 0, np.arange(10)), world, force_equal_length=False)
+    assert everything(naive, part) == list(range(10))
+    assert world.allreduce(1) == naive.size  # it is still the caller's
+
+
+def test_arrays_stay_arrays_with_their_dtypes(naive):
+    whole = TupleDataset(np.ones((9, 2), np.float16), np.arange(9, dtype=np.uint8))
+    x, t = scatter_dataset(at(naive, 0, whole), naive)[0]
+    assert (x.dtype, x.shape, t.dtype) == (np.float16, (2,), np.uint8)
+    batch = concat_examples(scatter_dataset(at(naive, 0, whole), naive)[:2])
+    assert batch[0].dtype == np.float16
+
+
+def test_a_part_may_be_changed_and_is_the_ranks_own(naive):
+    whole = np.zeros((8, 2))
+    part = scatter_dataset(whole if naive.rank == 0 else None, naive)
+    part[0][:] = 1
+    assert not whole.any()
+
+
+def test_examples_are_not_computed_before_they_are_used(naive):
+    """As in the ImageNet example, where only paths travel."""
+    whole = Squares(12)
+    part = scatter_dataset(at(naive, 0, whole), naive)
+    assert part._dataset._dataset.computed == []
+    assert part[0] == (12 * naive.rank // naive.size) ** 2
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_rank_receives_its_own_examples_only(world, plain_communicator, shuffle):
+    received = []
+
+    class Counting(plain_communicator):  # type: ignore[valid-type,misc]
+        def recv(self, source, tag):
+            data = super().recv(source, tag)
+            received.append(data.nbytes)
+            return data
+
+    comm = Counting(world)
+    whole = TupleDataset(np.zeros((1000, 100)), [b"x" * 100] * 1000)
+    part = scatter_dataset(at(comm, 0, whole), comm, shuffle=shuffle)
+    assert sum(received) < 1.2 * (800 + 100) * len(part)
+
+
+@pytest.mark.parametrize("limit", [1000, 7])
+def test_messages_are_no_longer_than_max_buf_len(world, plain_communicator, limit):
+    class Limited(plain_communicator):  # type: ignore[valid-type,misc]
+        def send(self, data, dest, tag):
+            assert data.nbytes <= max(limit, 16)  # 16: the message that says how many follow
+            super().send(data, dest, tag)
+
+    comm = Limited(world)
+    part = scatter_dataset(at(comm, 0, np.arange(1000)), comm, max_buf_len=limit)
+    assert len(part) == math.ceil(1000 / comm.size)
+    assert part[0] == 1000 * comm.rank // comm.size
+
+
+# The order.
+
+
+def test_a_seed_gives_the_same_subsets_always(naive):
+    whole = list(range(1000))
+    parts = [
+        examples(scatter_dataset(at(naive, 0, whole), naive, shuffle=True, seed=seed))
+        for seed in (42, 42, np.uint32(42), 43, 2**32 - 1)
+    ]
+    assert parts[0] == parts[1] == parts[2]
+    assert parts[3] != parts[0] != parts[4]
+    if naive.rank == 0:  # on every machine and NumPy: its legacy stream is frozen
+        assert parts[0][:5] == [521, 737, 740, 660, 411]
+
+
+def test_every_example_is_dealt_in_random_order(naive):
+    kwds = {"shuffle": True, "force_equal_length": False}
+    first, second = (
+        everything(naive, scatter_dataset(at(naive, 0, np.arange(100)), naive, **kwds))
+        for _ in range(2)
+    )
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+    assert first != list(range(100))
+
+
+# scatter_index.
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_scatter_index_gives_the_ranges_that_scatter_dataset_deals(comm, equal):
+    for count in 0, 1, 10, 13:
+        n = count if comm.rank == 0 else -1  # ignored
+        begin, end = scatter_index(n, comm, force_equal_length=equal)
+        part = scatter_dataset(at(comm, 0, range(count)), comm, force_equal_length=equal)
+        assert list(range(begin, end)) == examples(part)
+
+
+def test_scatter_index_with_an_mpi4py_communicator_and_another_root(world):
+    last = world.size - 1
+    begin, end = scatter_index(world.rank * 8, world, root=last)
+    assert (begin, end) == (8 * last * world.rank // world.size, end)
+    assert end - begin == math.ceil(8 * last / world.size)
+
+
+# Mistakes: raised on all ranks, naming the one that made it.
+
+
+def fails_everywhere(comm, culprit, error, text, call):
+    expected = error if comm.rank == culprit else PeerError
+    with pytest.raises(expected, match=re.escape(text)) as raised:
+        call()
+    assert comm.rank == culprit or f"rank {culprit}: " in str(raised.value)
+    part = scatter_dataset(at(comm, 0, np.arange(4)), comm)  # it still works
+    assert len(part) == math.ceil(4 / comm.size)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"seed": -1}, ValueError, "seed must be from 0 to 4294967295, not -1"),
+        ({"seed": 2**32}, ValueError, "seed must be from 0 to 4294967295, not 4294967296"),
+        ({"seed": 0.5}, TypeError, "seed must be an integer, not 0.5"),
+        ({"max_buf_len": 2147483648}, ValueError, "max_buf_len must be from 1 to 2147483647"),
+        ({"max_buf_len": 0}, ValueError, "max_buf_len must be from 1"),
+        ({"root": 99}, ValueError, "root must be from 0"),
+        ({"root": -1}, ValueError, "root must be from 0"),
+        ({"root": None}, TypeError, "root must be an integer, not None"),
+    ],
+)
+def test_a_wrong_argument_on_one_rank_is_an_error_on_all(comm, wrong, error, text):
+    last = comm.size - 1
+    kwds = wrong if comm.rank == last else {}
+    fails_everywhere(comm, last, error, text, lambda: scatter_dataset(range(9), comm, **kwds))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "text"),
+    [
+        (None, ValueError, "rank 0 is the root, so its data set must not be None"),
+        (iter([]), TypeError, "list_iterator has none"),
+    ],
+)
+def test_a_root_without_a_data_set_is_an_error_on_all(comm, dataset, error, text):
+    mine = dataset if comm.rank == 0 else range(3)
+    fails_everywhere(comm, 0, error, text, lambda: scatter_dataset(mine, comm))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_ranks_that_name_different_roots_are_told(comm):
+    with pytest.raises(ValueError, match=r"same root.*\[0, 1"):
+        scatter_dataset(range(9), comm, root=min(1, comm.rank))
+    with pytest.raises(ValueError, match=r"same root.*\[0, 1"):
+        scatter_index(9, comm, root=min(1, comm.rank))
+
+
+def test_scatter_index_checks_the_roots_number(comm):
+    fails_everywhere(
+        comm, 0, ValueError, "n_total_samples must be at least 0", lambda: scatter_index(-1, comm)
+    )
+    fails_everywhere(comm, 0, TypeError, "not '9'", lambda: scatter_index("9", comm))  # type: ignore[arg-type]
+
+
+class Awkward:
+    """Cannot be pickled ("there"), or not be unpickled ("here")."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def __reduce__(self):
+        if self.where == "there":
+            raise ValueError("does not travel")
+        return fail_to_load, ()
+
+
+def fail_to_load():
+    raise ValueError("does not arrive")
+
+
+class Unreadable(list):
+    """A list that cannot be pickled; a subclass is sent as it is."""
+
+    def __reduce_ex__(self, protocol):
+        raise OSError("disk failure")
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_part_that_cannot_be_pickled_is_an_error_on_all(comm):
+    last = comm.size - 1
+    whole = [*range(comm.size - 1), Awkward("there")]  # the last rank's; others got theirs
+    fails_everywhere(comm, 0, ValueError, "does not travel", lambda: scatter_dataset(whole, comm))
+    assert last > 0
+    fails_everywhere(
+        comm, 0, OSError, "disk failure", lambda: scatter_dataset(Unreadable([1, 2]), comm)
+    )
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_part_that_cannot_be_unpickled_is_an_error_on_all(comm):
+    whole = [*range(comm.size - 1), Awkward("here")]
+    fails_everywhere(
+        comm, comm.size - 1, ValueError, "does not arrive", lambda: scatter_dataset(whole, comm)
+    )
+
+
+def test_something_else_than_a_communicator_is_named():
+    with pytest.raises(TypeError, match=r"scatter_dataset, unless .* mpi4py .*not str"):
+        scatter_dataset([1], "naive")
+    with pytest.raises(TypeError, match=r"scatter_index, unless .*not NoneType"):
+        scatter_index(1, None)
+
+
+# create_empty_dataset.
+
+
+def test_an_empty_data_set_calls_the_model_without_arguments(naive):
+    whole = TupleDataset(np.zeros((6, 2)), np.zeros(6))
+    empty = create_empty_dataset(whole)
+    assert len(empty) == 6
+    assert concat_examples(empty[:3]) == ()
+    calls = []
+
+    class Silent(chainer.Chain):
+        def __call__(self, *args, **kwds):
+            calls.append((args, kwds))
+            return chainer.Variable(np.zeros((), np.float32))
+
+    optimizer = chainer.optimizers.SGD().setup(Silent())
+    iterator = chainer.iterators.SerialIterator(empty, 3)
+    chainer.training.StandardUpdater(iterator, optimizer).update()
+    assert calls == [((), {})]
+    part = scatter_dataset(at(naive, 0, empty), naive)
+    assert part[0] == ()

@@ -1,0 +1,350 @@
+"""The multi-node optimizer behaves like the optimizer it is given."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import training
+from chainer.training import extensions
+from chainermn_comm import PeerError, RankMismatchError
+from chainermn_train import create_multi_node_optimizer
+
+pytestmark = pytest.mark.world
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+
+
+class Model(chainer.Chain):
+    """Mean square of a linear map; its weights depend on the rank."""
+
+    def __init__(self, rank, n_in=3):
+        super().__init__()
+        np.random.seed(rank)
+        with self.init_scope():
+            self.main = L.Linear(n_in, 2)
+
+    def __call__(self, x):
+        y = self.main(x)
+        if hasattr(self, "more"):
+            y = self.more(y)
+        return chainer.functions.mean(y * y)
+
+
+def sgd(comm, model, **kwds):
+    return create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), comm, **kwds).setup(model)
+
+
+def weights(model):
+    return {name: param.array.copy() for name, param in model.namedparams()}
+
+
+def same_everywhere(comm, model):
+    mine = {name: array.tobytes() for name, array in weights(model).items()}
+    return all(others == mine for others in comm.allgather_obj(mine))
+
+
+# What is forwarded.
+
+
+def test_hyperparameters_are_read_and_set_on_the_actual_optimizer(naive):
+    actual = chainer.optimizers.Adam(alpha=0.25)
+    optimizer = create_multi_node_optimizer(actual, naive)
+    assert optimizer.alpha == 0.25
+    optimizer.alpha = 0.5
+    optimizer.use_auto_new_epoch = True
+    assert actual.alpha == actual.hyperparam.alpha == 0.5
+    assert actual.use_auto_new_epoch
+    assert optimizer.actual_optimizer is actual
+    assert optimizer.communicator is naive
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = optimizer.no_such_thing
+
+
+def test_setup_returns_the_multi_node_optimizer(naive):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
+    model = Model(0)
+    assert optimizer.setup(model) is optimizer
+    assert optimizer.target is optimizer.actual_optimizer.target is model
+    assert (optimizer.t, optimizer.epoch) == (0, 0)
+    optimizer.new_epoch()
+    assert optimizer.actual_optimizer.epoch == 1
+
+
+def test_an_optimizer_that_is_set_up_already_works(comm):
+    model = Model(comm.rank)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5).setup(model), comm)
+    optimizer.update(model, X)
+    assert optimizer.t == 1
+
+
+def test_hooks_see_the_mean_gradient_and_can_be_removed(comm):
+    model = Model(0)
+    optimizer = sgd(comm, model)
+    seen: list[Any] = []
+
+    def see(caller):
+        seen.append((caller, caller.target.main.b.grad.copy()))
+
+    optimizer.add_hook(see)
+    optimizer.add_hook(lambda caller: seen.append("after"), name="after", timing="post")
+    optimizer.update(model, X)
+    before = weights(model)
+    seen.clear()
+    model.cleargrads()
+    model.main.b.grad = np.full(2, comm.rank, np.float32)
+    optimizer.update()
+    assert [seen[0][0], seen[1]] == [optimizer.actual_optimizer, "after"]
+    mean = (comm.size - 1) / 2
+    np.testing.assert_array_equal(seen[0][1], np.full(2, mean, np.float32))
+    np.testing.assert_allclose(model.main.b.array, before["/main/b"] - 0.5 * mean, rtol=1e-6)
+    np.testing.assert_array_equal(model.main.W.array, before["/main/W"])
+    optimizer.remove_hook("see")
+    optimizer.remove_hook("after")
+    seen.clear()
+    optimizer.call_hooks("pre")
+    optimizer.update(model, X)
+    assert seen == []
+
+
+def test_it_can_be_copied(naive):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), naive)
+    twin = copy.copy(optimizer)
+    assert twin.actual_optimizer is optimizer.actual_optimizer
+    assert twin.lr == 0.5
+
+
+# When parameters are broadcast.
+
+
+def test_no_update_is_lost_when_update_is_given_a_loss(comm):
+    model, expected = Model(comm.rank), Model(0)
+    optimizer = sgd(comm, model)
+    single = chainer.optimizers.SGD(lr=0.5).setup(expected)
+    for t in 1, 2:
+        optimizer.update(model, X)
+        single.update(expected, X)
+        assert optimizer.t == t
+        assert same_everywhere(comm, model)
+        np.testing.assert_allclose(model.main.W.array, expected.main.W.array, atol=1e-6)
+
+
+def test_the_first_update_without_a_loss_broadcasts_and_does_not_step(comm):
+    model, expected = Model(comm.rank), weights(Model(0))
+    optimizer = sgd(comm, model)
+
+    def update():
+        model.cleargrads()
+        model(X).backward()
+        optimizer.update()
+
+    update()
+    assert optimizer.t == 0
+    for name, array in weights(model).items():
+        np.testing.assert_array_equal(array, expected[name])
+    update()
+    assert optimizer.t == 1
+    assert same_everywhere(comm, model)
+    assert not np.array_equal(model.main.W.array, expected["/main/W"])
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_change_on_one_rank_is_a_change_on_all(comm):
+    """Only rank 1 replaces its parameters: before the loss all ranks get those of rank 0."""
+    model = Model(comm.rank)
+    optimizer = sgd(comm, model)
+    optimizer.update(model, X)
+    if comm.rank == 1:
+        new = Model(99)
+        del model.main
+        with model.init_scope():
+            model.main = new.main
+        for param in model.params():
+            param.update_rule = optimizer.create_update_rule()
+    optimizer.update(model, X)
+    assert optimizer.t == 2
+    assert same_everywhere(comm, model)
+
+
+@pytest.mark.parametrize(("n_in", "t"), [(2, 2), (None, 1)])
+def test_parameters_added_later_are_broadcast_from_rank_0(comm, n_in, t):
+    """Before the loss if they are initialised; else that update only broadcasts."""
+    model = Model(comm.rank)
+    optimizer = sgd(comm, model)
+    optimizer.update(model, X)
+    np.random.seed(comm.rank)
+    model.add_link("more", L.Linear(n_in, 2))
+    for param in model.more.params():
+        param.update_rule = optimizer.create_update_rule()
+    np.random.seed(comm.rank)
+    optimizer.update(model, X)
+    assert optimizer.t == t
+    assert same_everywhere(comm, model)
+    optimizer.update(model, X)
+    assert optimizer.t == t + 1
+    assert same_everywhere(comm, model)
+    assert np.all(np.isfinite(model.more.W.array))
+
+
+def test_a_link_that_is_not_used_yet_does_not_hinder_training(comm):
+    model = Model(comm.rank)
+    with model.init_scope():
+        model.unused = L.Linear(None, 2)
+    optimizer = sgd(comm, model)
+    optimizer.update(model, X)  # lost: not all are initialised
+    optimizer.update(model, X)
+    assert optimizer.t == 1
+    assert same_everywhere(comm, Model(comm.rank)) == (comm.size == 1)  # the check can fail
+    mine = model.main.W.array.tobytes()
+    assert comm.allgather_obj(mine) == [mine] * comm.size
+    model.more = model.unused  # now it is used, on all ranks at the same time
+    optimizer.update(model, X)
+    optimizer.update(model, X)
+    assert optimizer.t == 2
+    assert same_everywhere(comm, model)
+
+
+# Missing gradients.
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_missing_gradient_counts_as_zeros(comm):
+    model = Model(0)
+    optimizer = sgd(comm, model)
+    optimizer.update(model, X)
+    before = weights(model)
+    model.cleargrads()
+    if comm.rank == 0:
+        model.main.b.grad = np.ones(2, np.float32)
+    optimizer.update()
+    np.testing.assert_allclose(
+        model.main.b.array, before["/main/b"] - 0.5 / comm.size, rtol=0, atol=1e-6
+    )
+    np.testing.assert_array_equal(model.main.W.array, before["/main/W"])
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_without_zero_fill_ranks_must_agree_on_missing_gradients(naive):
+    model = Model(0)
+    optimizer = sgd(naive, model, zero_fill=False)
+    optimizer.update(model, X)
+    model.cleargrads()
+    if naive.rank == 0:
+        model.main.b.grad = np.ones(2, np.float32)
+    with pytest.raises(RankMismatchError, match="/main/b"):
+        optimizer.update()
+    model.cleargrads()
+    optimizer.update()
+    assert optimizer.t == 2
+
+
+# Mistakes.
+
+
+def test_wrong_arguments_are_named(naive):
+    with pytest.raises(TypeError, match=r"create_communicator.*not str"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), "naive")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"needs a Chainer optimizer.*not Model"):
+        create_multi_node_optimizer(Model(0), naive)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
+    with pytest.raises(TypeError, match="already a multi-node optimizer"):
+        create_multi_node_optimizer(optimizer, naive)
+    with pytest.raises(NotImplementedError, match="double_buffering=True comes with a later"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), naive, True)
+
+
+def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm):
+    model = Model(0)
+    last = comm.size - 1
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    if comm.rank != last:
+        optimizer.setup(model)
+    error = RuntimeError if comm.rank == last else PeerError
+    with pytest.raises(error, match=re.escape("call its `setup(model)` first")) as raised:
+        optimizer.update(model, X)
+    assert comm.rank == last or f"rank {last}" in str(raised.value)
+    optimizer.setup(model)
+    optimizer.update(model, X)
+    assert optimizer.t == 1
+
+
+# In a trainer.
+
+
+def trainer_of(comm, model, optimizer, out):
+    iterator = chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(np.roll(X, comm.rank, axis=0)), 2, shuffle=False
+    )
+    updater = training.StandardUpdater(iterator, optimizer)
+    return training.Trainer(updater, (6, "iteration"), out=str(out))
+
+
+def test_learning_rate_extensions_in_a_trainer(comm, tmp_path):
+    model = Model(comm.rank)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(lr=0.5), comm)
+    optimizer.setup(model)
+    trainer = trainer_of(comm, model, optimizer, tmp_path)
+    trainer.extend(extensions.ExponentialShift("lr", 0.5), trigger=(2, "iteration"))
+    shift = extensions.LinearShift("momentum", (0.9, 0.5), (0, 4))
+    trainer.extend(shift, trigger=(1, "iteration"))
+    trainer.extend(extensions.observe_lr(), trigger=(1, "iteration"))
+    trainer.run()
+    assert optimizer.t == 6
+    assert optimizer.lr == optimizer.actual_optimizer.lr == 0.5**4
+    assert optimizer.momentum == 0.5
+    assert optimizer.epoch == trainer.updater.epoch > 0  # the updater calls new_epoch
+    assert trainer.observation["lr"] == 0.5**3  # observed before it is shifted
+    assert same_everywhere(comm, model)
+
+
+def test_snapshot_and_resume_give_the_bits_of_uninterrupted_training(comm, tmp_path):
+    """Also where ranks were at different weights before they resumed."""
+
+    def adam(seed):
+        model = Model(seed)
+        optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+        return model, optimizer, trainer_of(comm, model, optimizer, tmp_path)
+
+    whole, _, trainer = adam(comm.rank)
+    name = f"snapshot_{comm.rank}_{{.updater.iteration}}"
+    trainer.extend(extensions.snapshot(filename=name), trigger=(3, "iteration"))
+    trainer.run()
+    resumed, optimizer, trainer = adam(comm.rank + 10)
+    chainer.serializers.load_npz(tmp_path / f"snapshot_{comm.rank}_3", trainer)
+    assert optimizer.t == 3
+    trainer.run()
+    assert optimizer.t == 6
+    for name, array in weights(resumed).items():
+        np.testing.assert_array_equal(array, weights(whole)[name])
+
+
+def test_the_optimizer_alone_is_saved_and_loaded(naive, tmp_path):
+    model = Model(0)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), naive).setup(model)
+    optimizer.update(model, X)
+    path = tmp_path / "optimizer.npz"
+    chainer.serializers.save_npz(path, optimizer)
+    other_model = Model(0)
+    other = create_multi_node_optimizer(chainer.optimizers.Adam(), naive).setup(other_model)
+    chainer.serializers.load_npz(path, other)
+    assert other.t == 1
+    np.testing.assert_array_equal(
+        other_model.main.W.update_rule.state["m"], model.main.W.update_rule.state["m"]
+    )
+
+
+def test_loss_scale_of_the_updater_reaches_the_actual_optimizer(comm, tmp_path):
+    model, expected = Model(0), Model(0)
+    optimizer = sgd(comm, model)
+    iterator = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(X), 4, shuffle=False)
+    updater = training.StandardUpdater(iterator, optimizer, loss_scale=64.0)
+    updater.update()
+    single = chainer.optimizers.SGD(lr=0.5).setup(expected)
+    single.update(expected, X)
+    assert optimizer.actual_optimizer._loss_scale == 64.0
+    np.testing.assert_allclose(model.main.W.array, expected.main.W.array, rtol=1e-5)
