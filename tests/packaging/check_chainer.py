@@ -1,0 +1,235 @@
+"""Calls what the repairs are for; prints one JSON object, check to traceback or null.
+
+Run in an environment with Chainer: `python check_chainer.py [--without ROW] CHECK...`, where
+ROW is the number of a row of the table of repairs that is to be left out.
+"""
+
+import json
+import sys
+import traceback
+import warnings
+
+
+def check_import():
+    import chainer
+
+    assert chainer.__version__ == "7.8.1"
+
+
+def check_environment_check_names_a_conflict():
+    """Chainer's question about optional packages still works: here, about one that is there."""
+    import chainer
+    from chainer import _environment_check
+
+    rows = [("six", ">=1.0"), ("six", ">=999"), ("no-such-package", ">=1")]
+    seen = []
+    for package, specifier in rows:
+        chainer._version._optional_dependencies[:] = [
+            {"name": "X", "packages": [package], "specifier": specifier, "help": ""}
+        ]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _environment_check.check()
+        seen.append([str(w.message) for w in caught])
+    assert seen[0] == []
+    assert len(seen[1]) == 1
+    assert "may not be compatible" in seen[1][0]
+    assert seen[2] == []
+
+
+def check_testing_requirements():
+    from chainer import testing
+
+    def case():
+        return 1
+
+    def skipped(decorator):
+        return getattr(decorator(case), "__unittest_skip__", False)
+
+    case.__unittest_skip__ = False
+    assert testing.with_requires("numpy>=1.10,<99", "six")(case)() == 1
+    assert skipped(testing.with_requires("numpy<1.10"))
+    case.__unittest_skip__ = False
+    assert skipped(testing.with_requires("no-such-package"))
+    case.__unittest_skip__ = False
+    assert not skipped(testing.without_requires("no-such-package"))
+
+
+def check_doctest_helper():
+    from chainer.testing import doctest_helper
+
+    assert doctest_helper.skipif_requires_satisfied("six")
+    assert not doctest_helper.skipif_requires_satisfied("six>=999")
+
+
+def check_as_strided():
+    import numpy as np
+    from chainer import Variable
+    from chainer import functions as F
+
+    for dtype in (np.float16, np.float32, np.float64):
+        x = Variable(np.arange(4, dtype=dtype))
+        y = F.as_strided(x, (3, 2), (1, 1), 0)
+        assert y.array.tolist() == [[0, 1], [1, 2], [2, 3]]
+        y.grad = np.ones((3, 2), dtype)
+        y.backward()
+        assert x.grad.tolist() == [1, 2, 2, 1]
+
+
+def check_resize_images():
+    import numpy as np
+    from chainer import functions as F
+
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
+    for align_corners in (True, False):
+        bilinear = F.resize_images(x, (3, 3), mode="bilinear", align_corners=align_corners).array[
+            0, 0
+        ]
+        np.testing.assert_allclose(bilinear, [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]], atol=1e-6)
+        nearest = F.resize_images(x, (3, 3), mode="nearest", align_corners=align_corners).array[
+            0, 0
+        ]
+        assert nearest.tolist() == [[0, 0, 1], [0, 0, 1], [2, 2, 3]]
+
+
+def check_categorical():
+    import numpy as np
+    from chainer import Variable
+    from chainer.distributions import Categorical
+
+    p = np.array([[0.2, 0.8], [0.5, 0.5]], np.float32)
+    for x in (np.array([1, 0]), Variable(np.array([1, 0]))):
+        log_prob = Categorical(p=p).log_prob(x).array
+        np.testing.assert_allclose(log_prob, np.log([0.8, 0.5]), rtol=1e-5)
+
+
+def check_mean_of_float16():
+    import numpy as np
+    from chainer import DictSummary
+    from chainer.reporter import Summary
+
+    values = np.random.RandomState(0).uniform(2.0, 3.0, 20_000).astype(np.float16)
+    expected = values.astype(np.float64)
+    half = np.float16(0.5)
+    summary = DictSummary()
+    for value in values:
+        summary.add({"x": value, "zero-d": np.asarray(value), "weighed": (value, half)})
+    found = summary.make_statistics()
+    for name in ("x", "zero-d", "weighed"):
+        np.testing.assert_allclose(found[name], expected.mean(), rtol=1e-9)
+    np.testing.assert_allclose(found["x.std"], expected.std(), rtol=1e-6)
+    integers = Summary()
+    integers.add(3)
+    integers.add(np.int8(100))
+    integers.add(np.int8(100))
+    assert integers.compute_mean() == 203 / 3
+
+
+def check_pad_sequence():
+    import numpy as np
+    from chainer import functions as F
+
+    for dtype, last in ((np.uint8, 255), (np.int32, -1), (np.float32, -1)):
+        y = F.pad_sequence([np.arange(2, dtype=dtype), np.arange(3, dtype=dtype)], padding=-1)
+        assert y.dtype == dtype
+        assert y.array.tolist() == [[0, 1, last], [0, 1, 2]]
+
+
+def check_concat_examples():
+    import numpy as np
+    from chainer.dataset import concat_examples
+
+    for dtype, last in ((np.uint8, 255), (np.int32, -1), (np.float32, -1)):
+        rows = [np.arange(2, dtype=dtype), np.arange(3, dtype=dtype)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is deprecated has a check of its own
+            batch = concat_examples(rows, padding=-1)
+        assert batch.dtype == dtype
+        assert batch.tolist() == [[0, 1, last], [0, 1, 2]]
+
+
+def check_concat_examples_without_deprecation():
+    import numpy as np
+    from chainer.dataset import concat_examples
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert concat_examples([np.arange(1), np.arange(2)], padding=0).tolist() == [[0, 0], [0, 1]]
+
+
+def check_debug_print():
+    import numpy as np
+    from chainer import Variable
+
+    assert "- device: CPU\n" in Variable(np.zeros(2, np.float32)).debug_print()
+
+
+def check_fix_without_deprecation():
+    import numpy as np
+    from chainer import functions as F
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert F.fix(np.array([-1.5, 1.5, 2], np.float16)).array.tolist() == [-1, 1, 2]
+
+
+def check_multiprocess_iterator_without_deprecation():
+    from chainer.iterators import MultiprocessIterator
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")  # Python 3.12's own
+        with MultiprocessIterator(list(range(4)), 2, n_processes=1, shared_mem=100) as iterator:
+            assert sorted(iterator.next() + iterator.next()) == [0, 1, 2, 3]
+
+
+def check_repaired_modules_are_not_cached():
+    """Neither read from nor written to `__pycache__`, and their lines keep their numbers."""
+    import ast
+    import os
+
+    import _chainermn_repairs
+    import chainer
+    from chainer import reporter
+
+    folder = os.path.dirname(chainer.__file__)
+    for module in _chainermn_repairs.MODULES:
+        repaired = isinstance(
+            sys.modules[module].__spec__.loader, _chainermn_repairs.RepairingLoader
+        )
+        parts = module.split(".")[1:]
+        path = os.path.join(folder, *parts[:-1], "__pycache__", parts[-1])
+        cache = f"{path}.{sys.implementation.cache_tag}.pyc"
+        broken = any(
+            row.since.is_broken() for row in _chainermn_repairs.TABLE if row.module == module
+        )
+        assert repaired == broken, module
+        if repaired:
+            assert not os.path.exists(cache), cache
+    with open(reporter.__file__) as file:
+        last = ast.parse(file.read()).body[-1].body[-1]  # DictSummary.serialize
+    assert reporter.DictSummary.serialize.__code__.co_firstlineno == last.lineno
+
+
+def main():
+    names = sys.argv[1:]
+    if names[0] == "--without":
+        import _chainermn_repairs
+
+        table = list(_chainermn_repairs.TABLE)
+        del table[int(names[1])]
+        _chainermn_repairs.TABLE = tuple(table)
+        names = names[2:]
+    print(json.dumps({name: outcome(globals()[f"check_{name}"]) for name in names}))
+
+
+def outcome(check):
+    try:
+        check()
+    except BaseException:  # SystemExit too: it is one check that failed
+        return traceback.format_exc()
+    return None
+
+
+if __name__ == "__main__":
+    main()

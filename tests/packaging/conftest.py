@@ -1,0 +1,167 @@
+"""Fresh environments to install the distributions into: made by uv, thrown away afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+SECONDS = 300  # ends what hangs; a slow index takes tens of seconds
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None, ok: bool = True, **how) -> str:
+    """Run a command to its end and return what it printed; `ok`: it must succeed."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CHAINERMN_", "PYTHON", "PIP_", "VIRTUAL_ENV", "COV_"))
+        or name in ("PIP_CERT", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+    }
+    settings = {
+        "UV_BUILD_CONSTRAINT": str(ROOT / "build-constraints.txt"),
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_NO_PROGRESS": "1",
+        "PIP_BUILD_CONSTRAINT": str(ROOT / "build-constraints.txt"),
+    }
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={**inherited, **settings, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        **how,
+    )
+    words = " ".join(map(str, command))
+    assert (done.returncode == 0) is ok, f"{words}\nreturned {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment of its own, and an empty folder to work in."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        (found,) = self.folder.glob("lib/python3.*/site-packages")
+        return found
+
+    def install(self, *what: str | Path) -> None:
+        run(find_uv_bin(), "pip", "install", "-q", "--python", self.python, *what)
+
+    def uninstall(self, *names: str) -> None:
+        run(find_uv_bin(), "pip", "uninstall", "-q", "--python", self.python, *names)
+
+    def check(self) -> None:
+        """Every declared dependency of what is installed is installed too."""
+        run(find_uv_bin(), "pip", "check", "--python", self.python)
+
+    def run(
+        self, *arguments: str | Path, env: dict[str, str] | None = None, ok: bool = True
+    ) -> str:
+        work = self.folder / "work"
+        work.mkdir(exist_ok=True)
+        return run(self.python, *arguments, env=env, ok=ok, cwd=work)
+
+
+def make_environment(folder: Path, python: str | Path = sys.executable) -> Environment:
+    run(find_uv_bin(), "venv", "-q", "--python", python, folder)
+    return Environment(folder)
+
+
+@cache
+def found_interpreters() -> dict[str, str]:
+    """The supported Pythons on this machine: this one, pyenv's, and those on PATH."""
+    found = {"%d.%d" % sys.version_info[:2]: sys.executable}  # noqa: UP031
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for version in PYTHONS:
+        candidates = sorted(str(path) for path in pyenv.glob(f"{version}.*/bin/python"))
+        candidates += filter(None, [shutil.which(f"python{version}")])
+        for candidate in candidates:
+            if version not in found and runs(candidate):
+                found[version] = candidate
+    return found
+
+
+def runs(python: str) -> bool:
+    """Whether it does: a shim of pyenv's may stand on PATH for a version not chosen."""
+    try:
+        return subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def interpreters() -> dict[str, str]:
+    """Version (`3.11`) to interpreter, of the supported ones on this machine."""
+    return found_interpreters()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`combination`: each Python with the oldest and the newest NumPy that has a wheel for it."""
+    if "combination" in metafunc.fixturenames:
+        combinations = [
+            (python, numpy)
+            for python in sorted(found_interpreters())
+            for numpy in ("numpy==1.26.*", "numpy>=2")
+            if (python, numpy) != ("3.13", "numpy==1.26.*")
+        ]
+        names = [f"{python}-{numpy}" for python, numpy in combinations]
+        metafunc.parametrize("combination", combinations, ids=names, scope="module")
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The five distributions, each built as sdist and from that as wheel: name to wheel."""
+    folder = tmp_path_factory.mktemp("dist")
+    built = {}
+    for source in [*sorted((ROOT / "packages").iterdir()), ROOT]:
+        run(find_uv_bin(), "build", "-q", "--no-sources", "-o", folder / source.name, source)
+        (wheel,) = (folder / source.name).glob("*.whl")
+        (_,) = (folder / source.name).glob("*.tar.gz")
+        shutil.move(wheel, folder)
+        built[wheel.name.split("-")[0].replace("_", "-")] = folder / wheel.name
+    return built
+
+
+@pytest.fixture(scope="session")
+def find_links(wheels: dict[str, Path]) -> tuple[str | Path, ...]:
+    """The arguments with which an installer finds the siblings."""
+    return "--find-links", wheels["chainermn"].parent
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment]:
+    """Make an environment: `environment()` or `environment(python)`."""
+
+    def make(python: str | Path = sys.executable) -> Environment:
+        return make_environment(tmp_path_factory.mktemp("env"), python)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def everything(environment, wheels, find_links) -> Environment:
+    """All five distributions as wheels, Chainer, and an MPI."""
+    env = environment()
+    env.install(*wheels.values(), *find_links, "mpich")
+    return env

@@ -1,0 +1,138 @@
+"""Chainer works on every supported Python and NumPy, and each repair is there for a reason."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+import _chainermn_repairs
+import chainer
+import pytest
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "check_chainer.py"
+TABLE = _chainermn_repairs.TABLE
+CHECKS = [
+    node.name.removeprefix("check_")
+    for node in ast.parse(SCRIPT.read_text()).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+]
+# What fails without each row, on the newest Python and NumPy found here.
+NEEDED_FOR = [
+    "import",  # numpy.distutils
+    "import",  # pkg_resources
+    "testing_requirements",
+    "doctest_helper",
+    "as_strided",
+    "resize_images",
+    "categorical",
+    "mean_of_float16",
+    "pad_sequence",
+    "debug_print",
+    "concat_examples_without_deprecation",
+    "concat_examples",
+    "fix_without_deprecation",
+    "multiprocess_iterator_without_deprecation",
+]
+
+
+@pytest.fixture(scope="module")
+def chainer_on(environment, interpreters, wheels):
+    """Chainer and the finder on one Python and NumPy, without setuptools; each made once."""
+
+    @cache
+    def make(python: str, numpy: str):
+        env = environment(interpreters[python])
+        env.install(numpy, "chainer")
+        env.uninstall("setuptools")
+        env.install("--no-deps", wheels["chainermn-comm"])
+        return env
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def newest(chainer_on, interpreters):
+    return chainer_on(max(interpreters, key=lambda v: int(v.split(".")[1])), "numpy>=2")
+
+
+@pytest.fixture(scope="module")
+def outcomes(combination, chainer_on):
+    return check(chainer_on(*combination), *CHECKS)
+
+
+def check(env, *arguments):
+    return json.loads(env.run("-W", "ignore", SCRIPT, *arguments))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_chainer_works(combination, outcomes, name):
+    assert outcomes[name] is None, outcomes[name]
+
+
+def test_chainer_trains_and_resumes(combination, chainer_on):
+    env = chainer_on(*combination)
+    accuracies = json.loads(env.run("-W", "ignore", HERE / "train_chainer.py"))
+    assert list(accuracies) == ["serial", "multithread", "fork", "forkserver", "spawn"]
+    assert min(accuracies.values()) > 0.8
+
+
+def test_every_row_names_what_fails_without_it():
+    assert len(NEEDED_FOR) == len(TABLE)
+    assert set(NEEDED_FOR) <= set(CHECKS)
+
+
+@pytest.mark.parametrize("row", range(len(TABLE)), ids=lambda row: f"{row}-{TABLE[row].module}")
+def test_each_repair_is_needed(newest, row):
+    """Left out where its table says that Chainer is broken, something fails."""
+    asked = f"import _chainermn_repairs as r; print(r.TABLE[{row}].since.is_broken())"
+    broken = newest.run("-W", "ignore", "-c", asked).strip() == "True"
+    found = check(newest, "--without", str(row), NEEDED_FOR[row])
+    assert (found[NEEDED_FOR[row]] is not None) is broken, found
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.module)
+def test_repairs_keep_line_numbers_and_say_why(row):
+    assert row.why
+    assert row.since.words
+    for old, new in row.changes:
+        assert old.count("\n") == new.count("\n")
+
+
+def test_nothing_is_repaired_where_nothing_is_broken(monkeypatch):
+    name, path = "chainer.iterators.multiprocess_iterator", chainer.iterators.__path__
+    found = _chainermn_repairs.repaired_spec(name, path)  # broken on every Python
+    assert isinstance(found.loader, _chainermn_repairs.RepairingLoader)
+    never = _chainermn_repairs.Since("never", lambda: False)
+    intact = tuple(row._replace(since=never) for row in TABLE)
+    monkeypatch.setattr(_chainermn_repairs, "TABLE", intact)
+    assert _chainermn_repairs.repaired_spec(name, path) is None
+    assert _chainermn_repairs.repaired_spec("chainer.links", chainer.__path__) is None
+
+
+def test_source_that_does_not_match_is_left_alone_with_a_warning(newest, tmp_path):
+    """Another Chainer: the module is imported as it stands, and the warning names it."""
+    other = tmp_path / "chainer"
+    shutil.copytree(newest.site_packages / "chainer", other)
+    module = other / "iterators" / "multiprocess_iterator.py"
+    module.write_text(module.read_text().replace("thread.setDaemon(True)", "pass  # another"))
+    asked = (
+        "import chainer, inspect; from chainer.iterators import multiprocess_iterator as m;"
+        f"assert m.__file__ == {str(module)!r}; print(type(m.__loader__).__name__)"
+    )
+    told = newest.run("-c", asked, env={"PYTHONPATH": str(tmp_path)})
+    assert "RuntimeWarning: chainer.iterators.multiprocess_iterator is not as in Chainer" in told
+    assert told.count("RuntimeWarning") == 1
+    path = {"PYTHONPATH": str(tmp_path)}
+    newest.run("-W", "error::RuntimeWarning", "-c", "import chainer", env=path, ok=False)
+
+
+def test_opting_out_leaves_chainer_alone(newest):
+    newest.run("-c", "import chainer")
+    without = {"CHAINERMN_NO_COMPAT": "1"}
+    told = newest.run("-c", "import chainer", env=without, ok=False)
+    assert "AttributeError: `np.sctypes` was removed" in told
+    assert "_chainermn_" not in told
