@@ -60,9 +60,8 @@ class World:
         self.comm = MPI.COMM_WORLD.Dup()
         self.size = self.comm.size
         self.stderr = os.dup(2)  # capturing is suspended while plugins are configured
-        if self.comm.rank:
-            sys.stdout.flush()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if self.comm.rank:  # pytest's reporter is about to take sys.stdout; rank 0's is enough
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Iterator[None]:

@@ -1,0 +1,34 @@
+"""A model as `chainermn_comm` sees one, without Chainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+class Param:
+    """A parameter: `data` and `grad` are arrays or None."""
+
+    def __init__(self, data: Any = None, grad: Any = None) -> None:
+        self.data = data
+        self.grad = grad
+
+
+class Model:
+    """Named parameters."""
+
+    def __init__(self, **params: Param) -> None:
+        self.params = params
+
+    def namedparams(self) -> Iterator[tuple[str, Param]]:
+        return iter([(f"/{name}", param) for name, param in self.params.items()])
+
+    def __getitem__(self, name: str) -> Param:
+        return self.params[name]
+
+
+def with_grads(**grads: Any) -> Model:
+    """A model with these gradients, and parameters of zeros like them."""
+    return Model(**{name: Param(np.zeros(np.shape(g), g.dtype), g) for name, g in grads.items()})

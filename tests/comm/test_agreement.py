@@ -1,0 +1,188 @@
+"""Ranks that disagree all raise, naming the ranks, and the communicator works afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chainermn_comm import PeerError, RankMismatchError
+
+from .models import Model, Param, with_grads
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
+
+VERBS = {
+    "bcast": lambda comm: comm.bcast(np.zeros(3)),
+    "gather": lambda comm: comm.gather(np.zeros(3)),
+    "allgather": lambda comm: comm.allgather(np.zeros(3)),
+    "scatter": lambda comm: comm.scatter([np.zeros(3)] * comm.size),
+    "alltoall": lambda comm: comm.alltoall([np.zeros(3)] * comm.size),
+    "allreduce": lambda comm: comm.allreduce(np.zeros(3)),
+    "multi_node_mean": lambda comm: comm.multi_node_mean(np.zeros(3)),
+    "bcast_obj": lambda comm: comm.bcast_obj({}),
+    "gather_obj": lambda comm: comm.gather_obj({}),
+    "allgather_obj": lambda comm: comm.allgather_obj({}),
+    "scatter_obj": lambda comm: comm.scatter_obj([{}] * comm.size),
+    "alltoall_obj": lambda comm: comm.alltoall_obj([{}] * comm.size),
+    "allreduce_obj": lambda comm: comm.allreduce_obj(1),
+    "bcast_data": lambda comm: comm.bcast_data(Model(w=Param(np.zeros(3)))),
+    "allreduce_grad": lambda comm: comm.allreduce_grad(with_grads(w=np.zeros(3))),
+    "split": lambda comm: comm.split(0, comm.rank),
+}
+
+
+def still_works(comm) -> None:
+    assert comm.allreduce_obj(1) == comm.size
+    np.testing.assert_array_equal(comm.allreduce(np.ones(2)), np.full(2, comm.size))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_ranks_that_call_different_verbs_are_told(naive, verb):
+    other = list(VERBS)[list(VERBS).index(verb) - 1]
+    odd = naive.size - 1
+    called = other if naive.rank == odd else verb
+    with pytest.raises(RankMismatchError) as caught:
+        VERBS[called](naive)
+    text = str(caught.value)
+    assert text.startswith(f"{called} on rank {naive.rank}: ranks disagree on operation")
+    assert f"{other} on rank {odd}" in text
+    assert f"{verb} on rank" in text
+    still_works(naive)
+
+
+@pytest.mark.parametrize("verb", ["bcast", "gather", "scatter", "bcast_obj", "gather_obj", "scatter_obj"])
+def test_different_roots(naive, verb):
+    root = int(naive.rank == 1)
+    data = [1] * naive.size if "scatter" in verb else 1
+    with pytest.raises(RankMismatchError, match="disagree on root: 0 on rank.*; 1 on rank 1"):
+        getattr(naive, verb)(data, root=root)
+    still_works(naive)
+
+
+@pytest.mark.parametrize("root", [-1, 99, 1.0, None, "0", True])
+@pytest.mark.parametrize("verb", ["bcast", "gather", "scatter", "bcast_obj", "gather_obj"])
+def test_wrong_root_on_one_rank_raises_on_all(naive, verb, root):
+    wrong = naive.rank == 1
+    data = [1] * naive.size if verb == "scatter" else 1
+    with pytest.raises(ValueError if wrong else PeerError, match="rank 1.*root must be an integer"):
+        getattr(naive, verb)(data, root=root if wrong else 0)
+    still_works(naive)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        (np.zeros(3), np.zeros(4), r"float64 \(3,\) on rank.*float64 \(4,\)"),
+        (np.zeros(3), np.zeros((3, 1)), r"\(3, 1\)"),
+        (np.zeros(3), np.zeros(3, "float32"), "float32"),
+        (np.zeros(3, "<f8"), np.zeros(3, ">f8"), ">f8"),
+        (np.zeros(3), 0.0, r"\(\)"),
+        ((np.zeros(3),), (np.zeros(3), np.zeros(3)), "none on rank"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["allreduce", "multi_node_mean"])
+def test_sums_of_arrays_that_do_not_fit(comm, verb, mine, theirs, told):
+    data = theirs if comm.rank == comm.size - 1 else mine
+    with pytest.raises(RankMismatchError, match=told):
+        getattr(comm, verb)(data)
+    still_works(comm)
+
+
+class Strange:
+    pass
+
+
+@pytest.mark.parametrize(
+    "bad", [Strange(), None, "text", [[1, 2], [3]], {"a": 1}, np.array([Strange()])], ids=repr
+)
+@pytest.mark.parametrize("verb", ["bcast", "gather", "allgather", "allreduce"])
+def test_what_is_no_array_raises_on_all(naive, verb, bad):
+    wrong = naive.rank == 0  # root, whose data bcast doesn't ignore
+    with pytest.raises(TypeError if wrong else PeerError, match="rank 0.*_obj"):
+        getattr(naive, verb)(bad if wrong else np.zeros(2))
+    still_works(naive)
+
+
+@pytest.mark.parametrize("dtype", ["U3", "datetime64[D]", "V4"])
+def test_what_cannot_be_summed_raises_on_all(naive, dtype):
+    wrong = naive.rank == 1
+    with pytest.raises(TypeError if wrong else PeerError, match="rank 1.*can't sum"):
+        naive.allreduce(np.zeros(2, dtype if wrong else "float32"))
+    still_works(naive)
+
+
+@pytest.mark.parametrize("verb", ["alltoall", "scatter", "alltoall_obj", "scatter_obj"])
+@pytest.mark.parametrize("length", [None, 0, 1, 9])
+def test_wrong_length_on_one_rank_raises_on_all(naive, verb, length):
+    wrong = naive.rank == 0
+    values = None if length is None else [1] * length
+    with pytest.raises(ValueError if wrong else PeerError, match="rank 0: expected . values"):
+        getattr(naive, verb)(values if wrong else [1] * naive.size)
+    still_works(naive)
+
+
+@pytest.mark.parametrize("peer", [-1, 99, 0.0, None, True])
+@pytest.mark.parametrize("tag", [0])
+def test_wrong_peer_raises_at_once(naive, peer, tag):
+    for call in (
+        lambda: naive.send(1, peer, tag),
+        lambda: naive.send_obj(1, peer, tag),
+        lambda: naive.recv(peer, tag),
+        lambda: naive.recv_obj(peer, tag),
+    ):
+        with pytest.raises(ValueError, match=f"rank {naive.rank}: (dest|source) must be"):
+            call()
+
+
+def test_a_message_to_oneself_raises_at_once(naive):
+    with pytest.raises(ValueError, match="this rank itself"):
+        naive.send(np.zeros(2), naive.rank, 0)
+    with pytest.raises(ValueError, match="this rank itself"):
+        naive.recv_obj(naive.rank, 0)
+
+
+@pytest.mark.parametrize("tag", [-1, 2**40, 1.5, None, "a"])
+def test_wrong_tag_raises_at_once(naive, tag):
+    peer = (naive.rank + 1) % naive.size
+    for call in (naive.recv, naive.recv_obj):
+        with pytest.raises(ValueError, match=f"rank {naive.rank}: tag must be"):
+            call(peer, tag)
+    for call in (naive.send, naive.send_obj):
+        with pytest.raises(ValueError, match=f"rank {naive.rank}: tag must be"):
+            call(1, peer, tag)
+
+
+def test_the_largest_tag_works(naive):
+    from mpi4py import MPI
+
+    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - 1
+    if naive.rank == 0:
+        naive.send(np.arange(3), 1, tag)
+    elif naive.rank == 1:
+        np.testing.assert_array_equal(naive.recv(0, tag), np.arange(3))
+
+
+def test_tags_tell_messages_apart(naive):
+    if naive.rank == 0:
+        for tag in (5, 6):
+            naive.send(tag, 1, tag)
+    elif naive.rank == 1:
+        assert naive.recv(0, 6) == 6
+        assert naive.recv(0, 5) == 5
+
+
+@pytest.mark.parametrize(("sent", "received"), [("send_obj", "recv"), ("send", "recv_obj")])
+def test_an_object_is_not_an_array(naive, sent, received):
+    if naive.rank == 0:
+        getattr(naive, sent)(np.arange(100_000), 1, 0)
+    elif naive.rank == 1:
+        with pytest.raises(TypeError, match="rank 1.*rank 0 sent"):
+            getattr(naive, received)(0, 0)
+    still_works(naive)
+
+
+def test_wrong_split_raises_on_all(naive):
+    wrong = naive.rank == 1
+    with pytest.raises(ValueError if wrong else PeerError, match="color of split can't be"):
+        naive.split("red" if wrong else 0, 0)
+    still_works(naive)

@@ -1,0 +1,211 @@
+"""Every array verb carries every dtype, layout and shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from .samples import DTYPES, LAYOUTS, same, sample
+
+pytestmark = pytest.mark.world
+
+every_array = pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [(dtype, "C") for dtype in DTYPES] + [("float32", layout) for layout in LAYOUTS[1:]],
+)
+
+
+@every_array
+def test_send_and_recv_in_a_ring(naive, dtype, layout):
+    if naive.size == 1:
+        return
+    to, source = (naive.rank + 1) % naive.size, (naive.rank - 1) % naive.size
+    array = sample(naive.rank, dtype, layout)
+    if naive.rank % 2 == 0:
+        naive.send(array, to, 3)
+    received = naive.recv(source, 3)
+    if naive.rank % 2 == 1:
+        naive.send(array, to, 3)
+    same(received, sample(source, dtype, layout))
+    received[...] = 0  # it is writable memory of our own
+
+
+@every_array
+def test_bcast_from_each_root(naive, dtype, layout):
+    for root in range(naive.size):
+        mine = sample(root, dtype, layout) if naive.rank == root else "ignored"
+        same(naive.bcast(mine, root=root), sample(root, dtype, layout))
+
+
+@every_array
+def test_gather_to_each_root(naive, dtype, layout):
+    for root in range(naive.size):
+        found = naive.gather(sample(naive.rank, dtype, layout), root=root)
+        if naive.rank != root:
+            assert found is None
+            continue
+        assert isinstance(found, tuple)
+        assert len(found) == naive.size
+        for rank, array in enumerate(found):
+            same(array, sample(rank, dtype, layout))
+
+
+@every_array
+def test_allgather(naive, dtype, layout):
+    found = naive.allgather(sample(naive.rank, dtype, layout))
+    assert len(found) == naive.size
+    for rank, array in enumerate(found):
+        same(array, sample(rank, dtype, layout))
+
+
+@every_array
+def test_scatter_from_each_root(naive, dtype, layout):
+    for root in range(naive.size):
+        mine = [sample(rank, dtype, layout) for rank in range(naive.size)]
+        same(
+            naive.scatter(mine if naive.rank == root else None, root=root),
+            sample(naive.rank, dtype, layout),
+        )
+
+
+@every_array
+def test_alltoall(naive, dtype, layout):
+    mine = [sample(10 * naive.rank + rank, dtype, layout) for rank in range(naive.size)]
+    found = naive.alltoall(tuple(mine))
+    assert len(found) == naive.size
+    for rank, array in enumerate(found):
+        same(array, sample(10 * rank + naive.rank, dtype, layout))
+
+
+@every_array
+def test_allreduce_is_the_sum_in_rank_order(comm, dtype, layout):
+    mine = sample(comm.rank, dtype, layout)
+    before = mine.copy()
+    expected = sample(0, dtype, layout).copy()
+    for rank in range(1, comm.size):
+        expected = expected + sample(rank, dtype, layout)
+    same(comm.allreduce(mine), np.asarray(expected))
+    same(mine, before)
+
+
+def test_layouts_survive_the_journey(naive):
+    found = naive.allgather(np.asfortranarray(sample(naive.rank, "float64")))
+    assert all(array.flags.f_contiguous for array in found)
+
+
+@pytest.mark.parametrize("verb", ["gather", "allgather"])
+def test_shapes_and_dtypes_may_differ_between_ranks(naive, verb):
+    def mine(rank):
+        return np.full((rank, 2), rank, ["float16", "int64"][rank % 2])
+
+    found = getattr(naive, verb)(mine(naive.rank))
+    if found is not None:
+        for rank, array in enumerate(found):
+            same(array, mine(rank))
+
+
+@pytest.mark.parametrize("verb", ["gather", "allgather", "alltoall", "scatter"])
+def test_what_a_rank_gives_to_itself_is_a_copy(naive, verb):
+    mine = sample(0, "float32").copy()
+    given = [mine] * naive.size if verb in ("alltoall", "scatter") else mine
+    found = getattr(naive, verb)(given)
+    if verb == "scatter":
+        found = [found]
+    if found is not None:
+        mine[...] = -1
+        for array in found:
+            same(array, sample(0, "float32"))
+
+
+@pytest.mark.parametrize("container", [tuple, list])
+def test_tuples_and_lists_arrive_as_tuples(naive, container):
+    def mine(rank):
+        return container(
+            [sample(rank, "float16"), sample(rank, "int32", "F"), np.float32(rank), np.zeros((0, 2))]
+        )
+
+    def check(found, rank):
+        assert isinstance(found, tuple)
+        for actual, expected in zip(found, mine(rank), strict=True):
+            assert type(actual) is type(expected)
+            same(np.asarray(actual), np.asarray(expected))
+
+    rank, size = naive.rank, naive.size
+    check(naive.bcast(mine(rank)), 0)
+    for other, found in enumerate(naive.gather(mine(rank)) or ()):
+        check(found, other)
+    for other, found in enumerate(naive.allgather(mine(rank))):
+        check(found, other)
+    for other, found in enumerate(naive.alltoall([mine(rank)] * size)):
+        check(found, other)
+    check(naive.scatter([mine(other) for other in range(size)]), rank)
+    total = naive.allreduce(mine(rank))
+    same(total[1], sum(sample(other, "int32") for other in range(size)).astype("int32"))
+    if size > 1:
+        if rank == 0:
+            naive.send(mine(0), 1, 0)
+        elif rank == 1:
+            check(naive.recv(0, 0), 0)
+
+
+@pytest.mark.parametrize("scalar", [3, 2.5, True, 1j, np.float16(0.5), np.int8(-3)])
+def test_scalars_arrive_as_numpy_scalars(naive, scalar):
+    expected = np.asarray(scalar)[()]
+    for found in (naive.bcast(scalar), *naive.allgather(scalar)):
+        assert type(found) is type(expected)
+        assert found == expected
+    total = expected
+    for _ in range(1, naive.size):
+        total = total + expected
+    assert naive.allreduce(scalar) == total
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["2026-11-20", "NaT"], "datetime64[D]"),
+        np.array(["ab", "ç"]),
+        np.array([(1, 2.5)], [("n", "i4"), ("x", "f8")]),
+        np.arange(5, dtype=">i4"),
+        np.array([b"\0\1"], "V2"),
+        np.arange(4, dtype=np.longdouble),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_any_dtype_with_a_buffer_travels(naive, array):
+    for found in naive.allgather(array):
+        assert found.dtype == array.dtype
+        np.testing.assert_array_equal(found, array)
+
+
+def test_a_sum_keeps_foreign_byte_order(naive):
+    total = naive.allreduce(np.arange(5, dtype=">f4"))
+    same(total, (np.arange(5) * naive.size).astype(">f4"))
+
+
+def test_many_arrays_need_a_long_frame(naive):
+    mine = [np.full((2, 3), i + naive.rank) for i in range(200)]
+    for rank, found in enumerate(naive.allgather(mine)):
+        for i, array in enumerate(found):
+            same(array, np.full((2, 3), i + rank))
+
+
+@pytest.mark.parametrize("elements", [1, 4096, 4097, 300_000, 1_000_003])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_allreduce_of_all_sizes(comm, elements, dtype):
+    rows = [
+        np.random.default_rng(rank).standard_normal(elements).astype(dtype)
+        for rank in range(comm.size)
+    ]
+    expected = rows[0].astype("float32")
+    for row in rows[1:]:
+        expected += row
+    same(comm.allreduce(rows[comm.rank]), expected.astype(dtype))
+
+
+def test_multi_node_mean(comm):
+    expected = sum(np.arange(3.0) + rank for rank in range(comm.size)) / comm.size
+    same(comm.multi_node_mean(np.arange(3.0) + comm.rank), expected)
+    out = np.empty(3)
+    assert comm.multi_node_mean(np.arange(3.0) + comm.rank, out) is out
+    same(out, expected)
