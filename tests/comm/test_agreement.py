@@ -50,7 +50,9 @@ def test_ranks_that_call_different_verbs_are_told(naive, verb):
     still_works(naive)
 
 
-@pytest.mark.parametrize("verb", ["bcast", "gather", "scatter", "bcast_obj", "gather_obj", "scatter_obj"])
+@pytest.mark.parametrize(
+    "verb", ["bcast", "gather", "scatter", "bcast_obj", "gather_obj", "scatter_obj"]
+)
 def test_different_roots(naive, verb):
     root = int(naive.rank == 1)
     data = [1] * naive.size if "scatter" in verb else 1

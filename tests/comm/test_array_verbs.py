@@ -121,7 +121,12 @@ def test_what_a_rank_gives_to_itself_is_a_copy(naive, verb):
 def test_tuples_and_lists_arrive_as_tuples(naive, container):
     def mine(rank):
         return container(
-            [sample(rank, "float16"), sample(rank, "int32", "F"), np.float32(rank), np.zeros((0, 2))]
+            [
+                sample(rank, "float16"),
+                sample(rank, "int32", "F"),
+                np.float32(rank),
+                np.zeros((0, 2)),
+            ]
         )
 
     def check(found, rank):

@@ -11,7 +11,11 @@ pytestmark = pytest.mark.world
 
 
 def thing(rank: int) -> dict:
-    return {"rank": rank, "array": np.arange(rank + 3), "nested": [(rank, None), {"x": b"\0" * rank}]}
+    return {
+        "rank": rank,
+        "array": np.arange(rank + 3),
+        "nested": [(rank, None), {"x": b"\0" * rank}],
+    }
 
 
 def check(found: dict, rank: int) -> None:
@@ -44,7 +48,9 @@ def test_send_obj_and_recv_obj(naive):
 
 def test_bcast_obj_from_each_root(naive):
     for root in range(naive.size):
-        check(naive.bcast_obj(thing(root) if naive.rank == root else Unpicklable(), root=root), root)
+        check(
+            naive.bcast_obj(thing(root) if naive.rank == root else Unpicklable(), root=root), root
+        )
 
 
 def test_gather_obj_is_in_rank_order(naive):

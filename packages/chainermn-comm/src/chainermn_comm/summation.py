@@ -56,11 +56,15 @@ def _scalar(value: float, dtype: np.dtype) -> np.ndarray:
 
 
 def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: int) -> np.ndarray:
-    # Elements that don't overflow get the bits that they would have without their neighbours.
+    # Terms divided by a power of two that is at least `divisor` are exact, their sum stays in
+    # range, and dividing it by the rest rounds once. Elements whose plain sum doesn't overflow
+    # get the bits that they would have without their neighbours.
+    power = 1 << (divisor - 1).bit_length()
     with np.errstate(over="ignore", invalid="ignore"):
         total = rows[0].astype(dtype)
-        mean = total / _scalar(divisor, dtype)
+        scaled = total / _scalar(power, dtype)
         for row in rows[1:]:
             total += row
-            mean += row.astype(dtype) / _scalar(divisor, dtype)
-        return np.where(np.isfinite(total), total / _scalar(divisor, dtype), mean)
+            scaled += row.astype(dtype) / _scalar(power, dtype)
+        mean = _divide(total, divisor, total)
+        return np.where(np.isfinite(mean), mean, scaled / _scalar(divisor / power, dtype))

@@ -1,0 +1,95 @@
+"""The interface: what a subclass must write, and what it gets in return."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chainermn_comm import CommunicatorBase
+
+from .models import Model, Param
+
+REQUIRED = {
+    *("rank", "size", "intra_rank", "inter_rank", "inter_size", "split"),
+    *("send", "recv", "bcast", "gather", "alltoall", "allreduce"),
+    *("send_obj", "recv_obj", "bcast_obj", "gather_obj", "allreduce_obj"),
+    *("bcast_data", "allreduce_grad"),
+}
+
+
+class Alone(CommunicatorBase):
+    """The smallest communicator: one rank, and only what the interface asks for."""
+
+    rank = intra_rank = inter_rank = 0
+    size = inter_size = 1
+
+    def split(self, color, key):
+        return self
+
+    def send(self, data, dest, tag):
+        raise ValueError(dest)
+
+    recv = send_obj = recv_obj = send
+
+    def bcast(self, data, max_buf_len=None, root=0):
+        return data
+
+    def gather(self, data, root=0):
+        return (data,)
+
+    def alltoall(self, xs):
+        return tuple(xs)
+
+    def allreduce(self, data):
+        return data
+
+    def bcast_obj(self, obj, max_buf_len=None, root=0):
+        return obj
+
+    def gather_obj(self, obj, root=0):
+        return [obj]
+
+    def allreduce_obj(self, obj):
+        return obj
+
+    def bcast_data(self, model):
+        pass
+
+    def allreduce_grad(self, model):
+        pass
+
+
+def test_the_abstract_members_are_those_of_the_specification():
+    assert CommunicatorBase.__abstractmethods__ == REQUIRED
+
+
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+def test_a_missing_method_forbids_instantiation(name):
+    methods = {key: value for key, value in vars(Alone).items() if key != name}
+    methods.pop("__abstractmethods__"), methods.pop("__dict__", None)
+    incomplete = type("Incomplete", (CommunicatorBase,), methods)
+    with pytest.raises(TypeError, match=name):
+        incomplete()
+
+
+def test_the_other_methods_come_with_the_interface():
+    comm = Alone()
+    assert comm.intra_size == 1
+    assert comm.allgather(3) == (3,)
+    assert comm.scatter([4]) == 4
+    assert comm.allgather_obj("x") == ["x"]
+    assert comm.scatter_obj(["y"]) == "y"
+    assert comm.alltoall_obj(["z"]) == ["z"]
+    model = Model(w=Param(np.ones(3)))
+    comm.multi_node_mean_grad(model, zero_fill=True)
+    np.testing.assert_array_equal(model["w"].grad, np.zeros(3))
+    out = np.empty(2)
+    assert comm.multi_node_mean(np.arange(2.0), out) is out
+    np.testing.assert_array_equal(out, [0, 1])
+    assert comm.get_config() == {}
+    with pytest.raises(ValueError, match="no setting"):
+        comm.set_config("batched_copy")
+    with pytest.raises(AttributeError, match="not built on mpi4py"):
+        _ = comm.mpi_comm
+    with comm as same:
+        assert same is comm

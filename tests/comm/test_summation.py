@@ -1,0 +1,66 @@
+"""Sums in rank order: exact where they can be, within rounding elsewhere, no needless overflow."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from chainermn_comm.reducer import chunks
+from chainermn_comm.summation import sum_rows
+
+DTYPES = st.sampled_from([np.float16, np.float32, np.float64])
+
+
+@st.composite
+def rows_of_floats(draw):
+    dtype = np.dtype(draw(DTYPES))
+    shape = draw(st.tuples(st.integers(2, 8), st.integers(1, 20)))
+    finite = hnp.from_dtype(dtype, allow_nan=False, allow_infinity=False)
+    return draw(hnp.arrays(dtype, shape, elements=finite))
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows_of_floats())
+def test_the_mean_is_within_rounding_and_never_overflows(rows):
+    ranks = len(rows)
+    mean = np.empty_like(rows[0])
+    with np.errstate(over="raise", invalid="ignore"):
+        sum_rows(list(rows), mean, ranks)
+    info = np.finfo(rows.dtype)
+    for column, found in zip(rows.T, mean, strict=True):
+        terms = [Fraction(float(x)) for x in column]
+        exact = sum(terms) / ranks
+        bound = Fraction(float(info.eps)) * 2 * ranks * sum(map(abs, terms)) / ranks
+        assert np.isfinite(found)
+        assert abs(Fraction(float(found)) - exact) <= bound + Fraction(
+            float(info.smallest_subnormal)
+        )
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows_of_floats())
+def test_an_element_has_the_same_bits_whatever_stands_beside_it(rows):
+    whole, alone = np.empty_like(rows[0]), np.empty_like(rows[0])
+    with np.errstate(over="raise", invalid="ignore"):
+        sum_rows(list(rows), whole, len(rows))
+        for i in range(rows.shape[1]):
+            sum_rows(list(rows[:, i : i + 1]), alone[i : i + 1], len(rows))
+    assert whole.tobytes() == alone.tobytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), max_size=12),
+    limit=st.integers(1, 50),
+)
+def test_chunks_cover_each_element_once_in_order(sizes, limit):
+    found = list(chunks(range(len(sizes)), sizes, limit))
+    elements = [(i, j) for chunk in found for i, start, stop in chunk for j in range(start, stop)]
+    assert elements == [(i, j) for i, size in enumerate(sizes) for j in range(size)]
+    lengths = [sum(stop - start for _, start, stop in chunk) for chunk in found]
+    assert all(length == limit for length in lengths[:-1])
+    assert all(0 < length <= limit for length in lengths[-1:])
