@@ -1,0 +1,352 @@
+"""Trains a perceptron on handwritten digits, on any number of ranks.
+
+    python train_mnist.py                       one process
+    mpiexec -n 2 python train_mnist.py          two ranks on this machine
+    mpiexec -n 8 python train_mnist.py --gpu    a GPU for each rank
+
+Rank 0 leaves `log`, `model.npz`, `curves.png` and the graph `cg.dot` in the folder `--out`;
+each rank leaves its snapshots there, from which `--resume` goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import re
+import socket
+import sys
+import tempfile
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+from mpi4py import MPI
+
+SEED = 0  # of the split, the shards and the first weights: a run can be repeated
+DIGITS_FOR_TRAINING = 1440  # of 1,797
+DOWNLOAD_SECONDS = 30.0  # without an answer, until a download is given up
+
+# Weights don't get smaller by compression, which took most of an epoch's time.
+save = functools.partial(chainer.serializers.save_npz, compression=False)
+
+
+class MLP(chainer.Chain):
+    """Three layers, the outer sizes taken from the data."""
+
+    def __init__(self, n_units: int, n_out: int) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(None, n_units)
+            self.l2 = L.Linear(None, n_units)
+            self.l3 = L.Linear(None, n_out)
+
+    def forward(self, x: Any) -> Any:
+        return self.l3(F.relu(self.l2(F.relu(self.l1(x)))))
+
+
+def main() -> None:
+    args = parse_arguments()
+    comm = create_communicator(args.communicator)
+    stop_if(comm, no_gpu(comm) if args.gpu else None)
+    stop_if(comm, not_writable(args.out))
+
+    device = -1
+    if args.gpu:
+        device = comm.intra_rank
+        chainer.cuda.get_device_from_id(device).use()
+
+    # Rank 0 reads the data; each rank gets its share.
+    train, test = load(args.dataset, comm)
+    if comm.rank == 0:
+        print_header(args, comm, train, test)
+    train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=SEED)
+    test = chainermn.scatter_dataset(test, comm, force_equal_length=False)  # none counts twice
+    train_iter = chainer.iterators.SerialIterator(
+        train, args.batchsize, order_sampler=shuffled_by_its_past
+    )
+    test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
+
+    np.random.seed(SEED)
+    model = L.Classifier(MLP(args.unit, 10))
+    if args.gpu:
+        model.to_gpu()
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    optimizer.setup(model)
+
+    updater = training.StandardUpdater(train_iter, optimizer, device=device)
+    trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
+    evaluator = extensions.Evaluator(test_iter, model, device=device)
+    trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+    # Ranks hold different examples, so each keeps its own snapshot. It keeps two: a job
+    # killed while they are written leaves some ranks without the last one.
+    trainer.extend(
+        extensions.snapshot(
+            savefun=save, filename=snapshot_prefix(comm) + "{.updater.epoch}.npz", n_retains=2
+        )
+    )
+    if comm.rank == 0:
+        report(trainer, model, title=f"{args.dataset}, {comm.size} ranks, {args.communicator}")
+
+    if args.resume:
+        resume(trainer, args, comm)
+    else:
+        forget_snapshots(args.out, comm)
+    trainer.run()
+
+    if comm.rank == 0:
+        print_results(trainer)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line; a mistake is told by rank 0 alone, since all read the same."""
+
+    def positive(text: str) -> int:
+        if int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text} is not positive")
+        return int(text)
+
+    positive.__name__ = "number"  # what argparse calls it when `int` fails
+    parser = argparse.ArgumentParser(description="ChainerMN example: handwritten digits")
+    add = parser.add_argument
+    add("--communicator", default="naive", help="its name (default: %(default)s)")
+    add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
+    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
+    add("--epoch", "-e", type=positive, default=20, help="how many in all (default: %(default)s)")
+    add("--batchsize", "-b", type=positive, default=100, help="per rank (default: %(default)s)")
+    add("--unit", "-u", type=positive, default=300, help="per layer (default: %(default)s)")
+    add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
+    add("--resume", "-r", metavar="FOLDER", help="go on from the snapshots of the run in FOLDER")
+    silent = open(os.devnull, "w") if MPI.COMM_WORLD.rank else None  # noqa: SIM115
+    with (
+        contextlib.redirect_stdout(silent or sys.stdout),
+        contextlib.redirect_stderr(silent or sys.stderr),
+    ):
+        return parser.parse_args()
+
+
+def create_communicator(name: str) -> Any:
+    """chainermn.create_communicator, whose complaint about a name is told by rank 0 alone."""
+    try:
+        return chainermn.create_communicator(name)
+    except ValueError as error:
+        if MPI.COMM_WORLD.rank == 0:
+            print(f"train_mnist.py: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def stop_if(comm: Any, problem: str | None) -> None:
+    """End the whole job when any rank has a problem, told once (collective).
+
+    Args:
+        comm: the communicator.
+        problem: what is wrong on this rank, None when nothing is.
+    """
+    problems = comm.allgather_obj(problem)
+    ranks = [rank for rank, each in enumerate(problems) if each]
+    if ranks:
+        if comm.rank == 0:
+            where = "" if len(ranks) == comm.size else f"rank {ranks[0]}: "
+            print(f"train_mnist.py: {where}{problems[ranks[0]]}", file=sys.stderr, flush=True)
+        comm.bcast_obj(None)  # the end of one rank ends all: rank 0 speaks first
+        MPI.Finalize()  # all ranks end here, so there are none to be aborted
+        sys.exit(2)
+
+
+def no_gpu(comm: Any) -> str | None:
+    """Why this rank can't have a GPU of its own; None when it can."""
+    if not chainer.backends.cuda.available:
+        return "--gpu: CuPy is not installed, or finds no CUDA; leave --gpu away to use CPUs"
+    try:
+        found = chainer.backends.cuda.cupy.cuda.runtime.getDeviceCount()
+    except chainer.backends.cuda.cupy.cuda.runtime.CUDARuntimeError:  # there is no driver
+        found = 0
+    if comm.intra_rank < found:
+        return None
+    return f"--gpu: rank {comm.intra_rank} of its node needs a GPU; the node has {found}"
+
+
+def not_writable(folder: str) -> str | None:
+    """Why results can't be written to the folder, which is made; None when they can."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"--out {folder}: cannot write there: {error.strerror}"
+
+
+def load(name: str, comm: Any) -> tuple[Any, Any]:
+    """The training and the test set on rank 0, None elsewhere (collective)."""
+    train, test, problem = None, None, None
+    if comm.rank == 0:
+        try:
+            train, test = load_mnist() if name == "mnist" else load_digits()
+            problem = too_few(len(train), len(test), comm.size)
+        except Exception as error:  # whatever it is, the other ranks wait to hear of it
+            problem = f"--dataset {name}: {error}"
+    stop_if(comm, problem)
+    return train, test
+
+
+def load_digits() -> tuple[Any, Any]:
+    """The 8 x 8 digits that come with scikit-learn: 64 float32 in 0..1, and an int32 label."""
+    import sklearn.datasets
+
+    images, labels = sklearn.datasets.load_digits(return_X_y=True)
+    order = np.random.RandomState(SEED).permutation(len(images))
+    x, y = (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)
+    cut = DIGITS_FOR_TRAINING
+    return (
+        chainer.datasets.TupleDataset(x[:cut], y[:cut]),
+        chainer.datasets.TupleDataset(x[cut:], y[cut:]),
+    )
+
+
+def load_mnist() -> tuple[Any, Any]:
+    """Chainer's MNIST, 28 x 28, which is downloaded when it was not before."""
+    socket.setdefaulttimeout(DOWNLOAD_SECONDS)
+    try:
+        return chainer.datasets.get_mnist()
+    except OSError as error:
+        folder = os.path.join(chainer.dataset.get_dataset_root(), "pfnet", "chainer", "mnist")
+        raise OSError(
+            f"could not download it ({error}); put train.npz and test.npz into {folder}, "
+            "or use --dataset digits"
+        ) from error
+
+
+def too_few(n_train: int, n_test: int, size: int) -> str | None:
+    """Why so many ranks can't share the examples; None when they can."""
+    if size <= min(n_train, n_test):
+        return None
+    return f"{size} ranks are too many for {n_train} training and {n_test} test examples"
+
+
+def print_header(args: argparse.Namespace, comm: Any, train: Any, test: Any) -> None:
+    print(
+        f"communicator {args.communicator}, ranks {comm.size}, nodes {comm.inter_size}, "
+        f"{'GPU' if args.gpu else 'CPU'}; {args.dataset}: {len(train)} training and "
+        f"{len(test)} test examples; batch {args.batchsize} a rank",
+        flush=True,
+    )
+
+
+def shuffled_by_its_past(order: np.ndarray, _position: int) -> np.ndarray:
+    """The order of the next epoch, drawn from this one's.
+
+    A snapshot holds the order, but not the state of NumPy's generator: so a resumed run
+    sees the same batches as one that was never interrupted.
+    """
+    return np.random.RandomState(order).permutation(order)
+
+
+def report(trainer: Any, model: Any, title: str) -> None:
+    """Add what one rank says for all: the table, the curves, the graph, the model."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # files only; nothing to show on a screen
+    curves = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
+
+    trainer.extend(extensions.dump_graph("main/loss"))
+    trainer.extend(extensions.LogReport())
+    trainer.extend(
+        extensions.PlotReport(
+            curves,
+            x_key="epoch",
+            filename="curves.png",
+            marker=None,
+            postprocess=lambda figure, axes, _: two_panels(figure, axes, title),
+        )
+    )
+    trainer.extend(extensions.PrintReport(["epoch", *curves, "elapsed_time"]))
+    trainer.extend(extensions.ProgressBar(update_interval=5))
+    trainer.extend(
+        extensions.snapshot_object(model.predictor, "model.npz", savefun=save),
+        trigger=(1, "epoch"),
+    )
+
+
+def two_panels(figure: Any, axes: Any, title: str) -> None:
+    """Part the four curves that PlotReport drew on `axes`: loss left, accuracy right."""
+    curves = {line.get_label(): line.get_data() for line in axes.get_lines()}
+    axes.clear()  # and keep it as the right one: PlotReport puts the legend beside it
+    axes.set_subplotspec(figure.add_gridspec(1, 2)[1])
+    panels = {"loss": figure.add_subplot(121), "accuracy": axes}
+    figure.set_size_inches(10, 4)
+    figure.set_dpi(120)
+    for key, (epochs, values) in curves.items():
+        label, color = ("validation", "C1") if key.startswith("validation") else ("training", "C0")
+        panel = panels[key.rpartition("/")[2]]
+        panel.plot(epochs, values, marker="o", markersize=3, color=color, label=label)
+    for name, panel in panels.items():
+        panel.set(xlabel="epoch", ylabel=name)
+        panel.locator_params(axis="x", integer=True)
+        panel.grid(alpha=0.3)
+    panels["loss"].set_yscale("log")
+    panels["loss"].set_title(title, loc="left")
+    last = curves["validation/main/accuracy"][1][-1]
+    panels["accuracy"].set_title(f"validation accuracy {last:.3f}", loc="left")
+
+
+def snapshot_prefix(comm: Any) -> str:
+    """What this rank's snapshots are called, up to the epoch."""
+    return f"snapshot_rank{comm.rank}of{comm.size}_epoch"
+
+
+def snapshot_epochs(folder: str, comm: Any) -> set[int]:
+    """The epochs after which this rank left a snapshot in the folder."""
+    names = (re.fullmatch(snapshot_prefix(comm) + r"(\d+)\.npz", f) for f in os.listdir(folder))
+    return {int(name[1]) for name in names if name}
+
+
+def forget_snapshots(folder: str, comm: Any) -> None:
+    """Remove this rank's snapshots of an earlier run, lest a resume mixes the two runs."""
+    for epoch in snapshot_epochs(folder, comm):
+        os.remove(os.path.join(folder, f"{snapshot_prefix(comm)}{epoch}.npz"))
+
+
+def resume(trainer: Any, args: argparse.Namespace, comm: Any) -> None:
+    """Load the newest snapshots that all ranks have (collective)."""
+    mine, problem = set[int](), None
+    try:
+        mine = snapshot_epochs(args.resume, comm)
+    except OSError as error:
+        problem = f"--resume {args.resume}: cannot read the folder: {error.strerror}"
+    stop_if(comm, problem)
+
+    common = set.intersection(*comm.allgather_obj(mine))
+    if not common:
+        problem = (
+            f"--resume {args.resume}: holds no snapshot that all {comm.size} rank(s) share; "
+            "a run is resumed from the folder it wrote to, with as many ranks as before"
+        )
+    elif max(common) >= args.epoch:
+        problem = f"--resume {args.resume}: has {max(common)} epochs already; ask for more: --epoch"
+    stop_if(comm, problem)
+
+    path = os.path.join(args.resume, f"{snapshot_prefix(comm)}{max(common)}.npz")
+    try:
+        chainer.serializers.load_npz(path, trainer)
+    except Exception as error:  # a damaged file, or another model or data set
+        problem = f"--resume: {path} does not fit this run: {error}"
+    stop_if(comm, problem)
+
+
+def print_results(trainer: Any) -> None:
+    last = trainer.get_extension("LogReport").log[-1]
+    print(
+        f"validation accuracy {last['validation/main/accuracy']:.4f} after {last['epoch']} epochs "
+        f"and {last['elapsed_time']:.1f} s; log, model.npz and curves.png are in {trainer.out}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
