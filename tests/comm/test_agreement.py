@@ -56,7 +56,7 @@ def test_ranks_that_call_different_verbs_are_told(naive, verb):
 def test_different_roots(naive, verb):
     root = int(naive.rank == 1)
     data = [1] * naive.size if "scatter" in verb else 1
-    with pytest.raises(RankMismatchError, match="disagree on root: 0 on rank.*; 1 on rank 1"):
+    with pytest.raises(RankMismatchError, match=r"disagree on root: 0 on rank.*; 1 on rank 1"):
         getattr(naive, verb)(data, root=root)
     still_works(naive)
 
@@ -66,7 +66,7 @@ def test_different_roots(naive, verb):
 def test_wrong_root_on_one_rank_raises_on_all(naive, verb, root):
     wrong = naive.rank == 1
     data = [1] * naive.size if verb == "scatter" else 1
-    with pytest.raises(ValueError if wrong else PeerError, match="rank 1.*root must be an integer"):
+    with pytest.raises(ValueError if wrong else PeerError, match=r"rank 1.*root must be an integer"):
         getattr(naive, verb)(data, root=root if wrong else 0)
     still_works(naive)
 
@@ -100,7 +100,7 @@ class Strange:
 @pytest.mark.parametrize("verb", ["bcast", "gather", "allgather", "allreduce"])
 def test_what_is_no_array_raises_on_all(naive, verb, bad):
     wrong = naive.rank == 0  # root, whose data bcast doesn't ignore
-    with pytest.raises(TypeError if wrong else PeerError, match="rank 0.*_obj"):
+    with pytest.raises(TypeError if wrong else PeerError, match=r"rank 0.*_obj"):
         getattr(naive, verb)(bad if wrong else np.zeros(2))
     still_works(naive)
 
@@ -108,7 +108,7 @@ def test_what_is_no_array_raises_on_all(naive, verb, bad):
 @pytest.mark.parametrize("dtype", ["U3", "datetime64[D]", "V4"])
 def test_what_cannot_be_summed_raises_on_all(naive, dtype):
     wrong = naive.rank == 1
-    with pytest.raises(TypeError if wrong else PeerError, match="rank 1.*can't sum"):
+    with pytest.raises(TypeError if wrong else PeerError, match=r"rank 1.*can't sum"):
         naive.allreduce(np.zeros(2, dtype if wrong else "float32"))
     still_works(naive)
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_summed_raises_on_all(naive, dtype):
 def test_wrong_length_on_one_rank_raises_on_all(naive, verb, length):
     wrong = naive.rank == 0
     values = None if length is None else [1] * length
-    with pytest.raises(ValueError if wrong else PeerError, match="rank 0: expected . values"):
+    with pytest.raises(ValueError if wrong else PeerError, match=r"rank 0: expected . values"):
         getattr(naive, verb)(values if wrong else [1] * naive.size)
     still_works(naive)
 
@@ -178,7 +178,7 @@ def test_an_object_is_not_an_array(naive, sent, received):
     if naive.rank == 0:
         getattr(naive, sent)(np.arange(100_000), 1, 0)
     elif naive.rank == 1:
-        with pytest.raises(TypeError, match="rank 1.*rank 0 sent"):
+        with pytest.raises(TypeError, match=r"rank 1.*rank 0 sent"):
             getattr(naive, received)(0, 0)
     still_works(naive)
 

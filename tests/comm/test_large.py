@@ -26,45 +26,56 @@ def pattern(rank: int) -> np.ndarray:
     return array
 
 
+def check(array: np.ndarray, expected: np.ndarray) -> None:
+    """Assert equality without another array of that size."""
+    assert array.shape == expected.shape
+    step = 1 << 26
+    for start in range(0, array.size, step):
+        piece = slice(start, start + step)
+        assert np.array_equal(array[piece], expected[piece])
+
+
 def test_send_and_recv(naive):
     if naive.rank == 0:
         naive.send(pattern(0), 1, 0)
     else:
-        assert np.array_equal(naive.recv(0, 0), pattern(0))
+        check(naive.recv(0, 0), pattern(0))
 
 
 def test_bcast(naive):
     found = naive.bcast(pattern(1) if naive.rank == 1 else None, root=1)
-    assert np.array_equal(found, pattern(1))
+    check(found, pattern(1))
 
 
 @pytest.mark.parametrize("verb", ["gather", "allgather"])
 def test_gather(naive, verb):
     found = getattr(naive, verb)(pattern(naive.rank))
     for rank, array in enumerate(found or ()):
-        assert np.array_equal(array, pattern(rank))
+        check(array, pattern(rank))
 
 
 def test_scatter(naive):
     xs = [pattern(3), pattern(4)] if naive.rank == 0 else None
-    assert np.array_equal(naive.scatter(xs), pattern(3 + naive.rank))
+    check(naive.scatter(xs), pattern(3 + naive.rank))
 
 
 def test_alltoall(naive):
     found = naive.alltoall([pattern(2 * naive.rank), np.int8(naive.rank)])
     if naive.rank == 0:
-        assert np.array_equal(found[0], pattern(0))
-        assert np.array_equal(found[1], pattern(2))
+        check(found[0], pattern(0))
+        check(found[1], pattern(2))
     else:
         assert found == (0, 1)
 
 
 def test_allreduce(comm):
     total = comm.allreduce(pattern(comm.rank))
-    assert np.array_equal(total, pattern(0) + pattern(1))
+    expected = pattern(0)
+    expected += pattern(1)
+    check(total, expected)
 
 
-@pytest.mark.parametrize("verb", ["send", "bcast", "gather", "allgather"])
+@pytest.mark.parametrize("verb", ["send", "bcast", "gather"])
 def test_objects_of_3_gib(naive, verb):
     size = 3 << 30
     mine = {"array": np.full(size // 8, 7.5), "bytes": b"x", "rank": naive.rank}

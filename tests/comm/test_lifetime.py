@@ -62,7 +62,7 @@ def test_a_wrong_name_on_one_rank_raises_on_all(world):
     wrong = world.rank == 1
     with pytest.raises(ValueError if wrong else PeerError, match="unknown communicator 'fast'"):
         create_communicator("fast" if wrong else "naive")
-    with pytest.raises(RankMismatchError, match="communicator: naive on rank.*; flat on rank 1"):
+    with pytest.raises(RankMismatchError, match=r"communicator: naive on rank.*; flat on rank 1"):
         create_communicator("flat" if wrong else "naive")
     with pytest.raises(RankMismatchError, match="allreduce_grad_dtype"):
         create_communicator("flat", allreduce_grad_dtype="float16" if wrong else None)
