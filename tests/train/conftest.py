@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from chainermn_comm import CommunicatorBase, create_communicator
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from chainer.dataset import DatasetMixin, concat_examples
 from chainer.datasets import DictDataset, SubDataset, TupleDataset
+
 from chainermn_comm import PeerError
 from chainermn_train import create_empty_dataset, scatter_dataset, scatter_index
 

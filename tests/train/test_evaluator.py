@@ -8,6 +8,7 @@ import pytest
 from chainer import reporter, training
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
+
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_evaluator, create_multi_node_optimizer
 

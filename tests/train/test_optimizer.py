@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from chainer import training
 from chainer.training import extensions
+
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_optimizer
 
@@ -338,13 +339,33 @@ def test_the_optimizer_alone_is_saved_and_loaded(naive, tmp_path):
     )
 
 
-def test_loss_scale_of_the_updater_reaches_the_actual_optimizer(comm, tmp_path):
+def test_loss_scale_of_the_updater_reaches_the_actual_optimizer(comm):
     model, expected = Model(0), Model(0)
     optimizer = sgd(comm, model)
+    seen = []
+    optimizer.add_hook(lambda _: seen.append(model.main.W.grad.copy()), name="see")
     iterator = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(X), 4, shuffle=False)
     updater = training.StandardUpdater(iterator, optimizer, loss_scale=64.0)
     updater.update()
     single = chainer.optimizers.SGD(lr=0.5).setup(expected)
     single.update(expected, X)
     assert optimizer.actual_optimizer._loss_scale == 64.0
+    np.testing.assert_allclose(seen[0], 64 * expected.main.W.grad, rtol=1e-5)
     np.testing.assert_allclose(model.main.W.array, expected.main.W.array, rtol=1e-5)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_loss_scale_is_undone_where_a_rank_has_no_gradient(comm):
+    """Rank 0 doesn't use `more`; the others' mean arrives there scaled."""
+    model = Model(0)
+    with model.init_scope():
+        model.more = L.Linear(2, 2)
+    optimizer = sgd(comm, model)
+    optimizer.set_loss_scale(64.0)
+    mine = model.main if comm.rank == 0 else model.more
+    before = model.more.W.array.copy()
+    for _ in range(2):
+        optimizer.update(lambda: chainer.functions.sum(mine.b) + chainer.functions.sum(mine.W))
+        assert same_everywhere(comm, model)
+    mean = (comm.size - 1) / comm.size
+    np.testing.assert_allclose(model.more.W.array, before - 2 * 0.5 * mean, rtol=0, atol=1e-5)

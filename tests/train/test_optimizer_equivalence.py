@@ -8,12 +8,14 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
+
 from chainermn_train import create_multi_node_optimizer
 
 pytestmark = pytest.mark.world
 
 UPDATES = 20
 BATCH = 50
+CLIPPED_NORM = 0.05  # less than any of the gradients' norms: clipping acts
 OPTIMIZERS = {
     "sgd": lambda: chainer.optimizers.SGD(lr=0.1),
     "momentum": lambda: chainer.optimizers.MomentumSGD(lr=0.1),
@@ -43,7 +45,11 @@ def batches(ranks, count):
 
 def add_hooks(optimizer):
     optimizer.add_hook(WeightDecay(1e-3))
-    optimizer.add_hook(GradientClipping(0.2))  # less than the gradients' norm: it acts
+    optimizer.add_hook(GradientClipping(CLIPPED_NORM))
+
+
+def norm_of_gradients(model):
+    return np.sqrt(sum(np.sum(np.square(param.grad, dtype=float)) for param in model.params()))
 
 
 def assert_equal(model, expected, tolerance, comm):
@@ -76,6 +82,7 @@ def test_updates_equal_those_of_one_process(comm, kind, dtype):
             single.update(expected, x, t)
             assert optimizer.t == single.t == number
             assert_equal(model, expected, TOLERANCES[dtype], comm)
+            assert norm_of_gradients(model) == pytest.approx(CLIPPED_NORM, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import chainermn_comm  # noqa: F401  (makes `import chainer` work)
 import numpy as np
 import pytest
 from chainer.dataset import DatasetMixin
@@ -18,6 +17,7 @@ from chainer.datasets import (
     TupleDataset,
     split_dataset_random,
 )
+
 from chainermn_train.parts import take
 
 N = 40

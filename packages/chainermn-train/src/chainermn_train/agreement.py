@@ -30,7 +30,7 @@ def gather_or_raise(
         raise error
     failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(views) if text is not None]
     if failures:
-        raise PeerError("failed because of " + "; ".join(failures))
+        raise PeerError(f"rank {communicator.rank} failed because of " + "; ".join(failures))
     return [value for _, value in views]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from chainer.datasets import SubDataset
-from chainermn_comm import CommunicatorBase
+
+from chainermn_comm import CommunicatorBase, create_communicator
 
 from .agreement import gather_or_raise, require_communicator
 from .parts import take
@@ -139,12 +140,11 @@ def _chainermn_communicator(
     comm: Any, caller: str
 ) -> AbstractContextManager[CommunicatorBase, bool | None]:
     """``comm`` itself if it is one of ours, else one for the time of the call (collective)."""
-    from mpi4py import MPI
+    if not isinstance(comm, CommunicatorBase):
+        from mpi4py import MPI  # it starts MPI, so not before somebody needs it
 
-    if isinstance(comm, MPI.Intracomm):
-        from chainermn_comm import create_communicator
-
-        return create_communicator("naive", comm)
+        if isinstance(comm, MPI.Intracomm):
+            return create_communicator("naive", comm)
     require_communicator(comm, f"{caller}, unless it is given an mpi4py intracommunicator,")
     return nullcontext(comm)
 

@@ -8,6 +8,7 @@ import numpy as np
 from chainer import Variable
 from chainer.backends import cuda
 from chainer.training.extensions import Evaluator
+
 from chainermn_comm import CommunicatorBase
 
 from .agreement import gather_or_raise, require_communicator

@@ -8,6 +8,7 @@ from typing import Any
 
 import chainer
 import numpy as np
+
 from chainermn_comm import CommunicatorBase
 
 from .agreement import gather_or_raise, require_communicator
@@ -133,6 +134,7 @@ class MultiNodeOptimizer:
             self._initialize_as_others_did()
             self._broadcast()
             return
+        self._scale_missing_gradients()
         self.communicator.multi_node_mean_grad(self.actual_optimizer.target, self.zero_fill)
         self.actual_optimizer.update()
 
@@ -163,6 +165,18 @@ class MultiNodeOptimizer:
             optimizer.target.zerograds()
         loss.backward(loss_scale=optimizer._loss_scale)
 
+    def _scale_missing_gradients(self) -> None:
+        """Make the step undo the loss scale also where backward met no gradient here.
+
+        Chainer notes the scale in each parameter that backward meets. One that it met on
+        other ranks only would get their scaled mean, and keep the scale in it.
+        """
+        scale = self.actual_optimizer._loss_scale
+        if scale is not None:
+            for param in self.actual_optimizer.target.params():
+                if param.grad is None:
+                    param._loss_scale = scale
+
     def _initialize_as_others_did(self) -> None:
         """Initialise the parameters whose shapes only other ranks have learnt (collective).
 
@@ -178,7 +192,6 @@ class MultiNodeOptimizer:
             for name, param in named:
                 if not param.is_initialized and name in shapes:
                     param.initialize(shapes[name])
-                    param.cleargrad()  # Chainer fills it with NaN
         except Exception as exception:
             error = exception
         gather_or_raise(self.communicator, error)
