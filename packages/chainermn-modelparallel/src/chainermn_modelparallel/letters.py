@@ -1,0 +1,98 @@
+"""Letters: arrays that travel with a note of what they are and who waits for an answer.
+
+Gradients travel back on a tag of their own, each with the number of the letter it answers.
+So neither the order in which Chainer walks the graph on the two ranks nor the tags of the
+letters can pair a gradient with the wrong send, or make the ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from chainermn_comm import CommunicatorBase
+
+# The greatest tag that every MPI has, less one.
+GRADIENT_TAG = 32766
+
+
+@dataclass(frozen=True)
+class Letter:
+    """Arrays on their way.
+
+    Attributes:
+        number: the sender's own count, which an answer repeats.
+        answers: number of the letter whose gradients these are; None for data.
+        wants: for each array, whether the sender's backward will wait for its gradient.
+        positions: for each array, which of the answered letter's arrays it belongs to. Those
+            that are left out have no gradient.
+        arrays: any shape, memory order and dtype; the receiver owns fresh ones.
+    """
+
+    number: int
+    answers: int | None
+    wants: tuple[bool, ...]
+    positions: tuple[int, ...]
+    arrays: tuple[Any, ...]
+
+
+def post(letter: Letter, communicator: CommunicatorBase, rank: int, tag: int) -> None:
+    """Send a letter to ``rank``, which calls :func:`fetch` with the same tag."""
+    note = (__name__, letter.number, letter.answers, letter.wants, letter.positions)
+    communicator.send_obj(note, rank, tag)
+    if letter.arrays:
+        communicator.send(letter.arrays, rank, tag)
+
+
+def fetch(communicator: CommunicatorBase, rank: int, tag: int) -> Letter:
+    """Wait for a letter of ``rank``.
+
+    Raises:
+        TypeError: it sent an object of another kind with this tag (or, from the communicator,
+            a bare array).
+    """
+    match communicator.recv_obj(rank, tag):
+        case (str(sender), number, answers, wants, positions) if sender == __name__:
+            arrays = tuple(communicator.recv(rank, tag)) if positions else ()
+            return Letter(number, answers, wants, positions, arrays)
+        case other:
+            raise TypeError(
+                f"rank {communicator.rank}: expected what rank {rank} sends with "
+                f"chainermn.functions.send and tag {tag}, got a {type(other).__name__} (now "
+                "discarded); use different tags for different kinds of messages"
+            )
+
+
+def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:
+    """The rank and the tag as plain integers.
+
+    Raises:
+        TypeError: an argument is of the wrong type; the text names this process's rank.
+        ValueError: there is no such other rank, or no such tag.
+    """
+    if not isinstance(communicator, CommunicatorBase):
+        raise TypeError(f"communicator must be a communicator, got {type(communicator).__name__}")
+    mine, size = communicator.rank, communicator.size
+    rank, tag = _integer("rank", rank, mine), _integer("tag", tag, mine)
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {mine}: there is no rank {rank}; ranks go from 0 to {size - 1}")
+    if rank == mine:
+        raise ValueError(
+            f"rank {mine}: a rank can't send to itself or receive from itself; use the variable "
+            "as it is"
+        )
+    if tag < 0 or tag == GRADIENT_TAG:
+        raise ValueError(
+            f"rank {mine}: tag must be 0 or more and not {GRADIENT_TAG}, which gradients take; "
+            f"got {tag}"
+        )
+    return rank, tag
+
+
+def _integer(name: str, value: Any, mine: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        kind = type(value).__name__
+        raise TypeError(f"rank {mine}: {name} must be an integer, got {kind}") from None

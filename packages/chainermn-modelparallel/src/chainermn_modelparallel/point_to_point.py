@@ -1,0 +1,258 @@
+"""`send` and `recv`: an edge of the computational graph from one rank to another.
+
+A :class:`Send` and a :class:`Recv` are the two ends of such an edge. Backward runs it the other
+way: the gradients go from `Recv` to `Send`, by a `Send` and a `Recv` again, so that they can be
+differentiated too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any
+from weakref import WeakValueDictionary
+
+import chainer
+import numpy as np
+from chainer import Variable, backend
+
+from chainermn_comm import CommunicatorBase
+from chainermn_modelparallel.delegates import pseudo_connect, zeros_for
+from chainermn_modelparallel.letters import GRADIENT_TAG, Letter, check_peer, fetch, post
+
+# Letters of this process are numbered, and those that may still be answered are known.
+_numbers = itertools.count()
+_unanswered: WeakValueDictionary[int, Send] = WeakValueDictionary()
+
+
+def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
+    """Send variables to another rank, which calls :func:`recv`.
+
+    Not collective: the two ranks take part. ``backward`` of the result waits for the gradients
+    from the other rank and goes on with them; so the other rank has to run backward too. No
+    gradients are waited for, nor sent there, for variables that need none here: arrays,
+    integers, ``requires_grad=False``, and all of them under ``chainer.no_backprop_mode()``.
+
+    Args:
+        x: a variable or an array, or a tuple or list of them; any shapes, memory orders and
+            dtypes, which may differ. Nothing is converted on the way.
+        communicator: the communicator to which both ranks belong.
+        rank: where to.
+        tag: tells apart messages between the same two ranks; from 0 on.
+
+    Returns:
+        A delegate variable: it holds no data (float32 of shape ``(0,)``), only the way back.
+        Keep it: make it the ``delegate_variable`` of the next :func:`recv` or of
+        :func:`pseudo_connect`, or call its ``backward``.
+
+    Raises:
+        TypeError: an argument is of the wrong type, or an array holds Python objects.
+        ValueError: there is no such other rank or tag, ``x`` is empty, or a parameter in it is
+            not initialised. Nothing has been sent then, and the other rank still waits.
+    """
+    rank, tag = check_peer(communicator, rank, tag)
+    variables = _variables(x, communicator.rank)
+    (delegate,) = Send(communicator, rank, tag, variables).apply(variables)
+    return delegate
+
+
+def recv(
+    communicator: CommunicatorBase,
+    rank: int,
+    delegate_variable: Variable | None = None,
+    tag: int = 0,
+    force_tuple: bool = False,
+) -> Any:
+    """Receive the variables that another rank sends with :func:`send`.
+
+    Not collective: the two ranks take part. ``backward`` of the result sends the gradients to
+    the other rank, if that rank has use for them; then it goes on to ``delegate_variable``.
+    Received variables without a gradient of their own count as having one of zeros there. The
+    gradient itself can be differentiated (``enable_double_backprop=True`` on both ranks); the
+    gradient of ``delegate_variable`` is then where this rank's second backward starts.
+
+    Args:
+        communicator: the communicator to which both ranks belong.
+        rank: where from.
+        delegate_variable: what backward of the result is to visit afterwards: the result of
+            an earlier :func:`send` of this process, or any other variable.
+        tag: the sender's.
+        force_tuple: return a tuple even if it holds one variable.
+
+    Returns:
+        A variable, or a tuple of them if several were sent; fresh arrays with the shapes and
+        dtypes of those sent. Variables that need no gradient at the sender need none here
+        either, unless there is a ``delegate_variable`` to be reached through them.
+
+    Raises:
+        TypeError: an argument is of the wrong type, or the other rank sent something else with
+            this tag (which is then discarded).
+        ValueError: there is no such other rank or tag.
+    """
+    rank, tag = check_peer(communicator, rank, tag)
+    if delegate_variable is not None and not isinstance(delegate_variable, Variable):
+        raise TypeError(
+            f"rank {communicator.rank}: delegate_variable must be a chainer.Variable, "
+            f"got {type(delegate_variable).__name__}"
+        )
+    outputs = _deliver(fetch(communicator, rank, tag), communicator, rank, delegate_variable)
+    return outputs[0] if len(outputs) == 1 and not force_tuple else outputs
+
+
+class Send(chainer.FunctionNode):
+    """The end of an edge that sends: its inputs travel, its output is an empty delegate."""
+
+    def __init__(
+        self,
+        communicator: CommunicatorBase,
+        peer: int,
+        tag: int,
+        variables: tuple[Variable, ...],
+        answers: int | None = None,
+        positions: tuple[int, ...] | None = None,
+    ) -> None:
+        self._communicator = communicator
+        self._peer = peer
+        self._tag = tag
+        self._answers = answers
+        self._positions = tuple(range(len(variables))) if positions is None else positions
+        self._wants = tuple(_wants_gradient(variable) for variable in variables)
+        self._number = next(_numbers)
+        self._arrived: deque[Letter] = deque()
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._xp = backend.get_array_module(*inputs)
+        # Known before the letter leaves, since its answer may be read while we wait for another.
+        _unanswered[self._number] = self
+        letter = Letter(self._number, self._answers, self._wants, self._positions, inputs)
+        post(letter, self._communicator, self._peer, self._tag)
+        self.retain_outputs((0,))
+        return (self._xp.empty(0, np.float32),)
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
+    ) -> tuple[Variable | None, ...]:
+        found: dict[int, Variable] = {}
+        if any(self._wants):
+            letter = self._answer()
+            # A second backward through the gradients asks for this edge's gradients again.
+            again = self.get_retained_outputs()[0] if any(letter.wants) else None
+            variables = _deliver(letter, self._communicator, self._peer, again)
+            found = dict(zip(letter.positions, variables, strict=True))
+        # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
+        # other ranks may wait for it.
+        return tuple(
+            found[index] if index in found else zeros_for(self, index, self._xp)
+            for index in indexes
+        )
+
+    def _answer(self) -> Letter:
+        """Wait for the gradients; those of other sends that come first are kept for them."""
+        here, there = self._communicator.rank, self._peer
+        while not self._arrived:
+            letter = fetch(self._communicator, there, GRADIENT_TAG)
+            owner = _unanswered.get(letter.answers if letter.answers is not None else -1)
+            if owner is None:
+                raise RuntimeError(
+                    f"rank {here}: rank {there} ran backward through a variable whose send on "
+                    f"rank {here} is gone: its delegate variable was dropped, or backward ran "
+                    f"more often on rank {there} than here. Keep the result of send with "
+                    "pseudo_connect or as delegate_variable of the next recv, and run backward "
+                    "equally often on both; or send without gradients (the variable's array)"
+                )
+            owner._arrived.append(letter)
+        return self._arrived.popleft()
+
+
+class Recv(chainer.FunctionNode):
+    """The end of an edge that receives.
+
+    Inputs: the delegate, if there is one, and, if any gradient is wanted, a leaf that requires
+    one, without which Chainer would not call ``backward``. Outputs: the letter's arrays and an
+    empty one that a second backward hangs on to.
+    """
+
+    def __init__(self, letter: Letter, communicator: CommunicatorBase, peer: int) -> None:
+        self._letter: Letter | None = letter
+        self._number, self._wants = letter.number, letter.wants
+        self._communicator = communicator
+        self._peer = peer
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert self._letter is not None
+        self._xp = backend.get_array_module(*inputs)
+        arrays, self._letter = self._letter.arrays, None  # whose memory isn't ours to hold
+        self.retain_outputs((len(arrays),))
+        return (*arrays, np.empty(0, np.float32))
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
+    ) -> tuple[Variable | None, ...]:
+        zeros = tuple(zeros_for(self, index, self._xp) for index in indexes)
+        if not any(self._wants):
+            return zeros
+        found = {
+            position: gradient
+            for position, gradient in enumerate(grad_outputs[:-1])
+            if gradient is not None and self._wants[position]
+        }
+        gradients = tuple(found.values())
+        if gradients and chainer.config.enable_backprop:
+            # A second backward comes back here, whether or not the gradients depend on us:
+            # the other rank will wait for it.
+            gradients = _several(pseudo_connect(self.get_retained_outputs()[0], *gradients))
+        answer = Send(
+            self._communicator,
+            self._peer,
+            GRADIENT_TAG,
+            gradients,
+            answers=self._number,
+            positions=tuple(found),
+        )
+        (sent,) = answer.apply(gradients)
+        return _several(pseudo_connect(sent, *zeros))
+
+
+def _deliver(
+    letter: Letter, communicator: CommunicatorBase, peer: int, delegate: Variable | None
+) -> tuple[Variable, ...]:
+    """The letter's arrays as variables whose backward answers it and goes on to the delegate."""
+    inputs = [] if delegate is None else [delegate]
+    if any(letter.wants):
+        inputs.append(Variable(np.empty(0, np.float32)))
+    if not inputs:
+        return tuple(Variable(array, requires_grad=False) for array in letter.arrays)
+    arrays = letter.arrays
+    outputs = Recv(letter, communicator, peer).apply(tuple(inputs))[:-1]
+    if delegate is not None:
+        return outputs
+    return tuple(
+        output if wanted else Variable(array, requires_grad=False)
+        for output, array, wanted in zip(outputs, arrays, letter.wants, strict=True)
+    )
+
+
+def _variables(x: Any, rank: int) -> tuple[Variable, ...]:
+    """What the user wants to send, checked, as variables."""
+    items = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    if not items:
+        raise ValueError(f"rank {rank}: there is nothing to send: x is empty")
+    for item in items:
+        if not isinstance(item, (Variable, *chainer.get_array_types())):
+            raise TypeError(
+                f"rank {rank}: x must be a variable, an array, or a tuple or list of them, "
+                f"got {type(item).__name__}"
+            )
+        if isinstance(item, Variable) and item.array is None:
+            raise ValueError(f"rank {rank}: {item.name or 'a parameter'} is not initialised yet")
+    return tuple(chainer.as_variable(item) for item in items)
+
+
+def _wants_gradient(variable: Variable) -> bool:
+    return bool(
+        chainer.config.enable_backprop and variable.requires_grad and variable.dtype.kind == "f"
+    )
+
+
+def _several(outputs: Any) -> tuple[Variable, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,65 @@
+"""`pseudo_connect` within one process."""
+
+from __future__ import annotations
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer import Variable
+
+from chainermn_modelparallel import pseudo_connect
+
+
+def test_values_and_gradients_pass_as_they_are():
+    delegate = Variable(np.zeros((2, 2), np.float16))
+    a, b = Variable(np.array([1.0, 2.0])), Variable(np.array(3.0, "f"))
+    x, y = pseudo_connect(delegate, a, b)
+    np.testing.assert_array_equal(x.array, a.array)
+    assert (y.dtype, y.shape) == (b.dtype, ())
+    (F.sum(x * x) + F.cast(y, "d") * 5).backward()
+    np.testing.assert_array_equal(a.grad, [2.0, 4.0])
+    assert b.grad == 5
+    assert delegate.grad.dtype == np.float16
+    np.testing.assert_array_equal(delegate.grad, np.zeros((2, 2)))
+
+
+def test_one_actual_variable_gives_no_tuple():
+    assert isinstance(pseudo_connect(Variable(np.zeros(0, "f")), Variable(np.ones(2))), Variable)
+
+
+def test_the_delegate_is_visited_through_any_of_the_results():
+    visited = []
+
+    class Visit(chainer.FunctionNode):
+        def forward(self, inputs):
+            return (np.zeros(0, "f"),)
+
+        def backward(self, indexes, grad_outputs):
+            visited.append(grad_outputs[0].shape)
+            return (None,)
+
+    for used in range(3):
+        (delegate,) = Visit().apply((Variable(np.ones(1, "f")),))
+        one = np.array(1.0)
+        actual = [Variable(one), one, Variable(one, requires_grad=False)]
+        pseudo_connect(delegate, *actual)[used].backward()
+    assert visited == [(0,)] * 3
+
+
+def test_second_derivatives_pass():
+    delegate, x = Variable(np.zeros(0, "f")), Variable(np.array([1.0, 2.0]))
+    y = F.sum(pseudo_connect(delegate, x) ** 3)
+    (gx,) = chainer.grad([y], [x], enable_double_backprop=True)
+    F.sum(gx).backward()
+    np.testing.assert_array_equal(x.grad, [6.0, 12.0])
+
+
+def test_wrong_arguments_raise():
+    variable = Variable(np.ones(1))
+    with pytest.raises(TypeError, match=r"delegate_variable must be .*got NoneType"):
+        pseudo_connect(None, variable)
+    with pytest.raises(TypeError, match="at least one actual variable"):
+        pseudo_connect(variable)
+    with pytest.raises(TypeError, match=r"write \* before a tuple\), got tuple"):
+        pseudo_connect(variable, (variable, variable))
