@@ -1,1 +1,44 @@
-"""Placeholder."""
+"""What `import chainermn` gives: the names of the four packages under ChainerMN's own."""
+
+from importlib.metadata import version
+
+from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_train import (
+    create_empty_dataset,
+    create_multi_node_evaluator,
+    create_multi_node_optimizer,
+    scatter_dataset,
+    scatter_index,
+)
+
+from . import (
+    communicators,
+    datasets,
+    extensions,
+    functions,
+    global_except_hook,
+    iterators,
+    links,
+    optimizers,
+)
+
+__version__ = version("chainermn")
+
+__all__ = [
+    "CommunicatorBase",
+    "__version__",
+    "communicators",
+    "create_communicator",
+    "create_empty_dataset",
+    "create_multi_node_evaluator",
+    "create_multi_node_optimizer",
+    "datasets",
+    "extensions",
+    "functions",
+    "global_except_hook",
+    "iterators",
+    "links",
+    "optimizers",
+    "scatter_dataset",
+    "scatter_index",
+]

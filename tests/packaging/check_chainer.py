@@ -8,6 +8,7 @@ import json
 import sys
 import traceback
 import warnings
+from typing import Any
 
 
 def check_import():
@@ -40,19 +41,14 @@ def check_environment_check_names_a_conflict():
 def check_testing_requirements():
     from chainer import testing
 
-    def case():
-        return 1
+    def is_skipped(decorator):
+        return getattr(decorator(lambda: 1), "__unittest_skip__", False)
 
-    def skipped(decorator):
-        return getattr(decorator(case), "__unittest_skip__", False)
-
-    case.__unittest_skip__ = False
-    assert testing.with_requires("numpy>=1.10,<99", "six")(case)() == 1
-    assert skipped(testing.with_requires("numpy<1.10"))
-    case.__unittest_skip__ = False
-    assert skipped(testing.with_requires("no-such-package"))
-    case.__unittest_skip__ = False
-    assert not skipped(testing.without_requires("no-such-package"))
+    assert not is_skipped(testing.with_requires("numpy>=1.10,<99", "six"))
+    assert is_skipped(testing.with_requires("numpy<1.10"))
+    assert is_skipped(testing.with_requires("numpy", "no-such-package"))
+    assert not is_skipped(testing.without_requires("no-such-package"))
+    assert is_skipped(testing.without_requires("numpy>=1.10"))
 
 
 def check_doctest_helper():
@@ -188,27 +184,24 @@ def check_repaired_modules_are_not_cached():
     import ast
     import os
 
-    import _chainermn_repairs
     import chainer
     from chainer import reporter
 
+    import _chainermn_repairs
+
     folder = os.path.dirname(chainer.__file__)
-    for module in _chainermn_repairs.MODULES:
-        repaired = isinstance(
-            sys.modules[module].__spec__.loader, _chainermn_repairs.RepairingLoader
-        )
-        parts = module.split(".")[1:]
-        path = os.path.join(folder, *parts[:-1], "__pycache__", parts[-1])
-        cache = f"{path}.{sys.implementation.cache_tag}.pyc"
-        broken = any(
-            row.since.is_broken() for row in _chainermn_repairs.TABLE if row.module == module
-        )
-        assert repaired == broken, module
-        if repaired:
-            assert not os.path.exists(cache), cache
+    for name in _chainermn_repairs.MODULES:
+        spec: Any = sys.modules[name].__spec__
+        repaired = isinstance(spec.loader, _chainermn_repairs.RepairingLoader)
+        rows = [row for row in _chainermn_repairs.TABLE if row.module == name]
+        assert repaired == any(row.since.is_broken() for row in rows), name
+        *parents, module = name.split(".")[1:]
+        cache = f"{module}.{sys.implementation.cache_tag}.pyc"
+        assert not (repaired and cache in os.listdir(os.path.join(folder, *parents, "__pycache__")))
     with open(reporter.__file__) as file:
-        last = ast.parse(file.read()).body[-1].body[-1]  # DictSummary.serialize
-    assert reporter.DictSummary.serialize.__code__.co_firstlineno == last.lineno
+        body: Any = ast.parse(file.read()).body
+    serialize = body[-1].body[-1]  # the last method of the last class, DictSummary
+    assert reporter.DictSummary.serialize.__code__.co_firstlineno == serialize.lineno
 
 
 def main():

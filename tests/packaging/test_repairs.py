@@ -8,9 +8,10 @@ import shutil
 from functools import cache
 from pathlib import Path
 
-import _chainermn_repairs
 import chainer
 import pytest
+
+import _chainermn_repairs
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "check_chainer.py"
@@ -105,6 +106,7 @@ def test_repairs_keep_line_numbers_and_say_why(row):
 def test_nothing_is_repaired_where_nothing_is_broken(monkeypatch):
     name, path = "chainer.iterators.multiprocess_iterator", chainer.iterators.__path__
     found = _chainermn_repairs.repaired_spec(name, path)  # broken on every Python
+    assert found is not None
     assert isinstance(found.loader, _chainermn_repairs.RepairingLoader)
     never = _chainermn_repairs.Since("never", lambda: False)
     intact = tuple(row._replace(since=never) for row in TABLE)

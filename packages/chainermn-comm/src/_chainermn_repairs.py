@@ -7,8 +7,9 @@ neither read nor written. Every change keeps the number of lines, so that traceb
 
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source
 from typing import NamedTuple
 
@@ -17,32 +18,32 @@ class Since(NamedTuple):
     """From when on a repair is needed, in words and as a question."""
 
     words: str
-    is_broken: object  # () -> bool
+    is_broken: Callable[[], bool]
 
 
 class Repair(NamedTuple):
     """One row of the table."""
 
     module: str
-    changes: tuple  # pairs (old text, which stands once in the source; new text)
+    changes: tuple[tuple[str, str], ...]  # (what stands once in the source, what is put there)
     why: str
     since: Since
 
 
-def python(major, minor):
+def python(major: int, minor: int) -> Since:
     return Since(f"Python {major}.{minor}", lambda: sys.version_info >= (major, minor))
 
 
-def numpy(major, minor):
-    def is_broken():
+def numpy(major: int, minor: int) -> Since:
+    def is_broken() -> bool:
         version = import_module("numpy").__version__.split(".")
         return (int(version[0]), int(version[1])) >= (major, minor)
 
     return Since(f"NumPy {major}.{minor}", is_broken)
 
 
-def cannot_import(module, words):
-    def is_broken():
+def cannot_import(module: str, words: str) -> Since:
+    def is_broken() -> bool:
         try:
             import_module(module)
         except Exception:  # a half-working module may raise anything (old setuptools does)
@@ -56,7 +57,7 @@ NO_PKG_RESOURCES = cannot_import("pkg_resources", "setuptools 82, or none instal
 PKG_RESOURCES = (("import pkg_resources\n", "import _chainermn_requirements as pkg_resources\n"),)
 PADDING = "numpy.array(self.padding).astype(y.dtype)[()]"
 
-TABLE = (
+TABLE: tuple[Repair, ...] = (
     Repair(
         "chainer._environment_check",
         (
@@ -174,7 +175,7 @@ TABLE = (
 MODULES = frozenset(row.module for row in TABLE)
 
 
-def repaired_spec(name, path):
+def repaired_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """The spec of module `name` with a loader that repairs it; None if nothing is to be done."""
     if name not in MODULES:
         return None
@@ -193,11 +194,11 @@ def repaired_spec(name, path):
 class RepairingLoader(SourceFileLoader):
     """Compiles a module's source with changes made to it."""
 
-    def __init__(self, name, path, changes):
+    def __init__(self, name: str, path: str, changes: list[tuple[str, str]]) -> None:
         super().__init__(name, path)
         self.changes = changes
 
-    def get_code(self, name):  # not source_to_code, which a compiled cache would bypass
+    def get_code(self, name: str):  # not source_to_code, which a compiled cache would bypass
         source = decode_source(self.get_data(self.path))
         for old, new in self.changes:
             if source.count(old) != 1:

@@ -30,7 +30,7 @@ class VersionConflict(ResolutionError):
     """Its distribution is installed in another version."""
 
 
-def get_distribution(name):
+def get_distribution(name: str) -> metadata.Distribution:
     """What is known of the installed distribution `name`: its `version`, for one."""
     try:
         return metadata.distribution(name)
@@ -38,21 +38,28 @@ def get_distribution(name):
         raise DistributionNotFound(name) from None
 
 
-def release(version):
+def match(pattern: str, text: str) -> tuple[str, ...]:
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        raise ValueError(f"cannot read {text!r} in a requirement of Chainer's")
+    return found.groups()
+
+
+def release(version: str) -> tuple[int, ...]:
     """`1.10.0rc1` as (1, 10): trailing zeros say nothing."""
-    numbers = [int(n) for n in re.match(r"[\d.]*\d|", version).group().split(".") if n]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
+    numbers, _ = match(r"(\d+(?:\.\d+)*)(.*)", version)
+    while numbers.endswith(".0"):
+        numbers = numbers[:-2]
+    return tuple(map(int, numbers.split(".")))
 
 
-def require(*requirements):
+def require(*requirements: str) -> None:
     """Raise a ResolutionError unless all requirements are met."""
     for requirement in requirements:
-        name, conditions = re.fullmatch(r"\s*([\w.-]+)\s*(.*)", requirement).groups()
+        name, conditions = match(r"\s*([\w.-]+)\s*(.*)", requirement)
         installed = get_distribution(name).version
         for condition in filter(None, conditions.split(",")):
-            sign, version = re.fullmatch(r"\s*([=!<>]=?)\s*([\w.]+)\s*", condition).groups()
+            sign, version = match(r"\s*(==|!=|[<>]=?)\s*([\w.]+)\s*", condition)
             if not OPERATORS[sign](release(installed), release(version)):
                 raise VersionConflict(f"{requirement} is required, {installed} is installed")
 

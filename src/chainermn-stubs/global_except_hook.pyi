@@ -1,0 +1,1 @@
+from chainermn_facade.global_except_hook import *

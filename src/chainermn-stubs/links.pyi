@@ -1,0 +1,1 @@
+from chainermn_facade.links import *

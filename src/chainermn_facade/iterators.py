@@ -1,0 +1,3 @@
+"""Iterators that several ranks share (none yet)."""
+
+__all__: list[str] = []

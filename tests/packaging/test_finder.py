@@ -1,0 +1,191 @@
+"""`import chainermn` and `import chainer` are made right however things were installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EDITABLE = [*sorted((ROOT / "packages").iterdir()), ROOT]
+WHOSE = "import chainermn, chainer; print(chainermn.__file__)"
+SPAWNING = """
+import multiprocessing, sys
+
+def whose():
+    import chainermn
+    return chainermn.__file__
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        print(pool.apply(whose))
+"""
+
+
+def is_ours(printed: str) -> bool:
+    return printed.strip().endswith("chainermn_facade/__init__.py")
+
+
+@pytest.fixture
+def bare(environment):
+    """What the five distributions need from elsewhere, and what builds them, without Chainer."""
+    env = environment()
+    env.install("mpich", "mpi4py", "numpy", "click", "rich", "threadpoolctl")
+    env.install("six", "filelock", "typing_extensions", "protobuf", "pip", "hatchling")
+    return env
+
+
+def install(installer, env, *what):
+    if installer == "pip":
+        env.run("-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", *what)
+    else:
+        env.install("--no-deps", "--reinstall", *what)
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_ours_is_found_in_any_order_of_installation(installer, bare, wheels):
+    install(installer, bare, "chainer")  # pip compiles its modules: those caches are stale
+    install(installer, bare, *wheels.values())
+    assert is_ours(bare.run("-c", WHOSE))
+    install(installer, bare, "chainer")
+    assert is_ours(bare.run("-c", WHOSE))
+    assert is_ours(bare.run("-I", "-c", WHOSE))
+    bundled = bare.run("-c", WHOSE, env={"CHAINERMN_USE_BUNDLED": "1"})
+    assert bundled.strip() == str(bare.site_packages / "chainermn/__init__.py")
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_editable_installs_work(installer, bare):
+    install(installer, bare, "chainer")
+    sources = [part for source in EDITABLE for part in ("-e", str(source))]
+    install(installer, bare, "--no-build-isolation", *sources)
+    assert bare.run("-I", "-c", WHOSE).strip() == str(ROOT / "src/chainermn_facade/__init__.py")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_subprocesses_find_ours(everything, method, tmp_path):
+    script = tmp_path / "spawning.py"
+    script.write_text(SPAWNING)
+    assert is_ours(everything.run("-I", script, method))
+
+
+def test_facade_is_loaded_as_chainermn(everything):
+    everything.run(
+        "-c",
+        "import sys, chainermn, chainermn.functions, chainermn.communicators as c\n"
+        "from chainermn import links\n"
+        "assert chainermn.__name__ == 'chainermn'\n"
+        "assert c.__name__ == 'chainermn.communicators'\n"
+        "assert sys.modules['chainermn.functions'] is chainermn.functions\n"
+        "assert not any(name.startswith('chainermn_facade') for name in sys.modules)\n"
+        "assert chainermn.__version__ == '2.0.0', chainermn.__version__\n",
+    )
+
+
+def test_without_the_meta_package_chainermn_is_chainers(environment, wheels, find_links):
+    env = environment()
+    env.install(wheels["chainermn-train"], *find_links, "mpich")
+    assert not is_ours(env.run("-c", WHOSE))
+    # And once it is uninstalled again.
+    env.install(wheels["chainermn"], *find_links)
+    assert is_ours(env.run("-c", WHOSE))
+    env.uninstall("chainermn")
+    assert not is_ours(env.run("-c", WHOSE))
+
+
+def test_uninstalling_leaves_nothing_that_runs(environment, wheels):
+    env = environment()
+    env.install("--no-deps", wheels["chainermn-comm"])
+    assert "_chainermn_startup" in env.run("-c", "import sys; print(list(sys.modules))")
+    env.uninstall("chainermn-comm")
+    assert not list(env.site_packages.glob("*chainermn*"))
+    assert env.run("-c", "pass") == ""
+
+
+def test_target_folder_is_served_by_import_of_chainermn_comm(environment, everything):
+    """`.pth` files don't run in folders of PYTHONPATH; PYTHONPATH stands for `--target` too."""
+    env = environment()
+    path = {"PYTHONPATH": str(everything.site_packages)}
+    finder = "'_chainermn_startup' in sys.modules"
+    env.run("-c", f"import sys; assert not ({finder})", env=path)
+    env.run("-c", f"import sys, chainermn_comm; assert {finder}", env=path)
+    assert is_ours(env.run("-c", f"import chainermn_comm; {WHOSE}", env=path))
+    # What a program that trains on one rank imports first is enough, too.
+    for name in ("chainermn_train", "chainermn_modelparallel"):
+        env.run("-c", f"import {name}, chainer; chainer.Variable", env=path)
+
+
+def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
+    """Start-up imports one module of ours and none besides; it reads no other file."""
+    asked = "import sys, json; print(json.dumps(sorted(sys.modules)))"
+    with_us = set(json.loads(everything.run("-I", "-c", asked)))
+    pth = everything.site_packages / "chainermn.pth"
+    away = pth.rename(pth.with_suffix(".away"))
+    try:
+        without = set(json.loads(everything.run("-I", "-c", asked)))
+    finally:
+        away.rename(pth)
+    assert with_us - without == {"_chainermn_startup"}
+    unrelated = "import json, argparse, importlib.metadata, sys;"
+    everything.run("-c", f"{unrelated} assert '_chainermn_repairs' not in sys.modules")
+
+
+def test_start_file_names_what_the_pth_file_calls(everything):
+    """PEP 829: Python 3.15 calls the function that `.start` names, and 3.18 only that."""
+    assert (everything.site_packages / "chainermn.start").read_text() == (
+        "_chainermn_startup:register\n"
+    )
+    everything.run(
+        "-c",
+        "import pkgutil, sys; before = list(sys.meta_path)\n"
+        "pkgutil.resolve_name('_chainermn_startup:register')()\n"
+        "assert sys.meta_path == before, 'registered twice'\n"
+        "names = [getattr(finder, '__name__', '') for finder in sys.meta_path]\n"
+        "assert names.index('Finder') < names.index('PathFinder')\n",
+    )
+
+
+def test_start_up_module_is_short(everything):
+    lines = (everything.site_packages / "_chainermn_startup.py").read_text().splitlines()
+    assert len(lines) <= 60
+
+
+def test_type_checkers_see_ours(everything, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import chainermn\n"
+        "import chainermn.datasets\n"
+        "from chainermn.communicators import RankMismatchError\n"
+        "comm = chainermn.create_communicator('naive')\n"
+        "reveal_type(comm)\n"
+        "reveal_type(comm.rank)\n"
+        "reveal_type(chainermn.__version__)\n"
+        "reveal_type(chainermn.global_except_hook.add_hook)\n"
+        "chainermn.no_such_name\n"
+        "chainermn.create_communicator(no_such_argument=1)\n"
+    )
+    mypy = f"{sys.executable} -m mypy --python-executable {everything.python} --config-file="
+    done = subprocess.run(
+        [*mypy.split(), "--cache-dir", str(tmp_path / "cache"), str(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        check=False,
+    )
+    told = done.stdout
+    assert 'Revealed type is "chainermn_comm.' in told, told + done.stderr
+    assert told.count('Revealed type is "int"') + told.count('"builtins.int"') == 1, told
+    assert told.count('Revealed type is "str"') + told.count('"builtins.str"') == 1, told
+    assert 'Module has no attribute "no_such_name"' in told
+    assert 'Unexpected keyword argument "no_such_argument"' in told
+    assert told.count("error:") == 2, told
+
+
+def test_stubs_and_facade_have_the_same_modules():
+    facade = {path.stem for path in (ROOT / "src/chainermn_facade").glob("*.py")}
+    stubs = {path.stem for path in (ROOT / "src/chainermn-stubs").glob("*.pyi")}
+    assert facade == stubs
