@@ -35,6 +35,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=None, help="rounds for each model (30)")
     parser.add_argument("--communicator", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--quick", action="store_true", help="small models, 3 rounds")
+    parser.add_argument(
+        "--realtime",
+        action="store_true",
+        help="keep other work off the ranks' cores during each call; needs root, and no more "
+        "ranks than cores",
+    )
     parser.add_argument("--json", type=Path, default=RESULT / "allreduce.json", metavar="FILE")
     parser.add_argument("--plot", type=Path, default=RESULT / "allreduce.png", metavar="FILE")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for the whole run")
@@ -78,8 +84,7 @@ def main() -> int:
         os.environ.setdefault(variable, "1")  # before NumPy loads its BLAS
     from measure import run
 
-    run(args)
-    return 0
+    return 0 if run(args) else 1
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
 ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
+ONE_COUNTS, ALL_COUNT = "arithmetic, one rank", "arithmetic, all ranks"
 HANDOFF, BUNDLED = "handoff", "bundled naive"
 
 
@@ -23,7 +24,7 @@ class Contestant:
 
     Attributes:
         name: as it is printed.
-        kind: "copy", "mpi", "bundled" or "ours".
+        kind: "probe", "copy", "mpi", "bundled" or "ours".
         prepare: called before each call, not timed.
         call: what is timed, on every rank.
         right: whether the last call did what it should; collective.
@@ -38,8 +39,25 @@ class Contestant:
     alone: bool = False
 
 
+def probes() -> list[Contestant]:
+    """Arithmetic in a core's own cache, which only ranks that share a core slow down."""
+    numbers = np.ones(4096)  # 32 KiB
+
+    def work() -> None:
+        for _ in range(100):
+            np.sqrt(numbers, out=numbers)
+
+    def nothing() -> bool:
+        return True
+
+    return [
+        Contestant(ONE_COUNTS, "probe", nothing, work, nothing, alone=True),
+        Contestant(ALL_COUNT, "probe", nothing, work, nothing),
+    ]
+
+
 def copies(gradients: Gradients, handoff: Handoff) -> list[Contestant]:
-    """What no `allreduce_grad` can beat: memcpy and the handoff."""
+    """The bytes moved and nothing else: memcpy and the handoff."""
     comm, flat, source, grads = gradients.comm, gradients.flat, gradients.source, gradients.grads
     spoil = partial(np.negative, source, flat)  # brings both into the cache, if they fit
     copy = partial(np.copyto, flat, source)
@@ -101,7 +119,7 @@ def bundled(comm: MPI.Intracomm) -> Any:
 
 
 class Handoff:
-    """Packs gradients into slots of a shared window and copies the next rank's out: the floor.
+    """Packs gradients into slots of a shared window and copies the next rank's out.
 
     Two alternating slots, which go on from call to call: a rank writes a slot only after a
     meeting that the slot's reader entered after reading it.

@@ -11,7 +11,7 @@ from report import cores, heading, number, title
 COLORS = {"copy": "#8a8f98", "mpi": "#b08a3e", "bundled": "#c2543d", "ours": "#2f6fb3"}
 FLOORS = {ALL_RANKS: ":", HANDOFF: "--"}  # drawn as lines through the panel
 MEANING = {
-    "copy": "moving the bytes (the floor)",
+    "copy": "only moving the bytes",
     "mpi": "raw MPI",
     "bundled": "ChainerMN bundled with Chainer 7",
     "ours": "this ChainerMN",
@@ -51,6 +51,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
 
 def _panel(axes: Any, model: dict[str, Any]) -> None:
     import numpy as np
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     rows = model["contestants"]
     for y, row in enumerate(rows):
@@ -82,5 +83,7 @@ def _panel(axes: Any, model: dict[str, Any]) -> None:
     right.spines.right.set_visible(False)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="x", alpha=0.25)

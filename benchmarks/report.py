@@ -11,27 +11,28 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from peers import ALL_RANKS, BUNDLED, HANDOFF, ONE_RANK
+from peers import ALL_COUNT, ALL_RANKS, BUNDLED, HANDOFF, ONE_COUNTS, ONE_RANK
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-# Two copies at once on one core take twice as long as one alone; on two cores about as long,
-# a little more where memory is the limit.
-SIBLINGS_FROM = 1.5
-TELLING_FLOATS = 1_000_000  # fewer are copied in the time that starting takes
+# All ranks at once take twice as long as one alone where two of them share a core, or the way
+# to memory, and about as long where they don't.
+SHARED_FROM = 1.4
+TELLING_FLOATS = 8_000_000  # a copy of fewer stays in a cache and says nothing of memory
 # (contestant, what it must not be slower than)
 LIMITS = (("naive", BUNDLED),)
 
 
 def document(
-    cores: list[tuple[str, list[int]]], rounds: int, models: list[dict[str, Any]]
+    cores: list[tuple[str, list[int]]], rounds: int, realtime: bool, models: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """All that is written to JSON.
 
     Args:
         cores: for each rank its host and the cores that it may use.
         rounds: how often each contestant had its turn.
+        realtime: whether it had its core to itself then.
         models: for each its name, sizes and what `measure` returned.
     """
     hosts: dict[str, set[int]] = {}
@@ -48,6 +49,7 @@ def document(
         "ranks": len(cores),
         "cores": [len(union) for union in hosts.values()],
         "rounds": rounds,
+        "realtime": realtime,
         "models": [summary(**model) for model in models],
     }
 
@@ -63,13 +65,16 @@ def summary(
 ) -> dict[str, Any]:
     """One model's medians, ratios (taken round by round), and limits."""
     ms = {row["name"]: np.array(row["ms"]) for row in contestants}
-    both = ms[ALL_RANKS] / ms[ONE_RANK] if floats >= TELLING_FLOATS else None
     return {
         "model": model,
         "arrays": arrays,
         "floats": floats,
-        "memcpy_all_over_one": None if both is None else quartiles(both),
-        "rounds_on_siblings": None if both is None else int(np.sum(both >= SIBLINGS_FROM)),
+        "sharing": {
+            "a core": sharing(ms[ALL_COUNT] / ms[ONE_COUNTS]),
+            "the way to memory": sharing(ms[ALL_RANKS] / ms[ONE_RANK])
+            if floats >= TELLING_FLOATS
+            else None,
+        },
         "contestants": [
             {
                 **row,
@@ -78,6 +83,7 @@ def summary(
                 "over_bundled": quartiles(ms[row["name"]] / ms[BUNDLED]),
             }
             for row in contestants
+            if row["kind"] != "probe"
         ],
         "limits": [
             {
@@ -88,6 +94,14 @@ def summary(
             for name, reference in LIMITS
             if name in ms
         ],
+    }
+
+
+def sharing(ratios: np.ndarray) -> dict[str, Any]:
+    """Whether ranks were in each other's way, from all at once over one alone, each round."""
+    return {
+        "all_over_one": quartiles(ratios),
+        "rounds": int(np.sum(ratios >= SHARED_FROM)),
     }
 
 
@@ -117,18 +131,24 @@ def heading(results: dict[str, Any]) -> str:
     cores = " + ".join(map(str, results["cores"]))
     return (
         f"allreduce_grad, {results['ranks']} ranks on {cores} cores, "
-        f"{results['rounds']} rounds, {results['date']}\n{versions}"
+        f"{results['rounds']} rounds{' at real-time priority' if results['realtime'] else ''}, "
+        f"{results['date']}\n{versions}"
     )
 
 
 def cores(model: dict[str, Any], rounds: int) -> str:
-    """Whether the ranks' cores were siblings, as memcpy tells."""
-    if model["memcpy_all_over_one"] is None:
-        return "too few bytes to tell whether cores are siblings"
-    return (
-        f"memcpy by all ranks at once took {model['memcpy_all_over_one'][1]:.2f} x one alone: "
-        f"siblings in {model['rounds_on_siblings']} of {rounds} rounds, else separate"
+    """Whether the ranks had cores, and ways to memory, of their own."""
+    core, memory = model["sharing"].values()
+    text = (
+        f"arithmetic on all ranks took {core['all_over_one'][1]:.2f} x one alone "
+        f"(a core shared in {core['rounds']} of {rounds} rounds)"
     )
+    if memory is not None:
+        text += (
+            f", memcpy {memory['all_over_one'][1]:.2f} x "
+            f"(the way to memory shared in {memory['rounds']})"
+        )
+    return text
 
 
 def number(value: float) -> str:

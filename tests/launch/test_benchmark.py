@@ -67,8 +67,8 @@ def test_a_run_that_lasts_too_long_ends_with_stacks(tmp_path: Path) -> None:
     files = "--json", tmp_path / "none.json", "--plot", tmp_path / "none.png"
     done = run("--quick", "--repeat", 10**7, "--timeout", 3, *files)
     assert done.returncode != 0
-    assert "most recent call first" in done.stderr
-    assert "measure.py" in done.stderr
+    assert "most recent call first" in done.stderr, done.stdout + done.stderr
+    assert "measure.py" in done.stderr, done.stderr
 
 
 def test_resnet50_has_161_arrays_and_25_557_032_parameters(load: Any) -> None:
@@ -94,19 +94,21 @@ def test_a_wrong_mean_is_noticed(load: Any) -> None:
 
 
 @pytest.mark.parametrize(("slower", "ok"), [(0.9, True), (1.0, True), (1.1, False)])
-def test_a_slower_naive_misses_its_limit_and_siblings_are_told(
+def test_a_slower_naive_misses_its_limit_and_sharing_is_told(
     load: Any, slower: float, ok: bool
 ) -> None:
     times = {
+        "arithmetic, one rank": [1.0, 1.0, 1.0],
+        "arithmetic, all ranks": [1.0, 1.0, 2.0],
         "memcpy, one rank": [1.0, 1.0, 1.0],
         "memcpy, all ranks": [1.0, 1.9, 2.1],
         "handoff": [2.0, 2.0, 2.0],
         "bundled naive": [4.0, 8.0, 40.0],  # ratios are of a round, so noise that lasts cancels
         "naive": [4.0 * slower, 8.0 * slower, 40.0 * slower],
     }
-    rows = [{"name": name, "ms": ms} for name, ms in times.items()]
+    rows = [{"name": name, "kind": "ours", "ms": ms} for name, ms in times.items()]
     model = load("report").summary("a model", 1, 25_557_032, rows)
-    assert model["rounds_on_siblings"] == 2
+    assert [found["rounds"] for found in model["sharing"].values()] == [1, 2]
     (limit,) = model["limits"]
     assert limit["ratio"] == [pytest.approx(slower)] * 3
     assert limit["ok"] is ok
