@@ -13,6 +13,8 @@ def strangers_communicator() -> Any:
     """One that somebody else wrote, of which model parallelism may use the public methods only."""
     from mpi4py import MPI
 
+    from chainermn_comm import CommunicatorBase
+
     def send(self: Any, data: Any, dest: int, tag: int) -> None:
         MPI.COMM_WORLD.send(data, dest, tag)
 
