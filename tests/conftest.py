@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -64,7 +64,7 @@ class World:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Iterator[None]:
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         done = threading.Event()
         guard = threading.Thread(target=self._end_if_late, args=(done,), daemon=True)
         guard.start()
@@ -84,8 +84,10 @@ class World:
         os._exit(124)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
-        report: pytest.TestReport = yield
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
         mine = report.longreprtext if report.failed else None
         if mine is not None:  # said at once, since the others may never come to agree
             text = f"\n--- rank {self.comm.rank}: {item.nodeid} ({report.when}):\n{mine}\n"

@@ -66,7 +66,9 @@ def test_different_roots(naive, verb):
 def test_wrong_root_on_one_rank_raises_on_all(naive, verb, root):
     wrong = naive.rank == 1
     data = [1] * naive.size if verb == "scatter" else 1
-    with pytest.raises(ValueError if wrong else PeerError, match=r"rank 1.*root must be an integer"):
+    with pytest.raises(
+        ValueError if wrong else PeerError, match=r"rank 1.*root must be an integer"
+    ):
         getattr(naive, verb)(data, root=root if wrong else 0)
     still_works(naive)
 
