@@ -1,0 +1,248 @@
+"""The MNIST example: what it leaves behind, how it resumes, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "mnist" / "train_mnist.py"
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+SECONDS = 120  # ends a hang, no more
+SMALL = ("--unit", "60", "--batchsize", "20")
+KEYS = {
+    "epoch",
+    "iteration",
+    "elapsed_time",
+    "main/loss",
+    "main/accuracy",
+    "validation/main/loss",
+    "validation/main/accuracy",
+}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PATH": f"{MPIEXEC.parent}{os.pathsep}{os.environ['PATH']}",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_osc": "^ucx",
+}
+ENVIRONMENT.pop("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", None)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended; stdout without the progress bar's cursor movements."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def train(
+    *arguments: str | Path, ranks: int | None, cwd: Path | None = None, **environment: str
+) -> Ended:
+    """Run the example with so many ranks; with None, without mpiexec."""
+    launcher = [] if ranks is None else [str(MPIEXEC), "-n", str(ranks)]
+    done = subprocess.run(
+        [*launcher, sys.executable, str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=cwd,
+        env={**ENVIRONMENT, **environment},
+    )
+    return Ended(done.returncode, re.sub(r"\x1b\[\d*[JA]", "", done.stdout), done.stderr)
+
+
+def succeeded(job: Ended) -> Ended:
+    assert job.code == 0, job.stderr
+    return job
+
+
+def rows_of_table(stdout: str) -> list[int]:
+    """The epochs that the table has a row for."""
+    return [int(row[1]) for row in re.finditer(r"^(\d+) +[\d.e-]+ +[\d.e-]+ ", stdout, re.M)]
+
+
+def check_results(out: Path, job: Ended, ranks: int, epochs: int) -> None:
+    log = json.loads((out / "log").read_text())
+    assert [entry["epoch"] for entry in log] == list(range(1, epochs + 1))
+    assert all(entry.keys() == KEYS for entry in log)
+    assert log[-1]["main/loss"] < log[0]["main/loss"]
+    assert 0.8 < log[-1]["validation/main/accuracy"] <= 1
+
+    assert job.stdout.count("epoch       main/loss") == 1
+    assert rows_of_table(job.stdout) == list(range(1, epochs + 1))
+    assert "total [" in job.stdout
+    assert job.stdout.count("1440 training and 357 test examples") == 1
+    assert f"ranks {ranks}," in job.stdout
+    assert job.stdout.count("validation accuracy ") == 1
+    assert "Warning" not in job.stderr
+
+    snapshots = {f"snapshot_rank{r}of{ranks}_epoch{e}.npz" for r in range(ranks) for e in (2, 3)}
+    assert {f.name for f in out.iterdir()} - {"cg.png"} == snapshots | {
+        "log",
+        "model.npz",
+        "curves.png",
+        "cg.dot",
+    }
+    assert (out / "cg.dot").read_text().startswith("digraph")
+    width, height = size_of_png(out / "curves.png")
+    assert 800 < width < 2000
+    assert 300 < height < 1000
+    with np.load(out / "model.npz") as model:
+        assert model["l1/W"].shape == (60, 64)
+        assert model["l3/b"].shape == (10,)
+
+
+def size_of_png(path: Path) -> tuple[int, int]:
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+
+
+@pytest.fixture(scope="module")
+def three_epochs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """A run of two ranks that nothing interrupted."""
+    out = tmp_path_factory.mktemp("three_epochs")
+    return out, succeeded(train(*SMALL, "--epoch", "3", "--out", out, ranks=2))
+
+
+def test_one_process_needs_no_mpiexec(tmp_path):
+    job = succeeded(train(*SMALL, "--epoch", "3", ranks=None, cwd=tmp_path))
+    check_results(tmp_path / "result", job, ranks=1, epochs=3)
+
+
+def test_two_ranks_leave_one_log_one_table_one_plot(three_epochs):
+    out, job = three_epochs
+    check_results(out, job, ranks=2, epochs=3)
+
+
+def test_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(three_epochs, tmp_path):
+    whole, _ = three_epochs
+    succeeded(train(*SMALL, "--epoch", "1", "--out", tmp_path, ranks=2))
+    job = succeeded(train(*SMALL, "--epoch", "3", "--out", tmp_path, "--resume", tmp_path, ranks=2))
+    check_results(tmp_path, job, ranks=2, epochs=3)
+    for name in ("model.npz", "snapshot_rank0of2_epoch3.npz", "snapshot_rank1of2_epoch3.npz"):
+        expected, actual = numbers(whole / name), numbers(tmp_path / name)
+        assert actual.keys() == expected.keys()
+        assert any(key.endswith("l2/W") for key in expected)
+        for key in expected:
+            np.testing.assert_array_equal(actual[key], expected[key], err_msg=f"{name}: {key}")
+
+
+def numbers(path: Path) -> dict[str, np.ndarray]:
+    """The numeric arrays of a snapshot, but for the time it took."""
+    with np.load(path, allow_pickle=True) as file:  # Chainer writes None as an object
+        arrays = {key: file[key] for key in file.files if "elapsed_time" not in key}
+    return {key: array for key, array in arrays.items() if array.dtype.kind in "fiub"}
+
+
+def test_new_run_forgets_the_snapshots_of_the_last_one(three_epochs, tmp_path):
+    for stale in ("snapshot_rank0of1_epoch7.npz", "snapshot_rank0of1_epoch8.npz"):
+        (tmp_path / stale).write_bytes(b"")
+    succeeded(train(*SMALL, "--epoch", "1", "--out", tmp_path, ranks=None))
+    assert [f.name for f in tmp_path.glob("*of1_epoch*")] == ["snapshot_rank0of1_epoch1.npz"]
+
+
+def told_once(job: Ended, *words: str) -> None:
+    """The job failed, with one message that has these words, and no traceback."""
+    assert job.code not in (0, None)
+    complaints = [line for line in job.stderr.splitlines() if line.startswith("train_mnist.py: ")]
+    assert len(complaints) == 1, job.stderr
+    for word in words:
+        assert word in complaints[0]
+    assert "Traceback" not in job.stderr
+    assert rows_of_table(job.stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--batchsize", "0"], ["--batchsize", "0 is not positive"]),
+        (["--batchsize", "-3"], ["--batchsize", "-3 is not positive"]),
+        (["--epoch", "0"], ["--epoch", "0 is not positive"]),
+        (["--communicator", "bogus"], ["bogus", "naive", "flat"]),
+        (["--resume", "nowhere"], ["--resume nowhere", "No such file"]),
+        (["--resume", "."], ["--resume .", "holds no snapshot"]),
+        (["--out", str(SCRIPT / "below")], ["--out", "cannot write there", "Not a directory"]),
+    ],
+    ids=lambda value: "".join(value[:2]) if value[0].startswith("--") else "",
+)
+def test_mistake_is_told_once_and_ends_the_job(arguments, words, tmp_path):
+    told_once(train(*arguments, ranks=2, cwd=tmp_path), *words)
+    left = list((tmp_path / "result").iterdir()) if (tmp_path / "result").exists() else []
+    assert left == []
+
+
+def test_gpu_without_a_gpu(tmp_path):
+    job = train("--gpu", ranks=2, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    told_once(job, "--gpu")
+
+
+def test_snapshots_that_do_not_serve_leave_the_results_alone(three_epochs):
+    out, _ = three_epochs
+    before = {f: f.read_bytes() for f in out.iterdir()}
+    for arguments, words in (
+        (["--epoch", "3"], ["has 3 epochs already", "--epoch"]),
+        (["--unit", "61"], ["does not fit this run"]),
+    ):
+        told_once(
+            train(*SMALL, *arguments, "--out", out, "--resume", out, ranks=2), "--resume", *words
+        )
+    assert {f: f.read_bytes() for f in out.iterdir()} == before
+
+
+def test_damage_on_one_rank_names_it_and_an_older_snapshot_serves(three_epochs, tmp_path):
+    out, _ = three_epochs
+    for rank in range(2):
+        for epoch in (2, 3):
+            name = f"snapshot_rank{rank}of2_epoch{epoch}.npz"
+            (tmp_path / name).write_bytes((out / name).read_bytes())
+    last = tmp_path / "snapshot_rank1of2_epoch3.npz"
+    last.write_bytes(last.read_bytes()[:1000])
+    arguments = (*SMALL, "--epoch", "4", "--out", tmp_path, "--resume", tmp_path)
+    told_once(train(*arguments, ranks=2), "rank 1:", last.name)
+
+    last.unlink()  # as when a job ends before rank 1 has written its part
+    job = succeeded(train(*arguments, ranks=2))
+    assert rows_of_table(job.stdout) == [1, 2, 3, 4]
+
+
+def test_mnist_is_asked_for_once_and_its_absence_told(tmp_path):
+    job = train(
+        *("--dataset", "mnist"),
+        ranks=2,
+        cwd=tmp_path,
+        CHAINER_DATASET_ROOT=str(tmp_path),
+        http_proxy="http://127.0.0.1:9",  # nobody answers there
+        HTTP_PROXY="http://127.0.0.1:9",
+        no_proxy="",
+        NO_PROXY="",
+    )
+    told_once(job, "--dataset mnist", "could not download", "--dataset digits")
+
+
+def test_mnist_in_the_cache_is_used_and_shared_by_no_more_ranks_than_examples(tmp_path):
+    cache = tmp_path / "pfnet" / "chainer" / "mnist"
+    cache.mkdir(parents=True)
+    pixels = np.arange(6 * 784).reshape(6, 784).astype(np.uint8)
+    np.savez(cache / "train.npz", x=pixels, y=np.arange(6))
+    arguments = ("--dataset", "mnist", "--batchsize", "2", "--epoch", "2")
+    for tests in (1, 2):
+        np.savez(cache / "test.npz", x=pixels[:tests], y=np.arange(tests))
+        job = train(*arguments, ranks=2, cwd=tmp_path, CHAINER_DATASET_ROOT=str(tmp_path))
+        if tests == 1:
+            told_once(job, "2 ranks are too many for 6 training and 1 test examples")
+        else:
+            assert rows_of_table(succeeded(job).stdout)[-1] == 2
