@@ -56,7 +56,9 @@ def launch(args: argparse.Namespace) -> int:
     if mpiexec is None:
         raise SystemExit("no mpiexec found: install one, such as `pip install mpich`")
     command = [mpiexec, "-n", str(args.ranks), sys.executable, *sys.argv]
-    process = subprocess.Popen(command, env=os.environ | dict.fromkeys(THREADS, "1"))
+    # The ranks can't know: MPICH gives them a pipe in any case, Open MPI a terminal.
+    colour = {"FORCE_COLOR": "1"} if sys.stdout.isatty() else {"TERM": "dumb"}
+    process = subprocess.Popen(command, env=os.environ | dict.fromkeys(THREADS, "1") | colour)
     try:
         return process.wait(args.timeout + 2 * GRACE_SECONDS)
     finally:  # the ranks end by themselves; this is for an mpiexec that doesn't
