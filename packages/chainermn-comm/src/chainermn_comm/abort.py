@@ -8,8 +8,6 @@ happened and calls `MPI_Abort`. A signal or a kill is the launcher's to notice, 
 from __future__ import annotations
 
 import atexit
-import contextlib
-import faulthandler
 import os
 import sys
 import threading
@@ -20,21 +18,15 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from . import exit_status
+from .ending import end_job, headline, real_exit, say
 from .errors import PeerError
 
 VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
-# Set for the children of a rank: they inherit VARIABLE and the launcher's variables, but a
-# second MPI_Init under the same rank number fails.
+# Tells the child processes of a rank that they are no ranks: they inherit the launcher's
+# variables, but a second MPI_Init under the same rank number fails.
 RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
-
-# Between the report and MPI_Abort. MPICH's launcher drops what it has not read by then (lost
-# were 1,200 of 5,000 lines in one of five runs without a pause), and ranks that fail at the same
-# time get to say why.
-FORWARDING_SECONDS = 0.5
 # How long a rank whose error may only be the echo of another's waits to be ended silently.
 ECHO_SECONDS = 1.5
-# After this the process ends even if MPI_Abort hangs; the launcher then ends the others.
-LAST_RESORT_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,6 @@ class _Replaced:
 
 
 _replaced: _Replaced | None = None
-_real_exit = os._exit
 
 
 def add_hook() -> None:
@@ -60,11 +51,17 @@ def add_hook() -> None:
     behaviour is left alone with one rank, in an interactive interpreter, in a forked child
     and once MPI is finalized.
 
-    Initializes MPI, as importing `mpi4py.MPI` does. Calling it again changes nothing. Not
-    collective, but meant to be called on every rank.
+    Initializes MPI, as importing `mpi4py.MPI` does: a rank that fails before `MPI_Init` leaves
+    the others waiting in theirs. In a worker process that a rank started it does nothing.
+    Calling it again changes nothing. Not collective, but meant to be called on every rank.
     """
-    from mpi4py import MPI  # noqa: F401  (without MPI there would be nothing to abort)
+    process = str(os.getpid())
+    if os.environ.get(RANK_PROCESS, process) != process:
+        return
+    from mpi4py import MPI
 
+    if MPI.Is_initialized() and MPI.COMM_WORLD.size > 1:
+        os.environ[RANK_PROCESS] = process
     _install()
 
 
@@ -78,7 +75,7 @@ def remove_hook() -> None:
     if threading.excepthook is _threading_excepthook:
         threading.excepthook = _replaced.threading_excepthook
     if os._exit is _os_exit:
-        os._exit = _real_exit
+        os._exit = real_exit
     exit_status.unwatch()
     atexit.unregister(_at_exit)
     _replaced = None
@@ -98,32 +95,10 @@ def install_by_default(mpi_comm: Any) -> None:
 def install_if_forced() -> None:
     """What importing the package does: :func:`add_hook` if the environment asks for it.
 
-    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1`` asks. Only then is MPI initialized: a rank that
-    fails before it has called ``MPI_Init`` leaves the others waiting in theirs.
+    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1`` asks; otherwise importing doesn't initialize MPI.
     """
-    process = str(os.getpid())
-    if _wanted() and os.environ.get(RANK_PROCESS, process) == process:
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.size > 1:
-            os.environ[RANK_PROCESS] = process
+    if _wanted():
         add_hook()
-
-
-def end_job(what: str, code: int, details: str = "") -> NoReturn:
-    """Say why this rank fails and abort the job.
-
-    Args:
-        what: what happened, to follow "rank 1 of 2: ".
-        code: the job's exit status, 1 to 255.
-        details: printed last, such as a traceback.
-    """
-    try:
-        _say(f"{_headline(what)}, ending the job.\n{details}")
-        _stop_workers()
-        time.sleep(FORWARDING_SECONDS)
-    finally:  # even if a second Ctrl-C arrives meanwhile
-        _abort(code)
 
 
 def _wanted() -> bool | None:
@@ -168,21 +143,21 @@ def _others_may_wait() -> bool:
 def _excepthook(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
-    assert _replaced is not None
-    previous = _replaced.excepthook
+    previous = _replaced.excepthook if _replaced else sys.__excepthook__
     if not _others_may_wait():
         previous(kind, value, trace)
         return
     what, code = f"uncaught {kind.__name__}", 1
     if issubclass(kind, KeyboardInterrupt):
         code = 130  # 128 + SIGINT, as a shell reports it
-    is_default = previous is sys.__excepthook__
-    details = "".join(traceback.format_exception(kind, value, trace)) if is_default else ""
+    details = ""
     try:
         if isinstance(value, (PeerError, sys.modules["mpi4py.MPI"].Exception)):
             time.sleep(ECHO_SECONDS)
-        if not is_default:  # what it prints can't be collected first: it may not return
-            _say(f"{_headline(what)}:\n")
+        if previous is sys.__excepthook__:
+            details = "".join(traceback.format_exception(kind, value, trace))
+        else:  # what it prints can't be collected first: it may not return
+            say(f"{headline(what)}:\n")
             previous(kind, value, trace)
     finally:
         end_job(what, code, details)
@@ -190,17 +165,16 @@ def _excepthook(
 
 def _threading_excepthook(args: threading.ExceptHookArgs) -> None:
     """Name the rank; the job goes on, as a Python process does when a thread ends."""
-    assert _replaced is not None
-    previous = _replaced.threading_excepthook
+    previous = _replaced.threading_excepthook if _replaced else threading.__excepthook__
     if args.exc_type is SystemExit or not _others_may_wait():
         previous(args)
         return
-    what = _headline(f"exception in thread {args.thread.name if args.thread else '?'}") + ":\n"
+    what = headline(f"exception in thread {args.thread.name if args.thread else '?'}") + ":\n"
     if previous is threading.__excepthook__:
         trace = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        _say(what + "".join(trace))
+        say(what + "".join(trace))
     else:
-        _say(what)
+        say(what)
         previous(args)
 
 
@@ -225,7 +199,7 @@ def _os_exit(status: int) -> NoReturn:
                 "Where this is meant, call mpi4py.MPI.Finalize() first.\n",
             )
     finally:
-        _real_exit(status)
+        real_exit(status)
 
 
 def _at_exit() -> None:
@@ -233,41 +207,3 @@ def _at_exit() -> None:
     trace = getattr(sys, "last_traceback", None)
     if trace is not None and trace.tb_frame.f_back is None and _others_may_wait():
         end_job(f"uncaught {type(sys.last_value).__name__}", 1)
-
-
-# How the job is ended.
-
-
-def _headline(what: str) -> str:
-    world = sys.modules["mpi4py.MPI"].COMM_WORLD
-    return f"\nChainerMN: rank {world.rank} of {world.size}: {what}"
-
-
-def _say(text: str) -> None:
-    """Write in one piece, so that the launcher doesn't mix it with other ranks' words."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-    try:
-        sys.stderr.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except Exception:  # it may be closed, or somebody else's object
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="backslashreplace"))
-
-
-def _stop_workers() -> None:
-    """End the worker processes of this rank, which would wait for it for ever."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None:
-        with contextlib.suppress(Exception):
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-
-
-def _abort(code: int) -> NoReturn:
-    try:
-        faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
-        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
-    finally:
-        _real_exit(code)

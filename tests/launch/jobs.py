@@ -1,0 +1,111 @@
+"""Runs a script on several ranks, with a time limit that prints every rank's stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+SECONDS = 60.0  # ends a hang, no more
+STACKS_SECONDS = 1.0  # for the ranks to write their stacks
+
+# Every script begins with it: a rank that is stuck, even in C, prints its stacks on SIGUSR1.
+PRELUDE = """\
+import faulthandler as _faulthandler, signal as _signal
+_faulthandler.register(_signal.SIGUSR1, all_threads=True)
+"""
+
+
+@dataclass(frozen=True, repr=False)
+class Job:
+    """How a job ended. `returncode` is None when it had to be ended; then `err` has the stacks."""
+
+    returncode: int | None
+    out: str
+    err: str
+    ended: float  # time.time()
+
+    def __repr__(self) -> str:  # what a failing assertion shows
+        return f"mpiexec returned {self.returncode}\n-- out:\n{self.out}\n-- err:\n{self.err}"
+
+
+def run(
+    ranks: int,
+    *arguments: object,
+    environment: dict[str, str] | None = None,
+    launcher: tuple[str, ...] = (),
+    cwd: Path | None = None,
+    seconds: float = SECONDS,
+) -> Job:
+    """Run `python *arguments` on so many ranks, with the mpiexec of this environment.
+
+    Args:
+        ranks: number of processes.
+        arguments: of the interpreter, such as a script that begins with PRELUDE.
+        environment: variables to set besides those of this process.
+        launcher: further arguments of mpiexec.
+        cwd: where to run it.
+        seconds: after this the stacks are printed and the job is ended.
+    """
+    command = [str(MPIEXEC), *launcher, "-n", str(ranks), sys.executable, *map(str, arguments)]
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("CHAINERMN_")
+    }
+    variables.update({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}, **(environment or {}))
+    # Files, since a pipe would be waited for as long as any orphan holds it.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=cwd,
+            env=variables,
+            start_new_session=True,
+        )
+        try:
+            returncode: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            returncode = None
+        ended = time.time()
+        if returncode is None:
+            _end(process)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return Job(returncode, texts[0], texts[1], ended)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let the ranks print their stacks, then end what we started, and its children."""
+    ours = [psutil.Process(process.pid)]
+    ours += ours[0].children(recursive=True)
+    for one in ours:
+        with contextlib.suppress(psutil.Error):
+            if _catches(one.pid, signal.SIGUSR1) and "python" in one.name():
+                one.send_signal(signal.SIGUSR1)
+    time.sleep(STACKS_SECONDS)
+    for one in ours:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+    process.wait()
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal, which would end it otherwise."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+    return bool(caught >> (number - 1) & 1)
