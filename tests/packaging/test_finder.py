@@ -40,7 +40,9 @@ def bare(environment):
 
 def install(installer, env, *what):
     if installer == "pip":
-        env.run("-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", *what)
+        isolated = "--no-build-isolation" not in what  # which pip allows no constraint for
+        command = ["-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", *what]
+        env.run(*command, env=None if isolated else {"PIP_BUILD_CONSTRAINT": ""})
     else:
         env.install("--no-deps", "--reinstall", *what)
 
