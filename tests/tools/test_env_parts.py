@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from chainermn_tools.environment import machine, mpi, packages, probe, text
 from rich.console import Console
+
+from chainermn_tools.environment import gpus, machine, mpi, packages, probe, text
 
 HYDRA = "HYDRA build details:\n    Version:                                 4.2.0\n"
 
@@ -169,3 +172,28 @@ def test_text_says_what_is_unavailable_at_any_depth():
     ):
         assert line in lines
     assert "very" not in file.getvalue()
+
+
+def test_nccl_is_reported_with_and_without_its_library(monkeypatch):
+    """CuPy imports a stub where libnccl is not installed."""
+    stub = SimpleNamespace(available=False)
+    cuda = SimpleNamespace(nccl=stub)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    assert gpus.nccl() == "absent"
+    stub.available = True
+    for code, version in ((2708, "2.7.8"), (22203, "2.22.3")):
+        stub.get_version = lambda code=code: code
+        assert gpus.nccl() == version
+
+
+@pytest.mark.parametrize(
+    ("printed", "quoted"),
+    [
+        ("", ""),
+        ("-----\nno\n  luck\n-----", ": no luck"),
+        ("first " + "x" * 500 + " last", f": first {'x' * 194} ... {'x' * 195} last"),
+    ],
+)
+def test_a_failure_is_quoted_on_one_line(printed, quoted):
+    assert probe._quote(printed) == quoted

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 
 import click
 from rich.console import Console
@@ -28,12 +26,10 @@ def env(as_json: bool) -> None:
     """
     report = environment.collect()
     place = launched()
-    if place is None or place[0] == 0:
-        if as_json:
-            click.echo(json.dumps(report, indent=2))
-        else:
-            environment.render(report, Console())
-    if place is not None and "unavailable" in report["topology"]:
-        # MPI may still be stuck in a thread, and would hold up Python's normal end.
-        sys.stdout.flush()
-        os._exit(0)
+    if place is not None and place[0] != 0:
+        return
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
+        environment.render(report, Console(force_terminal=False if place else None))

@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from chainermn_tools.environment.probe import unavailable
+
 
 def blas() -> dict[str, Any]:
-    """What NumPy was built with and what it loaded. Call it in a child process.
-
-    ``loaded`` is None where threadpoolctl is not installed.
-    """
+    """What NumPy was built with and what it loaded. Call it in a child process."""
     import numpy
 
     built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
     try:
         threadpoolctl = importlib.import_module("threadpoolctl")
     except ModuleNotFoundError:
-        loaded = None
+        loaded: Any = unavailable("threadpoolctl is not installed")
     else:
         loaded = [
             {

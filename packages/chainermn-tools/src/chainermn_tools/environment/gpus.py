@@ -54,8 +54,8 @@ def devices() -> dict[str, Any]:
     runtime = cupy.cuda.runtime
     properties = [runtime.getDeviceProperties(n) for n in range(runtime.getDeviceCount())]
     return {
-        "driver's cuda": _dotted(runtime.driverGetVersion(), 1000),
-        "cuda": _dotted(runtime.runtimeGetVersion(), 1000),
+        "driver's cuda": _dotted(runtime.driverGetVersion()),
+        "cuda": _dotted(runtime.runtimeGetVersion()),
         "devices": [
             {
                 "name": one["name"].decode(),
@@ -75,12 +75,11 @@ def nccl() -> str:
     if not nccl.available:
         return "absent"
     code = nccl.get_version()
-    # Until 2.8 a version was written 2708, since then 20900.
-    return _dotted(code, 1000 if code < 10000 else 10000)
+    # 22203 is 2.22.3, but up to 2.8 NCCL wrote 2708 for 2.7.8.
+    major = 10000 if code > 10000 else 1000
+    return f"{code // major}.{code % major // 100}.{code % 100}"
 
 
-def _dotted(code: int, major: int) -> str:
-    """CUDA's 12040 is 12.4 (major 1000); NCCL's 22203 is 2.22.3 (major 10000)."""
-    if major == 10000:
-        return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+def _dotted(code: int) -> str:
+    """CUDA's 12040 is 12.4."""
     return f"{code // 1000}.{code % 1000 // 10}"

@@ -24,8 +24,9 @@ PATIENCE_SECONDS = 1.0
 MARGIN_SECONDS = 5.0
 # A child prints its answer after this mark, since libraries may print things of their own.
 MARK = "chainermn-answer:"
-# Characters of a failed command's output that are quoted.
-QUOTED = 400
+# Characters of a failed command's output that are quoted: a launcher says what is wrong first,
+# a Python traceback last.
+QUOTED_FIRST, QUOTED_LAST = 200, 200
 
 
 class Unavailable(Exception):
@@ -33,8 +34,8 @@ class Unavailable(Exception):
 
 
 def unavailable(reason: str) -> dict[str, str]:
-    """What a report holds in place of an answer."""
-    return {"unavailable": reason}
+    """What a report holds in place of an answer; the reason on one line."""
+    return {"unavailable": " ".join(reason.split())}
 
 
 def together(probes: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Any]:
@@ -90,6 +91,8 @@ def run(command: Sequence[str], seconds: float) -> str:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                # As from a shell: a rank finds its launcher through a file that it inherited.
+                close_fds=False,
                 start_new_session=True,
             )
         except OSError as problem:
@@ -143,6 +146,8 @@ def answer(function: Callable[[], Any]) -> None:
     """Print what the function returns, for :func:`in_child` on the other side to read."""
     try:
         found = {"answer": function()}
+    except Unavailable as problem:
+        found = unavailable(str(problem))
     except Exception as problem:
         found = unavailable(f"{type(problem).__name__}: {problem}")
     if found.get("answer", ...) is not None:
@@ -172,8 +177,10 @@ def _how_it_ended(code: int) -> str:
 
 
 def _quote(text: str) -> str:
-    """The end of some output on one line, after a colon; empty when there was none."""
-    words = " ".join(text.split())
+    """Some output on one line, shortened, after a colon; empty when there was none."""
+    words = " ".join(word for word in text.split() if set(word) - set("-=*#"))
     if not words:
         return ""
-    return f": {words}" if len(words) <= QUOTED else f": ... {words[-QUOTED:]}"
+    if len(words) <= QUOTED_FIRST + QUOTED_LAST:
+        return f": {words}"
+    return f": {words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"

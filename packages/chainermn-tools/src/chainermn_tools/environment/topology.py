@@ -35,20 +35,23 @@ def launched() -> tuple[int, int] | None:
 def topology(seconds: float) -> dict[str, Any]:
     """The ranks and their nodes (collective if a launcher started this process).
 
+    MPI is called in a child process, which under a launcher takes this one's place as a rank:
+    where MPI can't start, it ends its process or hangs.
+
     Args:
-        seconds: limit of the ranks that are started. Under a launcher MPI is called in this
-            process, and whoever calls this function has to stop waiting.
+        seconds: limit of the ranks.
 
     Returns:
-        At rank 0 the number of ranks and nodes, and a dict for each rank; of no use elsewhere.
+        The number of ranks and nodes, and a dict for each rank.
 
     Raises:
-        Unavailable: MPI does not start, or does not come to an end.
+        Unavailable: MPI does not start, or does not come to an end; or this is not rank 0, which
+            alone gets the answer.
     """
     if launched() is None:
         found = probe.in_child(ranks, seconds, mpiexec(), "-n", str(TRIAL_RANKS))
         return {"started": f"{TRIAL_RANKS} ranks, for this report", **found}
-    return {"started": "by the launcher", **(ranks() or {})}
+    return {"started": "by the launcher", **probe.in_child(ranks, seconds)}
 
 
 def ranks() -> dict[str, Any] | None:
@@ -60,8 +63,9 @@ def ranks() -> dict[str, Any] | None:
     Raises:
         Unavailable: the launcher started several ranks, and MPI knows of one.
     """
-    from chainermn_comm.topology import Topology
     from mpi4py import MPI
+
+    from chainermn_comm.topology import Topology
 
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
