@@ -290,6 +290,7 @@ def two_panels(figure: Any, axes: Any, title: str) -> None:
         panel.locator_params(axis="x", integer=True)
         panel.grid(alpha=0.3)
     panels["loss"].set_yscale("log")
+    panels["loss"].yaxis.set_major_formatter("{x:g}")
     panels["loss"].set_title(title, loc="left")
     last = curves["validation/main/accuracy"][1][-1]
     panels["accuracy"].set_title(f"validation accuracy {last:.3f}", loc="left")

@@ -7,15 +7,17 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from .jobs import Job, run
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "mnist" / "train_mnist.py"
-MPIEXEC = Path(sys.executable).parent / "mpiexec"
 SECONDS = 120  # ends a hang, no more
 SMALL = ("--unit", "60", "--batchsize", "20")
 KEYS = {
@@ -27,45 +29,32 @@ KEYS = {
     "validation/main/loss",
     "validation/main/accuracy",
 }
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PATH": f"{MPIEXEC.parent}{os.pathsep}{os.environ['PATH']}",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_osc": "^ucx",
-}
-ENVIRONMENT.pop("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", None)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a job ended; stdout without the progress bar's cursor movements."""
-
-    code: int
-    stdout: str
-    stderr: str
 
 
 def train(
     *arguments: str | Path, ranks: int | None, cwd: Path | None = None, **environment: str
-) -> Ended:
-    """Run the example with so many ranks; with None, without mpiexec."""
-    launcher = [] if ranks is None else [str(MPIEXEC), "-n", str(ranks)]
-    done = subprocess.run(
-        [*launcher, sys.executable, str(SCRIPT), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=cwd,
-        env={**ENVIRONMENT, **environment},
-    )
-    return Ended(done.returncode, re.sub(r"\x1b\[\d*[JA]", "", done.stdout), done.stderr)
+) -> Job:
+    """Run the example with so many ranks; with None, without mpiexec.
+
+    Its output comes without the progress bar's cursor movements.
+    """
+    if ranks is None:
+        alone = subprocess.run(
+            [sys.executable, str(SCRIPT), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+        job = Job(alone.returncode, alone.stdout, alone.stderr, time.time())
+    else:
+        job = run(ranks, SCRIPT, *arguments, environment=environment, cwd=cwd, seconds=SECONDS)
+    return replace(job, out=re.sub(r"\x1b\[\d*[JA]", "", job.out))
 
 
-def succeeded(job: Ended) -> Ended:
-    assert job.code == 0, job.stderr
+def succeeded(job: Job) -> Job:
+    assert job.returncode == 0, job
     return job
 
 
@@ -74,20 +63,20 @@ def rows_of_table(stdout: str) -> list[int]:
     return [int(row[1]) for row in re.finditer(r"^(\d+) +[\d.e-]+ +[\d.e-]+ ", stdout, re.M)]
 
 
-def check_results(out: Path, job: Ended, ranks: int, epochs: int) -> None:
+def check_results(out: Path, job: Job, ranks: int, epochs: int) -> None:
     log = json.loads((out / "log").read_text())
     assert [entry["epoch"] for entry in log] == list(range(1, epochs + 1))
     assert all(entry.keys() == KEYS for entry in log)
     assert log[-1]["main/loss"] < log[0]["main/loss"]
     assert 0.8 < log[-1]["validation/main/accuracy"] <= 1
 
-    assert job.stdout.count("epoch       main/loss") == 1
-    assert rows_of_table(job.stdout) == list(range(1, epochs + 1))
-    assert "total [" in job.stdout
-    assert job.stdout.count("1440 training and 357 test examples") == 1
-    assert f"ranks {ranks}," in job.stdout
-    assert job.stdout.count("validation accuracy ") == 1
-    assert "Warning" not in job.stderr
+    assert job.out.count("epoch       main/loss") == 1
+    assert rows_of_table(job.out) == list(range(1, epochs + 1))
+    assert "total [" in job.out
+    assert job.out.count("1440 training and 357 test examples") == 1
+    assert f"ranks {ranks}," in job.out
+    assert job.out.count("validation accuracy ") == 1
+    assert "Warning" not in job.err
 
     snapshots = {f"snapshot_rank{r}of{ranks}_epoch{e}.npz" for r in range(ranks) for e in (2, 3)}
     assert {f.name for f in out.iterdir()} - {"cg.png"} == snapshots | {
@@ -112,7 +101,7 @@ def size_of_png(path: Path) -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def three_epochs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+def three_epochs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job]:
     """A run of two ranks that nothing interrupted."""
     out = tmp_path_factory.mktemp("three_epochs")
     return out, succeeded(train(*SMALL, "--epoch", "3", "--out", out, ranks=2))
@@ -155,15 +144,15 @@ def test_new_run_forgets_the_snapshots_of_the_last_one(three_epochs, tmp_path):
     assert [f.name for f in tmp_path.glob("*of1_epoch*")] == ["snapshot_rank0of1_epoch1.npz"]
 
 
-def told_once(job: Ended, *words: str) -> None:
+def told_once(job: Job, *words: str) -> None:
     """The job failed, with one message that has these words, and no traceback."""
-    assert job.code not in (0, None)
-    complaints = [line for line in job.stderr.splitlines() if line.startswith("train_mnist.py: ")]
-    assert len(complaints) == 1, job.stderr
+    assert job.returncode not in (0, None), job
+    complaints = [line for line in job.err.splitlines() if line.startswith("train_mnist.py: ")]
+    assert len(complaints) == 1, job
     for word in words:
         assert word in complaints[0]
-    assert "Traceback" not in job.stderr
-    assert rows_of_table(job.stdout) == []
+    assert "Traceback" not in job.err
+    assert rows_of_table(job.out) == []
 
 
 @pytest.mark.parametrize(
@@ -216,7 +205,7 @@ def test_damage_on_one_rank_names_it_and_an_older_snapshot_serves(three_epochs, 
 
     last.unlink()  # as when a job ends before rank 1 has written its part
     job = succeeded(train(*arguments, ranks=2))
-    assert rows_of_table(job.stdout) == [1, 2, 3, 4]
+    assert rows_of_table(job.out) == [1, 2, 3, 4]
 
 
 def test_mnist_is_asked_for_once_and_its_absence_told(tmp_path):
@@ -245,4 +234,4 @@ def test_mnist_in_the_cache_is_used_and_shared_by_no_more_ranks_than_examples(tm
         if tests == 1:
             told_once(job, "2 ranks are too many for 6 training and 1 test examples")
         else:
-            assert rows_of_table(succeeded(job).stdout)[-1] == 2
+            assert rows_of_table(succeeded(job).out)[-1] == 2
