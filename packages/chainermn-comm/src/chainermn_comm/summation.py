@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -10,61 +11,64 @@ import numpy as np
 from .arrays import accumulator
 
 
-def sum_rows(rows: Sequence[np.ndarray], out: np.ndarray, divisor: int = 1) -> None:
+def sum_rows(
+    rows: Sequence[np.ndarray], out: np.ndarray, divisor: float = 1, work: np.ndarray | None = None
+) -> None:
     """Sum over ranks and divide, in float32 or wider.
 
     Args:
-        rows: two or more 1-D arrays of one dtype and length, in rank order; unchanged, but for
-            the one that ``out`` may be.
+        rows: 1-D arrays of one dtype and length, in rank order; unchanged, but for the one
+            that ``out`` may be.
         out: same dtype and length; receives the result.
         divisor: other than 1 for floats only. The sum is divided by it before it is rounded to
             ``out``'s dtype; a sum that overflows is taken anew of divided terms. NumPy tells of
             overflow only while ``np.errstate(over="raise")`` holds, which costs too much to
             enter here: callers with a divisor do.
+        work: uint8, room for the sum in the dtype it is taken in; saves an allocation.
     """
-    dtype = accumulator(out.dtype)
+    dtype, widened, scale, factor = _arithmetic(out.dtype, divisor)
+    total = None if work is None else work[: out.size * dtype.itemsize].view(dtype)
     try:
-        total = _add(rows, dtype)
-        if divisor > 1:
-            total = _divide(total, divisor, out)
+        if widened or len(rows) == 1:
+            total = rows[0].astype(dtype)
+            rest = rows[1:]
+        else:
+            total = np.add(rows[0], rows[1], out=total)
+            rest = rows[2:]
+        for row in rest:
+            total += row
+        if not widened:  # scaling writes the sum where it belongs
+            scale(total, factor, out=out)
+            return
+        scale(total, factor, out=total)
     except FloatingPointError:
         total = _mean_of_large(rows, dtype, divisor)
-    if total is not out:
-        with np.errstate(over="ignore"):
-            out[...] = total
-
-
-def _add(rows: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    total = rows[0] + rows[1] if dtype == rows[0].dtype else rows[0].astype(dtype) + rows[1]
-    for row in rows[2:]:
-        total += row
-    return total
-
-
-def _divide(total: np.ndarray, divisor: int, out: np.ndarray) -> np.ndarray:
-    if total.dtype != out.dtype:
-        out = total
-    if divisor & (divisor - 1):
-        return np.divide(total, _scalar(divisor, total.dtype), out=out)
-    # Exact for a power of two, and faster.
-    return np.multiply(total, _scalar(1 / divisor, total.dtype), out=out)
+    with np.errstate(over="ignore"):
+        out[...] = total
 
 
 @cache
-def _scalar(value: float, dtype: np.dtype) -> np.ndarray:
-    return np.array(value, dtype)
+def _arithmetic(dtype: np.dtype, divisor: float) -> tuple[np.dtype, bool, np.ufunc, np.ndarray]:
+    """The dtype to sum in, whether that is another one, and how to divide: ufunc and operand."""
+    wide = accumulator(dtype)
+    if dtype.kind == "b":
+        return wide, False, np.logical_and, np.array(True)
+    if math.frexp(divisor)[0] == 0.5:  # a power of two: exact, and faster
+        return wide, wide != dtype, np.multiply, np.array(1 / divisor, wide)
+    return wide, wide != dtype, np.divide, np.array(divisor, wide)
 
 
-def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: int) -> np.ndarray:
-    # Terms divided by a power of two that is at least `divisor` are exact, their sum stays in
-    # range, and dividing it by the rest rounds once. Elements whose plain sum doesn't overflow
-    # get the bits that they would have without their neighbours.
-    power = 1 << (divisor - 1).bit_length()
+def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: float) -> np.ndarray:
+    # Terms divided by a power of two that is at least their number are exact, their sum stays
+    # in range, and dividing it by the rest rounds once. Elements whose plain sum doesn't
+    # overflow get the bits that they would have without their neighbours.
+    power = 1 << (len(rows) - 1).bit_length()
+    _, _, scale, factor = _arithmetic(dtype, divisor)
     with np.errstate(over="ignore", invalid="ignore"):
         total = rows[0].astype(dtype)
-        scaled = total / _scalar(power, dtype)
+        scaled = total / dtype.type(power)
         for row in rows[1:]:
             total += row
-            scaled += row.astype(dtype) / _scalar(power, dtype)
-        mean = _divide(total, divisor, total)
-        return np.where(np.isfinite(mean), mean, scaled / _scalar(divisor / power, dtype))
+            scaled += row.astype(dtype) / dtype.type(power)
+        mean = scale(total, factor)
+        return np.where(np.isfinite(mean), mean, scaled / dtype.type(divisor / power))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from mpi4py import MPI
 
@@ -10,10 +12,14 @@ from ..exchange import pieces
 from ..summation import sum_rows
 from ..transport import Transport
 
-# Up to here every rank gathers all buffers and sums them: one exchange where shards need two.
-GATHER_BYTES = 16 << 10
-# A shard, the shards received for it and their sum stay in a core's cache.
+# While a rank receives no more than this, every rank gathers all buffers and sums them: one
+# exchange where shards need two. With two ranks in a node, shards are faster from here on.
+GATHER_BYTES = 256 << 10
+# A shard, the shards received for it and their sum stay in a core's cache: the best of 128 KiB
+# to 2 MiB.
 CHUNK_BYTES = 1 << 20
+# Layouts of gathered rows that are kept; models have few different sizes of small parameters.
+KEPT_LAYOUTS = 256
 
 
 class MpiTransport(Transport):
@@ -32,16 +38,20 @@ class MpiTransport(Transport):
         self._comm = comm
         self._tag = tag
         self._scratch = np.empty(0, np.uint8)
+        # Views of the scratch memory by (elements, dtype): all of it as MPI takes it, and rows.
+        self._gathered: dict[tuple[int, np.dtype], tuple[list[Any], list[np.ndarray]]] = {}
 
     def allreduce(self, buffer: np.ndarray, divisor: int = 1) -> np.ndarray:
         if self.size == 1 or buffer.size == 0:
             return buffer
-        if buffer.nbytes <= GATHER_BYTES:
-            self._gather_and_sum(buffer, divisor)
-        else:
-            step = self.size * CHUNK_BYTES // buffer.itemsize
-            for start in range(0, buffer.size, step):
-                self._sum_shards(buffer[start : start + step], divisor)
+        if (self.size - 1) * buffer.nbytes <= GATHER_BYTES:
+            target, rows = self._layout(buffer.size, buffer.dtype)
+            self._comm.Allgather([buffer, MPI.BYTE], target)
+            sum_rows(rows, buffer, divisor)
+            return buffer
+        step = self.size * CHUNK_BYTES // buffer.itemsize
+        for start in range(0, buffer.size, step):
+            self._sum_shards(buffer[start : start + step], divisor)
         return buffer
 
     def bcast(self, buffer: np.ndarray, root: int) -> np.ndarray:
@@ -51,13 +61,17 @@ class MpiTransport(Transport):
 
     def close(self) -> None:
         self._scratch = np.empty(0, np.uint8)
+        self._gathered.clear()
 
-    def _gather_and_sum(self, buffer: np.ndarray, divisor: int) -> None:
-        memory = self._space(self.size * buffer.nbytes)
-        self._comm.Allgather([buffer.view(np.uint8), MPI.BYTE], [memory, MPI.BYTE])
-        n = buffer.size
-        rows = memory.view(buffer.dtype)
-        sum_rows([rows[i * n : (i + 1) * n] for i in range(self.size)], buffer, divisor)
+    def _layout(self, size: int, dtype: np.dtype) -> tuple[list[Any], list[np.ndarray]]:
+        found = self._gathered.get((size, dtype))
+        if found is None:
+            memory = self._space(self.size * size * dtype.itemsize)
+            if len(self._gathered) >= KEPT_LAYOUTS:
+                self._gathered.clear()
+            rows = list(memory.view(dtype).reshape(self.size, size))
+            found = self._gathered[size, dtype] = ([memory, MPI.BYTE], rows)
+        return found
 
     def _sum_shards(self, chunk: np.ndarray, divisor: int) -> None:
         shards = np.array_split(chunk, self.size)
@@ -72,15 +86,13 @@ class MpiTransport(Transport):
 
     def _exchange(self, outgoing: list[np.ndarray], incoming: list[np.ndarray]) -> None:
         others = [rank for rank in range(self.size) if rank != self.rank]
-        requests = [self._comm.Irecv(_item(incoming[r]), r, self._tag) for r in others]
-        requests += [self._comm.Isend(_item(outgoing[r]), r, self._tag) for r in others]
+        byte = MPI.BYTE
+        requests = [self._comm.Irecv([incoming[r], byte], r, self._tag) for r in others]
+        requests += [self._comm.Isend([outgoing[r], byte], r, self._tag) for r in others]
         MPI.Request.Waitall(requests)
 
     def _space(self, nbytes: int) -> np.ndarray:
         if self._scratch.nbytes < nbytes:
             self._scratch = np.empty(nbytes, np.uint8)
+            self._gathered.clear()  # its views are of the old memory
         return self._scratch[:nbytes]
-
-
-def _item(array: np.ndarray) -> list:
-    return [array.view(np.uint8), MPI.BYTE]
