@@ -28,7 +28,7 @@ def test_on_by_default_once_a_communicator_exists(end, tmp_path):
 
 def test_refused_by_the_environment(tmp_path):
     path = script(tmp_path, "sys.exit(3)", install=COMMUNICATOR)
-    job = run(2, path, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}, seconds=6)
+    job = run(2, path, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}, seconds=10)
     assert job.returncode is None, f"the job was to hang as MPI leaves it\n{job}"
     assert "in wait" in job.err, f"no stack of the rank that waits\n{job}"
 
