@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
-import re
 import socket
 import sys
-import tempfile
 from typing import Any
 
 import chainer
@@ -27,14 +24,13 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
+from mistakes import no_gpu, not_writable, stop_if, too_few
 from mpi4py import MPI
+from snapshots import forget, resume, save_npz, shuffled_by_its_past, snapshot
 
 SEED = 0  # of the split, the shards and the first weights: a run can be repeated
 DIGITS_FOR_TRAINING = 1440  # of 1,797
 DOWNLOAD_SECONDS = 30.0  # without an answer, until a download is given up
-
-# Weights don't get smaller by compression, which took most of an epoch's time.
-save = functools.partial(chainer.serializers.save_npz, compression=False)
 
 
 class MLP(chainer.Chain):
@@ -84,20 +80,14 @@ def main() -> None:
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     evaluator = extensions.Evaluator(test_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
-    # Ranks hold different examples, so each keeps its own snapshot. It keeps two: a job
-    # killed while they are written leaves some ranks without the last one.
-    trainer.extend(
-        extensions.snapshot(
-            savefun=save, filename=snapshot_prefix(comm) + "{.updater.epoch}.npz", n_retains=2
-        )
-    )
+    trainer.extend(snapshot(comm))
     if comm.rank == 0:
         report(trainer, model, title=f"{args.dataset}, {comm.size} ranks, {args.communicator}")
 
     if args.resume:
-        resume(trainer, args, comm)
-    else:
-        forget_snapshots(args.out, comm)
+        resume(trainer, args.resume, comm)
+    if not args.resume or not os.path.samefile(args.resume, args.out):
+        forget(args.out, comm)
     trainer.run()
 
     if comm.rank == 0:
@@ -141,47 +131,6 @@ def create_communicator(name: str) -> Any:
         sys.exit(2)
 
 
-def stop_if(comm: Any, problem: str | None) -> None:
-    """End the whole job when any rank has a problem, told once (collective).
-
-    Args:
-        comm: the communicator.
-        problem: what is wrong on this rank, None when nothing is.
-    """
-    problems = comm.allgather_obj(problem)
-    ranks = [rank for rank, each in enumerate(problems) if each]
-    if ranks:
-        if comm.rank == 0:
-            where = "" if len(ranks) == comm.size else f"rank {ranks[0]}: "
-            print(f"train_mnist.py: {where}{problems[ranks[0]]}", file=sys.stderr, flush=True)
-        comm.bcast_obj(None)  # the end of one rank ends all: rank 0 speaks first
-        MPI.Finalize()  # all ranks end here, so there are none to be aborted
-        sys.exit(2)
-
-
-def no_gpu(comm: Any) -> str | None:
-    """Why this rank can't have a GPU of its own; None when it can."""
-    if not chainer.backends.cuda.available:
-        return "--gpu: CuPy is not installed, or finds no CUDA; leave --gpu away to use CPUs"
-    try:
-        found = chainer.backends.cuda.cupy.cuda.runtime.getDeviceCount()
-    except chainer.backends.cuda.cupy.cuda.runtime.CUDARuntimeError:  # there is no driver
-        found = 0
-    if comm.intra_rank < found:
-        return None
-    return f"--gpu: rank {comm.intra_rank} of its node needs a GPU; the node has {found}"
-
-
-def not_writable(folder: str) -> str | None:
-    """Why results can't be written to the folder, which is made; None when they can."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return f"--out {folder}: cannot write there: {error.strerror}"
-
-
 def load(name: str, comm: Any) -> tuple[Any, Any]:
     """The training and the test set on rank 0, None elsewhere (collective)."""
     train, test, problem = None, None, None
@@ -222,13 +171,6 @@ def load_mnist() -> tuple[Any, Any]:
         ) from error
 
 
-def too_few(n_train: int, n_test: int, size: int) -> str | None:
-    """Why so many ranks can't share the examples; None when they can."""
-    if size <= min(n_train, n_test):
-        return None
-    return f"{size} ranks are too many for {n_train} training and {n_test} test examples"
-
-
 def print_header(args: argparse.Namespace, comm: Any, train: Any, test: Any) -> None:
     print(
         f"communicator {args.communicator}, ranks {comm.size}, nodes {comm.inter_size}, "
@@ -236,15 +178,6 @@ def print_header(args: argparse.Namespace, comm: Any, train: Any, test: Any) -> 
         f"{len(test)} test examples; batch {args.batchsize} a rank",
         flush=True,
     )
-
-
-def shuffled_by_its_past(order: np.ndarray, _position: int) -> np.ndarray:
-    """The order of the next epoch, drawn from this one's.
-
-    A snapshot holds the order, but not the state of NumPy's generator: so a resumed run
-    sees the same batches as one that was never interrupted.
-    """
-    return np.random.RandomState(order).permutation(order)
 
 
 def report(trainer: Any, model: Any, title: str) -> None:
@@ -268,7 +201,7 @@ def report(trainer: Any, model: Any, title: str) -> None:
     trainer.extend(extensions.PrintReport(["epoch", *curves, "elapsed_time"]))
     trainer.extend(extensions.ProgressBar(update_interval=5))
     trainer.extend(
-        extensions.snapshot_object(model.predictor, "model.npz", savefun=save),
+        extensions.snapshot_object(model.predictor, "model.npz", savefun=save_npz),
         trigger=(1, "epoch"),
     )
 
@@ -294,50 +227,6 @@ def two_panels(figure: Any, axes: Any, title: str) -> None:
     panels["loss"].set_title(title, loc="left")
     last = curves["validation/main/accuracy"][1][-1]
     panels["accuracy"].set_title(f"validation accuracy {last:.3f}", loc="left")
-
-
-def snapshot_prefix(comm: Any) -> str:
-    """What this rank's snapshots are called, up to the epoch."""
-    return f"snapshot_rank{comm.rank}of{comm.size}_epoch"
-
-
-def snapshot_epochs(folder: str, comm: Any) -> set[int]:
-    """The epochs after which this rank left a snapshot in the folder."""
-    names = (re.fullmatch(snapshot_prefix(comm) + r"(\d+)\.npz", f) for f in os.listdir(folder))
-    return {int(name[1]) for name in names if name}
-
-
-def forget_snapshots(folder: str, comm: Any) -> None:
-    """Remove this rank's snapshots of an earlier run, lest a resume mixes the two runs."""
-    for epoch in snapshot_epochs(folder, comm):
-        os.remove(os.path.join(folder, f"{snapshot_prefix(comm)}{epoch}.npz"))
-
-
-def resume(trainer: Any, args: argparse.Namespace, comm: Any) -> None:
-    """Load the newest snapshots that all ranks have (collective)."""
-    mine, problem = set[int](), None
-    try:
-        mine = snapshot_epochs(args.resume, comm)
-    except OSError as error:
-        problem = f"--resume {args.resume}: cannot read the folder: {error.strerror}"
-    stop_if(comm, problem)
-
-    common = set.intersection(*comm.allgather_obj(mine))
-    if not common:
-        problem = (
-            f"--resume {args.resume}: holds no snapshot that all {comm.size} rank(s) share; "
-            "a run is resumed from the folder it wrote to, with as many ranks as before"
-        )
-    elif max(common) >= args.epoch:
-        problem = f"--resume {args.resume}: has {max(common)} epochs already; ask for more: --epoch"
-    stop_if(comm, problem)
-
-    path = os.path.join(args.resume, f"{snapshot_prefix(comm)}{max(common)}.npz")
-    try:
-        chainer.serializers.load_npz(path, trainer)
-    except Exception as error:  # a damaged file, or another model or data set
-        problem = f"--resume: {path} does not fit this run: {error}"
-    stop_if(comm, problem)
 
 
 def print_results(trainer: Any) -> None:

@@ -1,0 +1,80 @@
+"""Snapshots of a training run, one for each rank, from which it goes on as if never ended."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.training import extensions
+from mistakes import stop_if
+
+# Weights don't get smaller by compression, which took most of an epoch's time.
+save_npz = functools.partial(chainer.serializers.save_npz, compression=False)
+
+
+def snapshot(comm: Any) -> Any:
+    """The extension that writes this rank's snapshot after each epoch.
+
+    Ranks hold different examples, so each keeps its own snapshot. It keeps two: a job killed
+    while they are written leaves some ranks without the last one.
+    """
+    return extensions.snapshot(
+        savefun=save_npz, filename=_prefix(comm) + "{.updater.epoch}.npz", n_retains=2
+    )
+
+
+def shuffled_by_its_past(order: np.ndarray, _position: int) -> np.ndarray:
+    """The order of the next epoch, drawn from this one's.
+
+    A snapshot holds the order, but not the state of NumPy's generator: so a resumed run
+    sees the same batches as one that was never interrupted.
+    """
+    return np.random.RandomState(order).permutation(order)
+
+
+def _prefix(comm: Any) -> str:
+    """What this rank's snapshots are called, up to the epoch."""
+    return f"snapshot_rank{comm.rank}of{comm.size}_epoch"
+
+
+def _epochs(folder: str, comm: Any) -> set[int]:
+    """The epochs after which this rank left a snapshot in the folder."""
+    names = (re.fullmatch(_prefix(comm) + r"(\d+)\.npz", f) for f in os.listdir(folder))
+    return {int(name[1]) for name in names if name}
+
+
+def forget(folder: str, comm: Any) -> None:
+    """Remove this rank's snapshots of an earlier run, lest a resume mixes the two runs."""
+    for epoch in _epochs(folder, comm):
+        os.remove(os.path.join(folder, f"{_prefix(comm)}{epoch}.npz"))
+
+
+def resume(trainer: Any, folder: str, comm: Any) -> None:
+    """Load the newest snapshots that all ranks have (collective)."""
+    mine, problem = set[int](), None
+    try:
+        mine = _epochs(folder, comm)
+    except OSError as error:
+        problem = f"--resume {folder}: cannot read the folder: {error.strerror}"
+    stop_if(comm, problem)
+
+    common = set.intersection(*comm.allgather_obj(mine))
+    if not common:
+        problem = (
+            f"--resume {folder}: holds no snapshot that all {comm.size} rank(s) share; "
+            "a run is resumed from the folder it wrote to, with as many ranks as before"
+        )
+    elif max(common) >= trainer.stop_trigger.get_training_length()[0]:
+        problem = f"--resume {folder}: has {max(common)} epochs already; ask for more: --epoch"
+    stop_if(comm, problem)
+
+    path = os.path.join(folder, f"{_prefix(comm)}{max(common)}.npz")
+    try:
+        chainer.serializers.load_npz(path, trainer)
+    except Exception as error:  # a damaged file, or another model or data set
+        problem = f"--resume: {path} does not fit this run: {error}"
+    stop_if(comm, problem)
