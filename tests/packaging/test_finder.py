@@ -107,17 +107,16 @@ def test_uninstalling_leaves_nothing_that_runs(environment, wheels):
     assert env.run("-c", "pass") == ""
 
 
-def test_target_folder_is_served_by_import_of_chainermn_comm(environment, everything):
-    """`.pth` files don't run in folders of PYTHONPATH; PYTHONPATH stands for `--target` too."""
-    env = environment()
-    path = {"PYTHONPATH": str(everything.site_packages)}
+def test_target_folder_is_served_by_import_of_chainermn_comm(bare, wheels, tmp_path):
+    """`.pth` files don't run in folders on PYTHONPATH, which is how `--target` is used."""
+    install("uv", bare, "--target", tmp_path, "chainer", *wheels.values())
+    path = {"PYTHONPATH": str(tmp_path)}
     finder = "'_chainermn_startup' in sys.modules"
-    env.run("-c", f"import sys; assert not ({finder})", env=path)
-    env.run("-c", f"import sys, chainermn_comm; assert {finder}", env=path)
-    assert is_ours(env.run("-c", f"import chainermn_comm; {WHOSE}", env=path))
-    # What a program that trains on one rank imports first is enough, too.
-    for name in ("chainermn_train", "chainermn_modelparallel"):
-        env.run("-c", f"import {name}, chainer; chainer.Variable", env=path)
+    bare.run("-c", f"import sys; assert not ({finder})", env=path)
+    bare.run("-c", f"import sys, chainermn_comm; assert {finder}", env=path)
+    assert is_ours(bare.run("-c", f"import chainermn_comm; {WHOSE}", env=path))
+    for name in ("chainermn_train", "chainermn_modelparallel"):  # may come before Chainer, too
+        bare.run("-c", f"import {name}, chainer; chainer.Variable", env=path)
 
 
 def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
