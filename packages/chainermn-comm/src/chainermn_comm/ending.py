@@ -59,7 +59,7 @@ def say(text: str) -> None:
 
 
 def _stop_workers() -> None:
-    """End the worker processes of this rank, which would wait for it for ever."""
+    """End the worker processes of this rank: MPICH's launcher sometimes leaves them behind."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         with contextlib.suppress(Exception):
