@@ -112,17 +112,26 @@ def interpreters() -> dict[str, str]:
     return found_interpreters()
 
 
+def found_combinations() -> list[tuple[str, str]]:
+    """Each Python with the oldest and the newest NumPy that has a wheel for it, oldest first."""
+    return [
+        (python, numpy)
+        for python in PYTHONS
+        for numpy in ("numpy==1.26.*", "numpy>=2")
+        if python in found_interpreters() and (python, numpy) != ("3.13", "numpy==1.26.*")
+    ]
+
+
+@pytest.fixture(scope="session")
+def combinations() -> list[tuple[str, str]]:
+    return found_combinations()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`combination`: each Python with the oldest and the newest NumPy that has a wheel for it."""
+    """`combination` is each of them in turn."""
     if "combination" in metafunc.fixturenames:
-        combinations = [
-            (python, numpy)
-            for python in sorted(found_interpreters())
-            for numpy in ("numpy==1.26.*", "numpy>=2")
-            if (python, numpy) != ("3.13", "numpy==1.26.*")
-        ]
-        names = [f"{python}-{numpy}" for python, numpy in combinations]
-        metafunc.parametrize("combination", combinations, ids=names, scope="module")
+        names = [f"{python}-{numpy}" for python, numpy in found_combinations()]
+        metafunc.parametrize("combination", found_combinations(), ids=names, scope="module")
 
 
 @pytest.fixture(scope="session")

@@ -56,8 +56,8 @@ def chainer_on(environment, interpreters, wheels):
 
 
 @pytest.fixture(scope="module")
-def newest(chainer_on, interpreters):
-    return chainer_on(max(interpreters, key=lambda v: int(v.split(".")[1])), "numpy>=2")
+def newest(chainer_on, combinations):
+    return chainer_on(*combinations[-1])
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,18 @@ def test_chainer_trains_and_resumes(combination, chainer_on):
     accuracies = json.loads(env.run("-W", "ignore", HERE / "train_chainer.py"))
     assert list(accuracies) == ["serial", "multithread", "fork", "forkserver", "spawn"]
     assert min(accuracies.values()) > 0.8
+
+
+@pytest.mark.parametrize("version", ["65.5.*", "75.*", "81.*"])
+@pytest.mark.parametrize("which", [0, -1], ids=["oldest", "newest"])
+def test_any_setuptools_may_be_there(which, version, combinations, chainer_on):
+    """Some have a `pkg_resources` or `distutils` that fails halfway on some Python or NumPy."""
+    env = chainer_on(*combinations[which])
+    env.install(f"setuptools=={version}")
+    try:
+        env.run("-W", "ignore", "-c", "import chainer, chainer.testing")
+    finally:
+        env.uninstall("setuptools")
 
 
 def test_every_row_names_what_fails_without_it():
