@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -176,9 +176,9 @@ raise ValueError("failure!")
     check_ended(job, 1)
     (pid,) = re.findall(r"worker (\d+)", job.out)
     deadline = time.time() + 10
-    while os.path.exists(f"/proc/{pid}") and time.time() < deadline:
+    while is_running(int(pid)) and time.time() < deadline:
         time.sleep(0.1)
-    assert not os.path.exists(f"/proc/{pid}")
+    assert not is_running(int(pid))
 
 
 def test_one_rank_alone_ends_as_python_does(tmp_path):
@@ -222,3 +222,11 @@ def is_mpich() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "State:\tZ" not in status  # a zombie has ended

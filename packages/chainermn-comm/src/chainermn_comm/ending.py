@@ -34,7 +34,6 @@ def end_job(what: str, code: int, details: str = "") -> NoReturn:
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
         say(f"{headline(what)}, ending the job.\n{details}")
-        _stop_workers()
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
         _abort(code)
@@ -56,15 +55,6 @@ def say(text: str) -> None:
     except Exception:  # it may be closed, or somebody else's object
         with contextlib.suppress(OSError):
             os.write(2, text.encode(errors="backslashreplace"))
-
-
-def _stop_workers() -> None:
-    """End the worker processes of this rank: MPICH's launcher sometimes leaves them behind."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None:
-        with contextlib.suppress(Exception):
-            for worker in multiprocessing.active_children():
-                worker.terminate()
 
 
 def _abort(code: int) -> NoReturn:
