@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
-from chainermn_comm.catalogue import make_communicator
-from chainermn_comm.topology import Topology
 
-from .conftest import IMPOSED, NAMES
+from .conftest import NAMES
 from .models import Model, Param, with_grads
 
 pytestmark = pytest.mark.world
@@ -81,18 +79,6 @@ def test_gradients_travel_in_the_wire_dtype(name, wire):
             if comm.size == 1:  # even alone, gradients have the wire's precision
                 expected = rows[0].astype("float32")
             np.testing.assert_array_equal(model[f"p{i}"].grad, expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_topology_gives_the_same_bits(name, world):
-    shape = (333, 77)
-    for nodes in IMPOSED[world.size]:
-        with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            model = with_grads(w=values(comm.rank, shape, "float32"))
-            comm.allreduce_grad(model)
-            np.testing.assert_array_equal(
-                model["w"].grad, expected_mean(comm.size, shape, "float32")
-            )
 
 
 def odd_layouts(rank: int) -> dict[str, np.ndarray]:

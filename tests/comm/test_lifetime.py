@@ -9,7 +9,7 @@ import pytest
 
 import chainermn_comm
 from chainermn_comm import FinalizedError, PeerError, RankMismatchError, create_communicator
-from chainermn_comm.catalogue import PLANNED, make_communicator
+from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
 
 from .conftest import IMPOSED, NAMES
@@ -34,26 +34,45 @@ def test_imposed_topologies(world):
             assert comm.intra_rank == nodes[: world.rank].count(nodes[world.rank])
 
 
-def test_the_default_works_without_gpus_and_warns_on_rank_0(world):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+def test_the_default_works_without_gpus_and_without_a_warning(world):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         comm = create_communicator()
-    texts = [str(warning.message) for warning in caught]
-    expected = "using naive communicator because only naive supports CPU-only execution"
-    assert texts == ([expected] if world.rank == 0 else [])
-    assert comm.allreduce_obj(1) == world.size
+    model = with_grads(w=np.full(3, float(world.rank)))
+    comm.allreduce_grad(model)
+    np.testing.assert_array_equal(model["w"].grad, np.full(3, (world.size - 1) / 2))
     comm.finalize()
 
 
-@pytest.mark.parametrize("name", sorted(set(PLANNED) - {"hierarchical"}))
-def test_a_name_not_built_yet_says_so_and_lists_those_that_are(name):
-    with pytest.raises(ValueError, match=f"'{name}' isn't built yet; use one of: flat, naive"):
-        create_communicator(name)
+def test_pure_nccl_says_why_not_and_what_instead():
+    with pytest.raises(
+        ValueError, match=r"'pure_nccl' is for GPUs.*on CPUs use one of: dummy, flat"
+    ):
+        create_communicator("pure_nccl")
+
+
+def test_single_node_refuses_several_nodes(world):
+    for nodes in IMPOSED[world.size]:
+        topology = Topology.of(nodes)
+        if topology.inter_size == 1:
+            make_communicator("single_node", topology=topology).finalize()
+            continue
+        with pytest.raises(
+            ValueError, match=f"rank {world.rank}: .*'single_node' takes ranks of one"
+        ):
+            make_communicator("single_node", topology=topology)
+
+
+def test_dummy_leaves_gradients_alone(world):
+    with create_communicator("dummy") as comm:
+        model = with_grads(w=np.full(3, float(world.rank)))
+        comm.allreduce_grad(model)
+        np.testing.assert_array_equal(model["w"].grad, np.full(3, float(world.rank)))
 
 
 @pytest.mark.parametrize("name", ["Naive", "", None, 3])
 def test_an_unknown_name_lists_the_known(name):
-    with pytest.raises(ValueError, match=f"unknown communicator {name!r}; use one of: flat, naive"):
+    with pytest.raises(ValueError, match=f"unknown communicator {name!r}; use one of: dummy, flat"):
         create_communicator(name)
 
 

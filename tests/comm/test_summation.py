@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from chainermn_comm.reducer import chunks
+from chainermn_comm.chunks import cut
 from chainermn_comm.summation import sum_rows
 
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64])
@@ -54,13 +54,26 @@ def test_an_element_has_the_same_bits_whatever_stands_beside_it(rows):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    sizes=st.lists(st.integers(0, 40), max_size=12),
-    limit=st.integers(1, 50),
+    arrays=st.lists(st.tuples(st.integers(0, 40), st.sampled_from("efd")), max_size=12),
+    chunk_bytes=st.integers(1, 200),
 )
-def test_chunks_cover_each_element_once_in_order(sizes, limit):
-    found = list(chunks(range(len(sizes)), sizes, limit))
-    elements = [(i, j) for chunk in found for i, start, stop in chunk for j in range(start, stop)]
-    assert elements == [(i, j) for i, size in enumerate(sizes) for j in range(size)]
-    lengths = [sum(stop - start for _, start, stop in chunk) for chunk in found]
-    assert all(length == limit for length in lengths[:-1])
-    assert all(0 < length <= limit for length in lengths[-1:])
+def test_chunks_cover_each_element_once(arrays, chunk_bytes):
+    sizes = tuple(size for size, _ in arrays)
+    dtypes = tuple(np.dtype(code) for _, code in arrays)
+    found = cut(sizes, dtypes, chunk_bytes)
+    elements = [(i, j) for c in found for i, start, stop in c.parts for j in range(start, stop)]
+    assert sorted(elements) == [(i, j) for i, size in enumerate(sizes) for j in range(size)]
+    for chunk in found:
+        assert chunk.size == sum(stop - start for _, start, stop in chunk.parts) > 0
+        assert chunk.nbytes <= max(chunk_bytes, chunk.dtype.itemsize)
+        assert {dtypes[i] for i, _, _ in chunk.parts} == {chunk.dtype}
+
+
+def test_packing_and_unpacking_are_inverse():
+    flats = [np.arange(5, dtype="f4"), np.arange(5, 8, dtype="f4"), np.zeros(2, "f8")]
+    (chunk,) = cut((5, 3), (np.dtype("f4"),) * 2, 100)
+    buffer = np.empty(8, "f4")
+    chunk.pack(flats, buffer)
+    np.testing.assert_array_equal(buffer, np.arange(8))
+    chunk.unpack(buffer + 1, flats)
+    np.testing.assert_array_equal(np.concatenate(flats[:2]), np.arange(8) + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,26 +22,23 @@ class Recipe:
     """How a communicator is made.
 
     Attributes:
-        batched: whether small gradients travel packed together.
+        plan: name of the function in `plans`, which way gradients go.
+        one_node: whether more than one node is refused.
     """
 
-    batched: bool
+    plan: str
+    one_node: bool = False
 
 
 RECIPES = {
-    "naive": Recipe(batched=False),
-    "flat": Recipe(batched=True),
+    "naive": Recipe("one_by_one"),
+    "flat": Recipe("batched"),
+    "hierarchical": Recipe("one_lane"),
+    "two_dimensional": Recipe("many_lanes"),
+    "single_node": Recipe("one_lane", one_node=True),
+    "non_cuda_aware": Recipe("one_lane"),
+    "dummy": Recipe("nothing"),
 }
-
-# Names that ChainerMN documents and that are still to be built.
-PLANNED = (
-    "hierarchical",
-    "two_dimensional",
-    "single_node",
-    "pure_nccl",
-    "non_cuda_aware",
-    "dummy",
-)
 
 
 def create_communicator(
@@ -57,19 +53,30 @@ def create_communicator(
     on (``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that).
 
     Args:
-        communicator_name: ``naive`` (gradients travel one by one) or ``flat`` (packed into
-            chunks). The default, ``hierarchical``, is still served by ``naive``, with a warning.
+        communicator_name: which way gradients go, see the table below. All give the mean, the
+            same bits on every rank; those of different names may differ in rounding.
         mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is duplicated
             and stays the caller's.
         allreduce_grad_dtype: float16, float32, float64 or a bfloat16, in which gradients
             travel; None for each one's own dtype.
         batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
 
+    ==================  ==================================================================
+    ``hierarchical``    through memory that a node's ranks share; one rank of each node
+                        exchanges with the other nodes
+    ``two_dimensional`` the same, but as many ranks as the smallest node has exchange
+    ``single_node``     the same, and refuses more than one node
+    ``non_cuda_aware``  as ``hierarchical``
+    ``flat``            packed into chunks, straight through MPI
+    ``naive``           one by one, straight through MPI
+    ``dummy``           nowhere, to measure everything else
+    ==================  ==================================================================
+
     Returns:
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        ValueError: no such communicator or dtype.
+        ValueError: no such communicator or dtype, or ``single_node`` on several nodes.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     return make_communicator(communicator_name, mpi_comm, allreduce_grad_dtype, batched_copy)
@@ -85,6 +92,7 @@ def make_communicator(
     """:func:`create_communicator` with a topology that may be imposed, for tests (collective)."""
     from mpi4py import MPI
 
+    from . import plans
     from .agreement import Agreement, prepare
     from .communicator import MpiCommunicator
 
@@ -100,22 +108,25 @@ def make_communicator(
         Agreement(traffic)("create_communicator", view, problem=problem)
     finally:
         traffic.Free()
-    if name == "hierarchical" and comm.rank == 0:
-        warnings.warn(
-            "using naive communicator because only naive supports CPU-only execution",
-            stacklevel=3,
-        )
     abort.install_by_default(comm)
     recipe, settings = found
-    return MpiCommunicator(comm, recipe.batched, settings, topology)
+    made = MpiCommunicator(comm, getattr(plans, recipe.plan), settings, topology)
+    if recipe.one_node and made.inter_size > 1:
+        made.finalize()
+        raise ValueError(
+            f"rank {comm.rank}: communicator {name!r} takes ranks of one node, and these are on "
+            f"{made.inter_size}; use 'hierarchical'"
+        )
+    return made
 
 
 def _recipe(name: str) -> Recipe:
-    if name == "hierarchical":
-        return RECIPES["naive"]
     if name in RECIPES:
         return RECIPES[name]
     built = ", ".join(sorted(RECIPES))
-    if name in PLANNED:
-        raise ValueError(f"communicator {name!r} isn't built yet; use one of: {built}")
+    if name == "pure_nccl":
+        raise ValueError(
+            "communicator 'pure_nccl' is for GPUs, which this version doesn't use yet; on CPUs "
+            f"use one of: {built}"
+        )
     raise ValueError(f"unknown communicator {name!r}; use one of: {built}")

@@ -20,6 +20,8 @@ from .collectives import Group
 from .errors import FinalizedError
 from .gradients import mean_gradients
 from .messages import OBJECT, Message
+from .plans import Ground, Plan
+from .reducer import Reducer
 from .settings import Settings
 from .topology import Topology
 from .transport import Transport
@@ -51,7 +53,7 @@ class MpiCommunicator(CommunicatorBase):
     def __init__(
         self,
         mpi_comm: MPI.Intracomm,
-        batched: bool,
+        plan: Plan,
         settings: Settings,
         topology: Topology | None = None,
         owns_mpi_comm: bool = False,
@@ -60,14 +62,15 @@ class MpiCommunicator(CommunicatorBase):
 
         Args:
             mpi_comm: an intracommunicator; the user's own traffic on it stays apart.
-            batched: whether small gradients travel packed together.
+            plan: which way gradients go.
             settings: what the user chose.
             topology: imposed instead of asking MPI; the same on all ranks.
             owns_mpi_comm: whether ``finalize`` frees ``mpi_comm``.
         """
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm
-        self._batched = batched
+        self._plan = plan
+        self._reducer: Reducer | None = None
         self._settings = settings
         self._rank, self._size = own.rank, own.size
         self._topology = topology or Topology.discover(own)
@@ -116,7 +119,7 @@ class MpiCommunicator(CommunicatorBase):
         group.agreement("split", problem=problem)
         part = MPI.Intracomm(group.comm.Split(color, key))
         topology = self._topology.restrict(part.allgather(self._rank))
-        return MpiCommunicator(part, self._batched, self._settings, topology, owns_mpi_comm=True)
+        return MpiCommunicator(part, self._plan, self._settings, topology, owns_mpi_comm=True)
 
     # Arrays.
 
@@ -227,7 +230,7 @@ class MpiCommunicator(CommunicatorBase):
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
         """
         wire = self._settings.allreduce_grad_dtype
-        mean_gradients(self._group, self._open.transport, self._batched, model, wire, zero_fill)
+        mean_gradients(self._group, self._made_reducer(), model, wire, zero_fill)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         mean = self._sum("multi_node_mean", sendbuf, divisor=self._size)
@@ -258,6 +261,8 @@ class MpiCommunicator(CommunicatorBase):
         resources, self._resources = self._resources, None
         if resources is None or MPI.Is_finalized():
             return
+        if self._reducer is not None:
+            self._reducer.close()
         resources.transport.close()
         for comm in resources.comms:
             comm.Free()
@@ -273,6 +278,13 @@ class MpiCommunicator(CommunicatorBase):
     @property
     def _group(self) -> Group:
         return self._open.group
+
+    def _made_reducer(self) -> Reducer:
+        # At first use, when the user has chosen a device and knows that there will be gradients.
+        if self._reducer is None:
+            ground = Ground(self._group.comm, self._topology, self._open.transport)
+            self._reducer = self._plan(ground)
+        return self._reducer
 
     def _array(self, data: Any) -> Callable[[], Message]:
         return lambda: messages.of_array(data, self._rank)

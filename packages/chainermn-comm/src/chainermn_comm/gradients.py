@@ -9,14 +9,12 @@ import numpy as np
 from . import parameters
 from .agreement import prepare
 from .collectives import Group
-from .reducer import mean
-from .transport import Transport
+from .reducer import Reducer
 
 
 def mean_gradients(
     group: Group,
-    transport: Transport,
-    batched: bool,
+    reducer: Reducer,
     model: Any,
     wire: np.dtype | None,
     zero_fill: bool,
@@ -47,7 +45,7 @@ def mean_gradients(
         grad if usable else np.empty(grad.shape, grad.dtype)
         for grad, usable in zip(sources, parameters.own_memory(sources), strict=True)
     ]
-    mean(sources, targets, [wire or grad.dtype for grad in sources], transport, batched)
+    reducer.mean(sources, targets, [wire or grad.dtype for grad in sources])
     for index, source, target in zip(chosen, sources, targets, strict=True):
         if missing[index] or target is not source:
             params[index].grad = target

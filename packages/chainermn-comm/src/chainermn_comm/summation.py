@@ -12,7 +12,11 @@ from .arrays import accumulator
 
 
 def sum_rows(
-    rows: Sequence[np.ndarray], out: np.ndarray, divisor: float = 1, work: np.ndarray | None = None
+    rows: Sequence[np.ndarray],
+    out: np.ndarray,
+    divisor: float = 1,
+    work: np.ndarray | None = None,
+    intact: Sequence[np.ndarray] | None = None,
 ) -> None:
     """Sum over ranks and divide, in float32 or wider.
 
@@ -24,13 +28,18 @@ def sum_rows(
             ``out``'s dtype; a sum that overflows is taken anew of divided terms. NumPy tells of
             overflow only while ``np.errstate(over="raise")`` holds, which costs too much to
             enter here: callers with a divisor do.
-        work: uint8, room for the sum in the dtype it is taken in; saves an allocation.
+        work: where the sum is taken, of ``out``'s length and :func:`accumulator`'s dtype; saves
+            an allocation. It may be ``out`` if one of the first two rows is.
+        intact: the rows in other memory, where ``work`` overwrites one.
     """
     dtype, widened, scale, factor = _arithmetic(out.dtype, divisor)
-    total = None if work is None else work[: out.size * dtype.itemsize].view(dtype)
+    total = work
     try:
         if widened or len(rows) == 1:
-            total = rows[0].astype(dtype)
+            if total is None:
+                total = rows[0].astype(dtype)
+            else:
+                total[...] = rows[0]
             rest = rows[1:]
         else:
             total = np.add(rows[0], rows[1], out=total)
@@ -42,7 +51,7 @@ def sum_rows(
             return
         scale(total, factor, out=total)
     except FloatingPointError:
-        total = _mean_of_large(rows, dtype, divisor)
+        total = _mean_of_large(intact or rows, dtype, divisor)
     with np.errstate(over="ignore"):
         out[...] = total
 

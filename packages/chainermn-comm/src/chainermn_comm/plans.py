@@ -1,0 +1,80 @@
+"""Which way gradients go: each plan makes the reducer of a communicator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpi4py import MPI
+
+from .node_stream import NodeStream, window_bytes
+from .reducer import Direct, Nothing, Reducer
+from .shared_window import FOLDER, has_room
+from .topology import Topology
+from .transport import Transport
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a plan builds on.
+
+    Attributes:
+        comm: all ranks.
+        topology: their nodes.
+        transport: among all of them.
+    """
+
+    comm: MPI.Intracomm
+    topology: Topology
+    transport: Transport
+
+
+Plan = Callable[[Ground], Reducer]
+
+
+def one_by_one(ground: Ground) -> Reducer:
+    """Every array by itself, straight through MPI."""
+    return Direct(ground.transport, batched=False)
+
+
+def batched(ground: Ground) -> Reducer:
+    """Small arrays packed together, straight through MPI."""
+    return Direct(ground.transport, batched=True)
+
+
+def one_lane(ground: Ground) -> Reducer:
+    """Through shared memory in each node; one rank of each exchanges with other nodes."""
+    return _through_nodes(ground, 1)
+
+
+def many_lanes(ground: Ground) -> Reducer:
+    """Through shared memory in each node; as many ranks as possible exchange, each a shard."""
+    nodes = ground.topology.nodes
+    return _through_nodes(ground, min(nodes.count(node) for node in nodes))
+
+
+def nothing(_: Ground) -> Reducer:
+    """No communication at all."""
+    return Nothing()
+
+
+def _through_nodes(ground: Ground, lanes: int) -> Reducer:
+    """The stream through shared memory, or ``batched`` where a node has none to share."""
+    comm, topology = ground.comm, ground.topology
+    if comm.size == 1:
+        return batched(ground)
+    ranks = topology.intra_size(comm.rank)
+    room = has_room(window_bytes(topology, ranks))
+    if comm.allreduce(room, MPI.LAND):
+        stream = NodeStream(comm, topology, lanes)
+        if comm.allreduce(stream.is_shared(), MPI.LAND):
+            return stream
+        stream.close()
+    if comm.rank == 0:
+        print(
+            f"ChainerMN: no room for shared memory in {FOLDER} on some node; gradients go "
+            "through MPI instead",
+            file=sys.stderr,
+        )
+    return batched(ground)

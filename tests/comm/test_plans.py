@@ -1,0 +1,223 @@
+"""Every plan gives the mean over any topology, to the last bit the same on all ranks and again."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from chainermn_comm import node_stream
+from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.shared_window import SharedWindow
+from chainermn_comm.topology import Topology
+
+from .conftest import IMPOSED
+from .models import Model, Param, with_grads
+
+pytestmark = pytest.mark.world
+
+NAMES = ("naive", "flat", "hierarchical", "two_dimensional")
+# Ranks draw the same examples only if nothing but the test's name decides.
+LOCKSTEP = {"derandomize": True, "database": None, "deadline": None}
+LAYOUTS = ("C", "F", "reversed", "read-only", "strided")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter: what its gradient is on the ranks that have it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    missing: frozenset[int]
+    exponent: int
+
+
+SHAPES = st.one_of(
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9),
+    st.sampled_from([(300_001,), (700, 600), (1,), (4096,)]),
+)
+ENTRIES = st.builds(
+    Entry,
+    SHAPES,
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.sampled_from(LAYOUTS),
+    st.frozensets(st.integers(0, 3), max_size=3),
+    st.integers(-3, 3),
+)
+MODELS = st.one_of(
+    st.lists(ENTRIES, max_size=7),
+    st.builds(lambda entry, count: [entry] * count, ENTRIES, st.integers(30, 90)),
+)
+
+
+@cache
+def communicator(name: str, nodes: tuple[int, ...]):
+    """Kept for the whole run: chunks go on from call to call."""
+    return make_communicator(name, topology=Topology.of(nodes))
+
+
+def gradient(entry: Entry, index: int, rank: int) -> np.ndarray:
+    values = np.random.default_rng([index, rank, *entry.shape]).standard_normal(entry.shape)
+    array = np.asarray(values * 10.0**entry.exponent).astype(entry.dtype)
+    if entry.layout == "F" and array.ndim:
+        return np.asfortranarray(array)
+    if entry.layout == "reversed" and array.ndim:
+        return array[::-1]
+    if entry.layout == "strided" and array.ndim:
+        return np.repeat(array, 2, axis=0)[::2]
+    if entry.layout == "read-only":
+        array.flags.writeable = False
+    return array
+
+
+def exact_mean(entry, index, size, wire, zero_fill):
+    """The mean in float64, and the mean of absolute values; None where no rank has one."""
+    having = [r for r in range(size) if r not in entry.missing or not zero_fill]
+    if not having:
+        return None
+    terms = [gradient(entry, index, r).astype(wire or entry.dtype).astype("f8") for r in having]
+    return sum(terms) / size, sum(map(np.abs, terms)) / size
+
+
+def assert_within_rounding(comm, entries, grads, wire, zero_fill) -> None:
+    for index, (entry, grad) in enumerate(zip(entries, grads, strict=True)):
+        expected = exact_mean(entry, index, comm.size, wire, zero_fill)
+        if expected is None:
+            assert grad is None
+            continue
+        mean, scale = expected
+        narrow = min(wire or entry.dtype, entry.dtype, key=lambda d: np.finfo(d).nmant)
+        info = np.finfo(narrow)
+        bound = 4 * float(info.eps) * scale + comm.size * float(info.smallest_subnormal)
+        assert grad.dtype == entry.dtype
+        assert grad.shape == entry.shape
+        assert np.all(np.abs(grad.astype("f8") - mean) <= bound)
+
+
+def run(comm, entries, zero_fill) -> list:
+    def mine(index, entry):
+        absent = zero_fill and comm.rank in entry.missing
+        return None if absent else gradient(entry, index, comm.rank)
+
+    model = Model(
+        **{
+            f"p{index:03}": Param(np.zeros(entry.shape, entry.dtype), mine(index, entry))
+            for index, entry in enumerate(entries)
+        }
+    )
+    comm.multi_node_mean_grad(model, zero_fill)
+    return [param.grad for param in model.params.values()]
+
+
+def bits(grads: list) -> list:
+    return [None if grad is None else grad.tobytes() for grad in grads]
+
+
+def check_models(world, name, examples) -> None:
+    @settings(max_examples=examples, **LOCKSTEP)
+    @given(
+        MODELS,
+        st.sampled_from(IMPOSED[world.size]),
+        st.sampled_from([None, "float16", "float32", "float64"]),
+        st.booleans(),
+    )
+    def check(entries, nodes, wire, zero_fill):
+        comm = communicator(name, nodes)
+        comm.set_config("allreduce_grad_dtype", wire)
+        grads = run(comm, entries, zero_fill)
+        problem = None
+        try:
+            assert_within_rounding(comm, entries, grads, wire, zero_fill)
+            assert bits(run(comm, entries, zero_fill)) == bits(grads)
+        except AssertionError as error:
+            problem = str(error)
+        views = comm.allgather_obj((bits(grads), problem))
+        assert all(view[0] == views[0][0] for view in views)
+        assert not any(view[1] for view in views), views
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_model_over_any_topology(world, name):
+    check_models(world, name, 25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_any_model_over_any_topology_at_length(world, name):
+    check_models(world, name, 200)
+
+
+def back_to_back(comm, calls: int) -> None:
+    """Models of 1, 2 and 3 chunks in turn, no barrier of the test's own between calls."""
+    chunk = node_stream.CHUNK_BYTES // 4
+    for call in range(calls):
+        n = (call % 3) * chunk + 5
+        model = with_grads(w=np.full(n, comm.rank + call, "float32"))
+        comm.allreduce_grad(model)
+        expected = np.float32(call + (comm.size - 1) / 2)
+        grad = model["w"].grad
+        assert grad[0] == grad[-1] == expected
+        assert (grad == expected).all()
+
+
+@pytest.mark.parametrize("nodes_at", range(6))
+@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
+def test_back_to_back_with_delays(world, monkeypatch, name, nodes_at):
+    if nodes_at < len(IMPOSED[world.size]):
+        plant_delays(world, monkeypatch, 0.05)
+        comm = communicator(name, IMPOSED[world.size][nodes_at])
+        back_to_back(comm, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
+def test_10000_calls_back_to_back(world, monkeypatch, name):
+    plant_delays(world, monkeypatch, 0.002)
+    for nodes in IMPOSED[world.size]:
+        back_to_back(communicator(name, nodes), 10_000 // len(IMPOSED[world.size]))
+
+
+def plant_delays(world, monkeypatch, likelihood: float) -> None:
+    """Now and then a rank comes late to a meeting, or goes late from it."""
+    rng = random.Random(world.rank)
+    meet = SharedWindow.meet
+
+    def late(self) -> None:
+        for step in (lambda: None, lambda: meet(self)):
+            step()
+            if rng.random() < likelihood:
+                time.sleep(rng.random() * 0.004)
+
+    monkeypatch.setattr(SharedWindow, "meet", late)
+
+
+def test_without_room_mpi_serves_and_one_line_says_so(world, monkeypatch, capfd):
+    from chainermn_comm import plans
+
+    monkeypatch.setattr(plans, "has_room", lambda _: world.rank != world.size - 1)
+    with make_communicator("hierarchical") as comm:
+        for _ in range(2):
+            model = with_grads(w=np.full(9, float(world.rank)))
+            comm.allreduce_grad(model)
+            np.testing.assert_array_equal(model["w"].grad, np.full(9, (world.size - 1) / 2))
+    said = capfd.readouterr().err
+    assert said.count("no room for shared memory") == (world.rank == 0 and world.size > 1)
+
+
+def test_memory_that_is_not_shared_is_noticed(world):
+    window = SharedWindow(world, [64] * world.size)
+    assert window.is_shared()
+    if world.rank:
+        window.buffers[0] = np.zeros(64, np.uint8)  # as if this rank mapped something else
+    assert window.is_shared() == (world.size == 1)
+    window.close()
