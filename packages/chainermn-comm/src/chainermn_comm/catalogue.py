@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import abort
-from .settings import Settings, wire_dtype
+from .settings import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
 from .topology import Topology
 
 # mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
@@ -72,11 +73,16 @@ def create_communicator(
     ``dummy``           nowhere, to measure everything else
     ==================  ==================================================================
 
+    Gradients travel in chunks, whose size was measured for each way. The environment variable
+    ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a multiple of 64 from 64 to
+    2^30. It is read when a communicator is made; a split keeps it.
+
     Returns:
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        ValueError: no such communicator or dtype, or ``single_node`` on several nodes.
+        ValueError: no such communicator, dtype or size of chunks, or ``single_node`` on several
+            nodes.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     return make_communicator(communicator_name, mpi_comm, allreduce_grad_dtype, batched_copy)
@@ -100,11 +106,18 @@ def make_communicator(
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
     found, problem = prepare(
-        lambda: (_recipe(name), Settings(wire_dtype(allreduce_grad_dtype), bool(batched_copy)))
+        lambda: (
+            _recipe(name),
+            Settings(wire_dtype(allreduce_grad_dtype), bool(batched_copy), chunk_bytes()),
+        )
     )
     traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
     try:
-        view = [("communicator", name), ("allreduce_grad_dtype", str(allreduce_grad_dtype))]
+        view = [
+            ("communicator", name),
+            ("allreduce_grad_dtype", str(allreduce_grad_dtype)),
+            (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
+        ]
         Agreement(traffic)("create_communicator", view, problem=problem)
     finally:
         traffic.Free()

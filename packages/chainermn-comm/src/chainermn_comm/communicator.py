@@ -78,7 +78,7 @@ class MpiCommunicator(CommunicatorBase):
         self._max_tag = int(own.Get_attr(MPI.TAG_UB) or 0) - 1
         self._resources: _Resources | None = _Resources(
             Group(own, Agreement(own), self._max_tag + 1),
-            MpiTransport(own, self._max_tag + 1),
+            MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),
             (own, mpi_comm) if owns_mpi_comm else (own,),
         )
 
@@ -282,7 +282,9 @@ class MpiCommunicator(CommunicatorBase):
     def _made_reducer(self) -> Reducer:
         # At first use, when the user has chosen a device and knows that there will be gradients.
         if self._reducer is None:
-            ground = Ground(self._group.comm, self._topology, self._open.transport)
+            ground = Ground(
+                self._group.comm, self._topology, self._open.transport, self._settings.chunk_bytes
+            )
             self._reducer = self._plan(ground)
         return self._reducer
 

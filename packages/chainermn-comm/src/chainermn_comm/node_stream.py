@@ -40,7 +40,13 @@ Stage = Callable[[int, Chunk], None]
 class NodeStream(Reducer):
     """The way of gradients over one topology."""
 
-    def __init__(self, comm: MPI.Intracomm, topology: Topology, lanes: int) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        topology: Topology,
+        lanes: int,
+        chunk_bytes: int | None = None,
+    ) -> None:
         """Split ``comm`` by node and by lane, and allocate the node's window.
 
         Args:
@@ -48,6 +54,7 @@ class NodeStream(Reducer):
             topology: which rank sits on which node.
             lanes: ranks of each node that exchange with other nodes, at most the ranks of the
                 smallest node; each carries an equal share of every chunk.
+            chunk_bytes: instead of the size that was measured; a multiple of 16.
         """
         rank = comm.rank
         self._size = comm.size
@@ -61,7 +68,7 @@ class NodeStream(Reducer):
         largest = max(topology.nodes.count(node) for node in topology.nodes)
         # Sums of a node are scaled to lie in the range of their terms.
         self._scale = 1 << (largest - 1).bit_length() if self._nodes > 1 else comm.size
-        self._chunk_bytes, self._ring = _chunk_bytes_and_slots(topology)
+        self._chunk_bytes, self._ring = _chunk_bytes_and_slots(topology, chunk_bytes)
         ring = self._ring * self._chunk_bytes
         self._window = SharedWindow(self._intra, [3 * ring] + [ring] * (self._ranks - 1))
         self._slots = [buffer[:ring] for buffer in self._window.buffers]
@@ -69,7 +76,9 @@ class NodeStream(Reducer):
         self._means = self._window.buffers[0][2 * ring :]
         # A sum of 16-bit numbers takes twice their room.
         self._work = np.empty(2 * self._chunk_bytes, np.uint8)
-        self._received = np.empty(ring, np.uint8)
+        # Shards differ by an element, and rows are as long as this node's.
+        self._row_space = self._chunk_bytes + 16 * self._nodes
+        self._received = np.empty(self._ring * self._row_space, np.uint8)
         self._requests: dict[int, list[MPI.Request]] = {}
         self._next = 0  # chunks so far: slots go on from call to call
 
@@ -198,7 +207,7 @@ class NodeStream(Reducer):
 
     def _rows(self, number: int, like: np.ndarray) -> list[np.ndarray]:
         """Room for this node's shard from each node: private memory, in a ring like the slots."""
-        start = number % self._ring * self._chunk_bytes
+        start = number % self._ring * self._row_space
         n = like.nbytes
         return [
             self._received[start + i * n : start + (i + 1) * n].view(like.dtype)
@@ -219,16 +228,16 @@ class NodeStream(Reducer):
             self._inter.Free()
 
 
-def window_bytes(topology: Topology, ranks: int) -> int:
+def window_bytes(topology: Topology, ranks: int, chunk_bytes: int | None = None) -> int:
     """What the window of a node with so many ranks takes."""
-    chunk_bytes, slots = _chunk_bytes_and_slots(topology)
+    chunk_bytes, slots = _chunk_bytes_and_slots(topology, chunk_bytes)
     return (ranks + 2) * chunk_bytes * slots
 
 
-def _chunk_bytes_and_slots(topology: Topology) -> tuple[int, int]:
+def _chunk_bytes_and_slots(topology: Topology, chunk_bytes: int | None) -> tuple[int, int]:
     if topology.inter_size == 1:
-        return CHUNK_BYTES, NODE_SLOTS
-    return NETWORK_CHUNK_BYTES, NETWORK_SLOTS
+        return chunk_bytes or CHUNK_BYTES, NODE_SLOTS
+    return chunk_bytes or NETWORK_CHUNK_BYTES, NETWORK_SLOTS
 
 
 def _share(size: int, parts: int, part: int) -> slice:

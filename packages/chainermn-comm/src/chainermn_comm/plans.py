@@ -23,11 +23,13 @@ class Ground:
         comm: all ranks.
         topology: their nodes.
         transport: among all of them.
+        chunk_bytes: the size of chunks that the user asked for; None for the plan's own.
     """
 
     comm: MPI.Intracomm
     topology: Topology
     transport: Transport
+    chunk_bytes: int | None = None
 
 
 Plan = Callable[[Ground], Reducer]
@@ -35,12 +37,12 @@ Plan = Callable[[Ground], Reducer]
 
 def one_by_one(ground: Ground) -> Reducer:
     """Every array by itself, straight through MPI."""
-    return Direct(ground.transport, batched=False)
+    return Direct(ground.transport, False, ground.chunk_bytes)
 
 
 def batched(ground: Ground) -> Reducer:
     """Small arrays packed together, straight through MPI."""
-    return Direct(ground.transport, batched=True)
+    return Direct(ground.transport, True, ground.chunk_bytes)
 
 
 def one_lane(ground: Ground) -> Reducer:
@@ -65,9 +67,9 @@ def _through_nodes(ground: Ground, lanes: int) -> Reducer:
     if comm.size == 1:
         return batched(ground)
     ranks = topology.intra_size(comm.rank)
-    room = has_room(window_bytes(topology, ranks))
+    room = has_room(window_bytes(topology, ranks, ground.chunk_bytes))
     if comm.allreduce(room, MPI.LAND):
-        stream = NodeStream(comm, topology, lanes)
+        stream = NodeStream(comm, topology, lanes, ground.chunk_bytes)
         if comm.allreduce(stream.is_shared(), MPI.LAND):
             return stream
         stream.close()

@@ -43,10 +43,11 @@ class Reducer(ABC):
 class Direct(Reducer):
     """All ranks exchange with all, array by array or packed into chunks."""
 
-    def __init__(self, transport: Transport, batched: bool) -> None:
+    def __init__(self, transport: Transport, batched: bool, chunk_bytes: int | None = None) -> None:
         """Use ``transport``, which stays the caller's; ``batched`` packs small arrays together."""
         self._transport = transport
         self._batched = batched
+        self._chunk_bytes = chunk_bytes or CHUNK_BYTES
 
     def mean(
         self,
@@ -57,7 +58,7 @@ class Direct(Reducer):
         packed = []
         with np.errstate(over="raise", invalid="ignore"):
             for index, (target, wire) in enumerate(zip(targets, wires, strict=True)):
-                small = self._batched and target.nbytes < CHUNK_BYTES
+                small = self._batched and target.nbytes < self._chunk_bytes
                 if small or wire != target.dtype:
                     packed.append(index)
                     continue
@@ -76,7 +77,7 @@ class Direct(Reducer):
     ) -> None:
         inputs = [source.reshape(-1) for source in sources]
         outputs = [target.reshape(-1) for target in targets]
-        for chunk in cut(tuple(flat.size for flat in outputs), tuple(wires), CHUNK_BYTES):
+        for chunk in cut(tuple(flat.size for flat in outputs), tuple(wires), self._chunk_bytes):
             buffer = np.empty(chunk.size, chunk.dtype)
             chunk.pack(inputs, buffer)
             chunk.unpack(self._transport.allreduce(buffer, self._transport.size), outputs)

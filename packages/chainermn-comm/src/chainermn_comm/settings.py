@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 _WIRE_DTYPES = ("float16", "float32", "float64")
+
+CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"
+# Chunks start at multiples of a cache line; a message's bytes fit in MPI's int.
+CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -18,10 +23,13 @@ class Settings:
         allreduce_grad_dtype: in which gradients travel; None for each one's own.
         batched_copy: accepted for old scripts and without effect: copies are always batched
             where that helps.
+        chunk_bytes: how much of the gradients travels at once; None for what each way of
+            theirs was measured to like best.
     """
 
     allreduce_grad_dtype: np.dtype | None = None
     batched_copy: bool = False
+    chunk_bytes: int | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
         """These settings with one changed.
@@ -61,3 +69,21 @@ def wire_dtype(value: Any) -> np.dtype | None:
             f"got {value!r}"
         )
     return dtype
+
+
+def chunk_bytes() -> int | None:
+    """The size of chunks that the environment asks for, None for none.
+
+    Raises:
+        ValueError: the variable has a value that can't be one.
+    """
+    text = os.environ.get(CHUNK_VARIABLE, "").strip()
+    if not text:
+        return None
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if value % CHUNK_STEP or not CHUNK_STEP <= value <= CHUNK_MAXIMUM:
+        raise ValueError(
+            f"{CHUNK_VARIABLE} must be a number of bytes, a multiple of {CHUNK_STEP} from "
+            f"{CHUNK_STEP} to {CHUNK_MAXIMUM}, got {text!r}; unset it for the default"
+        )
+    return value

@@ -31,12 +31,13 @@ class MpiTransport(Transport):
     directly: on MPICH 5.0.2, in a node, Alltoallv and Allgatherv took three times as long.
     """
 
-    def __init__(self, comm: MPI.Intracomm, tag: int) -> None:
-        """Use ``comm``, and ``tag`` for messages on it."""
+    def __init__(self, comm: MPI.Intracomm, tag: int, chunk_bytes: int | None = None) -> None:
+        """Use ``comm``, ``tag`` for messages on it, and shards of at most ``chunk_bytes``."""
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._comm = comm
         self._tag = tag
+        self._chunk_bytes = chunk_bytes or CHUNK_BYTES
         self._scratch = np.empty(0, np.uint8)
         # By (elements, dtype); see `_layout`.
         self._gathered: dict[tuple[int, np.dtype], tuple[list[Any], list[np.ndarray]]] = {}
@@ -47,7 +48,7 @@ class MpiTransport(Transport):
         if (self.size - 1) * buffer.nbytes <= GATHER_BYTES:
             sum_rows(self._gather(buffer), buffer, divisor)
             return buffer
-        step = self.size * CHUNK_BYTES // buffer.itemsize
+        step = self.size * self._chunk_bytes // buffer.itemsize
         for start in range(0, buffer.size, step):
             self._sum_shards(buffer[start : start + step], divisor)
         return buffer
