@@ -339,7 +339,7 @@ class MpiCommunicator(CommunicatorBase):
         with np.errstate(over="raise" if divisor > 1 else "ignore", invalid="ignore"):
             for array in message.arrays:
                 buffer = np.array(array, array.dtype.newbyteorder("="), order="C")
-                self._open.transport.allreduce(buffer.reshape(-1), divisor)
+                self._open.transport.allreduce([buffer.reshape(-1)], divisor)
                 sums.append(buffer.astype(array.dtype, copy=False))
         return Message(message.kind, tuple(sums), message.scalars).value()
 

@@ -220,7 +220,8 @@ class NodeStream(Reducer):
         return self._work[: like.size * dtype.itemsize].view(dtype)
 
     def close(self) -> None:
-        """Free the window and the communicators."""
+        if not self._slots:  # closed already
+            return
         self._slots, self._sums, self._means = [], np.empty(0), np.empty(0)
         self._window.close()
         self._intra.Free()

@@ -43,8 +43,22 @@ class Reducer(ABC):
 class Direct(Reducer):
     """All ranks exchange with all, array by array or packed into chunks."""
 
-    def __init__(self, transport: Transport, batched: bool, chunk_bytes: int | None = None) -> None:
-        """Use ``transport``, which stays the caller's; ``batched`` packs small arrays together."""
+    def __init__(
+        self,
+        transport: Transport,
+        batched: bool,
+        chunk_bytes: int | None = None,
+        lag: int = 0,
+    ) -> None:
+        """Use ``transport``, which stays the caller's.
+
+        Args:
+            transport: among all ranks.
+            batched: whether small arrays are packed together.
+            chunk_bytes: of packed arrays.
+            lag: see :meth:`Transport.allreduce`.
+        """
+        self._lag = lag
         self._transport = transport
         self._batched = batched
         self._chunk_bytes = chunk_bytes or CHUNK_BYTES
@@ -55,16 +69,16 @@ class Direct(Reducer):
         targets: Sequence[np.ndarray],
         wires: Sequence[np.dtype],
     ) -> None:
-        packed = []
+        whole, packed = [], []
+        for index, (target, wire) in enumerate(zip(targets, wires, strict=True)):
+            small = self._batched and target.nbytes < CHUNK_BYTES
+            (packed if small or wire != target.dtype else whole).append(index)
+        for index in whole:
+            if targets[index] is not sources[index]:
+                targets[index][...] = sources[index]
         with np.errstate(over="raise", invalid="ignore"):
-            for index, (target, wire) in enumerate(zip(targets, wires, strict=True)):
-                small = self._batched and target.nbytes < self._chunk_bytes
-                if small or wire != target.dtype:
-                    packed.append(index)
-                    continue
-                if target is not sources[index]:
-                    target[...] = sources[index]
-                self._transport.allreduce(target.reshape(-1), self._transport.size)
+            flats = [targets[index].reshape(-1) for index in whole]
+            self._transport.allreduce(flats, self._transport.size, self._lag)
             for members in [packed] if self._batched else [[index] for index in packed]:
                 self._mean_packed(
                     [sources[i] for i in members],
@@ -80,7 +94,41 @@ class Direct(Reducer):
         for chunk in cut(tuple(flat.size for flat in outputs), tuple(wires), self._chunk_bytes):
             buffer = np.empty(chunk.size, chunk.dtype)
             chunk.pack(inputs, buffer)
-            chunk.unpack(self._transport.allreduce(buffer, self._transport.size), outputs)
+            self._transport.allreduce([buffer], self._transport.size)
+            chunk.unpack(buffer, outputs)
+
+
+class BySize(Reducer):
+    """Large arrays go one way, all others another."""
+
+    def __init__(self, large: Reducer, others: Reducer, large_bytes: int) -> None:
+        """Own both reducers; an array is large from ``large_bytes`` on, if it isn't cast."""
+        self._large = large
+        self._others = others
+        self._large_bytes = large_bytes
+
+    def mean(
+        self,
+        sources: Sequence[np.ndarray],
+        targets: Sequence[np.ndarray],
+        wires: Sequence[np.dtype],
+    ) -> None:
+        large = [
+            target.nbytes >= self._large_bytes and wire == target.dtype
+            for target, wire in zip(targets, wires, strict=True)
+        ]
+        for reducer, which in ((self._large, True), (self._others, False)):
+            members = [index for index, is_large in enumerate(large) if is_large == which]
+            if members:
+                reducer.mean(
+                    [sources[index] for index in members],
+                    [targets[index] for index in members],
+                    [wires[index] for index in members],
+                )
+
+    def close(self) -> None:
+        self._large.close()
+        self._others.close()
 
 
 class Nothing(Reducer):
