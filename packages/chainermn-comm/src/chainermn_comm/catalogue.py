@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import abort
+from . import abort, blas_threads
 from .settings import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
 from .topology import Topology
 
@@ -51,7 +51,9 @@ def create_communicator(
     """Create a communicator (collective over ``mpi_comm``).
 
     With more than one rank, an uncaught exception on any of them ends the whole job from now
-    on (``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that).
+    on (``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that). Where the ranks on a node would
+    start more BLAS threads than it has cores, their number is limited from now on, and rank 0
+    says so (setting ``OMP_NUM_THREADS``, to any number, refuses that).
 
     Args:
         communicator_name: which way gradients go, see the table below. All give the mean, the
@@ -122,6 +124,7 @@ def make_communicator(
     finally:
         traffic.Free()
     abort.install_by_default(comm)
+    blas_threads.limit_blas_threads(comm)
     recipe, settings = found
     made = MpiCommunicator(comm, getattr(plans, recipe.plan), settings, topology)
     if recipe.one_node and made.inter_size > 1:

@@ -1,0 +1,173 @@
+"""Keeps the ranks of a node from starting more BLAS threads than it has cores."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# With one of these a user chooses the number of threads, and nothing is changed.
+USERS_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+# threadpoolctl reaches what is loaded. Libraries loaded later (SciPy brings its own BLAS) and
+# child processes read these; OMP_NUM_THREADS isn't among them, since it rules more than BLAS.
+LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+CGROUPS = Path("/sys/fs/cgroup")
+
+_set_here: dict[str, str] = {}  # variables that we set, so as not to take them for the user's
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank may use of its node.
+
+    Attributes:
+        cores: numbers of the cores on which it may run.
+        group: the cgroup that limits it most, and the cores' worth of time that its processes
+            get together; None for no limit.
+        threads: of its BLAS, the most of any that is loaded.
+        chosen: whether its user set the number.
+    """
+
+    cores: frozenset[int]
+    group: tuple[str, float] | None
+    threads: int
+    chosen: bool
+
+
+def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
+    """Limit BLAS threads where the ranks on a node have more than the node has cores (collective).
+
+    Nothing is done with one rank, nor on a node where the user set a number in the environment.
+    It stays until the process ends. Rank 0 says so, once: ranks that are limited already aren't
+    limited again.
+
+    Args:
+        mpi_comm: the ranks that will compute at the same time.
+    """
+    if mpi_comm.size == 1:
+        return
+    from mpi4py import MPI
+
+    node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        shares = node.allgather(_own_share())
+    finally:
+        node.Free()
+    threads = allowed_threads(shares)
+    if threads is not None:
+        _limit(threads)
+    said = mpi_comm.gather(
+        threads and f"{threads} for each of {len(shares)} ranks on {usable_cores(shares)} cores"
+    )
+    if said and any(said):
+        print(
+            f"ChainerMN: limited BLAS threads to {'; '.join(dict.fromkeys(filter(None, said)))} "
+            "(set OMP_NUM_THREADS to choose yourself)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def allowed_threads(shares: Sequence[Share]) -> int | None:
+    """The BLAS threads that each rank of a node gets; None to leave them as they are."""
+    cores = usable_cores(shares)
+    threads = max(1, cores // len(shares))
+    if (
+        len(shares) == 1
+        or any(share.chosen for share in shares)
+        or sum(share.threads for share in shares) <= cores
+        or all(share.threads <= threads for share in shares)
+    ):
+        return None
+    return threads
+
+
+def usable_cores(shares: Sequence[Share]) -> int:
+    """How many cores the ranks of a node can keep busy together, at least 1."""
+    cores = len(frozenset[int]().union(*(share.cores for share in shares)))
+    groups = [share.group for share in shares]
+    limited = [group for group in groups if group is not None]
+    if len(limited) == len(groups):  # else a rank is free to use them all
+        cores = min(cores, int(sum(dict(limited).values())))
+    return max(1, cores)
+
+
+def tightest_group(membership: str | None = None, root: Path = CGROUPS) -> tuple[str, float] | None:
+    """The cgroup with the least CPU time above this process, and that time in cores.
+
+    Args:
+        membership: text of ``/proc/self/cgroup``; read from there when None.
+        root: where cgroups are mounted.
+    """
+    if membership is None:
+        try:
+            membership = Path("/proc/self/cgroup").read_text()
+        except OSError:
+            return None
+    quotas = ((str(folder), _quota(folder)) for folder in _folders(membership, root))
+    found = [(name, quota) for name, quota in quotas if quota is not None]
+    return min(found, key=lambda group: group[1], default=None)
+
+
+def _own_share() -> Share:
+    chosen = any(
+        os.environ.get(name, "").strip() not in ("", _set_here.get(name))
+        for name in USERS_VARIABLES
+    )
+    cores = frozenset(os.sched_getaffinity(0))
+    return Share(cores, tightest_group(), 0 if chosen else _blas_threads(), chosen)
+
+
+def _blas_threads() -> int:
+    import threadpoolctl
+
+    found = threadpoolctl.threadpool_info()
+    return max((one["num_threads"] for one in found if one["user_api"] == "blas"), default=1)
+
+
+def _limit(threads: int) -> None:
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(threads, user_api="blas")
+    for name in LATE_VARIABLES:
+        os.environ[name] = _set_here[name] = str(threads)
+
+
+def _folders(membership: str, root: Path) -> Iterator[Path]:
+    """The folders of this process's cgroup for CPU time, and of those above it."""
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        tops: Iterable[Path] = ()
+        if controllers == "":  # version 2; beside version 1 it has a folder of its own
+            tops = (root, root / "unified")
+        elif "cpu" in controllers.split(","):
+            tops = (root / controllers, root / "cpu")
+        for top in tops:
+            folder = top / path.lstrip("/")  # in a container this may not be there
+            yield from (one for one in (folder, *folder.parents) if one.is_relative_to(top))
+
+
+def _quota(folder: Path) -> float | None:
+    """A cgroup's CPU time in cores; None for no limit, or where the folder doesn't say."""
+    quota, period = "max", "0"
+    for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((folder / file).read_text() for file in files).split()
+        except (OSError, ValueError):
+            continue
+        break
+    if quota == "max" or int(quota) <= 0 or int(period) <= 0:  # -1 is version 1's "max"
+        return None
+    return int(quota) / int(period)

@@ -1,0 +1,93 @@
+"""How the cores of a node are counted and shared among its ranks' BLAS threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chainermn_comm.blas_threads import Share, allowed_threads, tightest_group, usable_cores
+
+
+def share(cores, threads=1, group=None, chosen=False) -> Share:
+    return Share(frozenset(cores), group, threads, chosen)
+
+
+def fake(root: Path, folder: str, **files: str) -> None:
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (root / folder / name.replace("_", ".", 1)).write_text(text + "\n")
+
+
+def test_cores_are_the_union_of_what_the_ranks_may_run_on():
+    assert usable_cores([share({0, 1}), share({0, 1})]) == 2
+    assert usable_cores([share({0, 1}), share({4, 5})]) == 4
+    assert usable_cores([share(range(8)), share({7, 8})]) == 9
+
+
+def test_a_quota_holds_for_all_ranks_of_its_cgroup():
+    one = ("/job", 2.5)
+    assert usable_cores([share(range(16), group=one)] * 4) == 2
+    other = ("/other", 3.0)
+    assert usable_cores([share(range(16), group=one), share(range(16), group=other)]) == 5
+    # A rank without a limit can use all cores.
+    assert usable_cores([share(range(16), group=one), share(range(16))]) == 16
+    assert usable_cores([share(range(16), group=("/job", 0.5))] * 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "ranks", "allowed"),
+    [
+        (2, 2, 2, 1),
+        (8, 8, 2, 4),
+        (8, 8, 3, 2),
+        (2, 2, 4, 1),  # more ranks than cores
+        (2, 1, 4, None),  # nothing left to limit
+        (8, 4, 2, None),  # fits
+        (8, 8, 1, None),  # alone
+    ],
+)
+def test_threads_are_shared_out(cores, threads, ranks, allowed):
+    assert allowed_threads([share(range(cores), threads)] * ranks) == allowed
+
+
+def test_ranks_bound_to_cores_of_their_own_are_left_alone():
+    assert allowed_threads([share({0, 1}, 2), share({2, 3}, 2)]) is None
+    assert allowed_threads([share({0}, 1), share({1, 2, 3}, 3)]) is None
+
+
+def test_a_number_that_any_rank_s_user_set_is_left_alone():
+    assert allowed_threads([share({0, 1}, 2), share({0, 1}, 0, chosen=True)]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("400000 100000", 4.0)]
+)
+def test_cgroup_version_2(tmp_path, text, cores):
+    fake(tmp_path, "user/job", cpu_max=text)
+    expected = None if cores is None else (str(tmp_path / "user/job"), cores)
+    assert tightest_group("0::/user/job\n", tmp_path) == expected
+
+
+def test_the_tightest_cgroup_on_the_way_up_counts(tmp_path):
+    fake(tmp_path, "user", cpu_max="300000 100000")
+    fake(tmp_path, "user/job", cpu_max="max 100000")
+    fake(tmp_path, "user/job/task", cpu_max="800000 100000")
+    assert tightest_group("0::/user/job/task\n", tmp_path) == (str(tmp_path / "user"), 3.0)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", None), ("250000", 2.5)])
+@pytest.mark.parametrize("mounted_at", ["cpu", "cpu,cpuacct"])
+def test_cgroup_version_1(tmp_path, mounted_at, quota, cores):
+    folder = tmp_path / mounted_at / "docker" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    membership = "12:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/docker/abc\n"
+    found = tightest_group(membership, tmp_path)
+    assert found == (None if cores is None else (str(folder), cores))
+
+
+def test_no_cgroups_no_limit(tmp_path):
+    assert tightest_group("", tmp_path) is None
+    assert tightest_group("0::/not/there\n", tmp_path) is None
