@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,10 +58,31 @@ def run(
         seconds: after this the stacks are printed and the job is ended.
     """
     command = [str(MPIEXEC), *launcher, "-n", str(ranks), sys.executable, *map(str, arguments)]
-    variables = {
-        name: value for name, value in os.environ.items() if not name.startswith("CHAINERMN_")
-    }
-    variables.update({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}, **(environment or {}))
+    return run_command(command, variables(environment), seconds, cwd=cwd)
+
+
+def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without settings of ours, and with those given."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("CHAINERMN_")}
+    return {**found, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", **(environment or {})}
+
+
+def run_command(
+    command: list[str],
+    environment: dict[str, str],
+    seconds: float,
+    elsewhere: Callable[[], list[psutil.Process]] = list,
+    cwd: Path | None = None,
+) -> Job:
+    """Run a launcher's whole command line.
+
+    Args:
+        command: the launcher and its arguments.
+        environment: all variables.
+        seconds: after this the stacks are printed and the job is ended.
+        elsewhere: finds processes of the job that are no children of the launcher.
+        cwd: where to run it.
+    """
     # Files, since a pipe would be waited for as long as any orphan holds it.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
@@ -69,7 +91,7 @@ def run(
             stdout=out,
             stderr=err,
             cwd=cwd,
-            env=variables,
+            env=environment,
             start_new_session=True,
         )
         try:
@@ -78,7 +100,7 @@ def run(
             returncode = None
         ended = time.time()
         if returncode is None:
-            _end(process)
+            _end(process, elsewhere())
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -86,10 +108,11 @@ def run(
     return Job(returncode, texts[0], texts[1], ended)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], elsewhere: list[psutil.Process]) -> None:
     """Let the ranks print their stacks, then end what we started, and its children."""
     ours = [psutil.Process(process.pid)]
     ours += ours[0].children(recursive=True)
+    ours += [one for one in elsewhere if one not in ours]
     for one in ours:
         with contextlib.suppress(psutil.Error):
             if _catches(one.pid, signal.SIGUSR1) and "python" in one.name():

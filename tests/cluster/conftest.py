@@ -1,0 +1,20 @@
+"""Three hosts for the whole run, and what they lack where there can be none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .virtual_hosts import Cluster, missing
+
+HOSTS = ("alpha", "beta", "gamma")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    lacking = missing()
+    if lacking:
+        pytest.skip(f"no hosts can be made here: {lacking}")
+    with Cluster(HOSTS) as made:
+        yield made

@@ -1,0 +1,137 @@
+"""What each rank finds of every communicator; rank 0 prints all ranks' findings as JSON.
+
+Run under mpiexec with ``-m``. Nothing is judged before all ranks have done all of it, so that a
+wrong result on one rank doesn't leave the others waiting.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from chainermn_comm import create_communicator
+
+from ..comm.models import with_grads
+from .shapes import SHAPES
+
+WORLD = MPI.COMM_WORLD
+
+
+def gradients(rank: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(rank)
+    return {k: np.asarray(rng.standard_normal(s)).astype(d) for k, (s, d) in SHAPES.items()}
+
+
+def sent_bytes() -> int:
+    """What this host has sent over the network so far."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    (row,) = [line.split() for line in lines if line.strip().startswith("eth0:")]
+    return int(row[9])
+
+
+def mean(comm) -> tuple[list[np.ndarray], int]:
+    """This rank's means and how many bytes its host sent for them."""
+    model = with_grads(**gradients(comm.rank))
+    WORLD.Barrier()
+    before = sent_bytes()
+    WORLD.Barrier()
+    comm.allreduce_grad(model)
+    WORLD.Barrier()  # by now all has been received
+    sent = sent_bytes() - before
+    return [model[name].grad for name in SHAPES], sent
+
+
+def is_close(grads: list[np.ndarray], size: int, wire: str | None) -> bool:
+    """Whether these are the float64 mean, but for a few roundings in the narrowest type."""
+    terms = [list(gradients(rank).values()) for rank in range(size)]
+    for index, grad in enumerate(grads):
+        column = [term[index].astype("f8") for term in terms]
+        narrow = min(wire or grad.dtype, grad.dtype, key=lambda dtype: np.finfo(dtype).nmant)
+        bound = 4 * float(np.finfo(narrow).eps) * sum(map(np.abs, column)) / size
+        if not np.all(np.abs(grad - sum(column) / size) <= bound):
+            return False
+    return True
+
+
+def digest(grads: list[np.ndarray]) -> str:
+    return hashlib.sha1(b"".join(grad.tobytes() for grad in grads)).hexdigest()
+
+
+def verbs(comm) -> dict[str, bool]:
+    """Which verbs gave what they should."""
+    rank, size = comm.rank, comm.size
+    mine = np.arange(50_000, dtype="float32") + rank
+    # Around the ring of ranks; the last one receives first, so that no send waits for ever.
+    after, before = (rank + 1) % size, (rank - 1) % size
+    if rank == size - 1:
+        received = comm.recv(before)
+        comm.send(mine, after)
+    else:
+        comm.send(mine, after)
+        received = comm.recv(before)
+    total = comm.allreduce(mine)
+    everyone = [mine - rank + other for other in range(size)]
+    at_root = comm.gather(mine, root=size - 1)
+    shared = comm.bcast(mine if rank == 1 else None, root=1)
+    part = comm.scatter(everyone if rank == 0 else None)
+    gathered = comm.allgather(mine)
+    traded = comm.alltoall([mine + 10 * other for other in range(size)])
+    objs = comm.allgather_obj({"rank": rank})
+    halves = comm.split(rank % 2, rank)
+    with halves:
+        ranks = halves.allgather_obj(rank)
+    return {
+        "send, recv": np.array_equal(received, everyone[before]),
+        "allreduce": np.array_equal(total, sum(everyone)),
+        "gather": at_root is None if rank < size - 1 else same(at_root, everyone),
+        "bcast": np.array_equal(shared, everyone[1]),
+        "scatter": np.array_equal(part, mine),
+        "allgather": same(gathered, everyone),
+        "alltoall": same(traded, [row + 10 * rank for row in everyone]),
+        "allgather_obj": objs == [{"rank": other} for other in range(size)],
+        "split": ranks == list(range(rank % 2, size, 2)),
+    }
+
+
+def same(found, expected: list[np.ndarray]) -> bool:
+    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
+
+
+def findings(name: str) -> dict[str, object]:
+    try:
+        comm = create_communicator(name)
+    except ValueError as error:
+        return {"refused": str(error)}
+    with comm:
+        first, sent = mean(comm)
+        again, _ = mean(comm)
+        comm.set_config("allreduce_grad_dtype", "float16")
+        narrow, sent_narrow = mean(comm)
+        host, intra = MPI.Get_processor_name(), (comm.intra_rank, comm.intra_size)
+        return {
+            "host": host,
+            "place": [*intra, comm.inter_rank, comm.inter_size],
+            "sent": sent,
+            "close": is_close(first, comm.size, None),
+            "digest": digest(first),
+            "again": digest(again),
+            "untouched": digest(first) == digest(list(gradients(comm.rank).values())),
+            "sent_narrow": sent_narrow,
+            "close_narrow": is_close(narrow, comm.size, "float16"),
+            "digest_narrow": digest(narrow),
+            "verbs": verbs(comm),
+        }
+
+
+if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    found = WORLD.gather({name: findings(name) for name in sys.argv[1:]})
+    if found is not None:
+        print(json.dumps(found))

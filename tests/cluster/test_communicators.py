@@ -1,0 +1,93 @@
+"""Every communicator over hosts that share neither memory nor anything but a network."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any
+
+import pytest
+
+from chainermn_comm.catalogue import RECIPES
+
+from .shapes import SHAPES
+
+# Ranks on each host, whether they are dealt out in turn, and then the host of each rank.
+WORLDS: dict[str, tuple[dict[str, int], bool, list[str]]] = {
+    "2 hosts": ({"alpha": 2, "beta": 2}, False, ["alpha", "alpha", "beta", "beta"]),
+    "2 hosts, alternating": ({"alpha": 2, "beta": 2}, True, ["alpha", "beta"] * 2),
+    "3 hosts": ({"alpha": 2, "beta": 1, "gamma": 1}, False, ["alpha", "alpha", "beta", "gamma"]),
+    "3 hosts, alternating": (
+        {"alpha": 2, "beta": 1, "gamma": 1},
+        True,
+        ["alpha", "beta", "gamma", "alpha"],
+    ),
+}
+EVERYWHERE = [name for name in RECIPES if not RECIPES[name].one_node]
+MEAN = [name for name in EVERYWHERE if name != "dummy"]
+THROUGH_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
+MODEL_BYTES = sum(prod(shape) * int(dtype[-2:]) // 8 for shape, dtype in SHAPES.values())
+MODEL_BYTES_AS_FLOAT16 = sum(2 * prod(shape) for shape, _ in SHAPES.values())
+HEADERS = 1.15  # what frames, acknowledgements and meetings of ranks add to the bytes
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def world(request, cluster) -> tuple[list[str], list[dict[str, Any]]]:
+    """The host of each rank, and each rank's findings; one job serves all communicators."""
+    ranks, alternating, hosts = WORLDS[request.param]
+    job = cluster.job(
+        ranks, "-m", "tests.cluster.every_communicator", *RECIPES, alternating=alternating
+    )
+    assert job.returncode == 0, job
+    assert "ChainerMN" not in job.err, job  # such as that shared memory can't be had
+    found = json.loads(job.out)
+    assert len(found) == len(hosts)
+    return hosts, found
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_ranks_know_their_place(world, name):
+    hosts, found = world
+    names = list(dict.fromkeys(hosts))
+    for rank, (host, mine) in enumerate(zip(hosts, found, strict=True)):
+        intra = hosts[:rank].count(host), hosts.count(host)
+        assert mine[name]["host"] == host
+        assert mine[name]["place"] == [*intra, names.index(host), len(names)]
+
+
+@pytest.mark.parametrize("name", MEAN)
+def test_the_mean_is_right_and_bit_identical(world, name):
+    _, found = world
+    for suffix in ("", "_narrow"):
+        assert all(mine[name]["close" + suffix] for mine in found)
+        assert len({mine[name]["digest" + suffix] for mine in found}) == 1
+    assert found[0][name]["again"] == found[0][name]["digest"]
+
+
+@pytest.mark.parametrize("name", MEAN)
+def test_gradients_go_over_the_network(world, name):
+    hosts, found = world
+    nodes = len(set(hosts))
+    share = 2 * (nodes - 1) / nodes  # of an allreduce between nodes: reduce-scatter, allgather
+    for mine in found:
+        for sent, wire in (("sent", MODEL_BYTES), ("sent_narrow", MODEL_BYTES_AS_FLOAT16)):
+            assert mine[name][sent] >= share * wire
+            if name in THROUGH_NODES:  # the ranks of a node send nothing twice
+                assert mine[name][sent] <= HEADERS * share * wire
+
+
+def test_dummy_leaves_gradients_alone_and_the_network_too(world):
+    for mine in world[1]:
+        assert mine["dummy"]["untouched"]
+        assert mine["dummy"]["sent"] < MODEL_BYTES / 20
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_verbs(world, name):
+    for mine in world[1]:
+        assert all(mine[name]["verbs"].values()), mine[name]["verbs"]
+
+
+def test_single_node_refuses_several_and_names_one_that_serves(world):
+    for mine in world[1]:
+        assert "hierarchical" in mine["single_node"]["refused"]

@@ -1,0 +1,135 @@
+"""The hosts themselves, and what happens over them when something fails."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ..launch.failing import RAISE, TRACEBACK, check_ended, check_last_words, script
+from ..launch.jobs import PRELUDE
+from .virtual_hosts import Cluster
+
+TWO = {"alpha": 2, "beta": 2}
+GONE_SECONDS = 10.0
+# As little as MPICH itself starts with, for two ranks a host.
+LITTLE_SHM = "4m"
+
+
+def gone(processes) -> bool:
+    """Whether what `processes` finds has ended, or soon does."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while processes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not processes()
+
+
+def test_hosts_have_their_own_names_memory_and_processes(cluster):
+    cluster.run("alpha", "touch", "/dev/shm/mine")
+    for host in cluster.hosts:
+        assert cluster.run(host, "hostname").strip() == host
+        assert len(cluster.run(host, "sh", "-c", "ls -d /proc/[0-9]*").split()) < 9
+        assert ("mine" in cluster.run(host, "ls", "/dev/shm")) == (host == "alpha")
+    cluster.run("alpha", "rm", "/dev/shm/mine")
+    assert not Path("/dev/shm/mine").exists()
+
+
+def test_a_limit_holds_for_mpi(cluster, tmp_path):
+    """20 Mbit through 40 Mbit/s take half a second, of which the burst saves 5 %."""
+    path = tmp_path / "script.py"
+    path.write_text(f"""{PRELUDE}
+import time
+import numpy as np
+from mpi4py import MPI
+world, data = MPI.COMM_WORLD, np.zeros(2_500_000, np.uint8)
+world.Barrier()
+start = time.perf_counter()
+world.Bcast(data)
+world.Barrier()
+print(time.perf_counter() - start)
+""")
+    cluster.limit("40mbit")
+    try:
+        job = cluster.job({"alpha": 1, "beta": 1}, path)
+    finally:
+        cluster.limit(None)
+    assert job.returncode == 0, job
+    assert min(map(float, job.out.split())) > 0.4
+
+
+# A communicator whose ranks have made their shared window.
+STREAMING = """
+import numpy as np
+from tests.comm.models import with_grads
+from chainermn_comm import create_communicator
+create_communicator().allreduce_grad(with_grads(w=np.ones(1_000_000, "float32")))
+"""
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_an_exception_on_one_host_ends_the_job_on_all(cluster, tmp_path, failing):
+    with cluster.shm("alpha", "200m"), cluster.shm("beta", "200m"):
+        job = cluster.job(TWO, script(tmp_path, RAISE, "loop", (failing,), install=STREAMING))
+        check_ended(job, 1)
+        words = [word.format(failing).replace("of 2", "of 4") for word in TRACEBACK]
+        check_last_words(job, *words)
+        assert gone(cluster.processes), cluster.processes()
+        for host in TWO:  # no window; MPICH leaves 2 MB of its own
+            used = cluster.run(host, "df", "--output=used", "-B1", "/dev/shm").split()[1]
+            assert int(used) < 4 << 20
+
+
+def test_a_job_that_hangs_prints_the_stacks_of_all_hosts(cluster, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(f"""{PRELUDE}
+import time
+from mpi4py import MPI
+def stay_on_this_host():
+    time.sleep(60)
+stay_on_this_host()
+""")
+    job = cluster.job({"alpha": 1, "beta": 1}, path, seconds=4)
+    assert job.returncode is None
+    assert job.err.count("in stay_on_this_host") == 2, job
+    assert gone(cluster.processes), cluster.processes()
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
+def test_a_host_with_little_shared_memory_uses_mpi_and_one_line_says_so(cluster, tmp_path, name):
+    path = tmp_path / "script.py"
+    path.write_text(f"""{PRELUDE}
+import numpy as np
+from tests.comm.models import with_grads
+from chainermn_comm import create_communicator
+with create_communicator({name!r}) as comm:
+    for call in range(2):
+        model = with_grads(w=np.full(1_000_000, comm.rank + call, "float32"))
+        comm.allreduce_grad(model)
+        assert (model["w"].grad == 1.5 + call).all()
+print("right")
+""")
+    with cluster.shm("beta", LITTLE_SHM):
+        job = cluster.job(TWO, path)
+    assert job.returncode == 0, job
+    assert job.out.count("right") == 4
+    assert job.err.count("no room for shared memory in /dev/shm") == 1, job
+    assert len(job.err.splitlines()) == 1, job
+
+
+def test_nothing_is_left_of_hosts(cluster):
+    devices = set(psutil.net_if_addrs())
+    with Cluster(("one", "two")) as others:
+        assert others.run("two", "hostname").strip() == "two"  # beside those of the whole run
+        assert set(psutil.net_if_addrs()) == devices
+        assert all(map(psutil.pid_exists, others.inits.values()))
+    assert not any(map(psutil.pid_exists, others.inits.values()))
+    assert not others.folder.exists()
+
+
+def test_hosts_that_fail_to_start_leave_nothing(cluster):
+    children = set(psutil.Process().children())
+    with pytest.raises(RuntimeError, match="hostname: name too long"):
+        Cluster(("one", "x" * 99))
+    assert set(psutil.Process().children()) == children
