@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import chainer
 import numpy as np
 import pytest
@@ -196,6 +199,40 @@ def test_a_result_without_a_mean_is_named_on_all_ranks(naive):
 
     with pytest.raises(TypeError, match="'answer' as str"):
         multi_node(Words(iterator(numbers(0, 5)), Model()), naive)()
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_shapes_that_differ_are_named_on_all_ranks(comm):
+    class Ragged(extensions.Evaluator):
+        def evaluate(self):
+            return {"fine": 1.0, "pair": np.ones(3 if comm.rank == 1 else 2)}
+
+    evaluator = multi_node(Ragged(iterator(numbers(0, 5)), Model()), comm)
+    with pytest.raises(ValueError, match=r"'pair' .*\(2,\) on rank 0, \(3,\) on rank 1"):
+        evaluator()
+
+
+def test_an_evaluate_that_returns_nothing_is_told_on_all_ranks(comm):
+    class Forgetful(extensions.Evaluator):
+        def evaluate(self):
+            return None if comm.rank == 0 else {"score": 1.0}
+
+    evaluator = multi_node(Forgetful(iterator(numbers(0, 5)), Model()), comm)
+    error = TypeError if comm.rank == 0 else PeerError
+    with pytest.raises(error, match=r"must return a dict .*not None"):
+        evaluator()
+
+
+def test_copies_evaluate_with_the_same_communicator(comm):
+    mine, everything = share(comm, lambda rank: rank + 1)
+    evaluator = multi_node(extensions.Evaluator(iterator(mine), Model()), comm)
+    for twin in copy.copy(evaluator), copy.deepcopy(evaluator):
+        assert type(twin) is type(evaluator)
+        assert twin() == evaluator()
+        np.testing.assert_allclose(twin()["main/loss"], everything.mean(), rtol=1e-6)
+    assert copy.deepcopy(evaluator).get_target("main") is not evaluator.get_target("main")
+    with pytest.raises(TypeError, match="Evaluator can't be pickled"):
+        pickle.dumps(evaluator)
 
 
 def test_wrong_arguments_are_named(naive):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from typing import Any
 
@@ -118,6 +119,34 @@ def test_it_can_be_copied(naive):
     twin = copy.copy(optimizer)
     assert twin.actual_optimizer is optimizer.actual_optimizer
     assert twin.lr == 0.5
+
+
+def test_a_deep_copy_trains_on_with_the_same_communicator(comm):
+    model = Model(comm.rank)
+    optimizer = sgd(comm, model)
+    optimizer.update(model, X)
+    twin = copy.deepcopy(optimizer)
+    assert twin.communicator is comm
+    assert twin.target is not model
+    for each in optimizer, twin:
+        each.target.cleargrads()
+        each.target(X).backward()
+        each.update()  # steps: the copy's parameters are known to be the same everywhere
+        assert each.t == 2
+    for name, array in weights(twin.target).items():
+        np.testing.assert_array_equal(array, weights(model)[name])
+    with pytest.raises(TypeError, match=r"can't be pickled.*chainer\.serializers"):
+        pickle.dumps(optimizer)
+
+
+def test_attributes_are_listed_and_deleted_as_those_of_the_actual_optimizer(naive):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), naive)
+    assert {"lr", "hyperparam", "target", "communicator", "update"} <= set(dir(optimizer))
+    optimizer.note = 1
+    del optimizer.note
+    assert not hasattr(optimizer.actual_optimizer, "note")
+    with pytest.raises(AttributeError, match="'communicator'"):
+        del optimizer.communicator
 
 
 # When parameters are broadcast.
@@ -369,3 +398,77 @@ def test_loss_scale_is_undone_where_a_rank_has_no_gradient(comm):
         assert same_everywhere(comm, model)
     mean = (comm.size - 1) / comm.size
     np.testing.assert_allclose(model.more.W.array, before - 2 * 0.5 * mean, rtol=0, atol=1e-5)
+
+
+# Failing loss functions.
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("where", ["loss", "backward"])
+def test_a_failing_loss_is_an_error_on_all_ranks_and_the_batch_can_be_skipped(comm, where, lazy):
+    model, last = Model(comm.rank, None if lazy else 3), comm.size - 1
+    optimizer = sgd(comm, model)
+
+    def bad_batch(x):
+        if where == "loss":
+            raise FloatingPointError("bad batch")
+        loss = model(x)
+        loss.backward = lambda **_: bad_batch_in_backward()
+        return loss
+
+    def bad_batch_in_backward():
+        raise FloatingPointError("bad batch")
+
+    for skipped in range(2):  # before and after the first broadcast
+        before = optimizer.t, weights(model) if skipped else {}
+        error = FloatingPointError if comm.rank == last else PeerError
+        with pytest.raises(error, match="bad batch") as raised:
+            optimizer.update(bad_batch if comm.rank == last else model, X)
+        assert comm.rank == last or f"rank {last}: FloatingPointError: bad" in str(raised.value)
+        assert optimizer.t == before[0]
+        for name, array in before[1].items():
+            np.testing.assert_array_equal(weights(model)[name], array)
+        assert comm.allgather_obj(skipped) == [skipped] * comm.size  # still in step
+        for _ in range(2):
+            optimizer.update(model, X)
+        assert same_everywhere(comm, model)
+    lost = lazy and where == "loss"  # else all are initialised when an update first succeeds
+    assert optimizer.t == 4 - lost
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_failing_loss_where_another_rank_has_its_gradients_already(comm):
+    model = Model(0)
+    optimizer = sgd(comm, model)
+    optimizer.update(model, X)
+
+    def fail(x):
+        raise FloatingPointError("bad batch")
+
+    error = FloatingPointError if comm.rank == 0 else PeerError
+    with pytest.raises(error, match="bad batch"):
+        optimizer.update(*((fail, X) if comm.rank == 0 else ()))
+    optimizer.update(model, X)
+    assert optimizer.t == 2
+
+
+def test_an_error_that_has_no_text_is_told_all_the_same(comm):
+    class NoText(Exception):
+        def __str__(self):
+            raise ZeroDivisionError
+
+    class AlreadyNamed(ValueError):
+        pass
+
+    def fail(error):
+        raise error
+
+    model, last = Model(0), comm.size - 1
+    optimizer = sgd(comm, model)
+    named = AlreadyNamed(f"rank {comm.rank}: bad")
+    for error, text in (NoText(), "NoText"), (named, f"rank {last}: AlreadyNamed: bad$"):
+        with pytest.raises(type(error) if comm.rank == last else PeerError) as raised:
+            optimizer.update(*((fail, error) if comm.rank == last else (model, X)))
+        assert comm.rank == last or re.search(text, str(raised.value))
+    optimizer.update(model, X)
+    assert optimizer.t == 1

@@ -20,3 +20,11 @@ class PeerError(CommunicationError):
 
 class FinalizedError(CommunicationError):
     """A communicator was used after its ``finalize``."""
+
+
+def describe_exception(error: BaseException) -> str:
+    """The exception's type and text, even if asking for its text fails."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (it has no text: its __str__ fails)"

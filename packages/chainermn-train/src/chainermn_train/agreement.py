@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, PeerError
+from chainermn_comm.errors import describe_exception
 
 
 def gather_or_raise(
@@ -24,7 +25,7 @@ def gather_or_raise(
         BaseException: ``error`` itself, on the rank that has one.
         PeerError: on the other ranks; it names the ranks that failed and says why.
     """
-    text = None if error is None else f"{type(error).__name__}: {error}"
+    text = None if error is None else _described(error, communicator.rank)
     views = communicator.allgather_obj((text, None if error is not None else value))
     if error is not None:
         raise error
@@ -32,6 +33,12 @@ def gather_or_raise(
     if failures:
         raise PeerError(f"rank {communicator.rank} failed because of " + "; ".join(failures))
     return [value for _, value in views]
+
+
+def _described(error: BaseException, rank: int) -> str:
+    """The error in words, without the rank's number, which the peers put before it."""
+    kind, colon, text = describe_exception(error).partition(": ")
+    return kind + colon + text.removeprefix(f"rank {rank}: ")
 
 
 def require_communicator(communicator: Any, caller: str) -> None:

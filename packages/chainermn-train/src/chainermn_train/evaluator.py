@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from chainer.training.extensions import Evaluator
 from chainermn_comm import CommunicatorBase
 
 from .agreement import gather_or_raise, require_communicator
+from .copying import SharesCommunicator
 
 
 def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
@@ -25,7 +27,8 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     that only some ranks report is the mean over those.
 
     ``evaluate()`` raises on all ranks what fails on one of them: the error itself there, a
-    :class:`~chainermn_comm.errors.PeerError` that names the rank on the others.
+    :class:`~chainermn_comm.errors.PeerError` that names the rank on the others. Copies of the
+    evaluator, shallow or deep, have the same communicator; it can't be pickled (TypeError).
 
     Args:
         actual_evaluator: an instance of :class:`chainer.training.extensions.Evaluator` or a
@@ -49,7 +52,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         )
     # The same object has to come back, so composition is out. A subclass made for the
     # evaluator's own class, under the same name, rather than a method put into the
-    # instance: `super()`, copies and `isinstance` all go on working.
+    # instance: `super()`, copies (see copying.py) and `isinstance` all go on working.
     cls = type(actual_evaluator)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     actual_evaluator.__class__ = type(cls.__name__, (_MultiNodeEvaluator, cls), names)
@@ -57,7 +60,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     return actual_evaluator
 
 
-class _MultiNodeEvaluator(Evaluator):
+class _MultiNodeEvaluator(SharesCommunicator, Evaluator):
     """Comes before an evaluator's own class, whose ``evaluate`` it calls on each rank."""
 
     _mn_communicator: CommunicatorBase
@@ -70,7 +73,7 @@ class _MultiNodeEvaluator(Evaluator):
         try:
             count = _number_of_examples(self)
             if count != 0:
-                result = {key: _on_host(key, x) for key, x in super().evaluate().items()}
+                result = _checked(super().evaluate())
         except Exception as exception:
             error = exception
         return _mean(gather_or_raise(self._mn_communicator, error, (count, result)))
@@ -80,6 +83,17 @@ def _number_of_examples(evaluator: Any) -> int | None:
     """Examples in the data set of the main iterator; None if it has no data set."""
     dataset = getattr(evaluator.get_all_iterators().get("main"), "dataset", None)
     return None if dataset is None else len(dataset)
+
+
+def _checked(result: Any) -> dict[str, Any]:
+    """What one rank's ``evaluate`` returned, as values that have a mean."""
+    if not isinstance(result, Mapping):
+        kind = "None" if result is None else type(result).__name__
+        raise TypeError(
+            "the evaluator's evaluate() must return a dict of the values to report, not "
+            f"{kind}; is there a `return` missing?"
+        )
+    return {key: _on_host(key, value) for key, value in result.items()}
 
 
 def _on_host(key: str, value: Any) -> Any:
@@ -111,6 +125,17 @@ def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
     weighted = [(1 if count is None else count, values) for count, values in results]
     means = {}
     for key in dict.fromkeys(key for _, values in weighted for key in values):
+        _check_shapes(key, [values.get(key) for _, values in weighted])
         terms = [(count, values[key]) for count, values in weighted if key in values]
         means[key] = sum(count * value for count, value in terms) / sum(n for n, _ in terms)
     return means
+
+
+def _check_shapes(key: str, values: list[Any]) -> None:
+    """Raise ValueError unless those ranks that have a value (not None) have one shape."""
+    shapes = {rank: np.shape(value) for rank, value in enumerate(values) if value is not None}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(
+            f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
+            "mean: " + ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
+        )

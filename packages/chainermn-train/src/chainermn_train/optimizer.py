@@ -12,6 +12,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 
 from .agreement import gather_or_raise, require_communicator
+from .copying import SharesCommunicator
 
 
 def create_multi_node_optimizer(
@@ -21,6 +22,11 @@ def create_multi_node_optimizer(
     zero_fill: bool = True,
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks at once.
+
+    Ranks may start from different weights, but the optimizer's own state (momenta, Adam's
+    moments, ``t``) and its hyperparameters must be equal on all ranks: only gradients and
+    parameters are exchanged. A state that is loaded on one rank alone is not noticed, and
+    parameters then drift apart; load it on every rank.
 
     Args:
         actual_optimizer: a Chainer optimizer, set up or not.
@@ -52,7 +58,7 @@ def create_multi_node_optimizer(
     return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill)
 
 
-class MultiNodeOptimizer:
+class MultiNodeOptimizer(SharesCommunicator):
     """A Chainer optimizer whose :meth:`update` steps along the mean gradient of all ranks.
 
     Every other attribute and method is that of ``actual_optimizer``, to read and to set:
@@ -61,6 +67,8 @@ class MultiNodeOptimizer:
 
     It is not a subclass of :class:`chainer.Optimizer`, whose class attributes would hide
     the actual optimizer's; Chainer's updaters, extensions and serializers don't ask for one.
+
+    A copy, shallow or deep, has the same communicator. It can't be pickled (TypeError).
 
     Attributes:
         actual_optimizer: the optimizer that steps.
@@ -81,7 +89,7 @@ class MultiNodeOptimizer:
         self._synchronized: list[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        # An own attribute is missing only while the object is being copied or unpickled.
+        # An own attribute is missing only while the object is being copied.
         if name in self._OWN or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.actual_optimizer, name)
@@ -91,6 +99,14 @@ class MultiNodeOptimizer:
             super().__setattr__(name, value)
         else:
             setattr(self.actual_optimizer, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._OWN:
+            raise AttributeError(f"{name!r} of a multi-node optimizer can't be deleted")
+        delattr(self.actual_optimizer, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.actual_optimizer)})
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model to train, as :meth:`chainer.Optimizer.setup` does; returns itself."""
@@ -121,15 +137,18 @@ class MultiNodeOptimizer:
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
+            Exception: whatever ``lossfun`` or its backward raises on this rank (a
+                :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
+                No rank steps then, and all may go on with the next update.
         """
-        changed, incomplete, gradients_given = self._agree(lossfun is None)
-        if changed and not incomplete and not gradients_given:
+        changed, incomplete, without_loss = self._agree_on_parameters(lossfun is None)
+        if changed and not incomplete and not without_loss:
             self._broadcast()
             changed = False
-        if lossfun is not None:
-            self._compute_gradients(lossfun, args, kwds)
+        if without_loss < self.communicator.size:
+            self._compute_gradients_or_raise(lossfun, args, kwds)
         if incomplete and not changed:  # the loss may have initialised what was missing
-            changed, incomplete, _ = self._agree(False)
+            changed, incomplete, _ = self._agree_on_parameters(False)
         if changed:
             self._initialize_as_others_did()
             self._broadcast()
@@ -138,22 +157,43 @@ class MultiNodeOptimizer:
         self.communicator.multi_node_mean_grad(self.actual_optimizer.target, self.zero_fill)
         self.actual_optimizer.update()
 
-    def _agree(self, gradients_given: bool) -> tuple[bool, bool, bool]:
-        """What is true on any rank: (parameters changed, some not initialised, gradients given).
+    def _agree_on_parameters(self, without_loss: bool) -> tuple[bool, bool, int]:
+        """Whether on any rank parameters have changed, or some are not initialised (collective).
 
-        One sum of four integers, since it is part of every update.
+        Also the number of ranks without a loss function. One sum of four integers, since it
+        is part of every update.
         """
         target = self.actual_optimizer.target
         params = [] if target is None else list(target.params())
         ready = [param for param in params if param.is_initialized]
         old = self._synchronized
         changed = old is None or len(old) != len(ready) or not all(map(operator.is_, old, ready))
-        flags = (changed, len(ready) < len(params), gradients_given, target is None)
-        total = self.communicator.allreduce(np.array(flags, dtype=np.int64))
+        total = self._count(changed, len(ready) < len(params), without_loss, target is None)
         if total[3]:
             error = RuntimeError("the optimizer has no model: call its `setup(model)` first")
             gather_or_raise(self.communicator, error if target is None else None)
-        return bool(total[0]), bool(total[1]), bool(total[2])
+        return bool(total[0]), bool(total[1]), int(total[2])
+
+    def _count(self, *flags: bool) -> Any:
+        """On how many ranks each flag is true: int64 of shape (len(flags),) (collective)."""
+        return self.communicator.allreduce(np.array(flags, dtype=np.int64))
+
+    def _compute_gradients_or_raise(
+        self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any
+    ) -> None:
+        """Compute the gradients where there is a loss function; raise where any fails (collective).
+
+        The error stays in its own rank until all know of it: else a caller that catches it,
+        to skip a batch, would be one collective call ahead of the other ranks.
+        """
+        error: Exception | None = None
+        if lossfun is not None:
+            try:
+                self._compute_gradients(lossfun, args, kwds)
+            except Exception as exception:
+                error = exception
+        if self._count(error is not None)[0]:
+            gather_or_raise(self.communicator, error)
 
     def _compute_gradients(self, lossfun: Callable[..., Any], args: Any, kwds: Any) -> None:
         """What :meth:`chainer.GradientMethod.update` does before it steps."""
