@@ -11,6 +11,7 @@ import pytest
 
 from .failing import (
     ADD_HOOK,
+    ALONE,
     COMMUNICATOR,
     RAISE,
     TRACEBACK,
@@ -24,6 +25,14 @@ from .jobs import PRELUDE, run
 @pytest.mark.parametrize("end", [RAISE, "sys.exit(3)"])
 def test_on_by_default_once_a_communicator_exists(end, tmp_path):
     check_ended(run(2, script(tmp_path, end, install=COMMUNICATOR)), 3 if "exit" in end else 1)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_on_where_a_rank_is_alone_in_its_communicator(rank, tmp_path):
+    path = script(tmp_path, RAISE, failing=(rank,), install=ALONE)
+    job = run(3, path, seconds=20)
+    check_ended(job, 1)
+    check_last_words(job, f"ChainerMN: rank {rank} of 3: uncaught", "Traceback", "ValueError")
 
 
 def test_refused_by_the_environment(tmp_path):

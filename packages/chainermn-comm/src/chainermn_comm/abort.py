@@ -81,14 +81,16 @@ def remove_hook() -> None:
     _replaced = None
 
 
-def install_by_default(mpi_comm: Any) -> None:
+def install_by_default(_mpi_comm: Any = None) -> None:
     """What creating a communicator does: :func:`add_hook`, unless refused or alone.
 
-    Args:
-        mpi_comm: the mpi4py communicator; with one rank nothing is done. Nor is anything
-            done where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is ``0``.
+    Nothing is done in a world of one rank, nor where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is
+    ``0``. The communicator's own size doesn't count: others may wait for a rank that is alone
+    in its own.
     """
-    if mpi_comm.size > 1 and _wanted() is not False:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size > 1 and _wanted() is not False:
         _install()
 
 
