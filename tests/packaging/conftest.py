@@ -128,10 +128,24 @@ def combinations() -> list[tuple[str, str]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`combination` is each of them in turn."""
+    """`combination` is each of them in turn, `python` each version found here."""
     if "combination" in metafunc.fixturenames:
         names = [f"{python}-{numpy}" for python, numpy in found_combinations()]
         metafunc.parametrize("combination", found_combinations(), ids=names, scope="module")
+    if "python" in metafunc.fixturenames:
+        metafunc.parametrize("python", sorted(found_interpreters()), scope="module")
+
+
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
+    """Say which Pythons are tested here: a newcomer's machine may have but one."""
+    if not any(Path(__file__).parent in item.path.parents for item in items):
+        return []
+    found = found_interpreters()
+    missing = [version for version in PYTHONS if version not in found]
+    line = f"packaging: tested on Python {', '.join(sorted(found))}"
+    if missing:
+        line += f"; not on {', '.join(missing)}, which are not on this machine"
+    return [line]
 
 
 @pytest.fixture(scope="session")
