@@ -30,13 +30,13 @@ class Gradients:
     def __init__(self, shapes: Shapes, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self.shapes = shapes
-        self.source = _source(shapes, comm.rank)
-        self.peer = _source(shapes, (comm.rank + 1) % comm.size)
+        self.source = source_of(shapes, comm.rank)
+        self.peer = source_of(shapes, (comm.rank + 1) % comm.size)
         self.flat = self.source.copy()  # touched, so that nobody's first call pays for it
         total = np.zeros(self.source.size)
         magnitude = np.zeros_like(self.source)
         for rank in range(comm.size):
-            source = _source(shapes, rank)
+            source = source_of(shapes, rank)
             total += source
             magnitude += abs(source)
         self.mean = (total / comm.size).astype(np.float32)
@@ -78,5 +78,6 @@ class Gradients:
         return all(answer == (True, digest.digest()) for answer in answers)
 
 
-def _source(shapes: Shapes, rank: int) -> np.ndarray:
+def source_of(shapes: Shapes, rank: int) -> np.ndarray:
+    """What a rank's gradients start from; 1-D float32."""
     return np.random.default_rng(rank).standard_normal(elements(shapes), np.float32)

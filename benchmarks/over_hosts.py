@@ -1,0 +1,151 @@
+"""Measures the mean of gradients over two hosts on this rank, beside what the link allows."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import hosts_report
+import numpy as np
+import peers
+from gradients import Gradients, source_of
+from hosts_report import GLOO, LINK, STREAMS, alone, as_float16
+from measure import measure
+from mpi4py import MPI
+from peers import Contestant
+from shapes import MODELS, elements
+
+from chainermn_comm import create_communicator
+from chainermn_comm.chunks import Chunk
+from chainermn_comm.node_stream import MEANS, NodeStream, Stage
+from chainermn_comm.topology import Topology
+
+# float16 rounds 2^13 times as coarsely as float32.
+COARSER = 2.0**13
+PIECE, PIECES = 1 << 18, 4  # float32s in a message, and messages under way each way
+
+
+def run(args: argparse.Namespace) -> bool:
+    """Measure, and have rank 0 report (collective over MPI.COMM_WORLD).
+
+    Returns:
+        Whether all results were right.
+    """
+    comm = MPI.COMM_WORLD.Dup()
+    gradients = Gradients(MODELS[args.model], comm)
+    communicators: list[tuple[str, str, Any]] = [
+        (peers.BUNDLED, "bundled", peers.bundled(comm)),
+        *[(name, "ours", create_communicator(name, comm)) for name in ("naive", "flat", *STREAMS)],
+        *[
+            (as_float16(name), "ours", create_communicator(name, comm, "float16"))
+            for name in STREAMS
+        ],
+    ]
+    streams = {name: wire_alone(comm, name) for name in STREAMS}
+    contestants = [link(gradients), peers.raw_mpi(gradients), *gloo(gradients)]
+    for name, kind, communicator in communicators:
+        like = gradients
+        if name.endswith("float16"):
+            like = copy.copy(gradients)
+            like.bound = gradients.bound * COARSER
+        contestants.append(peers.communicator(name, kind, communicator, like))
+    contestants += [moved(name, stream, gradients) for name, stream in streams.items()]
+    rows = measure(contestants, comm, args.repeat, realtime=False)
+    for stream in streams.values():
+        stream.close()
+    for _, _, communicator in communicators:
+        communicator.finalize()
+    hosts = comm.allgather(MPI.Get_processor_name())
+    if comm.rank == 0:
+        floats = elements(MODELS[args.model])
+        results = hosts_report.document(hosts, args.rate, args.model, floats, args.repeat, rows)
+        hosts_report.publish(results, args.json, args.plot)
+    comm.Barrier()
+    return all(row["right"] for row in rows)
+
+
+def link(gradients: Gradients) -> Contestant:
+    """The first ranks of two hosts swap a model's bytes: what any mean has to move."""
+    comm = gradients.comm
+    leaders = [Topology.discover(comm).ranks_on(node)[0] for node in range(2)]
+    flat, source = gradients.flat, gradients.source
+    mine = comm.rank in leaders
+    peer = leaders[1 - leaders.index(comm.rank)] if mine else MPI.PROC_NULL
+    expected = source_of(gradients.shapes, peer) if mine else source
+
+    def right() -> bool:
+        return comm.allreduce(not mine or np.array_equal(flat, expected), MPI.LAND)
+
+    def swap() -> None:
+        # In pieces, several under way: of one message, MPICH may send the two ways in turn.
+        requests: list[MPI.Request] = []
+        for start in range(0, flat.size if mine else 0, PIECE):
+            if len(requests) >= 2 * PIECES:
+                MPI.Request.Waitall(requests[:2])
+                del requests[:2]
+            piece = slice(start, start + PIECE)
+            requests += [comm.Irecv(flat[piece], peer), comm.Isend(source[piece], peer)]
+        MPI.Request.Waitall(requests)
+
+    return Contestant(LINK, "copy", lambda: flat.fill(0), swap, right)
+
+
+class WireAlone(NodeStream):
+    """The messages of a stream between nodes, and nothing else: no meetings, copies or sums."""
+
+    def _stages(self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray]) -> list[Stage]:
+        return [self._scatter, self._pass_on, self._collect]
+
+    def _pass_on(self, number: int, chunk: Chunk) -> None:
+        if self._inter != MPI.COMM_NULL:
+            MPI.Request.Waitall(self._requests.pop(number))
+            shards = self._lane_shards(self._means, number, chunk)
+            self._exchange(number, [shards[self._inter.rank]] * self._nodes, shards, MEANS)
+
+
+def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:
+    """The messages of a communicator's stream (collective)."""
+    topology = Topology.discover(comm)
+    lanes = min(map(topology.nodes.count, topology.nodes)) if name == "two_dimensional" else 1
+    return WireAlone(comm, topology, lanes)
+
+
+def moved(name: str, stream: WireAlone, gradients: Gradients) -> Contestant:
+    """The messages that this communicator would send for these gradients."""
+    grads = gradients.grads
+    move = partial(stream.mean, grads, grads, [grad.dtype for grad in grads])
+    # What it receives is of no use; that it took all the messages is in its schedule.
+    return Contestant(alone(name), "copy", gradients.restore, move, lambda: True)
+
+
+def gloo(gradients: Gradients) -> list[Contestant]:
+    """The sum of one flat buffer, in place, by PyTorch's gloo; nothing where torch is missing."""
+    comm = gradients.comm
+    try:
+        import torch  # type: ignore[import-not-found,unused-ignore]
+        from torch import distributed
+    except ImportError:
+        return []
+    torch.set_num_threads(1)
+    free = None
+    if comm.rank == 0:
+        with socket.create_server(("", 0)) as listening:
+            free = (MPI.Get_processor_name(), listening.getsockname()[1])
+    host, port = comm.bcast(free)
+    distributed.init_process_group(
+        "gloo", init_method=f"tcp://{host}:{port}", rank=comm.rank, world_size=comm.size
+    )
+    flat = gradients.flat
+    return [
+        Contestant(
+            GLOO,
+            "mpi",
+            partial(np.copyto, flat, gradients.source),
+            partial(distributed.all_reduce, torch.from_numpy(flat)),
+            lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
+        )
+    ]
