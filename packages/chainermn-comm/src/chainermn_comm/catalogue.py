@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import abort, blas_threads
+from . import abort, blas_threads, forked
 from .settings import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
 from .topology import Topology
 
@@ -125,6 +125,7 @@ def make_communicator(
         traffic.Free()
     abort.install_by_default(comm)
     blas_threads.limit_blas_threads(comm)
+    forked.keep_children_from_mpi()
     recipe, settings = found
     made = MpiCommunicator(comm, getattr(plans, recipe.plan), settings, topology)
     if recipe.one_node and made.inter_size > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -17,7 +18,7 @@ from .arrays import can_be_summed
 from .base import CommunicatorBase
 from .broadcast import bcast_parameters
 from .collectives import Group
-from .errors import FinalizedError
+from .errors import CommunicationError, FinalizedError
 from .gradients import mean_gradients
 from .messages import OBJECT, Message
 from .plans import Ground, Plan
@@ -72,6 +73,7 @@ class MpiCommunicator(CommunicatorBase):
         self._plan = plan
         self._reducer: Reducer | None = None
         self._settings = settings
+        self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the largest, which carries the messages of collectives.
@@ -256,10 +258,11 @@ class MpiCommunicator(CommunicatorBase):
     def finalize(self) -> None:
         """Free this communicator's MPI resources (all ranks should); later calls raise.
 
-        The communicator that the user gave stays theirs. A second call does nothing.
+        The communicator that the user gave stays theirs. A second call does nothing, nor does
+        one in a process that the rank forked.
         """
         resources, self._resources = self._resources, None
-        if resources is None or MPI.Is_finalized():
+        if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
             return
         if self._reducer is not None:
             self._reducer.close()
@@ -273,6 +276,10 @@ class MpiCommunicator(CommunicatorBase):
     def _open(self) -> _Resources:
         if self._resources is None:
             raise FinalizedError(f"rank {self._rank}: the communicator has been finalized")
+        if os.getpid() != self._process:
+            raise CommunicationError(
+                f"rank {self._rank}: a process that the rank forked can't communicate"
+            )
         return self._resources
 
     @property
