@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_comm import PeerError, RankMismatchError
+from chainermn_comm import PeerError, RankMismatchError, collectives, create_communicator, messages
 
 from .models import Model, Param, with_grads
 
@@ -61,7 +61,7 @@ def test_different_roots(naive, verb):
     still_works(naive)
 
 
-@pytest.mark.parametrize("root", [-1, 99, 1.0, None, "0", True])
+@pytest.mark.parametrize("root", [-1, 99, 1.0, None, "0", True, [0], {}])
 @pytest.mark.parametrize("verb", ["bcast", "gather", "scatter", "bcast_obj", "gather_obj"])
 def test_wrong_root_on_one_rank_raises_on_all(naive, verb, root):
     wrong = naive.rank == 1
@@ -185,8 +185,147 @@ def test_an_object_is_not_an_array(naive, sent, received):
     still_works(naive)
 
 
+@pytest.mark.parametrize(("color", "key"), [(0, 2**40), (2**31, 0), (-1, 0), (0, None)])
+def test_split_beyond_what_mpi_counts_raises_on_all(naive, color, key):
+    wrong = naive.rank == 1
+    with pytest.raises(ValueError if wrong else PeerError, match="of split must be an integer"):
+        naive.split(*(color, key) if wrong else (0, 0))
+    still_works(naive)
+
+
 def test_wrong_split_raises_on_all(naive):
     wrong = naive.rank == 1
-    with pytest.raises(ValueError if wrong else PeerError, match="color of split can't be"):
+    with pytest.raises(
+        ValueError if wrong else PeerError, match="color of split must be an integer from 0"
+    ):
         naive.split("red" if wrong else 0, 0)
+    still_works(naive)
+
+
+def test_numpy_integers_are_ranks_tags_and_colors_too(naive):
+    zero, one = np.int64(0), np.uint8(1)
+    assert naive.bcast(naive.rank, root=one) == 1
+    if naive.rank == 0:
+        naive.send(5, one, zero)
+    elif naive.rank == 1:
+        assert naive.recv(zero, zero) == 5
+    naive.split(zero, np.int32(naive.rank)).finalize()
+
+
+def test_settings_that_are_equal_need_not_look_equal(naive):
+    model = with_grads(w=np.ones(2))
+    naive.multi_node_mean_grad(model, zero_fill=1 if naive.rank else True)
+    naive.set_config("allreduce_grad_dtype", "float32" if naive.rank else np.float32)
+    naive.multi_node_mean_grad(model, zero_fill=np.bool_(True) if naive.rank else 2)
+    with create_communicator("naive", allreduce_grad_dtype=np.float32 if naive.rank else "f4"):
+        pass
+
+
+def test_a_flag_that_is_none_raises_on_all(naive):
+    class Ambiguous:
+        def __bool__(self):
+            raise ValueError("neither true nor false")
+
+    wrong = naive.rank == 1
+    with pytest.raises(ValueError if wrong else PeerError, match="neither true nor false"):
+        naive.multi_node_mean_grad(with_grads(w=np.ones(2)), Ambiguous() if wrong else True)
+    still_works(naive)
+
+
+def test_a_name_that_cannot_be_hashed_raises_on_all(world):
+    wrong = world.rank == 1
+    with pytest.raises(ValueError if wrong else PeerError, match="unknown communicator"):
+        create_communicator(["naive"] if wrong else "naive")
+
+
+def test_masked_arrays_are_refused(naive):
+    masked = np.ma.masked_array([1.0, 2.0], [0, 1])
+    for call in (naive.allreduce, naive.allgather):
+        with pytest.raises(TypeError, match="would lose its mask"):
+            call(masked)
+    still_works(naive)
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Unspeakable:
+    def __reduce__(self):
+        raise Silent
+
+
+def test_an_error_without_a_text_is_told_all_the_same(naive):
+    wrong = naive.rank == 1
+    with pytest.raises(Silent if wrong else PeerError):
+        naive.allgather_obj(Unspeakable() if wrong else 1)
+    still_works(naive)
+
+
+class Interrupting:
+    def __reduce__(self):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_an_object_is_pickled_reaches_all(naive):
+    wrong = naive.rank == 0
+    with pytest.raises(KeyboardInterrupt if wrong else PeerError):
+        naive.bcast_obj(Interrupting())
+    still_works(naive)
+
+
+def test_finalize_against_another_call_raises_on_all(world):
+    comm = create_communicator("naive")
+    call = comm.finalize if comm.rank == 0 else lambda: comm.allreduce(1)
+    with pytest.raises(
+        RankMismatchError, match=r"operation: finalize on rank 0; allreduce on rank"
+    ):
+        call()
+    still_works(comm)
+    comm.finalize()
+
+
+def test_an_error_in_a_with_block_shows_at_once(world):
+    if world.rank == 0:
+        with pytest.raises(ZeroDivisionError):  # noqa: SIM117
+            with create_communicator("naive"):
+                raise ZeroDivisionError
+    else:
+        create_communicator("naive")  # never finalized: rank 0 must not wait for it
+
+
+def test_objects_that_cannot_be_added_raise_on_all(naive):
+    with pytest.raises(TypeError, match=rf"rank {naive.rank}: allreduce_obj can't add.*int, str"):
+        naive.allreduce_obj("a" if naive.rank else 1)
+    still_works(naive)
+
+
+def test_a_generator_is_no_list_of_arrays(naive):
+    with pytest.raises(TypeError, match=r"expected a tuple or list of . values"):
+        naive.alltoall(x for x in range(naive.size))
+    still_works(naive)
+
+
+def test_recvbuf_of_another_shape_raises_on_all(naive):
+    wrong = naive.rank == 1
+    with pytest.raises(ValueError if wrong else PeerError, match="recvbuf of multi_node_mean"):
+        naive.multi_node_mean(np.ones(3), np.empty(4 if wrong else 3))
+    in_place = np.full(3, float(naive.rank))
+    assert naive.multi_node_mean(None, in_place) is in_place
+    np.testing.assert_array_equal(in_place, np.full(3, (naive.size - 1) / 2))
+
+
+def test_an_allocation_that_fails_on_one_rank_raises_on_all(naive, monkeypatch):
+    def no_memory(_):
+        raise MemoryError("no room for this message")
+
+    if naive.rank == 1:
+        monkeypatch.setattr(messages, "allocate", no_memory)
+    big = np.zeros(collectives.LARGE_BYTES, np.int8)
+    wrong = naive.rank == 1
+    for call in (lambda: naive.bcast(big), lambda: naive.scatter([big] * naive.size)):
+        with pytest.raises(MemoryError if wrong else PeerError, match="no room for this message"):
+            call()
+    monkeypatch.undo()
     still_works(naive)

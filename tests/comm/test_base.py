@@ -77,6 +77,10 @@ def test_the_other_methods_come_with_the_interface():
     assert comm.intra_size == 1
     assert comm.allgather(3) == (3,)
     assert comm.scatter([4]) == 4
+    assert comm.scatter(np.array([[1, 2]])).tolist() == [1, 2]
+    with pytest.raises(ValueError, match="scatter needs 1 arrays"):
+        comm.scatter(None)
+    assert comm.multi_node_mean((np.ones(1), 2.0))[1] == 2
     assert comm.allgather_obj("x") == ["x"]
     assert comm.scatter_obj(["y"]) == "y"
     assert comm.alltoall_obj(["z"]) == ["z"]

@@ -269,3 +269,24 @@ def test_back_to_back_calls_do_not_mix(comm):
             model["w"].grad[...] = values(comm.rank, (n,), "float32")
             comm.allreduce_grad(model)
             np.testing.assert_array_equal(model["w"].grad, mean)
+
+
+def test_what_the_user_set_for_float_errors_changes_nothing(comm):
+    tiny = np.finfo("float32").tiny
+    mine = np.full(300_000, tiny if comm.rank == 0 else 0, "float32")
+    with np.errstate(all="raise"):
+        model = with_grads(w=mine.copy())
+        comm.allreduce_grad(model)
+        comm.set_config("allreduce_grad_dtype", "float16")
+        narrow = with_grads(w=np.full(9, 1e-30 if comm.rank == 0 else 1e30, "float32"))
+        comm.allreduce_grad(narrow)
+        comm.multi_node_mean(mine)
+        comm.allreduce(mine)
+    np.testing.assert_allclose(model["w"].grad, np.full(300_000, tiny / comm.size), rtol=1e-5)
+
+
+def test_foreign_byte_order_is_kept(comm):
+    model = with_grads(w=values(comm.rank, (5000,), ">f8"))
+    comm.allreduce_grad(model)
+    assert model["w"].grad.dtype == ">f8"
+    np.testing.assert_allclose(model["w"].grad, expected_mean(comm.size, (5000,), ">f8"))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from .errors import PeerError, RankMismatchError
+from .errors import PeerError, RankMismatchError, describe_exception
 
 # What a rank says of its call: entries of a name and how that stands here, hashable. Ranks
 # agree when their views are equal; else the first entry that differs is told.
@@ -41,7 +41,7 @@ class Agreement:
         operation: str,
         view: View = (),
         note: bytes = b"",
-        problem: Exception | None = None,
+        problem: BaseException | None = None,
     ) -> list[bytes]:
         """Agree on one collective call (collective).
 
@@ -100,8 +100,8 @@ class Agreement:
             for end, length in zip(ends, lengths, strict=True)
         ]
 
-    def _raise_problem(self, operation: str, problem: Exception | None) -> None:
-        said = self._comm.allgather(problem and f"{type(problem).__name__}: {problem}")
+    def _raise_problem(self, operation: str, problem: BaseException | None) -> None:
+        said = self._comm.allgather(problem and describe_exception(problem))
         if problem is not None:
             raise problem
         failures = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]
@@ -117,18 +117,21 @@ class Agreement:
         )
 
 
-def prepare(make: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What ``make`` returns, and the exception it raised, for the ranks to agree on."""
+def prepare(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What ``make`` returns, and the exception it raised, for the ranks to agree on.
+
+    Ctrl-C and `sys.exit` count too: the other ranks are about to wait for this one.
+    """
     try:
         return make(), None
-    except Exception as problem:
+    except BaseException as problem:
         return None, problem
 
 
 def _first_difference(views: list[list[tuple[Any, ...]]]) -> tuple[str, list[str]]:
     for index in range(max(map(len, views))):
         entries = [view[index] if index < len(view) else None for view in views]
-        if any(entry != entries[0] for entry in entries):
+        if any(repr(entry) != repr(entries[0]) for entry in entries):
             names = dict.fromkeys(entry[0] for entry in entries if entry)
             shown = slice(1 if len(names) == 1 else 0, None)
             return " or ".join(names), [

@@ -23,6 +23,11 @@ def as_array(data: Any, rank: int) -> np.ndarray:
             f"rank {rank}: expected an array, a scalar, or a tuple or list of them, got "
             f"{type(data).__name__}; objects go through the method that ends in _obj"
         )
+    if isinstance(data, np.ma.MaskedArray):
+        raise TypeError(
+            f"rank {rank}: a masked array would lose its mask; send its data and mask as a tuple, "
+            "or itself with the method that ends in _obj"
+        )
     array = np.asarray(data)
     if array.dtype.hasobject:
         raise TypeError(

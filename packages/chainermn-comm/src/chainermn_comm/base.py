@@ -123,7 +123,14 @@ class CommunicatorBase(ABC):
             xs: at ``root``, ``size`` arrays; ignored elsewhere.
             root: the rank whose arrays are dealt out.
         """
-        return self.bcast(tuple(xs or ()) if self.rank == root else None, root=root)[self.rank]
+        mine = () if xs is None or self.rank != root else tuple(xs)
+        parts = self.bcast(mine, root=root)
+        if len(parts) != self.size:
+            raise ValueError(
+                f"rank {self.rank}: scatter needs {self.size} arrays at rank {root}, one for each "
+                f"rank, got {len(parts)}"
+            )
+        return parts[self.rank]
 
     # Objects.
 
@@ -190,7 +197,10 @@ class CommunicatorBase(ABC):
             sendbuf: an array of the same shape and dtype on every rank.
             recvbuf: where the mean is written; None for a new array.
         """
-        mean = np.asarray(self.allreduce(sendbuf) / self.size)
+        total = self.allreduce(sendbuf)
+        if isinstance(total, tuple):
+            return tuple(each / self.size for each in total)
+        mean = np.asarray(total / self.size)
         if recvbuf is None:
             return mean
         recvbuf[...] = mean
@@ -214,5 +224,5 @@ class CommunicatorBase(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self.finalize()

@@ -50,7 +50,7 @@ def bcast_parameters(group: Group, transport: Transport, model: Any) -> None:
 
 
 def _forms(model: Any, rank: int) -> tuple[list[tuple[str, Any]], list[Form | None]]:
-    named = parameters.named(model)
+    named = parameters.named(model, rank)
     arrays = [parameters.checked(param.data, name, rank) for name, param in named]
     return named, [None if array is None else (array.shape, array.dtype) for array in arrays]
 

@@ -24,21 +24,24 @@ class Recipe:
 
     Attributes:
         plan: name of the function in `plans`, which way gradients go.
+        on_gpus: name of the function in `device_plans`, which way gradients go that lie on GPUs.
         one_node: whether more than one node is refused.
     """
 
     plan: str
+    on_gpus: str
     one_node: bool = False
 
 
 RECIPES = {
-    "naive": Recipe("one_by_one"),
-    "flat": Recipe("batched"),
-    "hierarchical": Recipe("one_lane"),
-    "two_dimensional": Recipe("many_lanes"),
-    "single_node": Recipe("one_lane", one_node=True),
-    "non_cuda_aware": Recipe("one_lane"),
-    "dummy": Recipe("nothing"),
+    "naive": Recipe("one_by_one", "staged"),
+    "flat": Recipe("batched", "staged"),
+    "hierarchical": Recipe("one_lane", "one_lane"),
+    "two_dimensional": Recipe("many_lanes", "many_lanes"),
+    "single_node": Recipe("one_lane", "direct", one_node=True),
+    "pure_nccl": Recipe("for_gpus_only", "direct"),
+    "non_cuda_aware": Recipe("one_lane", "one_lane"),
+    "dummy": Recipe("nothing", "nothing"),
 }
 
 
@@ -72,8 +75,12 @@ def create_communicator(
     ``non_cuda_aware``  as ``hierarchical``
     ``flat``            packed into chunks, straight through MPI
     ``naive``           one by one, straight through MPI
+    ``pure_nccl``       for gradients on GPUs only: straight through NCCL
     ``dummy``           nowhere, to measure everything else
     ==================  ==================================================================
+
+    Gradients on GPUs go through NCCL in a node, and between nodes through host memory and MPI;
+    those of ``flat`` and ``naive`` through host memory and MPI only.
 
     Gradients travel in chunks, whose size was measured for each way. The environment variable
     ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a multiple of 64 from 64 to
@@ -83,8 +90,8 @@ def create_communicator(
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        ValueError: no such communicator, dtype or size of chunks, or ``single_node`` on several
-            nodes.
+        ValueError: no such communicator, dtype or size of chunks, ``single_node`` on several
+            nodes, or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     return make_communicator(communicator_name, mpi_comm, allreduce_grad_dtype, batched_copy)
@@ -100,10 +107,12 @@ def make_communicator(
     """:func:`create_communicator` with a topology that may be imposed, for tests (collective)."""
     from mpi4py import MPI
 
-    from . import plans
+    from . import device_plans, plans
     from .agreement import Agreement, prepare
     from .communicator import MpiCommunicator
 
+    # First: whatever fails on one rank below must not leave the others waiting.
+    abort.install_by_default(MPI.COMM_WORLD)
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
@@ -116,18 +125,18 @@ def make_communicator(
     traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
     try:
         view = [
-            ("communicator", name),
-            ("allreduce_grad_dtype", str(allreduce_grad_dtype)),
+            ("communicator", str(name)),
+            ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
             (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
         ]
         Agreement(traffic)("create_communicator", view, problem=problem)
     finally:
         traffic.Free()
-    abort.install_by_default(comm)
     blas_threads.limit_blas_threads(comm)
     forked.keep_children_from_mpi()
     recipe, settings = found
-    made = MpiCommunicator(comm, getattr(plans, recipe.plan), settings, topology)
+    ways = plans.Plans(getattr(plans, recipe.plan), getattr(device_plans, recipe.on_gpus))
+    made = MpiCommunicator(comm, ways, settings, topology)
     if recipe.one_node and made.inter_size > 1:
         made.finalize()
         raise ValueError(
@@ -138,12 +147,15 @@ def make_communicator(
 
 
 def _recipe(name: str) -> Recipe:
-    if name in RECIPES:
-        return RECIPES[name]
-    built = ", ".join(sorted(RECIPES))
+    if not isinstance(name, str) or name not in RECIPES:
+        raise ValueError(f"unknown communicator {name!r}; use one of: {', '.join(sorted(RECIPES))}")
     if name == "pure_nccl":
-        raise ValueError(
-            "communicator 'pure_nccl' is for GPUs, which this version doesn't use yet; on CPUs "
-            f"use one of: {built}"
-        )
-    raise ValueError(f"unknown communicator {name!r}; use one of: {built}")
+        from .transports import nccl
+
+        why = nccl.problem()
+        if why is not None:
+            rest = ", ".join(sorted(RECIPES.keys() - {name}))
+            raise ValueError(
+                f"communicator 'pure_nccl' is for GPUs, and {why}; on CPUs use one of: {rest}"
+            )
+    return RECIPES[name]

@@ -34,7 +34,7 @@ class Chunk:
         if len(self.parts) == 1 and flats[index].dtype == self.dtype:
             out[...] = flats[index][start:stop]
             return
-        with np.errstate(over="ignore"):  # in a narrow wire dtype
+        with np.errstate(all="ignore"):  # in a narrow wire dtype
             pieces = [flats[index][start:stop] for index, start, stop in self.parts]
             np.concatenate(pieces, out=out, casting="unsafe")
 

@@ -6,14 +6,24 @@ raised on all ranks before any data move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mpi4py import MPI
 
 from . import exchange, messages
-from .agreement import Agreement, prepare
+from .agreement import Agreement, View, prepare
+from .integers import as_integer
 from .messages import Message
+
+# From so many bytes on, ranks agree that all of them had the memory before any data move: next
+# to moving them, that costs nothing.
+LARGE_BYTES = 64 << 20
+_NBYTES = struct.Struct("<Q")
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -43,25 +53,26 @@ class Group:
 
 def bcast(group: Group, operation: str, make: Callable[[], Message], root: int) -> Message:
     """Root's message on every rank; only root calls ``make``."""
-
-    def mine() -> Message | None:
-        check_rank(group, root, "root")
-        return make() if group.rank == root else None
-
-    message, problem = prepare(mine)
-    note = message.frame() if message else b""
-    notes = group.agreement(operation, [("root", root)], note, problem)
-    if message is None:
-        message = messages.allocate(notes[root])
-    exchange.bcast(group.comm, message, root)
-    return message
+    index, problem = prepare(lambda: check_rank(group, root, "root"))
+    message = None
+    if group.rank == index:
+        message, problem = prepare(make)
+    notes = group.agreement(operation, _root_view(index), _note(message), problem)
+    note = notes[index]
+    incoming = _with_memory(
+        group, operation, [note], lambda: message or messages.allocate(note[_NBYTES.size :])
+    )
+    exchange.bcast(group.comm, incoming, index)
+    return incoming
 
 
 def allgather(group: Group, operation: str, make: Callable[[], Message]) -> list[Message]:
     """Every rank's message on every rank."""
     message, problem = prepare(make)
-    notes = group.agreement(operation, note=message.frame() if message else b"", problem=problem)
-    return _move(group, {rank: message for rank in range(group.size)}, dict(enumerate(notes)))
+    notes = group.agreement(operation, note=_note(message), problem=problem)
+    outgoing = dict.fromkeys(range(group.size), message)
+    incoming = _with_memory(group, operation, notes, lambda: _incoming(group, outgoing, notes))
+    return _move(group, outgoing, incoming)
 
 
 def gather(
@@ -69,57 +80,98 @@ def gather(
 ) -> list[Message] | None:
     """Every rank's message at root; None elsewhere."""
 
-    def mine() -> Message:
-        check_rank(group, root, "root")
-        return make()
-
-    message, problem = prepare(mine)
-    note = message.frame() if message else b""
-    notes = group.agreement(operation, [("root", root)], note, problem)
-    if group.rank != root:
-        _move(group, {root: message}, {})
-        return None
-    return _move(group, {root: message}, dict(enumerate(notes)))
+    index, problem = prepare(lambda: check_rank(group, root, "root"))
+    message = None
+    if problem is None:
+        message, problem = prepare(make)
+    notes = group.agreement(operation, _root_view(index), _note(message), problem)
+    assert message is not None  # else there was a problem
+    outgoing = {index: message}
+    wanted = notes if group.rank == index else []
+    incoming = _with_memory(group, operation, notes, lambda: _incoming(group, outgoing, wanted))
+    received = _move(group, outgoing, incoming)
+    return received if group.rank == index else None
 
 
 def scatter(
     group: Group, operation: str, make: Callable[[], Sequence[Message]], root: int
 ) -> Message:
     """Root's i-th message on rank i; only root calls ``make``."""
+    index, problem = prepare(lambda: check_rank(group, root, "root"))
+    each: Sequence[Message] | None = None
+    if group.rank == index:
+        each, problem = prepare(make)
+    outgoing = dict(enumerate(each or ()))
+    notes = group.agreement(operation, _root_view(index), _size_note(outgoing.values()), problem)
+    frames = [message.frame() for message in outgoing.values()] or None
+    frame = group.comm.scatter(frames, index)
 
-    def mine() -> Sequence[Message]:
-        check_rank(group, root, "root")
-        return make() if group.rank == root else ()
+    def allocate() -> dict[int, Message]:
+        own = group.rank == index
+        return {index: outgoing[index].copy() if own else messages.allocate(frame)}
 
-    outgoing, problem = prepare(mine)
-    group.agreement(operation, [("root", root)], problem=problem)
-    frames = [message.frame() for message in outgoing] if group.rank == root else None
-    frame = group.comm.scatter(frames, root)
-    return _move(group, dict(enumerate(outgoing)), {root: frame})[0]
+    return _move(group, outgoing, _with_memory(group, operation, notes, allocate))[0]
 
 
 def alltoall(group: Group, operation: str, make: Callable[[], Sequence[Message]]) -> list[Message]:
     """The i-th message of each rank on rank i."""
-    outgoing, problem = prepare(make)
-    group.agreement(operation, problem=problem)
-    frames = group.comm.alltoall([message.frame() for message in outgoing])
-    return _move(group, dict(enumerate(outgoing)), dict(enumerate(frames)))
+    each, problem = prepare(make)
+    notes = group.agreement(operation, note=_size_note(each or ()), problem=problem)
+    frames = group.comm.alltoall([message.frame() for message in each])
+    outgoing = dict(enumerate(each))
+    framed = [b"\0" * _NBYTES.size + frame for frame in frames]
+    incoming = _with_memory(group, operation, notes, lambda: _incoming(group, outgoing, framed))
+    return _move(group, outgoing, incoming)
 
 
-def check_rank(group: Group, rank: int, name: str) -> None:
-    """Raise ValueError unless ``rank`` is one of the group's."""
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < group.size:
+def check_rank(group: Group, rank: int, name: str) -> int:
+    """The rank as an int; ValueError unless it is one of the group's."""
+    index = as_integer(rank)
+    if index is None or not 0 <= index < group.size:
         raise ValueError(
             f"rank {group.rank}: {name} must be an integer from 0 to {group.size - 1}, got {rank!r}"
         )
+    return index
 
 
-def _move(group: Group, outgoing: dict[int, Message], frames: dict[int, bytes]) -> list[Message]:
-    """Send messages by rank and receive those framed, in the order of ``frames``."""
-    incoming = {
-        rank: outgoing[rank].copy() if rank == group.rank else messages.allocate(frame)
-        for rank, frame in frames.items()
+def _root_view(root: int | None) -> View:
+    return [] if root is None else [("root", root)]
+
+
+def _note(message: Message | None) -> bytes:
+    """Payload of the message in bytes, and its frame; nothing for no message."""
+    return _size_note([message]) + message.frame() if message else b""
+
+
+def _size_note(outgoing: Iterable[Message]) -> bytes:
+    return _NBYTES.pack(sum(array.nbytes for message in outgoing for array in message.arrays))
+
+
+def _with_memory(
+    group: Group, operation: str, notes: list[bytes], allocate: Callable[[], Value]
+) -> Value:
+    """What ``allocate`` returns; when much moves, ranks agree that all could."""
+    if sum(_NBYTES.unpack_from(note)[0] for note in notes if note) < LARGE_BYTES:
+        return allocate()
+    value, problem = prepare(allocate)
+    group.agreement(f"{operation}, memory", problem=problem)
+    return value
+
+
+def _incoming(group: Group, outgoing: dict[int, Message], notes: list[bytes]) -> dict[int, Message]:
+    """Room for the message of each note; a copy of the own one."""
+    return {
+        rank: outgoing[rank].copy()
+        if rank == group.rank
+        else messages.allocate(note[_NBYTES.size :])
+        for rank, note in enumerate(notes)
     }
+
+
+def _move(
+    group: Group, outgoing: dict[int, Message], incoming: dict[int, Message]
+) -> list[Message]:
+    """Send messages by rank and fill those that come, which are returned in their order."""
     own = {group.rank}
     exchange.transfer(
         group.comm,

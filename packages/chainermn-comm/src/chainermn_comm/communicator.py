@@ -9,24 +9,26 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
-from . import collectives, messages, point_to_point
+from . import allreduce, collectives, messages, point_to_point
 from .agreement import Agreement, prepare
-from .arrays import can_be_summed
 from .base import CommunicatorBase
 from .broadcast import bcast_parameters
 from .collectives import Group
 from .errors import CommunicationError, FinalizedError
 from .gradients import mean_gradients
+from .integers import as_integer
 from .messages import OBJECT, Message
-from .plans import Ground, Plan
+from .plans import Ground, Plans
 from .reducer import Reducer
 from .settings import Settings
 from .topology import Topology
 from .transport import Transport
 from .transports.mpi import MpiTransport
+
+# Colors and keys of a split are C ints.
+LARGEST_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class MpiCommunicator(CommunicatorBase):
     def __init__(
         self,
         mpi_comm: MPI.Intracomm,
-        plan: Plan,
+        plans: Plans,
         settings: Settings,
         topology: Topology | None = None,
         owns_mpi_comm: bool = False,
@@ -63,15 +65,15 @@ class MpiCommunicator(CommunicatorBase):
 
         Args:
             mpi_comm: an intracommunicator; the user's own traffic on it stays apart.
-            plan: which way gradients go.
+            plans: which way gradients go.
             settings: what the user chose.
             topology: imposed instead of asking MPI; the same on all ranks.
             owns_mpi_comm: whether ``finalize`` frees ``mpi_comm``.
         """
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm
-        self._plan = plan
-        self._reducer: Reducer | None = None
+        self._plans = plans
+        self._reducers: dict[bool, Reducer] = {}
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
@@ -117,20 +119,20 @@ class MpiCommunicator(CommunicatorBase):
 
     def split(self, color: int, key: int) -> MpiCommunicator:
         group = self._group
-        _, problem = prepare(lambda: self._check_split(color, key))
+        numbers, problem = prepare(lambda: self._split_arguments(color, key))
         group.agreement("split", problem=problem)
-        part = MPI.Intracomm(group.comm.Split(color, key))
+        part = MPI.Intracomm(group.comm.Split(*numbers))
         topology = self._topology.restrict(part.allgather(self._rank))
-        return MpiCommunicator(part, self._plan, self._settings, topology, owns_mpi_comm=True)
+        return MpiCommunicator(part, self._plans, self._settings, topology, owns_mpi_comm=True)
 
     # Arrays.
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        comm = self._peer(dest, tag, "dest")
-        point_to_point.send(comm, messages.of_array(data, self._rank), dest, tag)
+        peer = self._peer(dest, tag, "dest")
+        point_to_point.send(messages.of_array(data, self._rank), *peer)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        message = point_to_point.recv(self._peer(source, tag, "source"), source, tag)
+        message = point_to_point.recv(*self._peer(source, tag, "source"))
         if message.kind == OBJECT:
             raise TypeError(
                 f"rank {self._rank}: recv got an object that rank {source} sent with send_obj "
@@ -151,7 +153,7 @@ class MpiCommunicator(CommunicatorBase):
         return tuple(message.value() for message in found)
 
     def allreduce(self, data: Any) -> Any:
-        return self._sum("allreduce", data, divisor=1)
+        return allreduce.sum_arrays(self._group, self._open.transport, data)
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
         found = collectives.allgather(self._group, "allgather", self._array(x))
@@ -164,11 +166,11 @@ class MpiCommunicator(CommunicatorBase):
     # Objects.
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        comm = self._peer(dest, tag, "dest")
-        point_to_point.send(comm, messages.of_object(obj), dest, tag)
+        peer = self._peer(dest, tag, "dest")
+        point_to_point.send(messages.of_object(obj), *peer)
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
-        message = point_to_point.recv(self._peer(source, tag, "source"), source, tag)
+        message = point_to_point.recv(*self._peer(source, tag, "source"))
         if message.kind != OBJECT:
             raise TypeError(
                 f"rank {self._rank}: recv_obj got an array that rank {source} sent with send "
@@ -190,7 +192,13 @@ class MpiCommunicator(CommunicatorBase):
     def allreduce_obj(self, obj: Any) -> Any:
         found = collectives.allgather(self._group, "allreduce_obj", self._object(obj))
         objs = self._unpickled("allreduce_obj", dict(enumerate(found)))
-        return reduce(add, objs.values())
+        try:
+            return reduce(add, objs.values())
+        except TypeError as error:  # on all ranks, since all have the same objects
+            kinds = ", ".join(type(obj).__name__ for obj in objs.values())
+            raise TypeError(
+                f"rank {self._rank}: allreduce_obj can't add the ranks' objects ({kinds}): {error}"
+            ) from error
 
     def allgather_obj(self, obj: Any) -> list[Any]:
         found = collectives.allgather(self._group, "allgather_obj", self._object(obj))
@@ -232,14 +240,18 @@ class MpiCommunicator(CommunicatorBase):
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
         """
         wire = self._settings.allreduce_grad_dtype
-        mean_gradients(self._group, self._made_reducer(), model, wire, zero_fill)
+        mean_gradients(self._group, self._reducer_of, model, wire, zero_fill)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
-        mean = self._sum("multi_node_mean", sendbuf, divisor=self._size)
-        if recvbuf is None:
-            return mean
-        recvbuf[...] = mean
-        return recvbuf
+        """The mean of all ranks' arrays (collective).
+
+        Args:
+            sendbuf: a float array, or a tuple of them, of the same shape and dtype on every
+                rank; None to take the mean of ``recvbuf`` in place.
+            recvbuf: an array of that shape where the mean is written; None for a new array.
+        """
+        data = recvbuf if sendbuf is None else sendbuf
+        return allreduce.mean_arrays(self._group, self._open.transport, data, recvbuf)
 
     # Settings and end of life.
 
@@ -256,19 +268,29 @@ class MpiCommunicator(CommunicatorBase):
         return settings[name]
 
     def finalize(self) -> None:
-        """Free this communicator's MPI resources (all ranks should); later calls raise.
+        """Free this communicator's MPI resources (collective); later calls raise.
 
         The communicator that the user gave stays theirs. A second call does nothing, nor does
         one in a process that the rank forked.
         """
-        resources, self._resources = self._resources, None
+        resources = self._resources
         if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
+            self._resources = None
             return
-        if self._reducer is not None:
-            self._reducer.close()
+        resources.group.agreement("finalize")
+        self._resources = None
+        for reducer in self._reducers.values():
+            reducer.close()
         resources.transport.close()
         for comm in resources.comms:
             comm.Free()
+
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        if kind is None:
+            self.finalize()
+        else:
+            # Others may not leave the block: waiting for them would keep the error from showing.
+            self._resources = None
 
     # How the verbs are made.
 
@@ -286,14 +308,15 @@ class MpiCommunicator(CommunicatorBase):
     def _group(self) -> Group:
         return self._open.group
 
-    def _made_reducer(self) -> Reducer:
+    def _reducer_of(self, on_gpu: bool) -> Reducer:
         # At first use, when the user has chosen a device and knows that there will be gradients.
-        if self._reducer is None:
+        if on_gpu not in self._reducers:
             ground = Ground(
                 self._group.comm, self._topology, self._open.transport, self._settings.chunk_bytes
             )
-            self._reducer = self._plan(ground)
-        return self._reducer
+            plan = self._plans.on_gpus if on_gpu else self._plans.on_cpus
+            self._reducers[on_gpu] = plan(ground)
+        return self._reducers[on_gpu]
 
     def _array(self, data: Any) -> Callable[[], Message]:
         return lambda: messages.of_array(data, self._rank)
@@ -305,6 +328,11 @@ class MpiCommunicator(CommunicatorBase):
         self, values: Sequence[Any] | None, one: Callable[[Any, int], Message]
     ) -> Callable[[], list[Message]]:
         def make() -> list[Message]:
+            if values is not None and not hasattr(values, "__len__"):
+                raise TypeError(
+                    f"rank {self._rank}: expected a tuple or list of {self._size} values, one for "
+                    f"each rank, got {type(values).__name__}"
+                )
             if values is None or len(values) != self._size:
                 raise ValueError(
                     f"rank {self._rank}: expected {self._size} values, one for each rank, got "
@@ -314,49 +342,35 @@ class MpiCommunicator(CommunicatorBase):
 
         return make
 
-    def _peer(self, rank: int, tag: int, name: str) -> MPI.Intracomm:
+    def _peer(self, rank: int, tag: int, name: str) -> tuple[MPI.Intracomm, int, int]:
+        """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
         group = self._group
-        collectives.check_rank(group, rank, name)
-        if rank == self._rank:
+        index = collectives.check_rank(group, rank, name)
+        if index == self._rank:
             raise ValueError(
                 f"rank {self._rank}: {name} is this rank itself, which would wait for ever"
             )
-        if isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag <= self._max_tag:
+        number = as_integer(tag)
+        if number is None or not 0 <= number <= self._max_tag:
             raise ValueError(
                 f"rank {self._rank}: tag must be an integer from 0 to {self._max_tag}, got {tag!r}"
             )
-        return group.comm
+        return group.comm, index, number
 
-    def _check_split(self, color: int, key: int) -> None:
-        for name, value in (("color", color), ("key", key)):
-            if not isinstance(value, int) or (name == "color" and value < 0):
-                raise ValueError(f"rank {self._rank}: {name} of split can't be {value!r}")
+    def _split_arguments(self, color: int, key: int) -> list[int]:
+        numbers = []
+        for name, value, least in (("color", color, 0), ("key", key, -LARGEST_INT)):
+            number = as_integer(value)
+            if number is None or not least <= number <= LARGEST_INT:
+                raise ValueError(
+                    f"rank {self._rank}: {name} of split must be an integer from {least} to "
+                    f"{LARGEST_INT}, got {value!r}"
+                )
+            numbers.append(number)
+        return numbers
 
     def _unpickled(self, operation: str, found: dict[int, Message]) -> dict[int, Any]:
         """The objects; when one can't be unpickled on some rank, all ranks raise."""
         values, problem = prepare(lambda: {rank: m.value() for rank, m in found.items()})
         self._group.agreement(f"{operation}, unpickling", problem=problem)
         return values
-
-    def _sum(self, operation: str, data: Any, divisor: int) -> Any:
-        message, problem = prepare(lambda: self._summable(operation, data))
-        view = [("array", array.dtype, array.shape) for array in message.arrays] if message else []
-        self._group.agreement(operation, view, problem=problem)
-        sums = []
-        with np.errstate(over="raise" if divisor > 1 else "ignore", invalid="ignore"):
-            for array in message.arrays:
-                buffer = np.array(array, array.dtype.newbyteorder("="), order="C")
-                self._open.transport.allreduce([buffer.reshape(-1)], divisor)
-                sums.append(buffer.astype(array.dtype, copy=False))
-        return Message(message.kind, tuple(sums), message.scalars).value()
-
-    def _summable(self, operation: str, data: Any) -> Message:
-        message = messages.of_array(data, self._rank)
-        for array in message.arrays:
-            if not can_be_summed(array.dtype):
-                raise TypeError(f"rank {self._rank}: {operation} can't sum dtype {array.dtype}")
-            if operation == "multi_node_mean" and array.dtype.kind in "biu":
-                raise TypeError(
-                    f"rank {self._rank}: multi_node_mean takes floats, got {array.dtype}"
-                )
-        return message

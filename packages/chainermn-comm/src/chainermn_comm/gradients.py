@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from . import parameters
+from . import devices, parameters
 from .agreement import prepare
 from .collectives import Group
 from .reducer import Reducer
@@ -14,20 +15,29 @@ from .reducer import Reducer
 
 def mean_gradients(
     group: Group,
-    reducer: Reducer,
+    reducer_of: Callable[[bool], Reducer],
     model: Any,
     wire: np.dtype | None,
     zero_fill: bool,
 ) -> None:
     """Replace each gradient by its mean over ranks (collective).
 
+    Args:
+        group: the ranks.
+        reducer_of: gives the reducer for gradients on GPUs (True) or not (False); called on
+            all ranks alike.
+        model: whose gradients are meant.
+        wire: the dtype in which gradients travel; None for each one's own.
+        zero_fill: whether missing gradients count as zeros.
+
     Raises:
         RankMismatchError: on all ranks, when models differ in a name, shape or dtype, in the
-            wire dtype, or (without ``zero_fill``) in which gradients are missing.
+            wire dtype, in which gradients lie on GPUs, or (without ``zero_fill``) in which are
+            missing.
         TypeError: a gradient isn't a float array.
     """
-    found, problem = prepare(lambda: _gradients(model, group.rank))
-    params, grads, view = found or ([], [], [])
+    found, problem = prepare(lambda: (bool(zero_fill), *_gradients(model, group.rank)))
+    zero_fill, params, grads, view = found or (False, [], [], [])
     missing = [grad is None for grad in grads]
     settings = [("zero_fill", zero_fill), ("allreduce_grad_dtype", str(wire))]
     if not zero_fill:
@@ -38,11 +48,27 @@ def mean_gradients(
         somewhere = _present_somewhere(notes, len(params)) if zero_fill else [False] * len(params)
         for index, param in enumerate(params):
             if missing[index] and somewhere[index] and param.data is not None:
-                grads[index] = np.zeros_like(param.data, order="C")
-    chosen = [index for index, grad in enumerate(grads) if grad is not None]
+                grads[index] = devices.module_of(param.data).zeros_like(param.data, order="C")
+    present = [index for index, grad in enumerate(grads) if grad is not None]
+    there = [i for i in present if type(grads[i]) is not np.ndarray and devices.on_gpu(grads[i])]
+    here = sorted(set(present) - set(there)) if there else present
+    for on_gpu, chosen in ((False, here), (True, there)):
+        if chosen:
+            _mean(reducer_of(on_gpu), params, grads, chosen, missing, wire)
+
+
+def _mean(
+    reducer: Reducer,
+    params: list[Any],
+    grads: list[Any],
+    chosen: list[int],
+    missing: list[bool],
+    wire: np.dtype | None,
+) -> None:
+    """Take the mean of the gradients chosen by their indices, and give it to the parameters."""
     sources = [grads[index] for index in chosen]
     targets = [
-        grad if usable else np.empty(grad.shape, grad.dtype)
+        grad if usable else devices.module_of(grad).empty(grad.shape, grad.dtype)
         for grad, usable in zip(sources, parameters.own_memory(sources), strict=True)
     ]
     reducer.mean(sources, targets, [wire or grad.dtype for grad in sources])
@@ -55,7 +81,7 @@ def _gradients(model: Any, rank: int) -> tuple[list[Any], list[Any], list[tuple[
     """The parameters, their gradients, and what ranks must agree on, in the order of names."""
     params, grads = [], []
     view: list[tuple[Any, ...]] = []
-    for name, param in parameters.named(model):
+    for name, param in parameters.named(model, rank):
         grad = parameters.checked(param.grad if param.data is not None else None, name, rank)
         like = param.data if grad is None else grad
         params.append(param)
@@ -63,7 +89,9 @@ def _gradients(model: Any, rank: int) -> tuple[list[Any], list[Any], list[tuple[
         if like is None:
             view.append(("parameter", name, "not initialised (bcast_data would bring it)"))
         else:
-            view.append(("parameter", name, like.dtype, like.shape))
+            on_gpu = type(like) is not np.ndarray and devices.on_gpu(like)
+            place = ("on a GPU",) if on_gpu else ()
+            view.append(("parameter", name, like.dtype, like.shape, *place))
     return params, grads, view
 
 

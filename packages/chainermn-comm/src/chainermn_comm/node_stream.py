@@ -16,7 +16,7 @@ from .arrays import accumulator
 from .chunks import Chunk, cut
 from .reducer import Reducer
 from .shared_window import SharedWindow
-from .summation import sum_rows
+from .summation import sum_rows, telling_of_overflow
 from .topology import Topology
 
 # A chunk stays in a core's cache from packing to unpacking: of 128 KiB to 1 MiB this was best
@@ -99,7 +99,7 @@ class NodeStream(Reducer):
         ]
         todo = cut(tuple([flat.size for flat in flats]), tuple(wires), self._chunk_bytes)
         stages = self._stages(inputs, flats)
-        with np.errstate(over="raise", invalid="ignore"):
+        with telling_of_overflow():
             for tick in range(len(todo) + len(stages) - 1):
                 if tick:
                     self._window.meet()

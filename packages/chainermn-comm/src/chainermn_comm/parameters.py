@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from . import devices
 from .arrays import as_array
 
 
-def named(model: Any) -> list[tuple[str, Any]]:
+def named(model: Any, rank: int) -> list[tuple[str, Any]]:
     """The model's parameters with their names, sorted by name.
 
     Raises:
@@ -19,19 +20,26 @@ def named(model: Any) -> list[tuple[str, Any]]:
         namedparams = model.namedparams
     except AttributeError:
         raise TypeError(
-            f"expected a model with namedparams(), such as a chainer.Link; got "
+            f"rank {rank}: expected a model with namedparams(), such as a chainer.Link; got "
             f"{type(model).__name__}"
         ) from None
     return sorted(namedparams(), key=lambda item: item[0])
 
 
 def checked(array: Any, name: str, rank: int) -> Any:
-    """The parameter's array or gradient, if it is a float array of NumPy's or None.
+    """The parameter's array or gradient, if it is a float array of NumPy's or CuPy's, or None.
 
     Raises:
         TypeError: it is something else; the text names the parameter.
     """
     if array is None or (type(array) is np.ndarray and array.dtype.kind in "fc"):
+        return array
+    if devices.on_gpu(array):
+        if array.dtype.kind != "f":
+            raise TypeError(
+                f"rank {rank}: parameter {name} has dtype {array.dtype}; on a GPU it must be a "
+                "float16, float32 or float64"
+            )
         return array
     array = as_array(array, rank)
     if array.dtype.kind in "biuSUmM":
@@ -39,13 +47,14 @@ def checked(array: Any, name: str, rank: int) -> Any:
     return array
 
 
-def own_memory(grads: list[np.ndarray]) -> list[bool]:
+def own_memory(grads: list[Any]) -> list[bool]:
     """For each gradient, whether a result may be written into it.
 
     Chainer makes gradients that are read-only, of stride 0, transposed, or shared between
     parameters; those have to be replaced.
     """
-    usable = [grad.flags.c_contiguous and grad.flags.writeable for grad in grads]
+    # CuPy's arrays are all writeable, and say nothing of it.
+    usable = [grad.flags.c_contiguous and getattr(grad.flags, "writeable", True) for grad in grads]
     first: dict[int, int] = {}
     for index, grad in enumerate(grads):
         other = first.setdefault(id(grad), index)
@@ -57,7 +66,7 @@ def own_memory(grads: list[np.ndarray]) -> list[bool]:
     return usable
 
 
-def _exclude_overlapping(grads: list[np.ndarray], usable: list[bool]) -> None:
+def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
     spans = sorted((*_span(grad), index) for index, grad in enumerate(grads) if grad.size)
     reach, last = -1, -1
     for start, end, index in spans:
@@ -67,10 +76,10 @@ def _exclude_overlapping(grads: list[np.ndarray], usable: list[bool]) -> None:
             reach, last = end, index
 
 
-def _span(array: np.ndarray) -> tuple[int, int]:
+def _span(array: Any) -> tuple[int, int]:
     """First address of the array's elements and the one after the last."""
     steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    start = array.ctypes.data
+    start = devices.address(array) if devices.on_gpu(array) else array.ctypes.data
     return start + sum(min(s, 0) for s in steps), start + sum(
         max(s, 0) for s in steps
     ) + array.itemsize

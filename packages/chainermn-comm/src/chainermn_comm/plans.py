@@ -43,6 +43,14 @@ class Ground:
 Plan = Callable[[Ground], Reducer]
 
 
+@dataclass(frozen=True)
+class Plans:
+    """Which way gradients go that lie in host memory, and which way those on GPUs."""
+
+    on_cpus: Plan
+    on_gpus: Plan
+
+
 def one_by_one(ground: Ground) -> Reducer:
     """Every array by itself, straight through MPI."""
     return Direct(ground.transport, False, ground.chunk_bytes)
@@ -62,6 +70,15 @@ def many_lanes(ground: Ground) -> Reducer:
     """Through shared memory in each node; as many ranks as possible exchange, each a shard."""
     nodes = ground.topology.nodes
     return _through_nodes(ground, min(nodes.count(node) for node in nodes))
+
+
+def for_gpus_only(ground: Ground) -> Reducer:
+    """No way at all; the error is the same on all ranks."""
+    raise ValueError(
+        f"rank {ground.comm.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
+        "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
+        "hierarchical, naive, single_node, two_dimensional"
+    )
 
 
 def nothing(_: Ground) -> Reducer:

@@ -17,7 +17,7 @@ _HEADER_BYTES = 128
 _INLINE_BYTES = _HEADER_BYTES - _LENGTH.size
 
 
-def send(comm: MPI.Intracomm, message: Message, dest: int, tag: int) -> None:
+def send(message: Message, comm: MPI.Intracomm, dest: int, tag: int) -> None:
     """Send the message; returns when its buffers may be changed."""
     frame = message.frame()
     header = _LENGTH.pack(len(frame)) + frame[:_INLINE_BYTES]

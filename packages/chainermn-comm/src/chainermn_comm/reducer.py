@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .chunks import cut
+from .summation import telling_of_overflow
 from .transport import Transport
 
 # A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
@@ -69,14 +70,15 @@ class Direct(Reducer):
         targets: Sequence[np.ndarray],
         wires: Sequence[np.dtype],
     ) -> None:
-        whole, packed = [], []
+        whole: list[int] = []
+        packed: list[int] = []
         for index, (target, wire) in enumerate(zip(targets, wires, strict=True)):
             small = self._batched and target.nbytes < CHUNK_BYTES
             (packed if small or wire != target.dtype else whole).append(index)
         for index in whole:
             if targets[index] is not sources[index]:
                 targets[index][...] = sources[index]
-        with np.errstate(over="raise", invalid="ignore"):
+        with telling_of_overflow():
             flats = [targets[index].reshape(-1) for index in whole]
             self._transport.allreduce(flats, self._transport.size, self._lag)
             for members in [packed] if self._batched else [[index] for index in packed]:

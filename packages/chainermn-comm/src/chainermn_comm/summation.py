@@ -26,8 +26,8 @@ def sum_rows(
         out: same dtype and length; receives the result.
         divisor: other than 1 for floats only. The sum is divided by it before it is rounded to
             ``out``'s dtype; a sum that overflows is taken anew of divided terms. NumPy tells of
-            overflow only while ``np.errstate(over="raise")`` holds, which costs too much to
-            enter here: callers with a divisor do.
+            overflow only in :func:`telling_of_overflow`, which costs too much to enter here:
+            callers with a divisor do.
         work: where the sum is taken, of ``out``'s length and :func:`accumulator`'s dtype; saves
             an allocation. It may be ``out`` if one of the first two rows is.
         intact: the rows in other memory, where ``work`` overwrites one.
@@ -52,8 +52,13 @@ def sum_rows(
         scale(total, factor, out=total)
     except FloatingPointError:
         total = _mean_of_large(intact or rows, dtype, divisor)
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         out[...] = total
+
+
+def telling_of_overflow() -> np.errstate:
+    """The context in which a sum that overflows can be noticed, whatever else the user set."""
+    return np.errstate(all="ignore", over="raise")
 
 
 @cache
@@ -73,7 +78,7 @@ def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: float) 
     # overflow get the bits that they would have without their neighbours.
     power = 1 << (len(rows) - 1).bit_length()
     _, _, scale, factor = _arithmetic(dtype, divisor)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         total = rows[0].astype(dtype)
         scaled = total / dtype.type(power)
         for row in rows[1:]:

@@ -22,7 +22,7 @@ class Transport(ABC):
         """Overwrite each buffer by the sum of all ranks' buffers divided by ``divisor``.
 
         Args:
-            buffers: each 1-D, contiguous, native byte order, any numeric dtype; the same
+            buffers: each 1-D, contiguous, any numeric dtype; the same
                 lengths and dtypes on all ranks.
             divisor: applied before a sum is rounded to the buffer's dtype, so that a mean that
                 can be represented doesn't overflow on the way.

@@ -1,0 +1,50 @@
+"""Tells the other ranks of a failure while they wait for something else."""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+from .errors import PeerError
+
+
+class Alarm:
+    """Messages of failures among the ranks of one communicator; no call waits for another rank.
+
+    One alarm is all it is good for: the first failure is the last thing that the owner does.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        """Duplicate ``comm`` (collective)."""
+        self._comm = comm.Dup()
+        self.rank: int = self._comm.rank
+        self._heard = False
+        self._requests: list[MPI.Request] = []
+
+    def ring(self, text: str) -> None:
+        """Tell all ranks, unless this one heard of the failure from another."""
+        if self._heard or self._requests:
+            return
+        others = [rank for rank in range(self._comm.size) if rank != self.rank]
+        self._requests = [self._comm.isend(text, rank) for rank in others]
+
+    def check(self) -> None:
+        """Raise PeerError if another rank has told of a failure."""
+        status = MPI.Status()
+        if not self._heard and self._comm.iprobe(status=status):
+            self._heard = True
+            text = self._comm.recv(source=status.source)
+            raise PeerError(f"rank {status.source} failed: {text}")
+
+    def close(self) -> None:
+        """Release the communicator (collective)."""
+        # A rank that failed itself hasn't heard the others: their messages end here.
+        while not MPI.Request.Testall(self._requests):
+            self._drain()
+        self._comm.Barrier()
+        self._drain()
+        self._comm.Free()
+
+    def _drain(self) -> None:
+        status = MPI.Status()
+        while self._comm.iprobe(status=status):
+            self._comm.recv(source=status.source)

@@ -1,0 +1,63 @@
+"""Which way gradients go that lie on GPUs; the counterpart of `plans`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .agreement import Agreement, prepare
+from .device_stream import DeviceStream
+from .devices import problem
+from .plans import Ground, nothing
+from .reducer import Reducer
+from .topology import Topology
+from .transports import nccl
+
+__all__ = ["direct", "many_lanes", "nothing", "one_lane", "staged"]
+
+
+def staged(ground: Ground) -> Reducer:
+    """Through host memory and MPI; sums in rank order, the same bits as on CPUs."""
+    _agree(ground, problem)
+    apart = Topology(tuple(range(ground.comm.size)))
+    return DeviceStream(ground.comm, apart, 1, ground.chunk_bytes)
+
+
+def direct(ground: Ground) -> Reducer:
+    """Through NCCL among all ranks, whatever their nodes."""
+    _agree_on_nccl(ground)
+    together = Topology((0,) * ground.comm.size)
+    return DeviceStream(ground.comm, together, 1, ground.chunk_bytes)
+
+
+def one_lane(ground: Ground) -> Reducer:
+    """Through NCCL in each node; one rank of each exchanges with other nodes."""
+    _agree_on_nccl(ground)
+    return DeviceStream(ground.comm, ground.topology, 1, ground.chunk_bytes)
+
+
+def many_lanes(ground: Ground) -> Reducer:
+    """Through NCCL in each node; as many ranks as possible exchange, each a shard."""
+    _agree_on_nccl(ground)
+    nodes = ground.topology.nodes
+    lanes = min(nodes.count(node) for node in nodes)
+    return DeviceStream(ground.comm, ground.topology, lanes, ground.chunk_bytes)
+
+
+def _agree_on_nccl(ground: Ground) -> None:
+    """Raise on all ranks, before NCCL does, where one can't use it or two share a device."""
+    _agree(ground, nccl.problem if ground.comm.size > 1 else problem)
+    wrong = nccl.check_devices(ground.comm, ground.topology.inter_rank(ground.comm.rank))
+    if wrong is not None:
+        raise wrong
+
+
+def _agree(ground: Ground, find: Callable[[], str | None]) -> None:
+    def check() -> None:
+        why = find()
+        if why is not None:
+            raise RuntimeError(
+                f"rank {ground.comm.rank}: gradients lie on GPUs, which can't be used: {why}"
+            )
+
+    _, found = prepare(check)
+    Agreement(ground.comm)("averaging gradients on GPUs", problem=found)

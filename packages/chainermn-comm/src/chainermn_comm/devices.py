@@ -1,0 +1,132 @@
+"""The one file that imports CuPy, late: GPU arrays, streams, events, kernels, pinned memory."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+
+def on_gpu(array: Any) -> bool:
+    """Whether this is a CuPy array."""
+    # Asking the type costs nothing, where the attribute of an array is computed.
+    return hasattr(type(array), "__cuda_array_interface__") and isinstance(array, _cupy().ndarray)
+
+
+def module_of(array: Any) -> Any:
+    """CuPy for its arrays, NumPy for anything else."""
+    return _cupy() if on_gpu(array) else np
+
+
+def problem() -> str | None:
+    """Why this process can't use a GPU; None if it can."""
+    try:
+        cupy = _cupy()
+    except ImportError as error:
+        return f"CuPy can't be imported ({error})"
+    # That CUDA's libraries load doesn't mean that there is a device.
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # CUDARuntimeError, whose module loads only with CUDA
+        return f"CUDA finds no device ({error})"
+    return None if count else "CUDA finds no device"
+
+
+def current_device() -> int:
+    """The number of the device that the user chose."""
+    return int(_cupy().cuda.Device().id)
+
+
+def use(device: int) -> AbstractContextManager[Any]:
+    """A context in which that device is the current one."""
+    return _cupy().cuda.Device(device)
+
+
+def bus_id() -> str:
+    """Which device of this machine the current one is, whatever ``CUDA_VISIBLE_DEVICES`` says."""
+    return str(_cupy().cuda.Device().pci_bus_id)
+
+
+def address(array: Any) -> int:
+    """Address of a GPU array's first element."""
+    return int(array.data.ptr)
+
+
+def empty(nbytes: int) -> Any:
+    """Memory of the current device: (nbytes,) uint8."""
+    return _cupy().empty(nbytes, np.uint8)
+
+
+def pinned(nbytes: int) -> np.ndarray:
+    """Host memory that the device can copy to and from by itself: (nbytes,) uint8."""
+    memory = _cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
+    return np.frombuffer(memory, np.uint8, nbytes)
+
+
+def contiguous(array: Any) -> Any:
+    """The GPU array in C order, flattened; a copy only if it lies otherwise."""
+    return _cupy().ascontiguousarray(array).reshape(-1)
+
+
+def to_host(array: Any) -> np.ndarray:
+    """A copy in host memory, in C or Fortran order as the original if it has either."""
+    return _cupy().asnumpy(array, order="A")
+
+
+def to_device(array: np.ndarray) -> Any:
+    """A copy on the current device.
+
+    Raises:
+        RuntimeError: this process can't use a GPU.
+    """
+    why = problem()
+    if why is not None:
+        raise RuntimeError(f"an array that was sent from a GPU can't be put on one here: {why}")
+    return _cupy().asarray(array)
+
+
+def copy_to_host(source: Any, target: np.ndarray, stream: Any) -> None:
+    """Copy equal numbers of bytes in the stream's order; ``target`` is pinned."""
+    runtime = _cupy().cuda.runtime
+    kind = runtime.memcpyDeviceToHost
+    runtime.memcpyAsync(target.ctypes.data, address(source), target.nbytes, kind, stream.ptr)
+
+
+def copy_to_device(source: np.ndarray, target: Any, stream: Any) -> None:
+    """Copy equal numbers of bytes in the stream's order; ``source`` is pinned."""
+    runtime = _cupy().cuda.runtime
+    kind = runtime.memcpyHostToDevice
+    runtime.memcpyAsync(address(target), source.ctypes.data, source.nbytes, kind, stream.ptr)
+
+
+def current_stream() -> Any:
+    """The stream that the user's work goes to."""
+    return _cupy().cuda.get_current_stream()
+
+
+def new_stream() -> Any:
+    """A stream that waits for no other, unless an event says so."""
+    return _cupy().cuda.Stream(non_blocking=True)
+
+
+def new_event() -> Any:
+    """An event to order streams with and to poll."""
+    return _cupy().cuda.Event(disable_timing=True)
+
+
+def kernel(source: str, name: str) -> Any:
+    """The compiled kernel; called as ``kernel(grid, block, arguments)`` on the current stream."""
+    return _module(_cupy(), source).get_function(name)
+
+
+@lru_cache(maxsize=4)
+def _module(cupy: Any, source: str) -> Any:
+    return cupy.RawModule(code=source)
+
+
+def _cupy() -> Any:
+    import cupy
+
+    return cupy

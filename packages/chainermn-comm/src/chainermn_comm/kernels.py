@@ -1,0 +1,173 @@
+"""The only CUDA source: one kernel packs all gradients of a chunk, one unpacks them.
+
+Both walk a table of stretches. What they read and write goes through 64-bit offsets; a cast, and
+the division by the number of ranks, happen on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import devices
+from .chunks import Chunk
+
+THREADS = 256
+# Elements that each thread has under way at once. Not measured: no GPU was at hand.
+EACH = 8
+TILE = THREADS * EACH
+# Blocks beyond those that a device runs at once only queue.
+MAX_BLOCKS = 1 << 16
+# Of a table: three 64-bit numbers.
+ROW_BYTES = 24
+# By itemsize: the letter of the wire dtype in a kernel's name.
+LETTERS = {2: "e", 4: "f", 8: "d"}
+FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64"))
+
+SOURCE = r"""
+typedef long long i64;
+struct Half { unsigned short bits; };
+
+// A stretch of a gradient: where it begins in the chunk, its address, its itemsize in bytes.
+// The row after the last begins where the chunk ends.
+struct Part { i64 begin; i64 address; i64 itemsize; };
+
+#ifdef __CUDACC__  // without CUDA, in a test, the includer defines these three
+__device__ inline float widen(Half h) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(h.bits));
+    return wide;
+}
+__device__ inline void narrow(float wide, Half& h) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(wide));
+}
+__device__ inline void narrow(double wide, Half& h) {
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h.bits) : "d"(wide));
+}
+#endif
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+__device__ inline void narrow(double wide, float& x) { x = (float)wide; }
+__device__ inline void narrow(double wide, double& x) { x = wide; }
+
+// Computes in float32, or in float64 where either side has it. All loads go out before the
+// first result is needed.
+template <bool DIVIDE, typename From, typename To>
+__device__ inline void move(const From* from, To* to, int count, double divisor) {
+    typedef decltype(widen(From()) + widen(To())) Wide;
+    From raw[EACH];
+    #pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        int i = threadIdx.x + k * THREADS;
+        if (i < count) raw[k] = from[i];
+    }
+    #pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        int i = threadIdx.x + k * THREADS;
+        if (i < count) {
+            Wide wide = widen(raw[k]);
+            narrow(DIVIDE ? wide / (Wide)divisor : wide, to[i]);
+        }
+    }
+}
+
+template <bool PACK, typename Wire, typename Grad>
+__device__ inline void copy(i64 address, i64 offset, Wire* wire, int count, double divisor) {
+    Grad* grad = (Grad*)address + offset;
+    if (PACK) move<true>(grad, wire, count, divisor);
+    else move<false>(wire, grad, count, 1.0);
+}
+
+// The last part that begins at or before the element.
+__device__ inline i64 find(const Part* parts, i64 count, i64 element) {
+    i64 low = 0, high = count;
+    while (high - low > 1) {
+        i64 middle = low + (high - low) / 2;
+        if (parts[middle].begin <= element) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+template <bool PACK, typename Wire>
+__device__ inline void walk(
+    const Part* parts, i64 count, Wire* wire, i64 size, double divisor
+) {
+    for (i64 first = (i64)blockIdx.x * TILE; first < size; first += (i64)gridDim.x * TILE) {
+        i64 last = first + TILE < size ? first + TILE : size;
+        for (i64 p = find(parts, count, first); p < count && parts[p].begin < last; ++p) {
+            i64 begin = parts[p].begin, end = parts[p + 1].begin;
+            i64 from = first > begin ? first : begin;
+            int n = (int)((last < end ? last : end) - from);
+            i64 address = parts[p].address, offset = from - begin;
+            switch (parts[p].itemsize) {
+            case 2: copy<PACK, Wire, Half>(address, offset, wire + from, n, divisor); break;
+            case 4: copy<PACK, Wire, float>(address, offset, wire + from, n, divisor); break;
+            case 8: copy<PACK, Wire, double>(address, offset, wire + from, n, divisor); break;
+            }
+        }
+    }
+}
+
+#define KERNELS(LETTER, Wire)                                                              \
+    extern "C" __global__ void pack_##LETTER(                                              \
+        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
+        walk<true>(parts, count, wire, size, divisor);                                     \
+    }                                                                                      \
+    extern "C" __global__ void unpack_##LETTER(                                            \
+        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
+        walk<false>(parts, count, wire, size, divisor);                                    \
+    }
+KERNELS(e, Half)
+KERNELS(f, float)
+KERNELS(d, double)
+"""
+
+
+def source() -> str:
+    """The CUDA source with its constants."""
+    return f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{SOURCE}"
+
+
+def rows(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
+    """The table that the kernels walk, for all chunks one after the other.
+
+    Args:
+        chunks: whose parts index ``flats``.
+        flats: contiguous GPU arrays of float16, float32 or float64.
+
+    Returns:
+        (rows, 3) int64: begin, address, itemsize; each chunk has a row for each part and one
+        that ends it.
+    """
+    places = [(devices.address(flat), flat.dtype.itemsize) for flat in flats]
+    table = []
+    for chunk in chunks:
+        begin = 0
+        for index, start, stop in chunk.parts:
+            address, itemsize = places[index]
+            table.append((begin, address + start * itemsize, itemsize))
+            begin += stop - start
+        table.append((begin, 0, 0))
+    return np.array(table, np.int64).reshape(-1, 3)
+
+
+def launch(verb: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -> None:
+    """Pack or unpack one chunk on the current stream; returns at once.
+
+    Args:
+        verb: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
+        table: the chunk's :func:`rows`, on the GPU.
+        chunk: its dtype is float16, float32 or float64.
+        buffer: GPU memory of at least ``chunk.nbytes``.
+        divisor: each element is divided by it, in float32 or wider, before it is rounded.
+    """
+    kernel = devices.kernel(source(), f"{verb}_{LETTERS[chunk.dtype.itemsize]}")
+    blocks = min(-(-chunk.size // TILE), MAX_BLOCKS)
+    kernel(
+        (blocks,),
+        (THREADS,),
+        (table, np.int64(len(chunk.parts)), buffer, np.int64(chunk.size), np.float64(divisor)),
+    )

@@ -1,0 +1,346 @@
+"""Gradients on GPUs, over any topology, with a double of CuPy and NCCL in place of a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from chainermn_comm import CommunicationError, PeerError, RankMismatchError, devices
+from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.topology import Topology
+
+from .conftest import IMPOSED
+from .cupy_double import Gpu, installed
+from .models import Model, Param
+from .test_plans import LOCKSTEP, MODELS, assert_within_rounding, gradient
+
+pytestmark = pytest.mark.world
+
+NAMES = (
+    *("naive", "flat", "hierarchical", "two_dimensional"),
+    *("single_node", "pure_nccl", "non_cuda_aware"),
+)
+STAGED = ("naive", "flat")
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    """The process's device."""
+    with installed() as device:
+        yield device
+
+
+def topologies(name: str, size: int) -> list[tuple[int, ...]]:
+    return IMPOSED[size][:1] if name == "single_node" else IMPOSED[size]
+
+
+def put(array: np.ndarray, layout: str = "C"):
+    """The array on the device, with a memory layout as the original's."""
+    if layout == "reversed" and array.ndim:
+        return devices.to_device(np.ascontiguousarray(array[::-1]))[::-1]
+    if layout == "strided" and array.ndim:
+        return devices.to_device(np.repeat(array, 2, axis=0))[::2]
+    return devices.to_device(array)
+
+
+def run(comm, entries, zero_fill) -> list:
+    def mine(index, entry):
+        absent = zero_fill and comm.rank in entry.missing
+        return None if absent else put(gradient(entry, index, comm.rank), entry.layout)
+
+    model = Model(
+        **{
+            f"p{index:03}": Param(
+                devices.to_device(np.zeros(entry.shape, entry.dtype)), mine(index, entry)
+            )
+            for index, entry in enumerate(entries)
+        }
+    )
+    comm.multi_node_mean_grad(model, zero_fill)
+    grads = [param.grad for param in model.params.values()]
+    assert all(grad is None or devices.on_gpu(grad) for grad in grads)
+    return [None if grad is None else devices.to_host(grad) for grad in grads]
+
+
+def bits(grads: list) -> list:
+    return [None if grad is None else grad.tobytes() for grad in grads]
+
+
+def mean_of(comm, array: np.ndarray) -> np.ndarray:
+    model = Model(w=Param(put(np.zeros_like(array)), put(array)))
+    comm.allreduce_grad(model)
+    return devices.to_host(model["w"].grad)
+
+
+def check_models(comm, examples: int) -> None:
+    @settings(max_examples=examples, **LOCKSTEP)
+    @given(MODELS, st.sampled_from([None, "float16", "float32", "float64"]), st.booleans())
+    def check(entries, wire, zero_fill):
+        comm.set_config("allreduce_grad_dtype", wire)
+        grads = run(comm, entries, zero_fill)
+        problem = None
+        try:
+            assert_within_rounding(comm, entries, grads, wire, zero_fill)
+            assert bits(run(comm, entries, zero_fill)) == bits(grads)
+        except AssertionError as error:
+            problem = str(error)
+        views = comm.allgather_obj((bits(grads), problem))
+        assert all(view[0] == views[0][0] for view in views)
+        assert not any(view[1] for view in views), views
+
+    check()
+
+
+# Chunks as small as that give every model of more than a few numbers several.
+@pytest.mark.parametrize("chunk_bytes", [None, "4096"])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_model_over_any_topology(world, gpu, monkeypatch, name, chunk_bytes):
+    if chunk_bytes:
+        monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", chunk_bytes)
+        gpu.delay = 1
+    for nodes in topologies(name, world.size):
+        with make_communicator(name, topology=Topology.of(nodes)) as comm:
+            check_models(comm, 4)
+    assert not any(stream.queue for stream in gpu.streams)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_any_model_over_any_topology_at_length(world, gpu, name):
+    for nodes in topologies(name, world.size):
+        with make_communicator(name, topology=Topology.of(nodes)) as comm:
+            check_models(comm, 200)
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
+    with make_communicator(name) as comm, make_communicator("flat") as on_cpus:
+        for dtype in ("float16", "float32", "float64"):
+            mine = np.random.default_rng(world.rank).standard_normal(70_001).astype(dtype)
+            model = Model(w=Param(np.zeros_like(mine), mine.copy()))
+            on_cpus.allreduce_grad(model)
+            np.testing.assert_array_equal(mean_of(comm, mine), model["w"].grad)
+    assert not any(call.startswith("all") for call in gpu.calls)
+
+
+USED = {
+    "pure_nccl": {"allReduce"},
+    "single_node": {"allReduce"},
+    "hierarchical": {"reduce", "broadcast"},
+    "non_cuda_aware": {"reduce", "broadcast"},
+    "two_dimensional": {"reduceScatter", "allGather"},
+}
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize("name", USED)
+def test_each_name_takes_the_verbs_that_it_promises(gpu, name):
+    nodes = (0, 0, 0, 0) if name == "single_node" else (0, 1, 0, 1)
+    with make_communicator(name, topology=Topology.of(nodes)) as comm:
+        np.testing.assert_array_equal(
+            mean_of(comm, np.full(9, comm.rank, "f4")), np.full(9, 1.5, "f4")
+        )
+        assert {call for call in gpu.calls if "pack" not in call} == USED[name]
+        kernels = [call for call in gpu.calls if "pack" in call]
+        assert kernels == ["pack_f", "unpack_f"]
+    assert gpu.calls[-1] == "destroy"
+
+
+@pytest.mark.sizes(4)
+def test_uneven_nodes_exchange_as_many_shards_as_the_smallest_has_ranks(gpu):
+    with make_communicator("two_dimensional", topology=Topology.of((0, 0, 0, 1))) as comm:
+        mean = mean_of(comm, np.arange(10, dtype="f8") + comm.rank)
+        np.testing.assert_array_equal(mean, np.arange(10) + 1.5)
+
+
+def test_values_are_divided_before_nccl_sums_them(world, gpu):
+    largest = np.finfo("float16").max
+    with make_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
+        mean = mean_of(comm, np.array([largest, 1], "float16"))
+    np.testing.assert_allclose(mean, [largest, 1], rtol=4 * np.finfo("float16").eps)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_the_double_shows_when_streams_are_not_ordered(world, gpu):
+    # A check of the tests: without the waits that the library asks for, sums are wrong.
+    gpu.ignores_events, gpu.delay = True, 40
+    wrong = 0
+    with make_communicator("pure_nccl") as comm:
+        for call in range(20):
+            mean = mean_of(comm, np.full(3, comm.rank + call, "f4"))
+            wrong += not np.array_equal(mean, np.full(3, call + (world.size - 1) / 2, "f4"))
+            devices.current_stream().gpu.drain(gpu.streams[1])
+    assert wrong
+
+
+def test_back_to_back_calls_do_not_mix(world, gpu, monkeypatch):
+    monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", "1024")
+    for name in ("pure_nccl", "two_dimensional", "flat"):
+        for nodes in topologies(name, world.size):
+            with make_communicator(name, topology=Topology.of(nodes)) as comm:
+                for call in range(12):
+                    n = (call % 3) * 256 + 5
+                    mean = mean_of(comm, np.full(n, comm.rank + call, "f4"))
+                    expected = np.full(n, call + (world.size - 1) / 2, "f4")
+                    np.testing.assert_array_equal(mean, expected)
+
+
+def test_mixed_models_go_both_ways(world, gpu):
+    with make_communicator("hierarchical") as comm:
+        model = Model(
+            a=Param(np.zeros(3), np.full(3, float(comm.rank))),
+            b=Param(put(np.zeros(3)), put(np.full(3, float(comm.rank)))),
+        )
+        comm.allreduce_grad(model)
+        expected = np.full(3, (world.size - 1) / 2)
+        np.testing.assert_array_equal(model["a"].grad, expected)
+        np.testing.assert_array_equal(devices.to_host(model["b"].grad), expected)
+
+
+def test_a_gradient_is_averaged_in_place_or_replaced(world, gpu):
+    plain, other = put(np.full((2, 3), world.rank, "f4")), put(np.full((2, 3), world.rank, "f4"))
+    both = put(np.full(4, world.rank, "f4"))
+    with make_communicator("pure_nccl") as comm:
+        model = Model(
+            plain=Param(plain, plain),
+            turned=Param(other.T, other.T),
+            one=Param(both, both),
+            two=Param(both, both),
+        )
+        comm.allreduce_grad(model)
+    assert model["plain"].grad is plain
+    for name in ("turned", "one", "two"):
+        assert model[name].grad.flags.c_contiguous
+        np.testing.assert_array_equal(devices.to_host(model[name].grad), (world.size - 1) / 2)
+    assert devices.address(model["one"].grad) != devices.address(model["two"].grad)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_ranks_must_agree_where_gradients_lie(world, gpu):
+    mine = np.ones(3, "f4")
+    with make_communicator("hierarchical") as comm:
+        where = put if comm.rank == 0 else np.array
+        model = Model(b=Param(where(mine), where(mine)))
+        told = r"/b float32 \(3,\) on a GPU on rank 0; /b float32 \(3,\) on rank"
+        with pytest.raises(RankMismatchError, match=told):
+            comm.allreduce_grad(model)
+        np.testing.assert_array_equal(mean_of(comm, mine), mine)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_two_ranks_on_one_device_are_told_before_nccl_is_asked(world, gpu):
+    gpu.bus_id = "0000:17:00.0"
+    with make_communicator("pure_nccl") as comm:
+        told = r"ranks \[0, 1.* use device 0000:17:00.0.*get_device_from_id"
+        with pytest.raises(ValueError, match=told):
+            mean_of(comm, np.ones(2, "f4"))
+        gpu.bus_id = f"0000:{comm.rank:02x}:00.0"
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_one_device_number_on_two_nodes_is_no_clash(world, gpu):
+    gpu.bus_id = "0000:17:00.0"
+    apart = Topology(tuple(range(world.size)))
+    with make_communicator("hierarchical", topology=apart) as comm:
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
+
+
+def test_one_rank_on_another_device_than_before_raises_on_all(world, gpu):
+    with make_communicator("pure_nccl") as comm:
+        mean_of(comm, np.ones(2, "f4"))
+        gpu.current_device = 1 if comm.rank == 0 else 0
+        error = ValueError if comm.rank == 0 else PeerError
+        with pytest.raises(error, match="lies on device 1.*first used on device 0"):
+            mean_of(comm, np.ones(2, "f4"))
+        gpu.current_device = 0
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
+
+
+@pytest.mark.parametrize("name", ["pure_nccl", "two_dimensional", "hierarchical"])
+@pytest.mark.sizes(2, 3, 4)
+def test_a_failed_peer_raises_on_every_rank(world, gpu, name):
+    with make_communicator(name, topology=Topology((0,) * world.size)) as comm:
+        mean_of(comm, np.ones(2, "f4"))
+        failing = comm.rank == world.size - 1
+        gpu.nccl_fails = failing
+        told = "NCCL_ERROR_REMOTE_ERROR" if failing else f"rank {world.size - 1} failed: Nccl"
+        with pytest.raises(CommunicationError, match=told):
+            mean_of(comm, np.ones(2, "f4"))
+        assert gpu.calls[-1] == "abort"
+        gpu.nccl_fails = False
+        with pytest.raises(CommunicationError, match="failed in an earlier call"):
+            mean_of(comm, np.ones(2, "f4"))
+        assert comm.allreduce_obj(1) == world.size  # all else goes on
+    with make_communicator(name) as comm:
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
+
+
+def test_a_split_goes_through_nccl_too(world, gpu):
+    with make_communicator("pure_nccl") as comm:
+        part = comm.split(comm.rank % 2, comm.rank)
+        mean = mean_of(part, np.full(2, comm.rank, "f4"))
+        np.testing.assert_array_equal(mean, np.full(2, np.mean(part.allgather_obj(comm.rank))))
+        part.finalize()
+
+
+WHY_NOT = {
+    "no device": lambda gpu: setattr(gpu, "count", 0),
+    "InsufficientDriver": lambda gpu: setattr(gpu, "count", -1),
+    "available is False": lambda gpu: setattr(nccl_module(), "available", False),
+    "NCCL is 2.3, and 2.4 is the oldest": lambda gpu: setattr(gpu, "version", 2307),
+}
+
+
+def nccl_module():
+    from cupy.cuda import nccl
+
+    return nccl
+
+
+@pytest.mark.parametrize("why", WHY_NOT)
+def test_pure_nccl_says_why_it_cannot(world, gpu, why):
+    odd = world.rank == world.size - 1
+    if odd:
+        WHY_NOT[why](gpu)
+    with pytest.raises(ValueError if odd else PeerError, match=f"{why}.*on CPUs use one of: dum"):
+        make_communicator("pure_nccl")
+
+
+def test_pure_nccl_refuses_numpy_gradients(world, gpu):
+    with make_communicator("pure_nccl") as comm:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"pure_nccl.*NumPy arrays.*to_gpu.*hierarchical"):
+                comm.allreduce_grad(Model(w=Param(np.ones(2), np.ones(2))))
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
+
+
+def test_dtypes_that_gpus_do_not_take_are_told(world, gpu):
+    with make_communicator("flat") as comm, pytest.raises(TypeError, match="/w has dtype int32"):
+        comm.allreduce_grad(Model(w=Param(put(np.ones(2, "i4")), put(np.ones(2, "i4")))))
+
+
+def test_device_memory_is_a_few_chunks(world, gpu, monkeypatch):
+    monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", str(1 << 16))
+    with make_communicator("hierarchical") as comm:
+        grad = put(np.ones(1 << 20, "f4"))
+        before = sum(gpu.memory.values())
+        model = Model(w=Param(grad, grad))
+        comm.allreduce_grad(model)
+        assert sum(gpu.memory.values()) - before < 3 << 16
+
+
+def test_cupy_is_not_imported_before_a_gpu_array_shows(world):
+    import sys
+
+    assert "cupy" not in sys.modules or os.environ.get("CHAINERMN_TEST_GPU")
+    with make_communicator("hierarchical") as comm:
+        comm.allreduce_grad(Model(w=Param(np.ones(2), np.ones(2))))
+    assert MPI.Is_initialized()
+    assert "cupy" not in sys.modules or os.environ.get("CHAINERMN_TEST_GPU")
