@@ -22,7 +22,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: train test test-slow lint bench clean
+.PHONY: train test test-slow lint bench bench-hosts hosts clean
 # A BLAS that uses all cores in each rank takes twice as long as one thread a rank.
 train: export OMP_NUM_THREADS ?= 1
 train: $(READY)
@@ -47,6 +47,15 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/allreduce.py
+
+# Over two hosts of this machine; like tests/cluster, it needs root and what `make hosts` installs.
+bench-hosts: $(READY)
+	$(BIN)/python benchmarks/hosts.py
+
+# Debian packages with which tests/cluster makes hosts of namespaces; it skips without them.
+hosts:
+	apt-get update -q
+	apt-get install -q -y --no-install-recommends iproute2 openssh-client openssh-server
 
 $(READY): pyproject.toml packages/*/pyproject.toml build-constraints.txt
 	$(PYTHON) -m venv $(VENV)
