@@ -57,3 +57,13 @@ def too_few(n_train: int, n_test: int, size: int) -> str | None:
     if size <= min(n_train, n_test):
         return None
     return f"{size} ranks are too many for {n_train} training and {n_test} test examples"
+
+
+def too_large(batchsize: int, share: int) -> str | None:
+    """Why a batch can't hold more than the rank's examples; None when it doesn't.
+
+    Chainer's iterator would go round them several times for one batch, epochs flying by.
+    """
+    if batchsize <= share:
+        return None
+    return f"--batchsize {batchsize}: a rank has {share} training examples; ask for no more"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
+import zipfile
 from typing import Any
 
 import chainer
@@ -47,34 +49,69 @@ def _epochs(folder: str, comm: Any) -> set[int]:
     return {int(name[1]) for name in names if name}
 
 
+def _path(folder: str, comm: Any, epoch: int) -> str:
+    return os.path.join(folder, f"{_prefix(comm)}{epoch}.npz")
+
+
 def forget(folder: str, comm: Any) -> None:
     """Remove this rank's snapshots of an earlier run, lest a resume mixes the two runs."""
     for epoch in _epochs(folder, comm):
-        os.remove(os.path.join(folder, f"{_prefix(comm)}{epoch}.npz"))
+        os.remove(_path(folder, comm, epoch))
 
 
 def resume(trainer: Any, folder: str, comm: Any) -> None:
-    """Load the newest snapshots that all ranks have (collective)."""
-    mine, problem = set[int](), None
+    """Load the newest snapshots that are whole on all ranks (collective)."""
+    mine, problem = dict[int, str | None](), None
     try:
-        mine = _epochs(folder, comm)
+        mine = {epoch: _damage(_path(folder, comm, epoch)) for epoch in _epochs(folder, comm)}
     except OSError as error:
         problem = f"--resume {folder}: cannot read the folder: {error.strerror}"
     stop_if(comm, problem)
 
-    common = set.intersection(*comm.allgather_obj(mine))
-    if not common:
+    epoch, skipped = _newest_whole(comm.allgather_obj(mine))
+    if epoch is None:
         problem = (
             f"--resume {folder}: holds no snapshot that all {comm.size} rank(s) share; "
             "a run is resumed from the folder it wrote to, with as many ranks as before"
+            + "".join(f"; {why}" for why in skipped)
         )
-    elif max(common) >= trainer.stop_trigger.get_training_length()[0]:
-        problem = f"--resume {folder}: has {max(common)} epochs already; ask for more: --epoch"
+    elif epoch >= trainer.stop_trigger.get_training_length()[0]:
+        problem = f"--resume {folder}: has {epoch} epochs already; ask for more: --epoch"
     stop_if(comm, problem)
+    assert epoch is not None
+    if comm.rank == 0:
+        for why in skipped:
+            print(f"train_mnist.py: --resume {folder}: {why}", file=sys.stderr, flush=True)
 
-    path = os.path.join(folder, f"{_prefix(comm)}{max(common)}.npz")
+    path = _path(folder, comm, epoch)
     try:
         chainer.serializers.load_npz(path, trainer)
-    except Exception as error:  # a damaged file, or another model or data set
+    except Exception as error:  # another model or data set
         problem = f"--resume: {path} does not fit this run: {error}"
     stop_if(comm, problem)
+
+
+def _damage(path: str) -> str | None:
+    """Why the snapshot can't be read; None when it is whole."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+    except Exception as error:  # a damaged file may lead zipfile to raise anything
+        return f"{os.path.basename(path)} is damaged: {error}"
+    return None if damaged is None else f"{os.path.basename(path)} is damaged: {damaged}"
+
+
+def _newest_whole(damages: list[dict[int, str | None]]) -> tuple[int | None, list[str]]:
+    """The newest epoch of which every rank has a whole snapshot, and why later ones don't serve.
+
+    Args:
+        damages: of each rank, epochs and what `_damage` says of their snapshots.
+    """
+    skipped: list[str] = []
+    for epoch in sorted(set().union(*damages), reverse=True):
+        views = [damage.get(epoch, "has none") for damage in damages]
+        bad = [f"rank {rank}: {view}" for rank, view in enumerate(views) if view is not None]
+        if not bad:
+            return epoch, skipped
+        skipped.append(f"snapshot of epoch {epoch} skipped: {', '.join(bad)}")
+    return None, skipped

@@ -24,12 +24,13 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from mistakes import no_gpu, not_writable, stop_if, too_few
+from mistakes import no_gpu, not_writable, stop_if, too_few, too_large
 from mpi4py import MPI
 from snapshots import forget, resume, save_npz, shuffled_by_its_past, snapshot
 
 SEED = 0  # of the split, the shards and the first weights: a run can be repeated
 DIGITS_FOR_TRAINING = 1440  # of 1,797
+BATCHSIZE = 100  # or all that a rank has, where that is less
 DOWNLOAD_SECONDS = 30.0  # without an answer, until a download is given up
 
 
@@ -60,6 +61,10 @@ def main() -> None:
 
     # Rank 0 reads the data; each rank gets its share.
     train, test = load(args.dataset, comm)
+    n_train = comm.bcast_obj(len(train) if comm.rank == 0 else None)
+    share = -(-n_train // comm.size)
+    args.batchsize = args.batchsize or min(BATCHSIZE, share)
+    stop_if(comm, too_large(args.batchsize, share))
     if comm.rank == 0:
         print_header(args, comm, train, test)
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=SEED)
@@ -109,7 +114,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
     add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
     add("--epoch", "-e", type=positive, default=20, help="how many in all (default: %(default)s)")
-    add("--batchsize", "-b", type=positive, default=100, help="per rank (default: %(default)s)")
+    add("--batchsize", "-b", type=positive, help=f"per rank (default: {BATCHSIZE})")
     add("--unit", "-u", type=positive, default=300, help="per layer (default: %(default)s)")
     add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
     add("--resume", "-r", metavar="FOLDER", help="go on from the snapshots of the run in FOLDER")

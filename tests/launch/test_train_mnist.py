@@ -160,6 +160,7 @@ def told_once(job: Job, *words: str) -> None:
     [
         (["--batchsize", "0"], ["--batchsize", "0 is not positive"]),
         (["--batchsize", "-3"], ["--batchsize", "-3 is not positive"]),
+        (["--batchsize", "721"], ["--batchsize 721", "a rank has 720 training examples"]),
         (["--epoch", "0"], ["--epoch", "0 is not positive"]),
         (["--communicator", "bogus"], ["bogus", "naive", "flat"]),
         (["--resume", "nowhere"], ["--resume nowhere", "No such file"]),
@@ -192,20 +193,45 @@ def test_snapshots_that_do_not_serve_leave_the_results_alone(three_epochs):
     assert {f: f.read_bytes() for f in out.iterdir()} == before
 
 
-def test_damage_on_one_rank_names_it_and_an_older_snapshot_serves(three_epochs, tmp_path):
+def test_resume_falls_back_to_the_newest_epoch_that_is_whole_on_all_ranks(three_epochs, tmp_path):
     out, _ = three_epochs
     for rank in range(2):
         for epoch in (2, 3):
             name = f"snapshot_rank{rank}of2_epoch{epoch}.npz"
             (tmp_path / name).write_bytes((out / name).read_bytes())
-    last = tmp_path / "snapshot_rank1of2_epoch3.npz"
-    last.write_bytes(last.read_bytes()[:1000])
-    arguments = (*SMALL, "--epoch", "4", "--out", tmp_path, "--resume", tmp_path)
-    told_once(train(*arguments, ranks=2), "rank 1:", last.name)
+    (tmp_path / "log").write_bytes((out / "log").read_bytes())
+    cut, missing = (tmp_path / f"snapshot_rank1of2_epoch{epoch}.npz" for epoch in (3, 4))
+    cut.write_bytes(cut.read_bytes()[:1000])
+    (tmp_path / "snapshot_rank0of2_epoch4.npz").write_bytes(b"")  # as when a disk was full
+    arguments = (*SMALL, "--out", tmp_path, "--resume", tmp_path)
+    job = succeeded(train(*arguments, "--epoch", "3", ranks=2))
+    told = [line for line in job.err.splitlines() if line.startswith("train_mnist.py: ")]
+    assert len(told) == 2, job
+    for words in ("epoch 4 skipped", "rank 0: snapshot_rank0of2_epoch4.npz", "rank 1: has none"):
+        assert words in told[0]
+    assert f"epoch 3 skipped: rank 1: {cut.name} is damaged" in told[1]
+    assert not missing.exists()
+    model = numbers(tmp_path / "model.npz")
+    for key, expected in numbers(out / "model.npz").items():  # one epoch more than the second
+        np.testing.assert_array_equal(model[key], expected)
 
-    last.unlink()  # as when a job ends before rank 1 has written its part
-    job = succeeded(train(*arguments, ranks=2))
-    assert rows_of_table(job.out) == [1, 2, 3, 4]
+
+def test_damage_everywhere_is_told(three_epochs, tmp_path):
+    out, _ = three_epochs
+    for epoch in (2, 3):
+        for rank in range(2):
+            name = f"snapshot_rank{rank}of2_epoch{epoch}.npz"
+            (tmp_path / name).write_bytes((out / name).read_bytes())
+        one = bytearray((tmp_path / name).read_bytes())
+        one[len(one) // 2] ^= 1  # within the weights: the file's directory is intact
+        (tmp_path / name).write_bytes(one)
+    arguments = (*SMALL, "--epoch", "4", "--out", tmp_path, "--resume", tmp_path)
+    told_once(
+        train(*arguments, ranks=2),
+        "holds no snapshot that all 2 rank(s) share",
+        "epoch 3 skipped: rank 1: snapshot_rank1of2_epoch3.npz is damaged: ",
+        "epoch 2 skipped: rank 1:",
+    )
 
 
 def test_mnist_is_asked_for_once_and_its_absence_told(tmp_path):
@@ -227,11 +253,12 @@ def test_mnist_in_the_cache_is_used_and_shared_by_no_more_ranks_than_examples(tm
     cache.mkdir(parents=True)
     pixels = np.arange(6 * 784).reshape(6, 784).astype(np.uint8)
     np.savez(cache / "train.npz", x=pixels, y=np.arange(6))
-    arguments = ("--dataset", "mnist", "--batchsize", "2", "--epoch", "2")
+    arguments = ("--dataset", "mnist", "--epoch", "2")
     for tests in (1, 2):
         np.savez(cache / "test.npz", x=pixels[:tests], y=np.arange(tests))
         job = train(*arguments, ranks=2, cwd=tmp_path, CHAINER_DATASET_ROOT=str(tmp_path))
         if tests == 1:
             told_once(job, "2 ranks are too many for 6 training and 1 test examples")
         else:
-            assert rows_of_table(succeeded(job).out)[-1] == 2
+            assert rows_of_table(succeeded(job).out) == [1, 2]
+            assert "batch 3 a rank" in job.out  # the default is less where ranks have less
