@@ -128,7 +128,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             chosen.Free()
             self.gpu, self.launches, self.pending = gpu, 0, []
 
-        def allReduce(self, send, recv, count, kind, op, stream):  # noqa: N802
+        def allReduce(self, send, recv, count, kind, op, stream):
             assert op == 0
             nbytes = count * DTYPES[kind].itemsize
 
@@ -147,7 +147,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
 
             put(self, stream, Verb(f"reduce {count} {kind} {root}", send, nbytes, write))
 
-        def reduceScatter(self, send, recv, count, kind, op, stream):  # noqa: N802
+        def reduceScatter(self, send, recv, count, kind, op, stream):
             assert op == 0
             nbytes = count * DTYPES[kind].itemsize
             start = self.mpi.rank * nbytes
@@ -159,7 +159,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             verb = Verb(f"reduceScatter {count} {kind}", send, nbytes * self.mpi.size, write)
             put(self, stream, verb)
 
-        def allGather(self, send, recv, count, kind, stream):  # noqa: N802
+        def allGather(self, send, recv, count, kind, stream):
             nbytes = count * DTYPES[kind].itemsize
 
             def write(rows: list[np.ndarray]) -> None:

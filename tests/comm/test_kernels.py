@@ -1,0 +1,209 @@
+"""The CUDA source, compiled for every architecture where CuPy is, and as C++ run on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from importlib import util
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chainermn_comm import kernels
+
+from .kernel_double import WIRES, run_kernel
+
+COMPILER_SECONDS = 120
+FLOATS = ("f2", "f4", "f8")
+
+# What CUDA brings and C++ lacks. No thread of these kernels waits for another, so they may run
+# one after the other.
+SHIM = """
+struct Half;
+#define __device__
+#define __global__
+struct { unsigned x; } static threadIdx, blockIdx, gridDim;
+float widen(Half);
+void narrow(float, Half&);
+void narrow(double, Half&);
+%s
+#include <cstring>
+float widen(Half h) { _Float16 x; std::memcpy(&x, &h, 2); return x; }
+void narrow(float wide, Half& h) { _Float16 x = wide; std::memcpy(&h, &x, 2); }
+void narrow(double wide, Half& h) { _Float16 x = wide; std::memcpy(&h, &x, 2); }
+
+template <typename Wire> static void run(
+    void (*kernel)(const Part*, i64, Wire*, i64, double), unsigned first, unsigned blocks,
+    const Part* parts, i64 count, void* wire, i64 size, double divisor
+) {
+    gridDim.x = blocks;
+    for (blockIdx.x = first; blockIdx.x < blocks; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x)
+            kernel(parts, count, (Wire*)wire, size, divisor);
+}
+#define RUN(NAME) \\
+    extern "C" void run_##NAME(unsigned first, unsigned blocks, \\
+        const Part* parts, i64 count, void* wire, i64 size, double divisor) { \\
+        run(NAME, first, blocks, parts, count, wire, size, divisor); \\
+    }
+RUN(pack_e) RUN(pack_f) RUN(pack_d) RUN(unpack_e) RUN(unpack_f) RUN(unpack_d)
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """The kernels as functions: ``run(name, first block, blocks, table, wire address, ...)``."""
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "kernels.cpp").write_text(SHIM % kernels.source())
+    subprocess.run(
+        [
+            *("g++", "-std=c++17", "-O1", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function"),
+            *("-fsanitize=undefined", "-fno-sanitize-recover", "-fPIC", "-shared", "-Werror"),
+            *("-o", "kernels.so", "kernels.cpp"),
+        ],
+        cwd=folder,
+        check=True,
+        timeout=COMPILER_SECONDS,
+    )
+    library = ctypes.CDLL(str(folder / "kernels.so"))
+
+    def run(name, first, blocks, table, wire, size, divisor=1.0):
+        function = getattr(library, f"run_{name}")
+        pointer, i64 = ctypes.c_void_p, ctypes.c_int64
+        function.argtypes = [
+            *(ctypes.c_uint, ctypes.c_uint, pointer, i64, pointer, i64, ctypes.c_double)
+        ]
+        function(first, blocks, table.ctypes.data, len(table) - 1, wire, size, divisor)
+
+    return run
+
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="compiles the kernels as C++, and there is no g++"
+)
+
+
+def memory(address: int, nbytes: int) -> np.ndarray:
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
+
+
+def interesting(rng, size: int, dtype: str) -> np.ndarray:
+    """Numbers of all magnitudes: too large or too small for the narrow ones, and no numbers."""
+    with np.errstate(over="ignore"):
+        values = (rng.standard_normal(size) * 10.0 ** rng.integers(-9, 9, size)).astype(dtype)
+    values[rng.random(size) < 0.02] = np.inf
+    values[rng.random(size) < 0.02] = np.nan
+    values[rng.random(size) < 0.02] = -0.0
+    return values
+
+
+def table_of(grads: list[np.ndarray]) -> np.ndarray:
+    ends = np.cumsum([0] + [grad.size for grad in grads])
+    rows = [(begin, g.ctypes.data, g.itemsize) for begin, g in zip(ends[:-1], grads, strict=True)]
+    return np.array([*rows, (ends[-1], 0, 0)], np.int64)
+
+
+def check(compiled, letter: str, sizes: list[int], dtypes: list[str], offset: int, grid: int):
+    rng = np.random.default_rng([*sizes, offset])
+    grads = [
+        interesting(rng, size + offset, dtype)[offset:]  # aligned to its own size and no more
+        for size, dtype in zip(sizes, dtypes, strict=True)
+    ]
+    table, total = table_of(grads), sum(sizes)
+    blocks = min(-(-total // kernels.TILE), grid)
+    mine, expected = (np.full(total + offset + 1, 7, WIRES[letter]) for _ in range(2))
+    for buffer, run in ((mine, None), (expected, run_kernel)):
+        wire = buffer.ctypes.data + offset * buffer.itemsize
+        if run is None:
+            compiled(f"pack_{letter}", 0, blocks, table, wire, total, 3.0)
+        elif total:
+            run(f"pack_{letter}", memory, table.ctypes.data, len(grads), wire, total, 3.0)
+    np.testing.assert_array_equal(mine, expected)
+    before = [grad.copy() for grad in grads]
+    for grad in grads:
+        grad[...] = 0
+    compiled(f"unpack_{letter}", 0, blocks, table, mine.ctypes.data + offset * mine.itemsize, total)
+    got = [grad.copy() for grad in grads]
+    if total:
+        wire = expected.ctypes.data + offset * expected.itemsize
+        run_kernel(
+            f"unpack_{letter}", memory, table.ctypes.data, len(grads), wire, total, divisor=1.0
+        )
+    for one, other, old in zip(got, grads, before, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.shape == old.shape
+
+
+@needs_compiler
+@pytest.mark.parametrize(("letter", "dtype"), list(product(WIRES, FLOATS)))
+def test_every_pairing_of_dtypes(compiled, letter, dtype):
+    check(compiled, letter, [5, 0, 4099, 1], [dtype] * 4, offset=1, grid=1 << 16)
+
+
+@needs_compiler
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(sorted(WIRES)),
+    st.lists(
+        st.tuples(
+            st.one_of(st.integers(0, 9), st.sampled_from([2047, 2048, 2049, 5000])),
+            st.sampled_from(FLOATS),
+        ),
+        max_size=40,
+    ),
+    st.integers(0, 3),
+    st.integers(1, 4),
+)
+def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
+    check(compiled, letter, [n for n, _ in arrays], [d for _, d in arrays], offset, grid)
+
+
+@needs_compiler
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_offsets_beyond_32_bits(compiled, itemsize):
+    """The last tile of a chunk of more than 2^33 elements, of which no other is touched."""
+    letter = kernels.LETTERS[itemsize]
+    tiles = (1 << 33) // kernels.TILE + 3
+    size, tail = tiles * kernels.TILE, 100
+    wire, grad = np.zeros(kernels.TILE, WIRES[letter]), np.arange(kernels.TILE, dtype="f4")
+    last = np.arange(tail, dtype="f8")
+    far = size - kernels.TILE
+    table = np.array(
+        [
+            (0, 0, 8),
+            (5, grad.ctypes.data - (far - 5) * 4, 4),  # its offset is beyond 32 bits too
+            (size - tail, last.ctypes.data, 8),
+            (size, 0, 0),
+        ]
+    )
+    start = wire.ctypes.data - far * itemsize
+    compiled(f"pack_{letter}", tiles - 1, tiles, table, start, size, 2.0)
+    expected = np.concatenate([grad[:-tail], last]) / 2
+    np.testing.assert_array_equal(wire, expected.astype(wire.dtype))
+    grad[:], last[:] = 0, 0
+    compiled(f"unpack_{letter}", tiles - 1, tiles, table, start, size)
+    np.testing.assert_array_equal(grad[:-tail], expected[:-tail].astype(wire.dtype))
+    np.testing.assert_array_equal(grad[-tail:], 0)
+    np.testing.assert_array_equal(last, expected[-tail:].astype(wire.dtype))
+
+
+@pytest.mark.skipif(
+    util.find_spec("cupy") is None, reason="compiles with NVRTC through CuPy, which isn't installed"
+)
+@pytest.mark.parametrize("architecture", [70, 75, 80, 86, 89, 90])
+def test_every_kernel_compiles_for_every_gpu(architecture):
+    from cupy_backends.cuda.libs import nvrtc
+
+    program = nvrtc.createProgram(kernels.source(), "kernels.cu", (), ())
+    options = (f"--gpu-architecture=sm_{architecture}", "--std=c++17")
+    try:
+        nvrtc.compileProgram(program, options)
+    except nvrtc.NVRTCError as error:
+        raise AssertionError(nvrtc.getProgramLog(program)) from error
+    binary = nvrtc.getCUBIN(program)
+    for verb, letter in product(("pack", "unpack"), WIRES):
+        assert f"{verb}_{letter}".encode() in binary
