@@ -38,9 +38,10 @@ def scatter_dataset(
     Every rank receives its own examples only: slices of NumPy arrays as arrays, lists as
     lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
     ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
-    ``LabeledImageDataset``. No example is computed or read on the way. Of a data set of
-    another class, which only that class knows how to divide, each rank receives the object,
-    and uses its own share of the indices.
+    ``LabeledImageDataset``, and subclasses that override none of ``__getitem__``,
+    ``get_example`` and ``__len__``. No example is computed or read on the way. Of a data set
+    of another class, which only that class knows how to divide, each rank receives the
+    object, and uses its own share of the indices.
 
     Args:
         dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.

@@ -43,15 +43,30 @@ def take(dataset: Any, indices: np.ndarray) -> Any:
         dataset: any data set. Of NumPy arrays, lists, tuples and the data sets of
             :mod:`chainer.datasets` that are listed below, only the examples asked for are
             taken: arrays as arrays, paths as paths. Nothing is computed or read: a
-            transformation still happens when an example is used. Any other data set is
-            opaque; the result holds the whole of it.
+            transformation still happens when an example is used. So it is with subclasses
+            of the latter that find examples as they do. Any other data set is opaque; the
+            result holds the whole of it.
         indices: int64 array of shape (n,); each in ``range(len(dataset))``.
 
     Returns:
         A data set of length n, of the same kind where only the examples were taken.
     """
-    # Exact types: a subclass may mean something else by its indices.
-    return _TAKERS.get(type(dataset), _Selection)(dataset, indices)
+    return _taker_for(type(dataset))(dataset, indices)
+
+
+def _taker_for(cls: type) -> Callable[[Any, np.ndarray], Any]:
+    """What takes examples of a class.
+
+    A subclass that overrides how examples are found may mean something else by its indices.
+    """
+    if cls in _TAKERS:
+        return _TAKERS[cls]
+    for base in cls.__mro__:
+        if base in _INHERITABLE and all(
+            getattr(cls, name, None) is getattr(base, name, None) for name in _FINDS_EXAMPLES
+        ):
+            return _TAKERS[base]
+    return _Selection
 
 
 def _take_array(dataset: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -118,3 +133,6 @@ _TAKERS: dict[type, Callable[[Any, np.ndarray], Any]] = {
     ImageDataset: _replacing("_paths"),
     LabeledImageDataset: _replacing("_pairs"),
 }
+# Built-in sequences and arrays are subclassed to mean something else: masked arrays, say.
+_INHERITABLE = _TAKERS.keys() - {np.ndarray, np.memmap, list, tuple}
+_FINDS_EXAMPLES = ("__getitem__", "get_example", "__len__")
