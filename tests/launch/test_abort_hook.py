@@ -35,6 +35,20 @@ def test_on_where_a_rank_is_alone_in_its_communicator(rank, tmp_path):
     check_last_words(job, f"ChainerMN: rank {rank} of 3: uncaught", "Traceback", "ValueError")
 
 
+def test_on_before_the_first_communicator_is_finished(tmp_path):
+    install = "from chainermn_comm import create_communicator\n"
+    end = "create_communicator('naive', 'no communicator')"
+    body = """
+if world.rank == 1:
+    print("failing at", time.time(), flush=True)
+    exec(end)
+create_communicator("naive")
+"""
+    job = run(2, script(tmp_path, end, install=install, body=body), seconds=20)
+    check_ended(job, 1)
+    check_last_words(job, "ChainerMN: rank 1 of 2: uncaught TypeError", "Traceback", "TypeError")
+
+
 def test_refused_by_the_environment(tmp_path):
     path = script(tmp_path, "sys.exit(3)", install=COMMUNICATOR)
     job = run(2, path, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}, seconds=10)
@@ -134,6 +148,28 @@ raise PeerError("rank 1 found an error")
     job = run(3, script(tmp_path, end, failing=(0, 1, 2)))
     check_ended(job, 1)
     check_last_words(job, "ChainerMN: rank 1 of 3", "Traceback", "ValueError: failure!")
+    assert "PeerError" not in job.err, job
+
+
+def test_the_rank_whose_loss_fails_is_the_one_that_speaks(tmp_path):
+    body = """
+import chainer, chainermn_train, numpy as np
+from chainermn_comm import create_communicator
+model = chainer.links.Linear(2, 1)
+optimizer = chainermn_train.create_multi_node_optimizer(
+    chainer.optimizers.SGD(), create_communicator("naive")
+).setup(model)
+def loss(x):
+    if world.rank == 1 and optimizer.t == 2:
+        print("failing at", time.time(), flush=True)
+        raise ValueError("failure!")
+    return chainer.functions.sum(model(x))
+while True:
+    optimizer.update(loss, np.ones((1, 2), np.float32))
+"""
+    job = run(2, script(tmp_path, "", install="", body=body))
+    check_ended(job, 1)
+    check_last_words(job, *(word.format(1) for word in TRACEBACK))
     assert "PeerError" not in job.err, job
 
 

@@ -81,7 +81,7 @@ def remove_hook() -> None:
     _replaced = None
 
 
-def install_by_default(_mpi_comm: Any = None) -> None:
+def install_by_default() -> None:
     """What creating a communicator does: :func:`add_hook`, unless refused or alone.
 
     Nothing is done in a world of one rank, nor where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is

@@ -112,7 +112,7 @@ def make_communicator(
     from .communicator import MpiCommunicator
 
     # First: whatever fails on one rank below must not leave the others waiting.
-    abort.install_by_default(MPI.COMM_WORLD)
+    abort.install_by_default()
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
