@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import pickle
 import re
+import weakref
 from typing import Any
 
 import chainer
@@ -450,6 +453,26 @@ def test_a_failing_loss_where_another_rank_has_its_gradients_already(comm):
         optimizer.update(*((fail, X) if comm.rank == 0 else ()))
     optimizer.update(model, X)
     assert optimizer.t == 2
+
+
+def test_a_batch_that_is_skipped_leaves_no_memory_behind(naive):
+    """At once: it may have failed for want of memory."""
+    batch = X.copy()
+    gone = weakref.ref(batch)
+    model = Model(0)
+    optimizer = sgd(naive, model)
+
+    def fail(x):
+        raise MemoryError
+
+    gc.disable()
+    try:
+        with contextlib.suppress(MemoryError):
+            optimizer.update(fail, batch)
+        del batch
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_that_has_no_text_is_told_all_the_same(comm):

@@ -28,7 +28,10 @@ def gather_or_raise(
     text = None if error is None else _described(error, communicator.rank)
     views = communicator.allgather_obj((text, None if error is not None else value))
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback leads back here, a cycle that would keep all its frames
     failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(views) if text is not None]
     if failures:
         raise PeerError(f"rank {communicator.rank} failed because of " + "; ".join(failures))

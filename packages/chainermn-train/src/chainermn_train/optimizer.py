@@ -192,8 +192,11 @@ class MultiNodeOptimizer(SharesCommunicator):
                 self._compute_gradients(lossfun, args, kwds)
             except Exception as exception:
                 error = exception
-        if self._count(error is not None)[0]:
-            gather_or_raise(self.communicator, error)
+        try:
+            if self._count(error is not None)[0]:
+                gather_or_raise(self.communicator, error)
+        finally:
+            del error  # else a cycle through its traceback would keep the batch's memory
 
     def _compute_gradients(self, lossfun: Callable[..., Any], args: Any, kwds: Any) -> None:
         """What :meth:`chainer.GradientMethod.update` does before it steps."""
