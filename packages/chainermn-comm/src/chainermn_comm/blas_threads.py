@@ -25,6 +25,7 @@ USERS_VARIABLES = (
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 CGROUPS = Path("/sys/fs/cgroup")
 
+_most_ranks = 1  # that a communicator had so far for which threads were counted
 _set_here: dict[str, str] = {}  # variables that we set, so as not to take them for the user's
 
 
@@ -46,20 +47,28 @@ class Share:
     chosen: bool
 
 
+def note(ranks: int) -> bytes:
+    """What a rank tells the others before a communicator of so many ranks is made.
+
+    Unless all ranks' notes are empty, all call :func:`limit_blas_threads`.
+    """
+    return b"count" if ranks > _most_ranks else b""
+
+
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     """Limit BLAS threads where the ranks on a node have more than the node has cores (collective).
 
-    Nothing is done with one rank, nor on a node where the user set a number in the environment.
-    It stays until the process ends. Rank 0 says so, once: ranks that are limited already aren't
-    limited again.
+    Nothing is done on a node with one rank, nor where the user set a number in the environment.
+    The limit stays until the process ends. Rank 0 says so, once: ranks that are limited already
+    aren't limited again.
 
     Args:
         mpi_comm: the ranks that will compute at the same time.
     """
-    if mpi_comm.size == 1:
-        return
     from mpi4py import MPI
 
+    global _most_ranks
+    _most_ranks = max(_most_ranks, mpi_comm.size)
     node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         shares = node.allgather(_own_share())

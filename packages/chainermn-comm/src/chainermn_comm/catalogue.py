@@ -129,10 +129,12 @@ def make_communicator(
             ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
             (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
         ]
-        Agreement(traffic)("create_communicator", view, problem=problem)
+        note = blas_threads.note(comm.size)
+        notes = Agreement(traffic)("create_communicator", view, note, problem)
     finally:
         traffic.Free()
-    blas_threads.limit_blas_threads(comm)
+    if any(notes):
+        blas_threads.limit_blas_threads(comm)
     forked.keep_children_from_mpi()
     recipe, settings = found
     ways = plans.Plans(getattr(plans, recipe.plan), getattr(device_plans, recipe.on_gpus))
