@@ -210,16 +210,19 @@ class NotBuiltError(Exception):
     """What an option that comes with a later issue raises here."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["naive", "flat", "hierarchical", "two_dimensional"]
-    + ["single_node", "pure_nccl", "non_cuda_aware", "dummy"],
-)
+NAMES = "naive flat hierarchical two_dimensional single_node pure_nccl non_cuda_aware dummy"
+
+
+@pytest.mark.parametrize("name", NAMES.split())
 def test_communicator_is_known_by_name(name, comm):
     create_communicator = importlib.import_module("chainermn").create_communicator
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="using naive communicator")
-        create_communicator(name).finalize()
+        try:
+            create_communicator(name).finalize()
+        except ValueError as error:
+            if name != "pure_nccl" or "GPU" not in str(error):  # it says so where there is none
+                raise
 
 
 @pytest.mark.xfail(raises=NotBuiltError, reason=PENDING, strict=True)
