@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from mpi4py import MPI
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
 ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
 ONE_COUNTS, ALL_COUNT = "arithmetic, one rank", "arithmetic, all ranks"
-HANDOFF, BUNDLED = "handoff", "bundled naive"
+HANDOFF, BUNDLED, GLOO = "handoff", "bundled naive", "PyTorch gloo"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,30 @@ def raw_mpi(gradients: Gradients) -> Contestant:
         partial(comm.Allreduce, MPI.IN_PLACE, flat),
         lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
     )
+
+
+def gloo(gradients: Gradients) -> list[Contestant]:
+    """PyTorch's allreduce of one flat buffer on CPUs; nothing where PyTorch is not installed."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        return []
+    comm, flat = gradients.comm, gradients.flat
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+        method = f"file://{folder}/rendezvous"
+        dist.init_process_group("gloo", init_method=method, rank=comm.rank, world_size=comm.size)
+    return [
+        Contestant(
+            GLOO,
+            "mpi",
+            partial(np.copyto, flat, gradients.source),
+            partial(dist.all_reduce, torch.from_numpy(flat)),
+            lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
+        )
+    ]
 
 
 def communicator(name: str, kind: str, communicator: Any, gradients: Gradients) -> Contestant:

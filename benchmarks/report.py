@@ -9,6 +9,7 @@ import re
 from importlib.metadata import version
 from typing import Any
 
+import limits
 import numpy as np
 from mpi4py import MPI
 from peers import ALL_COUNT, ALL_RANKS, BUNDLED, HANDOFF, ONE_COUNTS, ONE_RANK
@@ -20,8 +21,6 @@ from rich.table import Table
 # to memory, and about as long where they don't.
 SHARED_FROM = 1.4
 TELLING_FLOATS = 8_000_000  # a copy of fewer stays in a cache and says nothing of memory
-# (contestant, what it must not be slower than)
-LIMITS = (("naive", BUNDLED),)
 
 
 def document(
@@ -50,7 +49,7 @@ def document(
         "cores": [len(union) for union in hosts.values()],
         "rounds": rounds,
         "realtime": realtime,
-        "models": [summary(**model) for model in models],
+        "models": [summary(**model, ranks=len(cores)) for model in models],
     }
 
 
@@ -61,7 +60,7 @@ def mpi_library() -> str:
 
 
 def summary(
-    model: str, arrays: int, floats: int, contestants: list[dict[str, Any]]
+    model: str, arrays: int, floats: int, contestants: list[dict[str, Any]], ranks: int
 ) -> dict[str, Any]:
     """One model's medians, ratios (taken round by round), and limits."""
     ms = {row["name"]: np.array(row["ms"]) for row in contestants}
@@ -87,12 +86,12 @@ def summary(
         ],
         "limits": [
             {
-                "limit": f"{name} is not slower than {reference}",
-                "ratio": quartiles(ms[name] / ms[reference]),
-                "ok": float(np.median(ms[name] / ms[reference])) <= 1.0,
+                "limit": f"{limit.name} takes at most {limit.most:.3g} x {limit.reference}",
+                "ratio": quartiles(ms[limit.name] / ms[limit.reference]),
+                "ok": float(np.median(ms[limit.name] / ms[limit.reference])) <= limit.most,
             }
-            for name, reference in LIMITS
-            if name in ms
+            for limit in limits.of(model, ranks)
+            if limit.name in ms and limit.reference in ms
         ],
     }
 

@@ -40,7 +40,7 @@ def mean_gradients(
     zero_fill, params, grads, view = found or (False, [], [], [])
     missing = [grad is None for grad in grads]
     settings = [("zero_fill", zero_fill), ("allreduce_grad_dtype", str(wire))]
-    if not zero_fill:
+    if not zero_fill and any(missing):
         view = [(*row, "no gradient") if no else row for row, no in zip(view, missing, strict=True)]
     note = np.packbits(missing).tobytes() if zero_fill and any(missing) else b""
     notes = group.agreement("allreduce_grad", (*settings, *view), note, problem)
@@ -49,9 +49,12 @@ def mean_gradients(
         for index, param in enumerate(params):
             if missing[index] and somewhere[index] and param.data is not None:
                 grads[index] = devices.module_of(param.data).zeros_like(param.data, order="C")
-    present = [index for index, grad in enumerate(grads) if grad is not None]
-    there = [i for i in present if type(grads[i]) is not np.ndarray and devices.on_gpu(grads[i])]
-    here = sorted(set(present) - set(there)) if there else present
+    here: list[int] = []
+    there: list[int] = []
+    for index, grad in enumerate(grads):
+        if grad is not None:
+            on_gpu = type(grad) is not np.ndarray and devices.on_gpu(grad)
+            (there if on_gpu else here).append(index)
     for on_gpu, chosen in ((False, here), (True, there)):
         if chosen:
             _mean(reducer_of(on_gpu), params, grads, chosen, missing, wire)
@@ -67,13 +70,16 @@ def _mean(
 ) -> None:
     """Take the mean of the gradients chosen by their indices, and give it to the parameters."""
     sources = [grads[index] for index in chosen]
-    targets = [
-        grad if usable else devices.module_of(grad).empty(grad.shape, grad.dtype)
-        for grad, usable in zip(sources, parameters.own_memory(sources), strict=True)
-    ]
+    usable = parameters.own_memory(sources)
+    targets = sources
+    if not all(usable):
+        targets = [
+            grad if own else devices.module_of(grad).empty(grad.shape, grad.dtype)
+            for grad, own in zip(sources, usable, strict=True)
+        ]
     reducer.mean(sources, targets, [wire or grad.dtype for grad in sources])
-    for index, source, target in zip(chosen, sources, targets, strict=True):
-        if missing[index] or target is not source:
+    for index, own, target in zip(chosen, usable, targets, strict=True):
+        if missing[index] or not own:
             params[index].grad = target
 
 
@@ -81,17 +87,22 @@ def _gradients(model: Any, rank: int) -> tuple[list[Any], list[Any], list[tuple[
     """The parameters, their gradients, and what ranks must agree on, in the order of names."""
     params, grads = [], []
     view: list[tuple[Any, ...]] = []
+    good = None  # the dtype of the last gradient that was checked
     for name, param in parameters.named(model, rank):
-        grad = parameters.checked(param.grad if param.data is not None else None, name, rank)
-        like = param.data if grad is None else grad
+        data = param.data
+        like = grad = None if data is None else param.grad
+        if type(grad) is not np.ndarray or grad.dtype is not good:
+            grad = parameters.checked(grad, name, rank)
+            like = data if grad is None else grad
+            good = None if grad is None else grad.dtype
         params.append(param)
         grads.append(grad)
         if like is None:
             view.append(("parameter", name, "not initialised (bcast_data would bring it)"))
         else:
-            on_gpu = type(like) is not np.ndarray and devices.on_gpu(like)
-            place = ("on a GPU",) if on_gpu else ()
-            view.append(("parameter", name, like.dtype, like.shape, *place))
+            view.append(("parameter", name, like.dtype, like.shape))
+            if type(like) is not np.ndarray and devices.on_gpu(like):
+                view[-1] += ("on a GPU",)
     return params, grads, view
 
 

@@ -53,15 +53,15 @@ def own_memory(grads: list[Any]) -> list[bool]:
     Chainer makes gradients that are read-only, of stride 0, transposed, or shared between
     parameters; those have to be replaced.
     """
-    # CuPy's arrays are all writeable, and say nothing of it.
-    usable = [grad.flags.c_contiguous and getattr(grad.flags, "writeable", True) for grad in grads]
-    first: dict[int, int] = {}
-    for index, grad in enumerate(grads):
-        other = first.setdefault(id(grad), index)
-        if other != index:
-            usable[index] = usable[other] = False
-    # Arrays that own their memory overlap only views; most models have none.
-    if not all(grad.flags.owndata for grad in grads):
+    usable = []
+    own = True
+    for grad in grads:
+        flags = grad.flags
+        # CuPy's arrays are all writeable, and say nothing of it.
+        usable.append(flags.c_contiguous and getattr(flags, "writeable", True))
+        own = own and flags.owndata
+    # Arrays that own their memory overlap only views of it; most models have none.
+    if not own or len(set(map(id, grads))) < len(grads):
         _exclude_overlapping(grads, usable)
     return usable
 

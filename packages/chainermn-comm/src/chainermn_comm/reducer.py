@@ -119,6 +119,9 @@ class BySize(Reducer):
             target.nbytes >= self._large_bytes and wire == target.dtype
             for target, wire in zip(targets, wires, strict=True)
         ]
+        if not any(large):
+            self._others.mean(sources, targets, wires)
+            return
         for reducer, which in ((self._large, True), (self._others, False)):
             members = [index for index, is_large in enumerate(large) if is_large == which]
             if members:
