@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from .halves import HALF, SINGLE, convert
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -29,17 +31,27 @@ class Chunk:
         return self.size * self.dtype.itemsize
 
     def pack(self, flats: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """Write the parts of ``flats`` (1-D each) into ``out`` (size,), in the chunk's dtype."""
-        index, start, stop = self.parts[0]
-        if len(self.parts) == 1 and flats[index].dtype == self.dtype:
-            out[...] = flats[index][start:stop]
-            return
+        """Write the parts of ``flats`` (1-D each) into ``out`` (size,), cast to its dtype."""
         with np.errstate(all="ignore"):  # in a narrow wire dtype
+            if len(self.parts) == 1:
+                index, start, stop = self.parts[0]
+                convert(flats[index][start:stop], out)
+                return
             pieces = [flats[index][start:stop] for index, start, stop in self.parts]
-            np.concatenate(pieces, out=out, casting="unsafe")
+            if out.dtype == HALF and all(piece.dtype == SINGLE for piece in pieces):
+                convert(np.concatenate(pieces), out)
+            else:
+                np.concatenate(pieces, out=out, casting="unsafe")
 
     def unpack(self, buffer: np.ndarray, flats: Sequence[np.ndarray]) -> None:
         """Write ``buffer`` (size,) back into the parts of ``flats``."""
+        if len(self.parts) == 1:
+            index, start, stop = self.parts[0]
+            convert(buffer, flats[index][start:stop])
+            return
+        if buffer.dtype == HALF:  # at once, since its parts may be many and small
+            halves, buffer = buffer, np.empty(buffer.size, SINGLE)
+            convert(halves, buffer)
         filled = 0
         for index, start, stop in self.parts:
             end = filled + stop - start

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from .arrays import accumulator
+from .halves import add, convert
 
 
 def sum_rows(
@@ -37,15 +38,14 @@ def sum_rows(
     try:
         if widened or len(rows) == 1:
             if total is None:
-                total = rows[0].astype(dtype)
-            else:
-                total[...] = rows[0]
+                total = np.empty(len(rows[0]), dtype)
+            convert(rows[0], total)
             rest = rows[1:]
         else:
             total = np.add(rows[0], rows[1], out=total)
             rest = rows[2:]
         for row in rest:
-            total += row
+            add(total, row)
         if not widened:  # scaling writes the sum where it belongs
             scale(total, factor, out=out)
             return
@@ -53,7 +53,7 @@ def sum_rows(
     except FloatingPointError:
         total = _mean_of_large(intact or rows, dtype, divisor)
     with np.errstate(all="ignore"):
-        out[...] = total
+        convert(total, out)
 
 
 def telling_of_overflow() -> np.errstate:
