@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from chainermn_comm import CommunicationError, PeerError, RankMismatchError, devices
 from chainermn_comm.catalogue import make_communicator
@@ -17,7 +18,7 @@ from chainermn_comm.topology import Topology
 from .conftest import IMPOSED
 from .cupy_double import Gpu, installed
 from .models import Model, Param
-from .test_plans import LOCKSTEP, MODELS, assert_within_rounding, gradient
+from .test_plans import LAYOUTS, LOCKSTEP, Entry, assert_within_rounding, gradient
 
 pytestmark = pytest.mark.world
 
@@ -26,6 +27,23 @@ NAMES = (
     *("single_node", "pure_nccl", "non_cuda_aware"),
 )
 STAGED = ("naive", "flat")
+# Small beside those of `test_plans`: the double is slow, and its chunks can be small too.
+SHAPES = st.one_of(
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9),
+    st.sampled_from([(20_001,), (70, 60), (1,), (4096,)]),
+)
+ENTRIES = st.builds(
+    Entry,
+    SHAPES,
+    st.sampled_from(["float16", "float32", "float64"]),
+    st.sampled_from(LAYOUTS),
+    st.frozensets(st.integers(0, 3), max_size=3),
+    st.integers(-3, 3),
+)
+MODELS = st.one_of(
+    st.lists(ENTRIES, max_size=7),
+    st.builds(lambda entry, count: [entry] * count, ENTRIES, st.integers(15, 40)),
+)
 
 
 @pytest.fixture
@@ -98,9 +116,11 @@ def check_models(comm, examples: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_model_over_any_topology(world, gpu, name):
+    # The other names take the same ways as these.
+    examples = 25 if name in ("flat", "hierarchical", "two_dimensional", "pure_nccl") else 5
     for nodes in topologies(name, world.size):
         with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            check_models(comm, 25 // len(topologies(name, world.size)) + 1)
+            check_models(comm, examples // len(topologies(name, world.size)) + 1)
     assert not any(stream.queue for stream in gpu.streams)
 
 
