@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from . import messages
+from . import devices, messages
 from .agreement import prepare
 from .arrays import can_be_summed
 from .collectives import Group
@@ -45,7 +46,8 @@ def mean_arrays(group: Group, transport: Transport, data: Any, out: Any) -> Any:
                 raise TypeError(f"rank {group.rank}: {operation} takes floats, got {array.dtype}")
         if out is not None:
             shapes = [array.shape for array in message.arrays]
-            if not isinstance(out, np.ndarray) or shapes != [out.shape] or not out.flags.writeable:
+            usable = devices.on_gpu(out) or (isinstance(out, np.ndarray) and out.flags.writeable)
+            if not usable or shapes != [out.shape]:
                 raise ValueError(
                     f"rank {group.rank}: recvbuf of {operation} must be a writable array of the "
                     f"shape of sendbuf, {', '.join(map(str, shapes))}"
@@ -56,6 +58,8 @@ def mean_arrays(group: Group, transport: Transport, data: Any, out: Any) -> Any:
     mean = _reduce(group, transport, operation, message, problem, group.size)
     if out is None:
         return mean
+    if devices.on_gpu(out) != devices.on_gpu(mean):
+        mean = devices.to_device(mean) if devices.on_gpu(out) else devices.to_host(mean)
     out[...] = mean
     return out
 
@@ -85,4 +89,4 @@ def _reduce(
             buffer = np.array(array, array.dtype.newbyteorder("="), order="C")
             transport.allreduce([buffer.reshape(-1)], divisor)
             sums.append(buffer.astype(array.dtype, copy=False))
-    return Message(message.kind, tuple(sums), message.scalars).value()
+    return replace(message, arrays=tuple(sums)).value()

@@ -11,13 +11,13 @@ def as_array(data: Any, rank: int) -> np.ndarray:
     """The NumPy array of an array or scalar that a user hands to a verb.
 
     Raises:
-        TypeError: it isn't one, or holds Python objects, or lies on a GPU.
+        TypeError: it isn't one, or holds Python objects, or is a GPU array.
     """
     if not isinstance(data, (np.ndarray, np.generic, bool, int, float, complex)):
         if hasattr(data, "__cuda_array_interface__"):
             raise TypeError(
-                f"rank {rank}: GPU arrays can't be sent yet; copy the array to the host "
-                "first (chainer.backends.cuda.to_cpu)"
+                f"rank {rank}: of GPU arrays only CuPy's can be sent, got "
+                f"{type(data).__module__}.{type(data).__name__}; convert it (cupy.asarray)"
             )
         raise TypeError(
             f"rank {rank}: expected an array, a scalar, or a tuple or list of them, got "

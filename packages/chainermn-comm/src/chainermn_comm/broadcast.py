@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import parameters
+from . import devices, parameters
 from .agreement import prepare
 from .collectives import Group
 from .errors import RankMismatchError
@@ -42,6 +42,12 @@ def bcast_parameters(group: Group, transport: Transport, model: Any) -> None:
             continue
         root, _ = source
         data = param.data
+        if devices.on_gpu(data):
+            host = np.ascontiguousarray(devices.to_host(data))
+            transport.bcast(host.reshape(-1), root)
+            if group.rank != root:
+                data[...] = devices.to_device(host)
+            continue
         usable = data.flags.c_contiguous and (group.rank == root or data.flags.writeable)
         buffer = data if usable else np.array(data, order="C")
         transport.bcast(buffer.reshape(-1), root)

@@ -41,11 +41,13 @@ class _Resources:
 
 
 class MpiCommunicator(CommunicatorBase):
-    """A communicator over MPI, for NumPy arrays.
+    """A communicator over MPI, for NumPy and CuPy arrays.
 
     Made by :func:`chainermn_comm.create_communicator`. Its settings (:meth:`set_config`) are
     ``allreduce_grad_dtype`` and ``batched_copy``. Arrays received are new ones; what a rank
-    gives to itself is copied, but for ``bcast``, whose root gets its own array back.
+    gives to itself is copied, but for ``bcast``, whose root gets its own array back. CuPy's arrays
+    travel through host memory (gradients are faster), and arrive on the receiver's current device;
+    ``bcast``'s root gets a copy of them.
 
     All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
     operations or give arguments that don't fit; where one rank's argument is wrong in itself,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from . import devices
 from .arrays import as_array, as_bytes
 
 # How a message's arrays make up the value: one array, one scalar, several, or a pickle
@@ -24,11 +25,13 @@ class Message:
         kind: one of ARRAY, SCALAR, TUPLE, OBJECT.
         arrays: contiguous in C or Fortran order.
         scalars: for a TUPLE, which of its arrays stand for scalars.
+        on_gpu: which of its arrays came from a GPU, and shall lie on one where they arrive.
     """
 
     kind: str
     arrays: tuple[np.ndarray, ...]
     scalars: tuple[int, ...] = ()
+    on_gpu: tuple[int, ...] = ()
 
     @property
     def buffers(self) -> list[np.ndarray]:
@@ -38,17 +41,23 @@ class Message:
     def frame(self) -> bytes:
         """What a receiver needs to allocate the arrays."""
         forms = [(_token(a.dtype), a.shape, _order(a)) for a in self.arrays]
-        return pickle.dumps((self.kind, forms, self.scalars), protocol=5)
+        return pickle.dumps((self.kind, forms, self.scalars, self.on_gpu), protocol=5)
 
     def value(self) -> Any:
-        """The array, scalar, tuple or object."""
+        """The array, scalar, tuple or object.
+
+        Raises:
+            RuntimeError: an array came from a GPU, and this process can't use one.
+        """
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
         if self.kind == ARRAY:
-            return self.arrays[0]
+            return devices.to_device(self.arrays[0]) if self.on_gpu else self.arrays[0]
         values = tuple(
-            array[()] if self.kind == SCALAR or index in self.scalars else array
+            array[()]
+            if self.kind == SCALAR or index in self.scalars
+            else (devices.to_device(array) if index in self.on_gpu else array)
             for index, array in enumerate(self.arrays)
         )
         return values[0] if self.kind == SCALAR else values
@@ -56,7 +65,7 @@ class Message:
     def copy(self) -> Message:
         """The same message in memory of its own."""
         arrays = tuple(array.copy(order="K") for array in self.arrays)
-        return Message(self.kind, arrays, self.scalars)
+        return replace(self, arrays=arrays)
 
 
 def of_array(data: Any, rank: int) -> Message:
@@ -66,11 +75,16 @@ def of_array(data: Any, rank: int) -> Message:
         TypeError: ``data`` is something else; the text names ``rank``.
     """
     if isinstance(data, (tuple, list)):
-        arrays = tuple(_contiguous(as_array(item, rank)) for item in data)
-        scalars = tuple(i for i, item in enumerate(data) if not isinstance(item, np.ndarray))
-        return Message(TUPLE, arrays, scalars)
-    kind = ARRAY if isinstance(data, np.ndarray) else SCALAR
-    return Message(kind, (_contiguous(as_array(data, rank)),))
+        others = [i for i, item in enumerate(data) if not isinstance(item, np.ndarray)]
+        on_gpu = tuple(i for i in others if devices.on_gpu(data[i]))
+        scalars = tuple(i for i in others if i not in on_gpu)
+        arrays = tuple(_on_host(item, i in on_gpu, rank) for i, item in enumerate(data))
+        return Message(TUPLE, arrays, scalars, on_gpu)
+    if isinstance(data, np.ndarray):
+        return Message(ARRAY, (_on_host(data, False, rank),))
+    if devices.on_gpu(data):
+        return Message(ARRAY, (_on_host(data, True, rank),), on_gpu=(0,))
+    return Message(SCALAR, (_on_host(data, False, rank),))
 
 
 def of_object(obj: Any) -> Message:
@@ -83,20 +97,21 @@ def of_object(obj: Any) -> Message:
 
 def allocate(frame: bytes) -> Message:
     """A message of the framed kind and shapes whose contents are still to be received."""
-    kind, forms, scalars = pickle.loads(frame)
+    kind, forms, scalars, on_gpu = pickle.loads(frame)
     arrays = tuple(np.empty(shape, np.dtype(token), order) for token, shape, order in forms)
-    return Message(kind, arrays, scalars)
+    return Message(kind, arrays, scalars, on_gpu)
 
 
 def describe(frame: bytes) -> str:
     """The framed message in a few words, for error messages."""
-    kind, forms, _ = pickle.loads(frame)
+    kind, forms, *_ = pickle.loads(frame)
     if kind == OBJECT:
         return "an object"
     return ", ".join(f"{np.dtype(token)} {shape}" for token, shape, _ in forms) or "nothing"
 
 
-def _contiguous(array: np.ndarray) -> np.ndarray:
+def _on_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:
+    array = devices.to_host(item) if on_gpu else as_array(item, rank)
     flags = array.flags
     return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
 
