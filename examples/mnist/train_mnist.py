@@ -110,7 +110,7 @@ def parse_arguments() -> argparse.Namespace:
     positive.__name__ = "number"  # what argparse calls it when `int` fails
     parser = argparse.ArgumentParser(description="ChainerMN example: handwritten digits")
     add = parser.add_argument
-    add("--communicator", default="naive", help="its name (default: %(default)s)")
+    add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
     add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
     add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
     add("--epoch", "-e", type=positive, default=20, help="how many in all (default: %(default)s)")
