@@ -24,7 +24,7 @@ def sum_rows(
     Args:
         rows: 1-D arrays of one dtype and length, in rank order; unchanged, but for the one
             that ``out`` may be.
-        out: same dtype and length; receives the result.
+        out: same length; of the rows' dtype, or of one that is summed in it. Receives the result.
         divisor: other than 1 for floats only. The sum is divided by it before it is rounded to
             ``out``'s dtype; a sum that overflows is taken anew of divided terms. NumPy tells of
             overflow only in :func:`telling_of_overflow`, which costs too much to enter here:
