@@ -290,3 +290,9 @@ def test_foreign_byte_order_is_kept(comm):
     comm.allreduce_grad(model)
     assert model["w"].grad.dtype == ">f8"
     np.testing.assert_allclose(model["w"].grad, expected_mean(comm.size, (5000,), ">f8"))
+
+
+def test_a_scalar_gradient_becomes_an_array(comm):
+    model = Model(w=Param(np.zeros(()), np.float64(comm.rank)))
+    comm.allreduce_grad(model)
+    np.testing.assert_array_equal(model["w"].grad, np.array((comm.size - 1) / 2))

@@ -92,7 +92,9 @@ def _gradients(model: Any, rank: int) -> tuple[list[Any], list[Any], list[tuple[
         data = param.data
         like = grad = None if data is None else param.grad
         if type(grad) is not np.ndarray or grad.dtype is not good:
-            grad = parameters.checked(grad, name, rank)
+            checked = parameters.checked(grad, name, rank)
+            if checked is not grad:  # a NumPy scalar: the mean needs an array to go to
+                param.grad = grad = checked
             like = data if grad is None else grad
             good = None if grad is None else grad.dtype
         params.append(param)
