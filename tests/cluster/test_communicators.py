@@ -23,7 +23,8 @@ WORLDS: dict[str, tuple[dict[str, int], bool, list[str]]] = {
         ["alpha", "beta", "gamma", "alpha"],
     ),
 }
-EVERYWHERE = [name for name in RECIPES if not RECIPES[name].one_node]
+ON_CPUS = [name for name in RECIPES if RECIPES[name].plan != "for_gpus_only"]
+EVERYWHERE = [name for name in ON_CPUS if not RECIPES[name].one_node]
 MEAN = [name for name in EVERYWHERE if name != "dummy"]
 THROUGH_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 MODEL_BYTES = sum(prod(shape) * int(dtype[-2:]) // 8 for shape, dtype in SHAPES.values())
@@ -36,7 +37,7 @@ def world(request, cluster) -> tuple[list[str], list[dict[str, Any]]]:
     """The host of each rank, and each rank's findings; one job serves all communicators."""
     ranks, alternating, hosts = WORLDS[request.param]
     job = cluster.job(
-        ranks, "-m", "tests.cluster.every_communicator", *RECIPES, alternating=alternating
+        ranks, "-m", "tests.cluster.every_communicator", *ON_CPUS, alternating=alternating
     )
     assert job.returncode == 0, job
     assert "ChainerMN" not in job.err, job  # such as that shared memory can't be had
