@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -357,6 +358,18 @@ def test_device_memory_is_a_few_chunks(world, gpu, monkeypatch):
         model = Model(w=Param(grad, grad))
         comm.allreduce_grad(model)
         assert sum(gpu.memory.values()) - before < 3 << 16
+
+
+@pytest.mark.parametrize("name", ["flat", "two_dimensional", "pure_nccl"])
+def test_finalize_frees_all_memory(world, gpu, name):
+    for _ in range(20):
+        with make_communicator(name, topology=Topology.of(IMPOSED[world.size][-1])) as comm:
+            mean_of(comm, np.ones(1000, "f4"))
+    gc.collect()
+    assert not gpu.memory
+    assert not gpu.pinned
+    if name == "pure_nccl" and world.size > 1:
+        assert gpu.calls.count("destroy") == 20
 
 
 def test_numpy_gradients_need_no_cupy(world, monkeypatch):
