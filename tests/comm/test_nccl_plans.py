@@ -360,6 +360,22 @@ def test_device_memory_is_a_few_chunks(world, gpu, monkeypatch):
         assert sum(gpu.memory.values()) - before < 3 << 16
 
 
+@pytest.mark.sizes(2, 3, 4)
+def test_a_device_that_fails_at_first_raises_on_every_rank(world, gpu, monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("cudaErrorMemoryAllocation")
+
+    with make_communicator("pure_nccl") as comm:
+        for place in ("new_stream", "pinned"):  # when the way is made, and at each call
+            with monkeypatch.context() as patch:
+                if comm.rank == 1:
+                    patch.setattr(devices, place, lambda *_: fail())
+                error = RuntimeError if comm.rank == 1 else PeerError
+                with pytest.raises(error, match="cudaErrorMemoryAllocation"):
+                    mean_of(comm, np.ones(2, "f4"))
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
+
+
 @pytest.mark.parametrize("name", ["flat", "two_dimensional", "pure_nccl"])
 def test_finalize_frees_all_memory(world, gpu, name):
     for _ in range(20):

@@ -56,6 +56,12 @@ class _Call:
     flats: tuple[Any, ...]
 
 
+def _streams_and_events() -> tuple[int, Any, list[Any], list[Any], Any]:
+    """The current device's number, a stream, an event for each slot, another for each, and one."""
+    packed, summed = [[devices.new_event() for _ in range(SLOTS)] for _ in range(2)]
+    return devices.current_device(), devices.new_stream(), packed, summed, devices.new_event()
+
+
 class DeviceStream(Reducer):
     """The way of GPU gradients over one topology; all on the device that was current then."""
 
@@ -75,19 +81,16 @@ class DeviceStream(Reducer):
         self._size = comm.size
         self._nodes = topology.inter_size
         self._lanes = lanes
-        self._device = devices.current_device()
         self._lane = topology.intra_rank(rank)
         # NCCL's sums are of values divided before; MPI's are taken here, and divided after.
         self._nccl_sums = max(topology.nodes.count(node) for node in topology.nodes) > 1
         default = STAGED_CHUNK_BYTES if self._nodes > 1 else NCCL_CHUNK_BYTES
         self._chunk_bytes = chunk_bytes or default
         self._agreement = Agreement(comm)
-        self._alarm = Alarm(comm)
         self._failure = ""
-        self._stream = devices.new_stream()
-        self._packed = [devices.new_event() for _ in range(SLOTS)]
-        self._summed = [devices.new_event() for _ in range(SLOTS)]
-        self._done = devices.new_event()
+        made, problem = prepare(_streams_and_events)
+        self._agreement("averaging gradients on GPUs", problem=problem)
+        self._device, self._stream, self._packed, self._summed, self._done = made
         self._buffers: list[Any] = []
         self._room = 0
         self._next = 0  # chunks so far
@@ -95,6 +98,7 @@ class DeviceStream(Reducer):
         self._inter = MPI.Intracomm(comm.Split(self._lane if in_lane else MPI.UNDEFINED, rank))
         self._exchange = StagedTransport(MpiTransport(self._inter, 0), SLOTS) if in_lane else None
         self._nccl = self._meet(comm, topology)
+        self._alarm = Alarm(comm)
 
     def _meet(self, comm: MPI.Intracomm, topology: Topology) -> NcclTransport | None:
         node = MPI.Intracomm(comm.Split(topology.inter_rank(comm.rank), comm.rank))
