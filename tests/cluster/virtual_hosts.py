@@ -180,13 +180,15 @@ class Cluster:
             seconds: after this all ranks' stacks are printed and the job is ended.
         """
         first = next(iter(ranks))
-        command = [*self._on(first), *self._mpiexec(ranks, alternating), *map(str, arguments)]
+        passed = ["PYTHONPATH", "OMP_NUM_THREADS", *(environment or {})]
+        mpiexec = self._mpiexec(ranks, alternating, passed)
+        command = [*self._on(first), *mpiexec, *map(str, arguments)]
         set_here = variables(environment)
         paths = [str(ROOT), set_here.get("PYTHONPATH", "")]
         set_here["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         return run_command(command, set_here, seconds, self.processes)
 
-    def _mpiexec(self, ranks: dict[str, int], alternating: bool) -> list[str]:
+    def _mpiexec(self, ranks: dict[str, int], alternating: bool, passed: list[str]) -> list[str]:
         total = sum(ranks.values())
         if "Open MPI" in _output(MPIEXEC, "--version"):
             return [
@@ -194,6 +196,7 @@ class Cluster:
                 *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"),
                 *("--host", ",".join(f"{host}:{n}" for host, n in ranks.items())),
                 *("--map-by", "node" if alternating else "slot"),
+                *(word for name in passed for word in ("-x", name)),  # MPICH passes all
                 *("-n", str(total), sys.executable),
             ]
         if alternating:
