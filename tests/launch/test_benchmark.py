@@ -105,7 +105,7 @@ def test_a_slower_naive_misses_its_limit_and_sharing_is_told(
         "naive": [4.0 * slower, 8.0 * slower, 40.0 * slower],
     }
     rows = [{"name": name, "kind": "ours", "ms": ms} for name, ms in times.items()]
-    model = load("report").summary("a model", 1, 25_557_032, rows)
+    model = load("report").summary("a model", 1, 25_557_032, rows, ranks=2)
     assert [found["rounds"] for found in model["sharing"].values()] == [1, 2]
     (limit,) = model["limits"]
     assert limit["ratio"] == [pytest.approx(slower)] * 3
