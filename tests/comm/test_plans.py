@@ -159,6 +159,7 @@ def test_any_model_over_any_topology_at_length(world, name):
 
 def back_to_back(comm, calls: int) -> None:
     """Models of 1, 2 and 3 chunks in turn, no barrier of the test's own between calls."""
+    comm.set_config("allreduce_grad_dtype", None)  # others use the communicator too
     chunk = node_stream.CHUNK_BYTES // 4
     for call in range(calls):
         n = (call % 3) * chunk + 5
