@@ -133,6 +133,7 @@ def create_communicator(name: str) -> Any:
     except ValueError as error:
         if MPI.COMM_WORLD.rank == 0:
             print(f"train_mnist.py: {error}", file=sys.stderr, flush=True)
+        MPI.Finalize()  # all ranks end here, so there are none to be aborted
         sys.exit(2)
 
 

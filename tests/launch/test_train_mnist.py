@@ -153,6 +153,7 @@ def told_once(job: Job, *words: str) -> None:
         assert word in complaints[0]
     assert "Traceback" not in job.err
     assert rows_of_table(job.out) == []
+    assert "ending the job" not in job.err  # a mistake of the user is no failure of a rank
 
 
 @pytest.mark.parametrize(
