@@ -1,4 +1,4 @@
-"""What is said of the times over two hosts: issue by issue its limit, a table, JSON, a plot."""
+"""What is said of the times over two hosts: limits, a table, JSON, a plot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from peers import BUNDLED
 from plot import COLORS
-from report import mpi_library, number, quartiles
+from report import cells, mpi_library, quartiles
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -120,15 +120,7 @@ def _times(results: dict[str, Any]) -> Table:
     for column in ("median", "min - max", "x link", "x bundled", "+ MB", "right"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in results["contestants"]:
-        table.add_row(
-            f"[bold]{row['name']}[/]" if row["kind"] == "ours" else row["name"],
-            number(row["median_ms"]),
-            f"{number(min(row['ms']))} - {number(max(row['ms']))}",
-            number(row["over_link"][1]),
-            number(row["over_bundled"][1]),
-            "?" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 1e6:.1f}",
-            "yes" if row["right"] else "[red]NO[/]",
-        )
+        table.add_row(*cells(row, "over_link"))
     return table
 
 

@@ -164,6 +164,19 @@ def title(model: dict[str, Any]) -> str:
     )
 
 
+def cells(row: dict[str, Any], reference: str) -> list[str]:
+    """A contestant's row of a table; ``reference`` is the key of its ratio to the first peer."""
+    return [
+        f"[bold]{row['name']}[/]" if row["kind"] == "ours" else row["name"],
+        number(row["median_ms"]),
+        f"{number(min(row['ms']))} - {number(max(row['ms']))}",
+        number(row[reference][1]),
+        number(row["over_bundled"][1]),
+        "?" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 1e6:.1f}",
+        "yes" if row["right"] else "[red]NO[/]",
+    ]
+
+
 def _table(model: dict[str, Any]) -> Table:
     table = Table(
         title=title(model),
@@ -176,13 +189,5 @@ def _table(model: dict[str, Any]) -> Table:
     for column in ("median", "min - max", "x handoff", "x bundled", "+ MB", "right"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in model["contestants"]:
-        table.add_row(
-            f"[bold]{row['name']}[/]" if row["kind"] == "ours" else row["name"],
-            number(row["median_ms"]),
-            f"{number(min(row['ms']))} - {number(max(row['ms']))}",
-            number(row["over_handoff"][1]),
-            number(row["over_bundled"][1]),
-            "?" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 1e6:.1f}",
-            "yes" if row["right"] else "[red]NO[/]",
-        )
+        table.add_row(*cells(row, "over_handoff"))
     return table

@@ -19,7 +19,7 @@ from chainermn_comm.topology import Topology
 from .conftest import IMPOSED
 from .cupy_double import Gpu, installed
 from .models import Model, Param
-from .test_plans import LAYOUTS, LOCKSTEP, Entry, assert_within_rounding, gradient
+from .test_plans import LAYOUTS, LOCKSTEP, Entry, check_model, gradient
 
 pytestmark = pytest.mark.world
 
@@ -86,10 +86,6 @@ def run(comm, entries, zero_fill) -> list:
     return [None if grad is None else devices.to_host(grad) for grad in grads]
 
 
-def bits(grads: list) -> list:
-    return [None if grad is None else grad.tobytes() for grad in grads]
-
-
 def mean_of(comm, array: np.ndarray) -> np.ndarray:
     model = Model(w=Param(put(np.zeros_like(array)), put(array)))
     comm.allreduce_grad(model)
@@ -100,17 +96,7 @@ def check_models(comm, examples: int) -> None:
     @settings(max_examples=examples, **LOCKSTEP)
     @given(MODELS, st.sampled_from([None, "float16", "float32", "float64"]), st.booleans())
     def check(entries, wire, zero_fill):
-        comm.set_config("allreduce_grad_dtype", wire)
-        grads = run(comm, entries, zero_fill)
-        problem = None
-        try:
-            assert_within_rounding(comm, entries, grads, wire, zero_fill)
-            assert bits(run(comm, entries, zero_fill)) == bits(grads)
-        except AssertionError as error:
-            problem = str(error)
-        views = comm.allgather_obj((bits(grads), problem))
-        assert all(view[0] == views[0][0] for view in views)
-        assert not any(view[1] for view in views), views
+        check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
 
     check()
 

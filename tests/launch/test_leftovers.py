@@ -15,30 +15,16 @@ import pytest
 from . import jobs
 
 SHARED = Path("/dev/shm")
-# MPI's own, which MPI_Init makes and a killed job leaves (FACTS: 2 MB of MPICH's): no windows.
+# MPI's own, which MPI_Init makes and a killed job leaves (2 MB of MPICH's): no windows.
 OF_MPI_ITSELF = ("mpich_shm_", "sm_segment.")
 SCRIPT = (
     jobs.PRELUDE
+    + jobs.CHECK_GRADIENTS
     + """
 import os, sys, time
 import numpy as np
 from mpi4py import MPI
 from chainermn_comm import create_communicator
-
-class Param:
-    def __init__(self, grad):
-        self.data, self.grad = np.zeros_like(grad), grad
-
-class Model:
-    def __init__(self, grad):
-        self.param = Param(grad)
-    def namedparams(self):
-        return iter([("/w", self.param)])
-
-def check_gradients(comm):
-    model = Model(np.full(300_000, comm.rank, "f4"))
-    comm.allreduce_grad(model)
-    assert (model.param.grad == (comm.size - 1) / 2).all()
 
 how = sys.argv[1]
 comms = [create_communicator(name) for name in ("hierarchical", "flat", "two_dimensional")]

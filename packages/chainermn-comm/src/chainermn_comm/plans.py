@@ -18,8 +18,8 @@ from .transport import Transport
 # For ranks whose cores share little; see `Transport.allreduce`.
 LAG = 2
 # In a node, arrays of this size and more may also go from rank to rank in place: where two cores
-# share little, that took a third of the time (102 MB: 17 ms against 52), elsewhere a bit more
-# (16.5 against 15).
+# share little, that took less than half of the time (102 MB: 17 to 21 ms against 52), elsewhere a
+# third more (21 against 15); see docs/decisions/fastest.md.
 LARGE_BYTES = 1 << 20
 
 
