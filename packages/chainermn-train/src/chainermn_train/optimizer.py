@@ -157,6 +157,16 @@ class MultiNodeOptimizer(SharesCommunicator):
         self.communicator.multi_node_mean_grad(self.actual_optimizer.target, self.zero_fill)
         self.actual_optimizer.update()
 
+    def assume_synchronized(self) -> None:
+        """Say that all ranks have the same parameters: the next update won't broadcast them.
+
+        For who loads them on every rank and has made sure that they are equal, as
+        ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so, the
+        next update broadcasts all the same.
+        """
+        target = self.actual_optimizer.target
+        self._synchronized = [param for param in target.params() if param.is_initialized]
+
     def _agree_on_parameters(self, without_loss: bool) -> tuple[bool, bool, int]:
         """Whether on any rank parameters have changed, or some are not initialised (collective).
 
@@ -241,6 +251,5 @@ class MultiNodeOptimizer(SharesCommunicator):
 
     def _broadcast(self) -> None:
         """Give rank 0's parameters to all ranks (collective)."""
-        target = self.actual_optimizer.target
-        self.communicator.bcast_data(target)
-        self._synchronized = [param for param in target.params() if param.is_initialized]
+        self.communicator.bcast_data(self.actual_optimizer.target)
+        self.assume_synchronized()
