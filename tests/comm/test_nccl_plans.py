@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from chainermn_comm import CommunicationError, PeerError, RankMismatchError, devices
 from chainermn_comm.catalogue import make_communicator
@@ -19,7 +19,7 @@ from chainermn_comm.topology import Topology
 from .conftest import IMPOSED
 from .cupy_double import Gpu, installed
 from .models import Model, Param
-from .test_plans import LAYOUTS, LOCKSTEP, Entry, check_model, gradient
+from .test_plans import LOCKSTEP, check_model, gradient, models
 
 pytestmark = pytest.mark.world
 
@@ -29,22 +29,7 @@ NAMES = (
 )
 STAGED = ("naive", "flat")
 # Small beside those of `test_plans`: the double is slow, and its chunks can be small too.
-SHAPES = st.one_of(
-    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9),
-    st.sampled_from([(20_001,), (70, 60), (1,), (4096,)]),
-)
-ENTRIES = st.builds(
-    Entry,
-    SHAPES,
-    st.sampled_from(["float16", "float32", "float64"]),
-    st.sampled_from(LAYOUTS),
-    st.frozensets(st.integers(0, 3), max_size=3),
-    st.integers(-3, 3),
-)
-MODELS = st.one_of(
-    st.lists(ENTRIES, max_size=7),
-    st.builds(lambda entry, count: [entry] * count, ENTRIES, st.integers(15, 40)),
-)
+MODELS = models([(20_001,), (70, 60)], 40)
 
 
 @pytest.fixture
@@ -92,22 +77,33 @@ def mean_of(comm, array: np.ndarray) -> np.ndarray:
     return devices.to_host(model["w"].grad)
 
 
-def check_models(comm, examples: int) -> None:
-    @settings(max_examples=examples, **LOCKSTEP)
-    @given(MODELS, st.sampled_from([None, "float16", "float32", "float64"]), st.booleans())
-    def check(entries, wire, zero_fill):
-        check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
+def check_models(world, name: str, examples: int) -> None:
+    """Check so many models over all topologies that the communicator takes."""
+    with contextlib.ExitStack() as stack:
+        comms = {
+            nodes: stack.enter_context(make_communicator(name, topology=Topology.of(nodes)))
+            for nodes in topologies(name, world.size)
+        }
 
-    check()
+        @settings(max_examples=examples, **LOCKSTEP)
+        @given(
+            MODELS,
+            st.sampled_from(list(comms)),
+            st.sampled_from([None, "float16", "float32", "float64"]),
+            st.booleans(),
+        )
+        def check(entries, nodes, wire, zero_fill):
+            comm = comms[nodes]
+            check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
+
+        check()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_model_over_any_topology(world, gpu, name):
     # The other names take the same ways as these.
     examples = 25 if name in ("flat", "hierarchical", "two_dimensional", "pure_nccl") else 5
-    for nodes in topologies(name, world.size):
-        with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            check_models(comm, examples // len(topologies(name, world.size)) + 1)
+    check_models(world, name, examples)
     assert not any(stream.queue for stream in gpu.streams)
 
 
@@ -115,17 +111,13 @@ def test_any_model_over_any_topology(world, gpu, name):
 def test_models_of_many_chunks(world, gpu, monkeypatch, name):
     monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", "16384")
     gpu.delay = 1
-    for nodes in topologies(name, world.size):
-        with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            check_models(comm, 3)
+    check_models(world, name, 3 * len(topologies(name, world.size)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_any_model_over_any_topology_at_length(world, gpu, name):
-    for nodes in topologies(name, world.size):
-        with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            check_models(comm, 200)
+    check_models(world, name, 200)
 
 
 @pytest.mark.parametrize("name", STAGED)
