@@ -366,6 +366,47 @@ def test_finalize_frees_all_memory(world, gpu, name):
         assert gpu.calls.count("destroy") == 20
 
 
+@pytest.mark.slow
+@pytest.mark.sizes(1, 2)  # more ranks than cores take minutes
+@pytest.mark.parametrize("name", ["pure_nccl", "flat"])
+def test_a_thousand_communicators_leak_nothing(world, gpu, name):
+    streams, numbers = len(gpu.streams), set()
+    gpu.delay = 0
+    for _ in range(500):
+        with make_communicator(name) as comm, comm.split(0, 0) as part:
+            for each in (comm, part):
+                mean_of(each, np.ones(100, "f4"))
+        own = world.Dup()
+        numbers.add(own.py2f())
+        own.Free()
+        del gpu.streams[streams:]  # the double's own list
+    gc.collect()
+    assert not gpu.memory
+    assert not gpu.pinned
+    assert gpu.calls.count("destroy") == (1000 if name == "pure_nccl" and world.size > 1 else 0)
+    assert len(numbers) < 100
+
+
+@pytest.mark.parametrize("name", ["flat", "two_dimensional", "pure_nccl"])
+def test_a_block_left_by_an_exception_frees_the_gpu_and_waits_for_nobody(world, gpu, name):
+    with make_communicator(name) as other:
+        comm = make_communicator(name)
+        for each in (comm, other):
+            mean_of(each, np.ones(1000, "f4"))
+        if world.rank == world.size - 1:  # the others never leave the block
+            before = sum(gpu.memory.values()), sum(gpu.pinned.values())
+            with pytest.raises(ZeroDivisionError):  # noqa: SIM117
+                with comm:
+                    raise ZeroDivisionError
+            gc.collect()
+            after = sum(gpu.memory.values()), sum(gpu.pinned.values())
+            assert after[0] < before[0]
+            if world.size > 1:
+                assert after[1] < before[1] or name != "flat"  # only that is staged
+                assert "abort" in gpu.calls or name == "flat"
+        np.testing.assert_array_equal(mean_of(other, np.ones(3, "f4")), np.ones(3, "f4"))
+
+
 def test_numpy_gradients_need_no_cupy(world, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)  # its import fails
     with make_communicator("hierarchical") as comm:

@@ -16,6 +16,7 @@ from .agreement import Agreement, prepare
 from .base import CommunicatorBase
 from .broadcast import bcast_parameters
 from .collectives import Group
+from .device_stream import DeviceStream
 from .errors import CommunicationError, FinalizedError
 from .gradients import mean_gradients
 from .integers import as_integer
@@ -291,11 +292,25 @@ class MpiCommunicator(CommunicatorBase):
             comm.Free()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Finalize (collective); after an exception, release only what needs no other rank.
+
+        Others may not leave the block, and to wait for them would keep the error from showing.
+        So memory and NCCL's communicator go, and ranks that wait for this one's GPU are told; MPI's
+        communicators and the node's window, which only all ranks together can free, stay until the
+        process ends. A program that catches such errors and goes on should do so inside of the
+        block, or make no more than some hundred communicators.
+        """
         if kind is None:
             self.finalize()
-        else:
-            # Others may not leave the block: waiting for them would keep the error from showing.
-            self._resources = None
+            return
+        resources, self._resources = self._resources, None
+        if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
+            return
+        resources.transport.close()
+        on_gpus = self._reducers.get(True)
+        if isinstance(on_gpus, DeviceStream):
+            on_gpus.abandon()
+        self._reducers.clear()
 
     # How the verbs are made.
 

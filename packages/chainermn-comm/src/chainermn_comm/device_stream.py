@@ -242,6 +242,16 @@ class DeviceStream(Reducer):
         if self._nccl is not None:
             self._nccl.abort()
 
+    def abandon(self) -> None:
+        """Release what needs no other rank, and tell those that wait for this one (not collective).
+
+        NCCL ends what is under way; MPI's communicators stay.
+        """
+        self._fail(CommunicationError("an exception left the communicator's block"))
+        if self._exchange is not None:
+            self._exchange.close()
+        self._buffers = []
+
     def close(self) -> None:
         """Destroy the NCCL communicator and free everything else."""
         if self._nccl is not None:
