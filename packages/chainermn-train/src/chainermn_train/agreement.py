@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, PeerError
@@ -37,6 +38,28 @@ def gather_or_raise(
     if failures:
         raise PeerError(f"rank {communicator.rank} failed because of " + "; ".join(failures))
     return [value for _, value in views]
+
+
+def call_or_raise(communicator: CommunicatorBase, action: Callable[[], Any]) -> list[Any]:
+    """Call ``action``, and raise on every rank what it raises on one (collective).
+
+    Returns:
+        What it returned on every rank, in rank order, on every rank.
+
+    Raises:
+        Exception: what ``action`` raises, on the rank where it does.
+        PeerError: on the other ranks; it names the ranks that failed and says why.
+    """
+    error: Exception | None = None
+    value = None
+    try:
+        value = action()
+    except Exception as exception:
+        error = exception
+    try:
+        return gather_or_raise(communicator, error, value)
+    finally:
+        del error  # its traceback leads back here
 
 
 def bcast_or_raise(

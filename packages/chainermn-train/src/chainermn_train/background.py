@@ -1,0 +1,52 @@
+"""Writes copies of arrays in another thread, while those that were copied go on changing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+_ALIGNMENT = 64  # bytes; every dtype may begin there
+
+
+class BackgroundWriter:
+    """One thread and one buffer, kept for the next time: fresh memory takes longer to fill.
+
+    The thread calls no MPI, and the interpreter waits for it before it ends.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="chainermn-checkpoint")
+        self._buffer = np.empty(0, np.uint8)
+
+    def start(
+        self, write: Callable[[dict[str, np.ndarray]], Any], arrays: Mapping[str, np.ndarray]
+    ) -> Future[Any]:
+        """Copy ``arrays`` and have ``write`` called with the copies.
+
+        The copies lie in the buffer, so what was started before must have ended.
+        """
+        return self._threads.submit(write, self._copy(arrays))
+
+    def close(self) -> None:
+        """Wait for the thread and free the buffer."""
+        self._threads.shutdown()
+        self._buffer = np.empty(0, np.uint8)
+
+    def _copy(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays.values()]
+        if sum(sizes) > self._buffer.size:
+            self._buffer = np.empty(0, np.uint8)  # freed first: both may not fit
+            self._buffer = np.empty(sum(sizes), np.uint8)
+        copies: dict[str, np.ndarray] = {}
+        start = 0
+        for (name, array), size in zip(arrays.items(), sizes, strict=True):
+            if array.nbytes == 0:
+                copies[name] = array
+                continue
+            copies[name] = np.ndarray(array.shape, array.dtype, self._buffer, start)
+            np.copyto(copies[name], array)
+            start += size
+        return copies
