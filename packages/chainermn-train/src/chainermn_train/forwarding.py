@@ -1,0 +1,38 @@
+"""A base for wrappers: what they don't have themselves is that of the object they wrap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Forwarding:
+    """Reads, sets and deletes attributes of ``actual``, but for those named in ``_OWN``.
+
+    Attributes:
+        actual: the object that is wrapped.
+    """
+
+    _OWN: frozenset[str] = frozenset({"actual"})
+
+    def __init__(self, actual: Any) -> None:
+        self.actual = actual
+
+    def __getattr__(self, name: str) -> Any:
+        # An own attribute is missing only while the wrapper is being copied.
+        if name in self._OWN or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.actual, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.actual, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._OWN:
+            raise AttributeError(f"{name!r} of {type(self).__name__} can't be deleted")
+        delattr(self.actual, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.actual)})
