@@ -5,6 +5,8 @@ from importlib.metadata import version
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_train import (
     create_empty_dataset,
+    create_multi_node_checkpoint,
+    create_multi_node_checkpointer,
     create_multi_node_evaluator,
     create_multi_node_optimizer,
     scatter_dataset,
@@ -30,6 +32,8 @@ __all__ = [
     "communicators",
     "create_communicator",
     "create_empty_dataset",
+    "create_multi_node_checkpoint",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
     "datasets",

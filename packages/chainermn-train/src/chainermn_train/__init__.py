@@ -3,12 +3,15 @@
 # First: it sees to it that `import chainer` works where no start-up file ran.
 import chainermn_comm  # noqa: F401
 
+from .checkpoint import create_multi_node_checkpoint, create_multi_node_checkpointer
 from .datasets import create_empty_dataset, scatter_dataset, scatter_index
 from .evaluator import create_multi_node_evaluator
 from .optimizer import create_multi_node_optimizer
 
 __all__ = [
     "create_empty_dataset",
+    "create_multi_node_checkpoint",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
     "scatter_dataset",
