@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from limits import AT_LEAST, AT_MOST, judge, quartiles
 from peers import BUNDLED
 from plot import COLORS
-from report import cells, mpi_library, quartiles
+from report import cells, limits_table, mpi_library
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-LINK, RAW, GLOO = "two ranks swap the bytes", "MPI_Allreduce", "PyTorch gloo"
+LINK = "two ranks swap the bytes"
 STREAMS = ("two_dimensional", "hierarchical")
 # At least this part of what the link allows; float16 so many times as fast as float32; the
 # whole call at most so many times its messages alone.
@@ -79,16 +80,10 @@ def limits(name: str, ms: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     of_link, faster = ms[LINK] / ms[name], ms[name] / ms[as_float16(name)]
     over = ms[name] / ms[alone(name)]
     return [
-        _limit(f"{name}: part of the link's limit", "at least", OF_THE_LINK, of_link),
-        _limit(f"{name}: float16 faster than float32", "at least", FLOAT16_FASTER, faster),
-        _limit(f"{name}: whole call over its messages", "at most", OVER_THE_WIRE, over),
+        judge(f"{name}: part of the link's limit", AT_LEAST, OF_THE_LINK, of_link),
+        judge(f"{name}: float16 faster than float32", AT_LEAST, FLOAT16_FASTER, faster),
+        judge(f"{name}: whole call over its messages", AT_MOST, OVER_THE_WIRE, over),
     ]
-
-
-def _limit(what: str, sense: str, bound: float, ratios: np.ndarray) -> dict[str, Any]:
-    median = float(np.median(ratios))
-    ok = median >= bound if sense == "at least" else median <= bound
-    return {"limit": what, "must": f"{sense} {bound:g}", "ratio": quartiles(ratios), "ok": ok}
 
 
 def publish(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
@@ -100,7 +95,7 @@ def publish(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
     console = Console(highlight=False)
     console.print(heading(results), soft_wrap=True)
     console.print(_times(results))
-    console.print(_limits(results))
+    console.print(limits_table(results["limits"]))
     print(f"{json_file}\n{plot_file}", flush=True)
 
 
@@ -121,19 +116,6 @@ def _times(results: dict[str, Any]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for row in results["contestants"]:
         table.add_row(*cells(row, "over_link"))
-    return table
-
-
-def _limits(results: dict[str, Any]) -> Table:
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("limit", no_wrap=True)
-    for column in ("must be", "median", "quartiles", ""):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in results["limits"]:
-        low, median, high = row["ratio"]
-        verdict = "[green]ok[/]" if row["ok"] else "[red]not[/]"
-        spread = f"{low:.3f} - {high:.3f}"
-        table.add_row(row["limit"], row["must"], f"{median:.3f}", spread, verdict)
     return table
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import hosts_report
 import numpy as np
 import peers
 from gradients import Gradients, source_of
-from hosts_report import GLOO, LINK, STREAMS, alone, as_float16
+from hosts_report import LINK, STREAMS, alone, as_float16
 from measure import measure
 from mpi4py import MPI
 from peers import Contestant
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> bool:
         ],
     ]
     streams = {name: wire_alone(comm, name) for name in STREAMS}
-    contestants = [link(gradients), peers.raw_mpi(gradients), *gloo(gradients)]
+    contestants = [link(gradients), peers.raw_mpi(gradients), *peers.gloo(gradients)]
     for name, kind, communicator in communicators:
         like = gradients
         if name.endswith("float16"):
@@ -120,32 +119,3 @@ def moved(name: str, stream: WireAlone, gradients: Gradients) -> Contestant:
     move = partial(stream.mean, grads, grads, [grad.dtype for grad in grads])
     # What it receives is of no use; that it took all the messages is in its schedule.
     return Contestant(alone(name), "copy", gradients.restore, move, lambda: True)
-
-
-def gloo(gradients: Gradients) -> list[Contestant]:
-    """The sum of one flat buffer, in place, by PyTorch's gloo; nothing where torch is missing."""
-    comm = gradients.comm
-    try:
-        import torch  # type: ignore[import-not-found,unused-ignore]
-        from torch import distributed
-    except ImportError:
-        return []
-    torch.set_num_threads(1)
-    free = None
-    if comm.rank == 0:
-        with socket.create_server(("", 0)) as listening:
-            free = (MPI.Get_processor_name(), listening.getsockname()[1])
-    host, port = comm.bcast(free)
-    distributed.init_process_group(
-        "gloo", init_method=f"tcp://{host}:{port}", rank=comm.rank, world_size=comm.size
-    )
-    flat = gradients.flat
-    return [
-        Contestant(
-            GLOO,
-            "mpi",
-            partial(np.copyto, flat, gradients.source),
-            partial(distributed.all_reduce, torch.from_numpy(flat)),
-            lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
-        )
-    ]
