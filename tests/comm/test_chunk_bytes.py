@@ -58,9 +58,10 @@ def test_no_chunk_is_larger(world, monkeypatch, name):
     monkeypatch.setenv(CHUNK_VARIABLE, "128")
     with create_communicator(name) as comm, comm.split(0, 0) as part:
         monkeypatch.delenv(CHUNK_VARIABLE)  # a split keeps what its parent was made with
-        part.allreduce_grad(with_grads(**{f"p{i}": np.ones(20, "f4") for i in range(5)}))
-    # Alone or not: the same chunks. An array that fills one goes its own way through MPI.
-    assert packed == [128, 128, 128, 16]
+        small = {f"p{i}": np.ones(7, "f4") for i in range(5)}
+        part.allreduce_grad(with_grads(**small, w=np.ones(40, "f4")))
+    # Alone or not: the same chunks. Small arrays go together, whole; a large one in pieces.
+    assert packed == [112, 128, 32, 28]
 
 
 @pytest.mark.parametrize("value", ["0", "-64", "100", "1e6", "512k", "2147483648", "x"])

@@ -124,11 +124,11 @@ def make_communicator(
     )
     traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
     try:
-        view = [
+        view = (
             ("communicator", str(name)),
             ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
             (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
-        ]
+        )
         note = blas_threads.note(comm.size)
         notes = Agreement(traffic)("create_communicator", view, note, problem)
     finally:
