@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sizes_plot
 from limits import AT_LEAST, AT_MOST, judge, quartiles
-from peers import BUNDLED
+from peers import BUNDLED, LINK
 from plot import COLORS
-from report import cells, limits_table, mpi_library
+from report import cells, limits_table, mpi_library, sizes_table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-LINK = "two ranks swap the bytes"
 STREAMS = ("two_dimensional", "hierarchical")
 # At least this part of what the link allows; float16 so many times as fast as float32; the
 # whole call at most so many times its messages alone.
@@ -97,6 +97,15 @@ def publish(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
     console.print(_times(results))
     console.print(limits_table(results["limits"]))
     print(f"{json_file}\n{plot_file}", flush=True)
+
+
+def publish_sizes(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
+    """Print the table of sizes, draw it, and write the JSON anew."""
+    json_file.write_text(json.dumps(results, indent=1) + "\n")
+    Console(highlight=False).print(sizes_table(results["sizes"]))
+    sizes_file = plot_file.with_stem(f"{plot_file.stem}-sizes")
+    sizes_plot.draw(results["sizes"], (LINK,), heading(results), sizes_file)
+    print(sizes_file, flush=True)
 
 
 def heading(results: dict[str, Any]) -> str:

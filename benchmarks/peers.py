@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError
 from chainermn_comm.agreement import Agreement
+from chainermn_comm.layout import Layout
 from chainermn_comm.topology import Topology
 
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
@@ -22,6 +23,7 @@ ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
 ONE_COUNTS, ALL_COUNT = "arithmetic, one rank", "arithmetic, all ranks"
 HANDOFF, BUNDLED, GLOO = "handoff", "bundled naive", "PyTorch gloo"
 RAW, AGREEMENT = "MPI_Allreduce", "agreement alone"
+LINK = "two ranks swap the bytes"  # of two hosts
 
 
 @dataclass(frozen=True)
@@ -130,19 +132,19 @@ def gloo(gradients: Gradients) -> list[Contestant]:
 def agreement(gradients: Gradients) -> Contestant:
     """All that ranks tell each other of a call of `allreduce_grad` before gradients move."""
     comm, agree = gradients.comm, Agreement(gradients.comm)
-    names = sorted(gradients.shapes)
-    grads = [gradients.grads[list(gradients.shapes).index(name)] for name in names]
+    settings = (("zero_fill", False), ("allreduce_grad_dtype", "None"))
+    names = tuple(sorted(gradients.shapes))
+    by_name = dict(zip(gradients.shapes, gradients.grads, strict=True))
+    grads = [by_name[name] for name in names]
 
     def call() -> None:
-        view = [
-            ("parameter", name, grad.dtype, grad.shape)
-            for name, grad in zip(names, grads, strict=True)
-        ]
-        agree("allreduce_grad", view)
+        dtypes = tuple([grad.dtype for grad in grads])
+        shapes = tuple([grad.shape for grad in grads])
+        agree("allreduce_grad", Layout(settings, names, dtypes, shapes))
 
     def tells_a_difference() -> bool:
         try:
-            agree("allreduce_grad", [("rank", comm.rank)])
+            agree("allreduce_grad", (("rank", comm.rank),))
         except RankMismatchError:
             return True
         return comm.size == 1

@@ -133,7 +133,8 @@ def publish_sizes(results: dict[str, Any], json_file: Path, plot_file: Path) -> 
     _write(results, json_file)
     sizes_file = plot_file.with_stem(f"{plot_file.stem}-sizes")
     sizes_file.parent.mkdir(parents=True, exist_ok=True)
-    sizes_plot.draw(results, sizes_file)
+    limits = peers.HANDOFF, peers.ALL_RANKS
+    sizes_plot.draw(results["sizes"], limits, report.heading(results), sizes_file)
     print(sizes_file, flush=True)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from peers import ALL_RANKS, BUNDLED, GLOO, HANDOFF, RAW
-from report import heading, in_units, number
+from peers import ALL_RANKS, BUNDLED, GLOO, HANDOFF, LINK, RAW
+from report import in_units, number
 
 # Okabe and Ito's colours, which all eyes tell apart; ours in colour, peers dark, limits grey.
 # On one node the last four of ours take the same ways: their lines lie on one another, so they
@@ -14,6 +14,7 @@ from report import heading, in_units, number
 STYLES: dict[str, dict[str, Any]] = {
     ALL_RANKS: {"color": "#9aa0a8", "ls": ":", "lw": 1.8},
     HANDOFF: {"color": "#7d838c", "ls": "--", "lw": 1.8},
+    LINK: {"color": "#7d838c", "ls": "--", "lw": 1.8},
     GLOO: {"color": "#8c5a2b", "marker": "D", "ls": "-.", "lw": 1.4},
     RAW: {"color": "#5f5f5f", "marker": "v", "ls": "-.", "lw": 1.4},
     BUNDLED: {"color": "#000000", "marker": "s", "lw": 1.6},
@@ -24,34 +25,40 @@ STYLES: dict[str, dict[str, Any]] = {
     "single_node": {"color": "#009e73", "marker": "o", "lw": 1.8, "ms": 4.5},
     "non_cuda_aware": {"color": "#d55e00", "marker": "o", "lw": 0.8, "ms": 2.5},
 }
-LIMITS = {ALL_RANKS: "memcpy on all ranks (limit)", HANDOFF: "handoff (limit)"}
 PANELS = "time, milliseconds", "bytes of the gradient a second, GB/s"
 
 
-def draw(results: dict[str, Any], file: Path) -> None:
-    """Draw the medians into an image file."""
+def draw(results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, file: Path) -> None:
+    """Draw the medians into an image file.
+
+    Args:
+        results: what `report.of_sizes` says of each size.
+        limits: contestants that bound the others, the tightest first.
+        heading: when, on what, and how.
+        file: is overwritten.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(2, 1, figsize=(9, 10.5), sharex=True, layout="constrained")
-    figure.suptitle(heading(results), fontsize=9, x=0.01, ha="left")
-    sizes = [size["bytes"] for size in results["sizes"]]
+    figure.suptitle(heading, fontsize=9, x=0.01, ha="left", wrap=True)
+    sizes = [size["bytes"] for size in results]
     lines: dict[str, list[float]] = {}
-    for size in results["sizes"]:
+    for size in results:
         for row in size["contestants"]:
             lines.setdefault(row["name"], []).append(row["median_ms"])
     for name, ms in lines.items():
         style = {"ms": 5.5} | STYLES[name]
         panels[0].plot(sizes, ms, **style)
         rates = [nbytes / time / 1e6 for nbytes, time in zip(sizes, ms, strict=True)]
-        label = f"{LIMITS.get(name, name)}  {number(ms[-1])} ms"
+        label = f"{name}{' (limit)' * (name in limits)}  {number(ms[-1])} ms"
         panels[1].plot(sizes, rates, label=label, **style)
     panels[0].set_yscale("log")
     # Linear, for what differs little beside three orders of magnitude. A copy that stays in a
     # cache leaves the panel.
-    fastest = max(nbytes / time / 1e6 for nbytes, time in zip(sizes, lines[HANDOFF], strict=True))
+    fastest = max(nbytes / time / 1e6 for nbytes, time in zip(sizes, lines[limits[0]], strict=True))
     panels[1].set_ylim(0, 1.25 * fastest)
     for axes, title in zip(panels, PANELS, strict=True):
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
