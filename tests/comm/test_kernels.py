@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from chainermn_comm import kernels
 
-from .kernel_double import WIRES, run_kernel
+from .kernel_double import WIRES, cast, run_kernel
 
 COMPILER_SECONDS = 120
 FLOATS = ("f2", "f4", "f8")
@@ -50,7 +50,8 @@ template <typename Wire> static void run(
         const Part* parts, i64 count, void* wire, i64 size, double divisor) { \\
         run(NAME, first, blocks, parts, count, wire, size, divisor); \\
     }
-RUN(pack_e) RUN(pack_f) RUN(pack_d) RUN(unpack_e) RUN(unpack_f) RUN(unpack_d)
+RUN(pack_e) RUN(pack_f) RUN(pack_d) RUN(pack_b)
+RUN(unpack_e) RUN(unpack_f) RUN(unpack_d) RUN(unpack_b)
 """
 
 
@@ -163,10 +164,43 @@ def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
 
 
 @needs_compiler
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_offsets_beyond_32_bits(compiled, itemsize):
+def test_every_bfloat16_goes_up_and_every_tie_to_even(compiled):
+    """All bfloat16 numbers; and floats on, and just beside, the middle between two of them."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    up = np.zeros(every.size, "f4")
+    compiled("unpack_b", 0, 32, table_of([up]), every.ctypes.data, every.size)
+    np.testing.assert_array_equal(up.view("u4"), every.astype("u4") << 16)
+    for rest in (0x7FFF, 0x8000, 0x8001):
+        values = (up.view("u4") + np.uint32(rest)).view("f4")
+        bits = np.zeros(every.size, np.uint16)
+        compiled("pack_b", 0, 32, table_of([values]), bits.ctypes.data, bits.size)
+        finite = np.isfinite(up)
+        odd = every % 2
+        rounds_up = rest > 0x8000 if rest != 0x8000 else odd == 1
+        np.testing.assert_array_equal(bits[finite], (every + rounds_up)[finite])
+        nans = np.isnan(values)
+        assert np.all((bits[nans] & 0x7FFF) > 0x7F80)
+
+
+@needs_compiler
+@pytest.mark.skipif(util.find_spec("ml_dtypes") is None, reason="there is no ml_dtypes")
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_bfloat16_has_the_bits_of_numpys_casts(compiled, dtype):
+    import ml_dtypes
+
+    values = interesting(np.random.default_rng(0), 50_000, dtype)
+    bits = np.zeros(values.size, np.uint16)
+    compiled("pack_b", 0, 32, table_of([values]), bits.ctypes.data, bits.size)
+    np.testing.assert_array_equal(
+        bits.view(ml_dtypes.bfloat16).astype("f4"),
+        values.astype(ml_dtypes.bfloat16).astype("f4"),
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("letter", sorted(WIRES))
+def test_offsets_beyond_32_bits(compiled, letter):
     """The last tile of a chunk of more than 2^33 elements, of which no other is touched."""
-    letter = kernels.LETTERS[itemsize]
     tiles = (1 << 33) // kernels.TILE + 3
     size, tail = tiles * kernels.TILE, 100
     wire, grad = np.zeros(kernels.TILE, WIRES[letter]), np.arange(kernels.TILE, dtype="f4")
@@ -180,15 +214,16 @@ def test_offsets_beyond_32_bits(compiled, itemsize):
             (size, 0, 0),
         ]
     )
-    start = wire.ctypes.data - far * itemsize
+    start = wire.ctypes.data - far * wire.itemsize
     compiled(f"pack_{letter}", tiles - 1, tiles, table, start, size, 2.0)
     expected = np.concatenate([grad[:-tail], last]) / 2
-    np.testing.assert_array_equal(wire, expected.astype(wire.dtype))
+    packed = cast(expected, wire.dtype)
+    np.testing.assert_array_equal(wire, packed)
     grad[:], last[:] = 0, 0
     compiled(f"unpack_{letter}", tiles - 1, tiles, table, start, size)
-    np.testing.assert_array_equal(grad[:-tail], expected[:-tail].astype(wire.dtype))
+    np.testing.assert_array_equal(grad[:-tail], cast(packed[:-tail], "f4"))
     np.testing.assert_array_equal(grad[-tail:], 0)
-    np.testing.assert_array_equal(last, expected[-tail:].astype(wire.dtype))
+    np.testing.assert_array_equal(last, cast(packed[-tail:], "f8"))
 
 
 @pytest.mark.skipif(

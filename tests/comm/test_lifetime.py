@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 import weakref
 
@@ -225,3 +226,9 @@ def test_settings_of_old_scripts(naive):
 def test_public_names_exist():
     for name in chainermn_comm.__all__:
         assert hasattr(chainermn_comm, name)
+
+
+def test_bfloat16_without_the_package_that_has_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # its import fails
+    with pytest.raises(ValueError, match=r"'bfloat16' needs .* install ml_dtypes"):
+        create_communicator("flat", allreduce_grad_dtype="bfloat16")

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
+from importlib import util
 
 import numpy as np
 import pytest
@@ -159,6 +160,46 @@ def test_uneven_nodes_exchange_as_many_shards_as_the_smallest_has_ranks(gpu):
     with make_communicator("two_dimensional", topology=Topology.of((0, 0, 0, 1))) as comm:
         mean = mean_of(comm, np.arange(10, dtype="f8") + comm.rank)
         np.testing.assert_array_equal(mean, np.arange(10) + 1.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.skipif(util.find_spec("ml_dtypes") is None, reason="there is no ml_dtypes")
+def test_gradients_travel_as_bfloat16(world, gpu, name):
+    for nodes in topologies(name, world.size):
+        with make_communicator(name, None, "bfloat16", topology=Topology.of(nodes)) as comm:
+            for dtype in ("float16", "float32", "float64"):
+                every = [
+                    np.random.default_rng(rank).standard_normal(5000).astype(dtype)
+                    for rank in range(world.size)
+                ]
+                mean = mean_of(comm, every[world.rank])
+                assert mean.dtype == dtype
+                wide = [grad.astype("f8") for grad in every]
+                bound = 2.0**-8 * 4 * sum(map(np.abs, wide)) / world.size
+                assert np.all(np.abs(mean - sum(wide) / world.size) <= bound)
+                assert all(other == mean.tobytes() for other in comm.allgather_obj(mean.tobytes()))
+                # In the wire's precision, and not by accident in a wider one.
+                assert not np.any(mean.astype("f4").view("u4") & 0xFFFF)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.skipif(util.find_spec("ml_dtypes") is None, reason="there is no ml_dtypes")
+@pytest.mark.parametrize("lacks", ["NCCL", "CuPy"])
+def test_bfloat16_says_what_it_lacks(world, gpu, monkeypatch, lacks):
+    odd = world.rank == 1
+    if odd and lacks == "NCCL":
+        gpu.version = 2908
+    if odd and lacks == "CuPy":
+        monkeypatch.delattr(nccl_module(), "NCCL_BFLOAT16")
+    with make_communicator("pure_nccl") as comm, make_communicator("flat") as staged:
+        comm.set_config("allreduce_grad_dtype", "bfloat16")
+        staged.set_config("allreduce_grad_dtype", "bfloat16")
+        told = r"takes NCCL 2\.10 .*NCCL_BFLOAT16.*the communicator 'flat'"
+        with pytest.raises(ValueError if odd else PeerError, match=told):
+            mean_of(comm, np.ones(2, "f4"))
+        np.testing.assert_array_equal(mean_of(staged, np.ones(2, "f4")), np.ones(2, "f4"))
+        comm.set_config("allreduce_grad_dtype", "float32")
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2, "f4"))
 
 
 def test_values_are_divided_before_nccl_sums_them(world, gpu):

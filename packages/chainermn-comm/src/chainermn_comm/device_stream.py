@@ -116,7 +116,8 @@ class DeviceStream(Reducer):
         current stream. Returns when the means are there.
 
         Raises:
-            ValueError: arrays lie on another device, or a wire dtype isn't one for GPUs.
+            ValueError: arrays lie on another device, or a wire dtype isn't one for GPUs or for
+                this NCCL.
             CommunicationError: NCCL or CUDA failed, here or on another rank; the communicator
                 can't average GPU gradients any more.
         """
@@ -159,10 +160,12 @@ class DeviceStream(Reducer):
         )
 
     def _check(self, arrays: Sequence[Any], wires: Sequence[Any]) -> None:
-        for wire in wires:
-            if wire not in kernels.FLOATS:
-                names = ", ".join(dtype.name for dtype in kernels.FLOATS)
+        for wire in set(wires):
+            if wire.name not in kernels.LETTERS:
+                names = ", ".join(kernels.LETTERS)
                 raise ValueError(f"on GPUs gradients travel as {names}, not as {wire}")
+            if self._nccl is not None:
+                self._nccl.kind(kernels.stored(wire))
         for array in arrays:
             if array.device.id != self._device:
                 raise ValueError(
@@ -211,7 +214,7 @@ class DeviceStream(Reducer):
         padded, own = self._views(slot, chunk)
         if self._exchange is not None:
             divisor = 1 if self._nccl_sums else self._size
-            self._exchange.finish(slot, own, stream, divisor, self._wait)
+            self._exchange.finish(slot, own, chunk.dtype, stream, divisor, self._wait)
         if self._nodes > 1 and self._nccl is not None:
             self._nccl.gather_shards(padded, self._lanes, stream)
         self._summed[slot].record(stream)
@@ -222,7 +225,7 @@ class DeviceStream(Reducer):
         """The chunk's buffer padded to equal shards, and this lane's shard without padding."""
         shard = -(-chunk.size // self._lanes)
         padded = self._buffers[slot][: shard * self._lanes * chunk.dtype.itemsize]
-        padded = padded.view(chunk.dtype)
+        padded = padded.view(kernels.stored(chunk.dtype))
         start = min(self._lane * shard, chunk.size)
         return padded, padded[start : min(start + shard, chunk.size)]
 

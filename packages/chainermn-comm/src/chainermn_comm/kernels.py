@@ -22,13 +22,14 @@ TILE = THREADS * EACH
 MAX_BLOCKS = 1 << 16
 # Of a table: three 64-bit numbers.
 ROW_BYTES = 24
-# By itemsize: the letter of the wire dtype in a kernel's name.
-LETTERS = {2: "e", 4: "f", 8: "d"}
-FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64"))
+# The wire dtypes by name, each with its letter in a kernel's name.
+LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}
 
 SOURCE = r"""
 typedef long long i64;
 struct Half { unsigned short bits; };
+struct Bfloat { unsigned short bits; };  // the upper half of a float's bits
+union Single { float value; unsigned bits; };
 
 // A stretch of a gradient: where it begins in the chunk, its address, its itemsize in bytes.
 // The row after the last begins where the chunk ends.
@@ -51,6 +52,22 @@ __device__ inline float widen(float x) { return x; }
 __device__ inline double widen(double x) { return x; }
 __device__ inline void narrow(double wide, float& x) { x = (float)wide; }
 __device__ inline void narrow(double wide, double& x) { x = wide; }
+
+// Without cuda_bf16.h, which isn't everywhere where NVRTC is, and before sm_80 does the same.
+__device__ inline float widen(Bfloat b) {
+    Single x;
+    x.bits = (unsigned)b.bits << 16;
+    return x.value;
+}
+__device__ inline void narrow(float wide, Bfloat& b) {  // to nearest, ties to even
+    Single x;
+    x.value = wide;
+    bool is_nan = (x.bits & 0x7fffffffu) > 0x7f800000u;
+    unsigned rounded = is_nan ? x.bits | 0x400000u : x.bits + 0x7fffu + (x.bits >> 16 & 1u);
+    b.bits = (unsigned short)(rounded >> 16);
+}
+// By way of float, as NumPy's casts to bfloat16 (those of ml_dtypes) do.
+__device__ inline void narrow(double wide, Bfloat& b) { narrow((float)wide, b); }
 
 // Computes in float32, or in float64 where either side has it. All loads go out before the
 // first result is needed.
@@ -123,12 +140,21 @@ __device__ inline void walk(
 KERNELS(e, Half)
 KERNELS(f, float)
 KERNELS(d, double)
+KERNELS(b, Bfloat)
 """
 
 
 def source() -> str:
     """The CUDA source with its constants."""
     return f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{SOURCE}"
+
+
+def stored(wire: np.dtype) -> np.dtype:
+    """The dtype of a GPU array that holds numbers of a wire dtype.
+
+    It is the same but for bfloat16, which not every CuPy has: its bits lie in uint16.
+    """
+    return np.dtype(np.uint16) if wire.name == "bfloat16" else wire
 
 
 def rows(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
@@ -160,11 +186,11 @@ def launch(verb: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -
     Args:
         verb: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
         table: the chunk's :func:`rows`, on the GPU.
-        chunk: its dtype is float16, float32 or float64.
+        chunk: its dtype is one of ``LETTERS``.
         buffer: GPU memory of at least ``chunk.nbytes``.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
-    kernel = devices.kernel(source(), f"{verb}_{LETTERS[chunk.dtype.itemsize]}")
+    kernel = devices.kernel(source(), f"{verb}_{LETTERS[chunk.dtype.name]}")
     blocks = min(-(-chunk.size // TILE), MAX_BLOCKS)
     kernel(
         (blocks,),
