@@ -267,6 +267,8 @@ def test_wrong_arguments_are_named(naive):
         GenericMultiNodeEvaluator(None, it, Model())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"target must be .* not str"):
         GenericMultiNodeEvaluator(naive, it, "model")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="iterator must be an iterator, not list"):
+        GenericMultiNodeEvaluator(naive, [1, 2], Model())
     with pytest.raises(ValueError, match="repeat=False"):
         GenericMultiNodeEvaluator(naive, SerialIterator([1], 1), Model())
     with pytest.raises(ValueError, match=f"root is {naive.size}"):

@@ -10,7 +10,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..agreement import gather_or_raise, require_communicator
+from ..agreement import call_or_raise, require_communicator
 from ..copying import SharesCommunicator
 
 
@@ -60,15 +60,13 @@ class AllreducePersistent(SharesCommunicator, training.Extension):
             RankMismatchError: on all ranks, when a persistent float is missing on some of
                 them, or is no float, or has another shape or dtype there.
         """
-        error: Exception | None = None
-        slots: list[_Slot] = []
-        try:
-            slots = _slots(self.model)
-        except Exception as exception:
-            error = exception
-        view = {slot.name: slot.kind for slot in slots}
-        kinds, counts = _agree(gather_or_raise(self.comm, error, view))
-        found = {slot.name: slot for slot in slots}
+        found: dict[str, _Slot] = {}
+
+        def view() -> dict[str, Any]:
+            found.update((slot.name, slot) for slot in _slots(self.model))
+            return {name: slot.kind for name, slot in found.items()}
+
+        kinds, counts = _agree(call_or_raise(self.comm, view))
         if not kinds:
             return
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
@@ -123,16 +121,13 @@ class _Slot(NamedTuple):
 
 
 def _slots(model: Any) -> list[_Slot]:
-    """The persistent values of the model and its links, sorted by name."""
+    """The persistent values of the model and its links."""
     # Chainer has no public name for the set; 7.8.1 is its last release but for repairs.
-    return sorted(
-        (
-            _Slot(link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute))
-            for path, link in model.namedlinks()
-            for attribute in link._persistent
-        ),
-        key=lambda slot: slot.name,
-    )
+    return [
+        _Slot(link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute))
+        for path, link in model.namedlinks()
+        for attribute in link._persistent
+    ]
 
 
 def _agree(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:

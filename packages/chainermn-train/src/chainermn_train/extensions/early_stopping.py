@@ -11,7 +11,7 @@ from chainer.training.triggers import EarlyStoppingTrigger
 
 from chainermn_comm import CommunicatorBase
 
-from ..agreement import gather_or_raise, require_communicator
+from ..agreement import call_or_raise, gather_or_raise, require_communicator
 from ..copying import SharesCommunicator
 from ..values import on_host
 
@@ -105,15 +105,8 @@ class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
 
     def _check(self) -> bool:
         """Compare the mean over ranks with the best so far (collective)."""
-        error: Exception | None = None
-        mine: tuple[float, int] | None = None
-        try:
-            mean = self._summary.compute_mean().get(self.monitor)
-            if mean is not None:
-                mine = float(on_host(mean)), self._observed
-        except Exception as exception:
-            error = exception
-        found = [each for each in gather_or_raise(self.comm, error, mine) if each is not None]
+        ranks = call_or_raise(self.comm, self._mean_here)
+        found = [each for each in ranks if each is not None]
         if not found:
             if self.comm.rank == 0:
                 warnings.warn(f"{self.monitor} is not in observation", stacklevel=3)
@@ -128,6 +121,11 @@ class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
         else:
             self.count += 1
         return self._stop_condition()
+
+    def _mean_here(self) -> tuple[float, int] | None:
+        """This rank's mean since the last check, and of how many values; None without any."""
+        mean = self._summary.compute_mean().get(self.monitor)
+        return None if mean is None else (float(on_host(mean)), self._observed)
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the best mean, the patience used up, and what was observed since."""

@@ -56,7 +56,8 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
         root: the rank that aggregates; the same on all ranks.
 
     Raises:
-        TypeError: ``comm`` is not a communicator, or ``target`` can't be called.
+        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, or ``target``
+            can't be called.
         ValueError: there is no rank ``root``, or the iterator repeats without end.
     """
 
@@ -76,6 +77,8 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
         require_communicator(comm, "GenericMultiNodeEvaluator")
         if not callable(target):
             raise TypeError(f"target must be a model or a function, not {type(target).__name__}")
+        if not hasattr(iterator, "__next__"):
+            raise TypeError(f"iterator must be an iterator, not {type(iterator).__name__}")
         if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
             raise ValueError("the iterator never ends; make it with repeat=False")
         if not 0 <= operator.index(root) < comm.size:

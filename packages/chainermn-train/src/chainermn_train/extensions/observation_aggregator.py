@@ -11,7 +11,7 @@ from chainer import training
 
 from chainermn_comm import CommunicatorBase
 
-from ..agreement import bcast_or_raise, gather_or_raise, require_communicator
+from ..agreement import bcast_or_raise, call_or_raise, require_communicator
 from ..copying import SharesCommunicator
 from ..values import as_number
 
@@ -82,14 +82,10 @@ class ObservationAggregator(SharesCommunicator, training.Extension):
                 del observation[self.original_key]
         if not self.comm_trigger(trainer):
             return
-        error: Exception | None = None
-        values: list[Any] = []
         try:
-            values = self._numbers()
-        except Exception as exception:
-            error = exception
-        self._values = []
-        ranks = gather_or_raise(self.comm, error, values)
+            ranks = call_or_raise(self.comm, self._numbers)
+        finally:
+            self._values = []
         if any(ranks):
             observation[self.aggregated_key] = self._combine(ranks)
 

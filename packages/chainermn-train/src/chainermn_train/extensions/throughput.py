@@ -11,9 +11,9 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
 
-from ..agreement import gather_or_raise, require_communicator
+from ..agreement import call_or_raise, gather_or_raise, require_communicator
 from ..copying import SharesCommunicator
-from .timing import StepClock, TimedCommunicator, TimedUpdater
+from .timing import StepClock, TimedUpdater, time_calls
 
 
 class ThroughputReport(SharesCommunicator, training.Extension):
@@ -39,8 +39,8 @@ class ThroughputReport(SharesCommunicator, training.Extension):
     Nothing more is communicated in a step, and on CPUs timing costs some microseconds. On
     GPUs the shares are measured in one step of 16, which waits for its kernels.
 
-    While the trainer runs, ``trainer.updater`` and the ``communicator`` of each multi-node
-    optimizer are objects that forward to the original ones. Nothing is kept in snapshots: the
+    While the trainer runs, ``trainer.updater`` is an object that forwards to the original one,
+    and the calls of the optimizer's communicator are timed. Nothing is kept in snapshots: the
     first report of a resumed training covers what was done since.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time.
@@ -64,38 +64,30 @@ class ThroughputReport(SharesCommunicator, training.Extension):
         self._undo: list[Callable[[], None]] = []
 
     def initialize(self, trainer: Any) -> None:
-        """Start timing.
+        """Start timing (collective).
 
         Raises:
-            TypeError: the trainer's updater has no multi-node optimizer, or its main iterator
-                has no data set.
+            TypeError: the trainer's updater has no multi-node optimizer on this rank, or its
+                main iterator no data set (a :class:`~chainermn_comm.errors.PeerError` on the
+                others).
         """
         updater = trainer.updater
-        optimizers = [
-            optimizer
-            for optimizer in updater.get_all_optimizers().values()
-            if isinstance(getattr(optimizer, "communicator", None), CommunicatorBase)
-        ]
-        if not optimizers:
-            raise TypeError(
-                "ThroughputReport needs an updater with a multi-node optimizer: make it with "
-                "create_multi_node_optimizer"
-            )
-        self._examples = _examples(updater)
+        optimizers: list[Any] = []
+
+        def check() -> None:
+            optimizers.extend(_multi_node_optimizers(updater))
+            self._examples = _examples(updater)
+
+        call_or_raise(self.comm, check)
         on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)
         self._clock = StepClock(_wait_for_kernels if on_gpu else None)
         self._undo.append(lambda: setattr(trainer, "updater", updater))
         trainer.updater = TimedUpdater(updater, self._clock)
         for optimizer in optimizers:
-            self._time(optimizer)
-
-    def _time(self, optimizer: Any) -> None:
-        actual = optimizer.communicator
-        optimizer.communicator = TimedCommunicator(actual, self._clock)
-        self._undo.append(lambda: setattr(optimizer, "communicator", actual))
+            self._undo.append(time_calls(optimizer.communicator))
 
     def finalize(self) -> None:
-        """Stop timing, and give the trainer and its optimizers back what was theirs."""
+        """Stop timing, and leave the trainer and its communicators as they were."""
         while self._undo:
             self._undo.pop()()
 
@@ -164,6 +156,20 @@ def _line(summary: dict[str, float], ranks: list[_Share]) -> str:
         f"the wire; slowest: rank {slowest}, which computes "
         f"{times[slowest] * len(times) / sum(times):.2f} times the mean"
     )
+
+
+def _multi_node_optimizers(updater: Any) -> list[Any]:
+    found = [
+        optimizer
+        for optimizer in updater.get_all_optimizers().values()
+        if isinstance(getattr(optimizer, "communicator", None), CommunicatorBase)
+    ]
+    if not found:
+        raise TypeError(
+            "ThroughputReport needs an updater with a multi-node optimizer: make it with "
+            "create_multi_node_optimizer"
+        )
+    return found
 
 
 def _examples(updater: Any) -> float:
