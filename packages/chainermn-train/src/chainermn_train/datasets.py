@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import pickle
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,14 +12,11 @@ from chainer.datasets import SubDataset
 from chainermn_comm import CommunicatorBase, create_communicator
 
 from .agreement import gather_or_raise, require_communicator
-from .parts import take
+from .dealing import deal
+from .parcels import Parcels
 
-# A tag that a user's own messages are unlikely to carry.
-_TAG = 23719
 # What MPI counts in: a C int.
 _LARGEST_BUFFER = 2**31 - 1
-# Instead of a length: the root could not make this part.
-_NONE_COMES = -1
 
 
 def scatter_dataset(
@@ -75,19 +71,14 @@ def scatter_dataset(
         except Exception as exception:
             error = exception
         _agree_on_root(gather_or_raise(communicator, error, root))
-        part = None
-        try:
-            if communicator.rank == root:
-                order = _order(len(dataset), shuffle, seed)
-                ends = _shares(len(dataset), communicator.size, force_equal_length)
-                parts = [order[begin:end] for begin, end in ends]
-                part = _deal(communicator, dataset, parts, max_buf_len)
-            else:
-                part = _receive(communicator, root)
-        except Exception as exception:
-            error = exception
-        gather_or_raise(communicator, error)
-        return SubDataset(part, 0, len(part))  # type: ignore[arg-type]
+
+        def parcels() -> Parcels:
+            order = _order(len(dataset), shuffle, seed)
+            ends = _shares(len(dataset), communicator.size, force_equal_length)
+            return Parcels(dataset, [order[begin:end] for begin, end in ends])
+
+        part = deal(communicator, root, parcels, max_buf_len)
+        return SubDataset(part, 0, len(part))
 
 
 def scatter_index(
@@ -204,52 +195,3 @@ def _order(count: int, shuffle: bool, seed: int | None) -> np.ndarray:
     if not shuffle:
         return np.arange(count)
     return np.random.RandomState(seed).permutation(count)  # NumPy has frozen its stream
-
-
-def _deal(
-    communicator: CommunicatorBase, dataset: Any, parts: list[np.ndarray], max_buf_len: int
-) -> Any:
-    """Send every other rank its part of the root's data set, and return the root's own.
-
-    One part exists at a time. If one can't be made, the ranks that still wait for theirs are
-    told so, and the error is raised.
-    """
-    own = error = None
-    for rank, indices in enumerate(parts):
-        payload = None
-        if error is None:
-            try:
-                part = take(dataset, indices)
-                if rank == communicator.rank:
-                    own = part
-                else:
-                    payload = np.frombuffer(pickle.dumps(part, protocol=5), dtype=np.uint8)
-            except Exception as exception:
-                error = exception
-        if rank != communicator.rank:
-            _send(communicator, payload, rank, max_buf_len)
-    if error is not None:
-        raise error
-    return own
-
-
-def _send(
-    communicator: CommunicatorBase, payload: np.ndarray | None, dest: int, max_buf_len: int
-) -> None:
-    """Send bytes (uint8, 1-D), or the message that none come, in pieces of ``max_buf_len``."""
-    length = _NONE_COMES if payload is None else len(payload)
-    communicator.send(np.array([length, max_buf_len], dtype=np.int64), dest, _TAG)
-    if payload is not None:
-        for begin in range(0, length, max_buf_len):
-            communicator.send(payload[begin : begin + max_buf_len], dest, _TAG)
-
-
-def _receive(communicator: CommunicatorBase, root: int) -> Any:
-    """This rank's part; an empty one if the root says that none comes, since it has failed."""
-    length, max_buf_len = (int(n) for n in communicator.recv(root, _TAG))
-    if length == _NONE_COMES:
-        return ()
-    payload = np.empty(length, dtype=np.uint8)
-    for begin in range(0, length, max_buf_len):
-        payload[begin : begin + max_buf_len] = communicator.recv(root, _TAG)
-    return pickle.loads(payload.data)
