@@ -104,15 +104,16 @@ def publish_sizes(results: dict[str, Any], json_file: Path, plot_file: Path) -> 
     json_file.write_text(json.dumps(results, indent=1) + "\n")
     Console(highlight=False).print(sizes_table(results["sizes"]))
     sizes_file = plot_file.with_stem(f"{plot_file.stem}-sizes")
-    sizes_plot.draw(results["sizes"], (LINK,), heading(results), sizes_file)
+    sizes_plot.draw(results["sizes"], (LINK,), heading(results, "one array"), sizes_file)
     print(sizes_file, flush=True)
 
 
-def heading(results: dict[str, Any]) -> str:
-    """When, on what, and how."""
+def heading(results: dict[str, Any], what: str | None = None) -> str:
+    """When, on what, and how; of the model, or of ``what`` else is named."""
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    model = f"{results['model']} ({results['floats'] * 4e-6:.3g} MB)"
     return (
-        f"allreduce_grad of {results['model']} ({results['floats'] * 4e-6:.3g} MB), ranks on "
+        f"allreduce_grad of {what or model}, ranks on "
         f"{', '.join(results['hosts'])}, {results['rate']} links: {results['megabits']:g} Mbit/s "
         f"each way, {results['rounds']} rounds, {results['date']}\n{versions}"
     )
