@@ -41,6 +41,8 @@ class Gpu:
         self.pinned: dict[int, int] = {}
         self.streams: list[Stream] = []
         self.calls: list[str] = []  # NCCL's verbs, and kernels by name
+        self.copied_to_host = 0  # bytes
+        self.current: list[Stream] = []  # streams made current, the last one first
 
     def step(self) -> None:
         """Try one piece of work of some stream."""
@@ -91,6 +93,13 @@ class Stream:
 
     def synchronize(self) -> None:
         raise AssertionError("a blind wait: poll an event instead")
+
+    def __enter__(self) -> Stream:
+        self.gpu.current.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gpu.current.pop()
 
 
 class Event:
@@ -154,7 +163,13 @@ class ndarray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"data": (self.data.ptr, False), "version": 3}
+        assert self._host.flags.c_contiguous, "MPI takes contiguous memory only"
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.data.ptr, False),
+            "version": 3,
+        }
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
@@ -178,7 +193,7 @@ class ndarray:
 
 
 def _current(gpu: Gpu) -> Stream:
-    return gpu.streams[0]
+    return gpu.current[-1] if gpu.current else gpu.streams[0]
 
 
 def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
@@ -216,6 +231,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         return memory
 
     def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        gpu.copied_to_host += nbytes if kind == 2 else 0
+
         def copy() -> bool:
             if nbytes:
                 there = gpu.bytes_at(target, nbytes, pinned=kind == 2)
@@ -256,7 +273,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                     run_kernel(name, gpu.bytes_at, rows, int(count), wire, int(size), divisor)
                     return True
 
-                gpu.put(null, work)
+                gpu.put(_current(gpu), work)
 
             return launch
 
@@ -273,7 +290,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     cuda.Device = Device
     cuda.Stream = lambda non_blocking: Stream(gpu, next(numbers))
     cuda.Event = lambda disable_timing: Event(gpu)
-    cuda.get_current_stream = lambda: null
+    cuda.get_current_stream = lambda: _current(gpu)
     cuda.alloc_pinned_memory = alloc_pinned_memory
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
     cupy.empty, cupy.asarray, cupy.asnumpy = allocate, asarray, asnumpy

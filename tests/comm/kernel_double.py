@@ -48,6 +48,11 @@ def run_kernel(
     """Run the kernel of that name on memory that ``bytes_at`` gives for (address, bytes)."""
     verb, _, letter = name.partition("_")
     wire = bytes_at(buffer, size * np.dtype(WIRES[letter]).itemsize).view(WIRES[letter])
+    if verb == "sum":
+        places = bytes_at(table, count * 8).view(np.int64)
+        rows = [bytes_at(int(place), wire.nbytes).view(wire.dtype) for place in places]
+        wire[...] = mean_of_rows(rows, divisor)
+        return
     rows = bytes_at(table, (count + 1) * 24).view(np.int64).reshape(-1, 3)
     assert rows[0, 0] == 0
     assert rows[count, 0] == size
@@ -58,3 +63,18 @@ def run_kernel(
                 wire[begin:end] = cast(grad, wire.dtype, divisor)
             else:
                 grad[...] = cast(wire[begin:end], grad.dtype)
+
+
+def mean_of_rows(rows: list[np.ndarray], divisor: float) -> np.ndarray:
+    """The sum in the rows' order divided, in float32 or wider, whether or not it overflows."""
+    wide = np.dtype(np.float64 if rows[0].dtype == np.float64 else np.float32)
+    terms = [cast(row, wide) for row in rows]
+    power = 1 << (len(rows) - 1).bit_length()
+    with np.errstate(all="ignore"):
+        total, scaled = terms[0], terms[0] / wide.type(power)
+        for term in terms[1:]:
+            total, scaled = total + term, scaled + term / wide.type(power)
+        mean = total / wide.type(divisor)
+        if divisor > 1:
+            mean = np.where(np.isfinite(mean), mean, scaled / wide.type(divisor / power))
+    return cast(mean, rows[0].dtype)

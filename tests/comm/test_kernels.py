@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainermn_comm import kernels
+from chainermn_comm.summation import sum_rows, telling_of_overflow
 
-from .kernel_double import WIRES, cast, run_kernel
+from .kernel_double import WIRES, cast, from_bfloat16, mean_of_rows, run_kernel, to_bfloat16
 
 COMPILER_SECONDS = 120
 FLOATS = ("f2", "f4", "f8")
@@ -52,6 +53,22 @@ template <typename Wire> static void run(
     }
 RUN(pack_e) RUN(pack_f) RUN(pack_d) RUN(pack_b)
 RUN(unpack_e) RUN(unpack_f) RUN(unpack_d) RUN(unpack_b)
+
+template <typename Wire> static void run_sum(
+    void (*kernel)(const i64*, i64, Wire*, i64, double), unsigned blocks,
+    const i64* rows, i64 count, void* out, i64 size, double divisor
+) {
+    gridDim.x = blocks;
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x)
+            kernel(rows, count, (Wire*)out, size, divisor);
+}
+#define RUN_SUM(NAME) \\
+    extern "C" void run_##NAME(unsigned, unsigned blocks, \\
+        const i64* rows, i64 count, void* out, i64 size, double divisor) { \\
+        run_sum(NAME, blocks, rows, count, out, size, divisor); \\
+    }
+RUN_SUM(sum_e) RUN_SUM(sum_f) RUN_SUM(sum_d) RUN_SUM(sum_b)
 """
 
 
@@ -198,6 +215,35 @@ def test_bfloat16_has_the_bits_of_numpys_casts(compiled, dtype):
 
 
 @needs_compiler
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("letter", ["e", "f", "d"])
+def test_sums_have_the_bits_of_cpus(compiled, letter, count):
+    rng = np.random.default_rng(count)
+    rows = [interesting(rng, 5000, WIRES[letter]) for _ in range(count)]
+    largest = np.finfo(WIRES[letter]).max
+    for row in rows:  # whose sums overflow, and whose means don't
+        row[:50] = largest
+    table = np.array([row.ctypes.data for row in rows] + [0])
+    for divisor in (1.0, float(count)):
+        expected, got = np.empty_like(rows[0]), np.empty_like(rows[0])
+        with telling_of_overflow() if divisor > 1 else np.errstate(all="ignore"):
+            sum_rows([row.copy() for row in rows], expected, divisor)
+        compiled(f"sum_{letter}", 0, 3, table, got.ctypes.data, got.size, divisor)
+        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(mean_of_rows(rows, divisor), expected)
+
+
+@needs_compiler
+def test_sums_of_bfloat16_are_rounded_once(compiled):
+    rng = np.random.default_rng(0)
+    rows = [to_bfloat16(interesting(rng, 5000, "f4")) for _ in range(3)]
+    table, got = np.array([row.ctypes.data for row in rows] + [0]), np.empty_like(rows[0])
+    compiled("sum_b", 0, 3, table, got.ctypes.data, got.size, 3.0)
+    found, expected = (from_bfloat16(bits) for bits in (got, mean_of_rows(rows, 3.0)))
+    np.testing.assert_array_equal(found, expected)
+
+
+@needs_compiler
 @pytest.mark.parametrize("letter", sorted(WIRES))
 def test_offsets_beyond_32_bits(compiled, letter):
     """The last tile of a chunk of more than 2^33 elements, of which no other is touched."""
@@ -240,5 +286,5 @@ def test_every_kernel_compiles_for_every_gpu(architecture):
     except nvrtc.NVRTCError as error:
         raise AssertionError(nvrtc.getProgramLog(program)) from error
     binary = nvrtc.getCUBIN(program)
-    for verb, letter in product(("pack", "unpack"), WIRES):
+    for verb, letter in product(("pack", "unpack", "sum"), WIRES):
         assert f"{verb}_{letter}".encode() in binary

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainermn_comm import CommunicationError, PeerError, RankMismatchError, devices
+from chainermn_comm import (
+    CommunicationError,
+    PeerError,
+    RankMismatchError,
+    cuda_aware,
+    devices,
+)
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
 
@@ -130,6 +136,61 @@ def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
             on_cpus.allreduce_grad(model)
             np.testing.assert_array_equal(mean_of(comm, mine), model["w"].grad)
     assert not any(call.startswith("all") for call in gpu.calls)
+
+
+@pytest.fixture
+def aware(monkeypatch) -> None:
+    """An MPI that takes GPU memory: the double's is host memory, which any MPI takes."""
+    monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: True)
+
+
+BETWEEN_NODES = ["flat", "hierarchical", "two_dimensional"]
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("name", BETWEEN_NODES)
+def test_a_cuda_aware_mpi_gets_gpu_memory_and_gives_the_same_bits(world, gpu, monkeypatch, name):
+    rng = np.random.default_rng(world.rank)
+    for nodes in topologies(name, world.size):
+        several = name == "flat" or len(set(nodes)) > 1
+        for dtype in ("float16", "float32", "float64"):
+            mine = rng.standard_normal(3001).astype(dtype)
+            mine[:9] = np.finfo(dtype).max  # whose sum overflows, and whose mean doesn't
+            mine[9:12] = np.inf, np.nan, np.finfo(dtype).smallest_subnormal
+            found = []
+            for says in (False, True):
+                monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda says=says: says)
+                with make_communicator(name, topology=Topology.of(nodes)) as comm:
+                    mean = mean_of(comm, mine)  # copies it to the host, by another way
+                    copied, gpu.copied_to_host = gpu.copied_to_host, 0
+                    in_lane = name != "hierarchical" or comm.intra_rank == 0
+                assert (copied > 0) == (
+                    several and in_lane and not says
+                ) or name == "two_dimensional"
+                assert copied == 0 or not says
+                found.append(mean)
+            np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("name", BETWEEN_NODES)
+def test_any_model_through_a_cuda_aware_mpi(world, gpu, aware, name):
+    check_models(world, name, 12)
+    assert gpu.copied_to_host == 0
+    gc.collect()
+    assert not gpu.memory
+    assert not gpu.pinned
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("name", ["flat", "non_cuda_aware"])
+def test_mpi_gets_host_memory_unless_all_ranks_and_the_name_agree(world, gpu, monkeypatch, name):
+    says = name == "non_cuda_aware" or world.rank == 0
+    monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: says)
+    apart = Topology(tuple(range(world.size)))
+    with make_communicator(name, topology=apart) as comm:
+        mean = mean_of(comm, np.full(300, comm.rank, "f4"))
+        np.testing.assert_array_equal(mean, np.full(300, (world.size - 1) / 2, "f4"))
+        assert gpu.copied_to_host >= 1200
 
 
 USED = {

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from . import devices, kernels
+from . import cuda_aware, devices, kernels
 from .agreement import Agreement, prepare
 from .alarm import Alarm
 from .chunks import Chunk, cut
 from .errors import CommunicationError
 from .reducer import Reducer
 from .topology import Topology
+from .transports.cuda_mpi import CudaMpiTransport
 from .transports.mpi import MpiTransport
 from .transports.nccl import NcclTransport
 from .transports.staged import StagedTransport
@@ -66,7 +67,12 @@ class DeviceStream(Reducer):
     """The way of GPU gradients over one topology; all on the device that was current then."""
 
     def __init__(
-        self, comm: MPI.Intracomm, topology: Topology, lanes: int, chunk_bytes: int | None
+        self,
+        comm: MPI.Intracomm,
+        topology: Topology,
+        lanes: int,
+        chunk_bytes: int | None,
+        staged: bool = False,
     ) -> None:
         """Split ``comm`` by node and by lane, and make the node's NCCL communicator.
 
@@ -76,6 +82,7 @@ class DeviceStream(Reducer):
             lanes: ranks of each node that exchange with other nodes, at most the ranks of the
                 smallest node; each carries an equal share of every chunk.
             chunk_bytes: the size of chunks; None for the default.
+            staged: whether MPI gets host memory even where it takes GPU memory on all ranks.
         """
         rank = comm.rank
         self._size = comm.size
@@ -96,9 +103,17 @@ class DeviceStream(Reducer):
         self._next = 0  # chunks so far
         in_lane = self._nodes > 1 and self._lane < lanes
         self._inter = MPI.Intracomm(comm.Split(self._lane if in_lane else MPI.UNDEFINED, rank))
-        self._exchange = StagedTransport(MpiTransport(self._inter, 0), SLOTS) if in_lane else None
+        direct = not staged and comm.allreduce(cuda_aware.mpi_takes_gpu_memory(), MPI.LAND)
+        made, problem = prepare(lambda: self._between_nodes(direct) if in_lane else None)
+        self._agreement("averaging gradients on GPUs, between nodes", problem=problem)
+        self._exchange = made
         self._nccl = self._meet(comm, topology)
         self._alarm = Alarm(comm)
+
+    def _between_nodes(self, direct: bool) -> StagedTransport | CudaMpiTransport:
+        if direct:
+            return CudaMpiTransport(self._inter, SLOTS)
+        return StagedTransport(MpiTransport(self._inter, 0), SLOTS)
 
     def _meet(self, comm: MPI.Intracomm, topology: Topology) -> NcclTransport | None:
         node = MPI.Intracomm(comm.Split(topology.inter_rank(comm.rank), comm.rank))

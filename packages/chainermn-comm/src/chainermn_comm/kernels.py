@@ -1,7 +1,7 @@
-"""The only CUDA source: one kernel packs all gradients of a chunk, one unpacks them.
+"""The only CUDA source: one kernel packs all gradients of a chunk, one unpacks them, one sums.
 
-Both walk a table of stretches. What they read and write goes through 64-bit offsets; a cast, and
-the division by the number of ranks, happen on the way.
+The first two walk a table of stretches. What they read and write goes through 64-bit offsets; a
+cast, and the division by the number of ranks, happen on the way.
 """
 
 from __future__ import annotations
@@ -137,6 +137,36 @@ __device__ inline void walk(
         const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
         walk<false>(parts, count, wire, size, divisor);                                    \
     }
+
+// Sums rows of numbers in their order and divides, in float32 or wider; a sum that overflows is
+// taken anew of terms divided by a power of two, which is exact.
+template <typename Wire>
+__device__ inline void sum(const i64* rows, i64 count, Wire* out, i64 size, double divisor) {
+    typedef decltype(widen(Wire())) Wide;
+    Wide power = 1;
+    while (power < count) power *= 2;
+    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < size; i += (i64)gridDim.x * THREADS) {
+        Wide total = widen(((const Wire*)rows[0])[i]);
+        for (i64 r = 1; r < count; ++r) total += widen(((const Wire*)rows[r])[i]);
+        Wide mean = total / (Wide)divisor;
+        if (divisor > 1 && mean - mean != 0) {
+            total = 0;
+            for (i64 r = 0; r < count; ++r) total += widen(((const Wire*)rows[r])[i]) / power;
+            mean = total / ((Wide)divisor / power);
+        }
+        narrow(mean, out[i]);
+    }
+}
+
+#define SUM(LETTER, Wire)                                                                  \
+    extern "C" __global__ void sum_##LETTER(                                               \
+        const i64* rows, i64 count, Wire* out, i64 size, double divisor) {                 \
+        sum<Wire>(rows, count, out, size, divisor);                                        \
+    }
+SUM(e, Half)
+SUM(f, float)
+SUM(d, double)
+SUM(b, Bfloat)
 KERNELS(e, Half)
 KERNELS(f, float)
 KERNELS(d, double)
@@ -197,3 +227,19 @@ def launch(verb: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -
         (THREADS,),
         (table, np.int64(len(chunk.parts)), buffer, np.int64(chunk.size), np.float64(divisor)),
     )
+
+
+def launch_sum(table: Any, count: int, dtype: np.dtype, out: Any, divisor: int) -> None:
+    """Sum rows in their order and divide, on the current stream; returns at once.
+
+    Args:
+        table: GPU memory, (count,) int64: the address of each row. ``out`` may be one of them.
+        count: number of rows.
+        dtype: of the numbers in rows and ``out``, one of ``LETTERS``.
+        out: GPU array as long as each row.
+        divisor: the sum is divided by it before it is rounded to ``dtype``.
+    """
+    kernel = devices.kernel(source(), f"sum_{LETTERS[dtype.name]}")
+    blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
+    arguments = (table, np.int64(count), out, np.int64(out.size), np.float64(divisor))
+    kernel((blocks,), (THREADS,), arguments)
