@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_modelparallel import MultiNodeChainList
 from chainermn_train import (
     create_empty_dataset,
     create_multi_node_checkpoint,
@@ -28,6 +29,7 @@ __version__ = version("chainermn")
 
 __all__ = [
     "CommunicatorBase",
+    "MultiNodeChainList",
     "__version__",
     "communicators",
     "create_communicator",

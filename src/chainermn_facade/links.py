@@ -1,3 +1,5 @@
-"""Links whose parts are on several ranks (none yet)."""
+"""Links whose parts are on several ranks."""
 
-__all__: list[str] = []
+from chainermn_modelparallel import create_multi_node_n_step_rnn
+
+__all__ = ["create_multi_node_n_step_rnn"]

@@ -77,13 +77,12 @@ CALLABLES = [
         ("max_buf_len", 268435456),
     ),
     row("chainermn.datasets:create_empty_dataset", "dataset"),
-    row("chainermn:MultiNodeChainList", "comm", pending=True),
+    row("chainermn:MultiNodeChainList", "comm"),
     row(
         "chainermn:MultiNodeChainList.add_link",
         "link",
         ("rank_in", None),
         ("rank_out", None),
-        pending=True,
     ),
     row(
         "chainermn.links:MultiNodeBatchNormalization",

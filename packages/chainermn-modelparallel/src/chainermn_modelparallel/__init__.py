@@ -2,6 +2,7 @@
 
 # First: it sees to it that `import chainer` works where no start-up file ran.
 import chainermn_comm  # noqa: F401
+from chainermn_modelparallel.chain_list import MultiNodeChainList
 from chainermn_modelparallel.collectives import (
     allgather,
     allreduce,
@@ -12,13 +13,16 @@ from chainermn_modelparallel.collectives import (
     scatter,
 )
 from chainermn_modelparallel.delegates import pseudo_connect
+from chainermn_modelparallel.n_step_rnn import create_multi_node_n_step_rnn
 from chainermn_modelparallel.point_to_point import recv, send
 
 __all__ = [
+    "MultiNodeChainList",
     "allgather",
     "allreduce",
     "alltoall",
     "bcast",
+    "create_multi_node_n_step_rnn",
     "gather",
     "pseudo_connect",
     "recv",
