@@ -1,3 +1,9 @@
-"""Iterators that several ranks share (none yet)."""
+"""Iterators that several ranks share."""
 
-__all__: list[str] = []
+from chainermn_train import (
+    create_multi_node_iterator,
+    create_synchronized_iterator,
+    use_forkserver,
+)
+
+__all__ = ["create_multi_node_iterator", "create_synchronized_iterator", "use_forkserver"]
