@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from .kernel_double import run_kernel
+from .kernel_double import WIRES, run_kernel
 
 
 class Gpu:
@@ -42,6 +42,7 @@ class Gpu:
         self.streams: list[Stream] = []
         self.calls: list[str] = []  # NCCL's verbs, and kernels by name
         self.copied_to_host = 0  # bytes
+        self.packed: list[int] = []  # bytes of each chunk
         self.current: list[Stream] = []  # streams made current, the last one first
 
     def step(self) -> None:
@@ -267,6 +268,9 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                 assert grid[0] > 0, "CUDA refuses a launch without blocks"
                 table, count, buffer, size, divisor = arguments
                 gpu.calls.append(name)
+                if name.startswith("pack"):
+                    letter = name.removeprefix("pack_")
+                    gpu.packed.append(int(size) * np.dtype(WIRES[letter]).itemsize)
                 rows, wire = table.data.ptr, buffer.data.ptr
 
                 def work() -> bool:
