@@ -2,6 +2,7 @@
 
 # First: it sees to it that `import chainer` works where no start-up file ran.
 import chainermn_comm  # noqa: F401
+from chainermn_modelparallel.batch_normalization import MultiNodeBatchNormalization
 from chainermn_modelparallel.chain_list import MultiNodeChainList
 from chainermn_modelparallel.collectives import (
     allgather,
@@ -17,6 +18,7 @@ from chainermn_modelparallel.n_step_rnn import create_multi_node_n_step_rnn
 from chainermn_modelparallel.point_to_point import recv, send
 
 __all__ = [
+    "MultiNodeBatchNormalization",
     "MultiNodeChainList",
     "allgather",
     "allreduce",
