@@ -14,6 +14,7 @@ from chainermn_modelparallel.collectives import (
     scatter,
 )
 from chainermn_modelparallel.delegates import pseudo_connect
+from chainermn_modelparallel.mnbn_model import create_mnbn_model
 from chainermn_modelparallel.n_step_rnn import create_multi_node_n_step_rnn
 from chainermn_modelparallel.point_to_point import recv, send
 
@@ -24,6 +25,7 @@ __all__ = [
     "allreduce",
     "alltoall",
     "bcast",
+    "create_mnbn_model",
     "create_multi_node_n_step_rnn",
     "gather",
     "pseudo_connect",
