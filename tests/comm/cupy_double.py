@@ -35,6 +35,7 @@ class Gpu:
         self.delay = 3  # a piece of work is put off up to so many times
         self.version = 22203  # NCCL's
         self.nccl_fails = False  # work of NCCL never ends, and it says that there is an error
+        self.group_fails = False  # breaks a rule: the verbs of a group are lost, and it says so
         self.ignores_events = False  # breaks a rule: streams don't wait for events
         self.random = random.Random(rank)
         self.memory: dict[int, int] = {}  # device allocations: address and bytes

@@ -102,6 +102,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         nonlocal group
         assert group, "an empty group"
         calls, group = group, None
+        if gpu.group_fails:
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: group")
         assert len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
         launch(calls[0][0], calls[0][1], [verb for _, _, verb in calls])
 

@@ -386,6 +386,21 @@ def test_a_failed_peer_raises_on_every_rank(world, gpu, name):
         np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
 
 
+@pytest.mark.parametrize("how", ["nccl_fails", "group_fails"])
+@pytest.mark.sizes(3, 4)
+def test_a_failed_peer_raises_on_other_nodes_through_a_cuda_aware_mpi(world, gpu, aware, how):
+    nodes = (0, 0, 1, 1)[: world.size]
+    with make_communicator("hierarchical", topology=Topology.of(nodes)) as comm:
+        mean_of(comm, np.ones(2, "f4"))
+        failing = comm.rank == 1
+        setattr(gpu, how, failing)
+        told = "NCCL_ERROR" if failing else "rank 1 failed: NcclError"
+        with pytest.raises(CommunicationError, match=told):
+            mean_of(comm, np.ones(2, "f4"))
+        setattr(gpu, how, False)
+        assert comm.allreduce_obj(1) == world.size
+
+
 def test_a_split_goes_through_nccl_too(world, gpu):
     with make_communicator("pure_nccl") as comm:
         part = comm.split(comm.rank % 2, comm.rank)

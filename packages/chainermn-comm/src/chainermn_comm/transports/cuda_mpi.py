@@ -57,7 +57,7 @@ class CudaMpiTransport:
         mine = shards[rank]
         room = self._rows[: mine.nbytes * size].view(buffer.dtype)
         rows = [room[other * mine.size : (other + 1) * mine.size] for other in range(size)]
-        self._trade(shards, rows)
+        wait(self._trade(shards, rows))
         if mine.size:
             rows[rank] = mine
             self._places[:] = [devices.address(row) for row in rows]
@@ -66,18 +66,29 @@ class CudaMpiTransport:
                 kernels.launch_sum(self._table, size, dtype, mine, divisor)
         self._summed.record(stream)
         wait(self._summed)
-        self._trade([mine] * size, shards)
+        wait(self._trade([mine] * size, shards))
 
-    def _trade(self, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:
+    def _trade(self, outgoing: Sequence[Any], incoming: Sequence[Any]) -> _Messages:
         others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
         requests = [_post(self._comm.Irecv, incoming[rank], rank) for rank in others]
         requests += [_post(self._comm.Isend, outgoing[rank], rank) for rank in others]
-        MPI.Request.Waitall([request for request in requests if request is not None])
+        return _Messages([request for request in requests if request is not None])
 
     def close(self) -> None:
         """Release the memory."""
         self._rows = self._table = devices.empty(0)
         self._places = np.empty(0, np.int64)
+
+
+class _Messages:
+    """Messages under way, to be polled as an event is: so a failed peer is heard of meanwhile."""
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        self._requests = requests
+
+    @property
+    def done(self) -> bool:
+        return bool(MPI.Request.Testall(self._requests))
 
 
 def _post(call: Callable[..., MPI.Request], buffer: Any, rank: int) -> MPI.Request | None:
