@@ -145,6 +145,7 @@ CALLABLES = [
     row("chainermn:CommunicatorBase.set_config", "name"),
     row("chainermn:CommunicatorBase.get_config"),
     row("chainermn:CommunicatorBase.finalize"),
+    row("chainermn.extensions:multi_node_snapshot", "comm", "snapshot", "replica_sets"),
     row(
         "chainermn.extensions:ObservationAggregator",
         "comm",
@@ -197,8 +198,9 @@ CALLABLES = [
     ),
     row("chainermn:scatter_index", "n_total_samples", "comm"),
     row("chainermn:create_empty_dataset", "dataset"),
-    # Ours, for the tip in spec/ on MultiprocessIterator.
+    # Ours, for the tip in spec/ on MultiprocessIterator, and for resuming with one.
     row("chainermn.iterators:use_forkserver"),
+    row("chainermn.iterators:ResumableOrderSampler", ("seed", None)),
 ]
 
 

@@ -27,9 +27,12 @@ from chainer.training import extensions
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import (
+    ResumableOrderSampler,
+    create_multi_node_checkpointer,
     create_multi_node_evaluator,
     create_multi_node_iterator,
     create_multi_node_optimizer,
+    create_synchronized_iterator,
     use_forkserver,
 )
 
@@ -441,3 +444,51 @@ def test_a_trainer_gives_the_weights_of_one_process(comm, kind, examples, tmp_pa
     assert len(mine) == 3
     for one, other in zip(mine, alone, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def master_shares(comm, iterator):
+    return shared(comm, iterator, comm.size - 1)
+
+
+def all_in_step(comm, iterator):
+    return create_synchronized_iterator(iterator, comm)
+
+
+@pytest.mark.parametrize("share", [master_shares, all_in_step])
+@every_kind
+@pytest.mark.parametrize("interval", [2, 3])  # before the end of an epoch, and after it
+def test_a_checkpointed_run_ends_with_the_bits_of_an_uninterrupted_one(
+    comm, kind, share, interval, tmp_path
+):
+    folder = comm.bcast_obj(str(tmp_path))
+
+    def train(out, failing=None):
+        """The weights after 8 iterations of 4 of 10 examples; it fails after `failing`."""
+        np.random.seed(comm.rank)
+        model = Regression()
+        optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
+        # Those that fetch ahead have drawn from NumPy's generator by the time it is saved.
+        sampler = {} if kind is serial else {"order_sampler": ResumableOrderSampler()}
+        iterator = share(comm, kind(regression_data("tuple"), 4, **sampler))
+        updater = training.StandardUpdater(iterator, optimizer.setup(model))
+        trainer = training.Trainer(updater, (8, "iteration"), out=out)
+
+        def fail(trainer):
+            if trainer.updater.iteration == failing:
+                raise InterruptedError
+
+        trainer.extend(fail, trigger=(1, "iteration"))
+        checkpointer = create_multi_node_checkpointer("run", comm)
+        trainer.extend(checkpointer, trigger=(interval, "iteration"))
+        begin = checkpointer.maybe_load(trainer, optimizer)
+        trainer.run()
+        return begin, model.layer.W.array.tobytes()
+
+    begin, expected = train(folder + "/whole")
+    assert begin is None
+    with pytest.raises(InterruptedError):
+        train(folder + "/killed", failing=5)
+    begin, found = train(folder + "/killed")
+    assert begin == 5 // interval * interval
+    assert found == expected
+    on_all_ranks(comm, found)

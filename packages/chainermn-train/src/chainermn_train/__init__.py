@@ -8,10 +8,12 @@ from .datasets import create_empty_dataset, scatter_dataset, scatter_index
 from .evaluator import create_multi_node_evaluator
 from .iterators import create_multi_node_iterator
 from .optimizer import create_multi_node_optimizer
+from .order import ResumableOrderSampler
 from .synchronized_iterator import create_synchronized_iterator
 from .workers import use_forkserver
 
 __all__ = [
+    "ResumableOrderSampler",
     "create_empty_dataset",
     "create_multi_node_checkpoint",
     "create_multi_node_checkpointer",

@@ -8,12 +8,13 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.dataset import Iterator
-from chainer.iterators import OrderSampler, ShuffleOrderSampler
+from chainer.iterators import ShuffleOrderSampler
 from chainer.serializers import DictionarySerializer
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from .agreement import call_or_raise, require_communicator
+from .order import ResumableOrderSampler
 from .workers import await_workers, warn_of_fork
 from .wrapped_iterator import WrappedIterator
 
@@ -28,9 +29,8 @@ def create_synchronized_iterator(
 
     No batch is sent: every rank reads its own data set, which should have the same examples, or
     those parts of the same examples that the rank needs. The iterator starts again from the
-    beginning. Where it shuffles, the order is drawn from rank 0's generator; from then on each
-    epoch's order follows from that of the epoch before. A snapshot holds the latter, so that a
-    resumed run sees the same batches as one that was never interrupted.
+    beginning. Where it shuffles, the order is drawn from rank 0's generator, and goes on as with
+    a :class:`ResumableOrderSampler`.
 
     Args:
         actual_iterator: a ``SerialIterator``, ``MultiprocessIterator`` or
@@ -81,12 +81,6 @@ class SynchronizedIterator(WrappedIterator):
         await_workers(self.actual)
         return next(self.actual)
 
-    def reset(self) -> None:
-        """Start again from the beginning, in another order if it shuffles (not collective)."""
-        if isinstance(self.actual.order_sampler, OrderOfThePast):
-            self.actual.order_sampler.resets += 1
-        self.actual.reset()
-
     def serialize(self, serializer: Any) -> None:
         """Save or load the state (loading is collective).
 
@@ -103,28 +97,6 @@ class SynchronizedIterator(WrappedIterator):
 
         states = call_or_raise(self.communicator, load)
         _require_equal("a synchronized iterator's loaded state", self.communicator, states)
-
-
-class OrderOfThePast(OrderSampler):
-    """Draws the order of an epoch from that of the epoch before, the first one from a seed.
-
-    It may be called in another thread, ahead of time, and is the same function on every rank.
-
-    Attributes:
-        seed: integers below 2**32.
-        resets: how often the iterator has been reset; counts for first orders only.
-    """
-
-    def __init__(self, seed: list[int]) -> None:
-        self.seed = seed
-        self.resets = 0
-
-    def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """The next order: a permutation of the indices, int64 of shape (number of examples,)."""
-        count = len(current_order)
-        first = np.array_equal(current_order, np.arange(count))  # what a reset gives
-        seed = [*self.seed, self.resets] if first else current_order
-        return np.random.RandomState(seed).permutation(count)
 
 
 def _view(iterator: Any) -> tuple[dict[str, Any], list[int]]:
@@ -148,7 +120,7 @@ def _check(iterator: Any) -> None:
             f"MultithreadIterator of Chainer, not {type(iterator).__name__}"
         )
     sampler = iterator.order_sampler
-    if sampler is not None and type(sampler) not in (ShuffleOrderSampler, OrderOfThePast):
+    if sampler is not None and type(sampler) not in (ShuffleOrderSampler, ResumableOrderSampler):
         raise TypeError(
             f"create_synchronized_iterator can't make {type(sampler).__name__} draw the same order "
             "on all ranks; give the iterator shuffle=True instead of an order_sampler, or, if "
@@ -187,7 +159,7 @@ def _drawn_seed(iterator: Any) -> list[int]:
 
 def _start_with(iterator: Any, seed: list[int]) -> None:
     if iterator.order_sampler is not None:
-        iterator.order_sampler = OrderOfThePast(seed)
+        iterator.order_sampler = ResumableOrderSampler(seed)
         # The thread that fetches ahead has its own reference. Chainer 7.8.1 is the last release.
         loop = getattr(iterator, "_prefetch_loop", None)
         if loop is not None:
