@@ -75,7 +75,7 @@ def scatter_dataset(
         def parcels() -> Parcels:
             order = _order(len(dataset), shuffle, seed)
             ends = _shares(len(dataset), communicator.size, force_equal_length)
-            return Parcels(dataset, [order[begin:end] for begin, end in ends])
+            return Parcels(dataset, [order[begin:end] for begin, end in ends], root)
 
         part = deal(communicator, root, parcels, max_buf_len)
         return SubDataset(part, 0, len(part))

@@ -1,14 +1,15 @@
 """Brings each rank the part of one rank's data set that is meant for it.
 
-Rows of NumPy arrays go into a file that the receiving rank reserves (shared_arrays.py): where
-the root can open it, on the same machine, it writes them there straight from the user's array,
-and else in messages. All other data are pickled, and sent in messages.
+Rows of NumPy arrays go into a file for each rank (shared_arrays.py). For ranks on its machine
+the root makes it, and writes it straight from the user's array; the others make it themselves,
+and get the rows in messages. All other data are pickled, and sent in messages.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,11 @@ from chainermn_comm import CommunicatorBase
 
 from .agreement import call_or_raise
 from .parcels import Parcels, dumps, loads
-from .rows import RUN_BYTES
-from .shared_arrays import ALIGNMENT, Address, SharedFile, fill, writing
+from .rows import BLOCK_BYTES
+from .shared_arrays import ALIGNMENT, SharedFile
 
 # A tag that a user's own messages are unlikely to carry.
 _TAG = 23719
-# In a message at most, whatever `max_buf_len` allows: longer ones are no faster, and the memory
-# that they are received in would stay with the process.
-_MESSAGE_BYTES = 1 << 20
 # Instead of a length: the root could not make this part.
 _NONE_COMES = -1
 
@@ -48,41 +46,54 @@ def deal(
     """
     parcels: Parcels | None = None
     opaque: list[np.ndarray] = []
+    gate: SharedFile | None = None
 
-    def outline() -> tuple[list[int], list[int], int] | None:
-        nonlocal parcels, opaque
+    def outline() -> tuple[Any, ...] | None:
+        nonlocal parcels, opaque, gate
         if communicator.rank != root:
             return None
         parcels = make_parcels()
         if communicator.size > 1:
             opaque = [dumps(dataset) for dataset in parcels.opaque]
-        limit = min(max_buf_len, _MESSAGE_BYTES)
-        return parcels.nbytes, [len(each) for each in opaque], limit
+            if any(parcels.nbytes):
+                gate = SharedFile.reserve(ALIGNMENT)
+                gate.shut()
+        # Longer messages are no faster, and the memory that they are received in would stay with
+        # the process.
+        limit = min(max_buf_len, BLOCK_BYTES)
+        address = None if gate is None else gate.address
+        return parcels.nbytes, [len(each) for each in opaque], limit, address
 
-    sizes, lengths, limit = call_or_raise(communicator, outline)[root]
-    nbytes = sizes[communicator.rank]
+    sizes, lengths, limit, address = call_or_raise(communicator, outline)[root]
     file: SharedFile | None = None
 
-    def reserve() -> Address | None:
-        nonlocal file
-        file = SharedFile.reserve(nbytes) if nbytes else None
-        return None if file is None else file.address
+    def come_near() -> bool:
+        """Whether the root's files can be opened here; else make one."""
+        nonlocal file, gate
+        if communicator.rank == root or not sizes[communicator.rank]:
+            return True
+        try:
+            gate = SharedFile.at(address)
+        except OSError:
+            file = SharedFile.reserve(sizes[communicator.rank])
+        return gate is not None
 
-    addresses = call_or_raise(communicator, reserve)
+    near = call_or_raise(communicator, come_near)
     if communicator.rank != root:
         opaque = [np.empty(length, np.uint8) for length in lengths]
     for each in opaque:
         _bcast(communicator, each, limit, root)
 
+    files: dict[int, SharedFile] = {}
     part = None
 
     def receive() -> None:
         nonlocal part
         if parcels is None:
-            part = _receive(communicator, root, file, opaque, limit)
-        else:
-            _send_all(communicator, parcels, file, addresses, limit)
-            part = parcels.attached(root, file)
+            part = _receive(communicator, root, gate, file, opaque, limit)
+            return
+        _send_all(communicator, parcels, near, gate, files, limit)
+        part = parcels.parts[root]
 
     call_or_raise(communicator, receive)
     return part
@@ -101,56 +112,73 @@ def _bcast(communicator: CommunicatorBase, data: np.ndarray, limit: int, root: i
 def _send_all(
     communicator: CommunicatorBase,
     parcels: Parcels,
-    file: SharedFile | None,
-    addresses: list[Address | None],
+    near: list[bool],
+    gate: SharedFile | None,
+    files: dict[int, SharedFile],
     limit: int,
 ) -> None:
-    """Send the others their parcels, and fill all files, the root's own among them.
+    """Fill the root's own part and the files of near ranks, and send all others' parcels.
 
-    If something fails, ranks that still wait are told so, or get zeros, before it is raised.
+    The files are put in ``files``. If something fails, ranks that still wait are told so, or get
+    zeros, before it is raised.
     """
     failures: list[Exception] = []
-    others = [rank for rank in range(communicator.size) if rank != communicator.rank]
-    with contextlib.ExitStack() as stack:
-        near = {} if file is None else {communicator.rank: file.descriptor}
-        for rank in others:
-            address = addresses[rank]
-            descriptor = address and stack.enter_context(writing(address))
-            if descriptor is not None:
-                near[rank] = descriptor
-        # Those that are near sleep until the root leaves this `with`: they take no core from it.
-        far = []
-        for rank in others:
-            told = _send_pickled(communicator, parcels, rank, rank in near, limit, failures)
-            if told and rank not in near:
-                far.append(rank)
-        for rank in [*far, *near]:
-            data = _to_the_end(parcels.contents(rank), parcels.nbytes[rank] - ALIGNMENT, failures)
-            if rank in near:
-                fill(near[rank], data)
-            else:
-                _send_pieces(communicator, data, rank, limit)
+    try:
+        files.update(_fill(parcels, [rank for rank, is_near in enumerate(near) if is_near]))
+    except Exception as exception:
+        failures.append(exception)
+    finally:
+        if gate is not None:
+            gate.open()
+    told = [
+        rank
+        for rank in range(communicator.size)
+        if rank != communicator.rank
+        and _send_pickled(communicator, parcels, rank, files.get(rank), limit, failures)
+    ]
+    for rank in told:
+        if not near[rank]:
+            nbytes = parcels.nbytes[rank] - ALIGNMENT
+            contents = _to_the_end(parcels.contents(rank), nbytes, failures)
+            _send_pieces(communicator, contents, rank, limit)
     if failures:
         raise failures[0]
+
+
+def _fill(parcels: Parcels, near: list[int]) -> dict[int, SharedFile]:
+    """Fill the root's own part, and files with the arrays of near ranks that have any."""
+
+    def make(rank: int) -> SharedFile:
+        file = SharedFile.reserve(parcels.nbytes[rank])
+        file.fill(parcels.contents(rank))
+        return file
+
+    ranks = [rank for rank in near if parcels.nbytes[rank]]
+    # The near ranks sleep before the gate, and leave their cores to the root.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        own = pool.submit(parcels.fill_own)
+        files = dict(zip(ranks, pool.map(make, ranks), strict=True))
+        own.result()
+    return files
 
 
 def _send_pickled(
     communicator: CommunicatorBase,
     parcels: Parcels,
     rank: int,
-    near: bool,
+    file: SharedFile | None,
     limit: int,
     failures: list[Exception],
 ) -> bool:
-    """Send a rank's part without its arrays, or that none comes; return whether one does."""
+    """Send a rank's part and where its arrays lie, or that none comes; return whether one does."""
     payload = None
     if not failures:
         try:
-            payload = parcels.pickled(rank)
+            payload = parcels.pickled(rank, file)
         except Exception as exception:
             failures.append(exception)
     length = _NONE_COMES if payload is None else len(payload)
-    communicator.send(np.array([length, near], dtype=np.int64), rank, _TAG)
+    communicator.send(np.array([length], dtype=np.int64), rank, _TAG)
     if payload is not None:
         _send_pieces(communicator, [payload], rank, limit)
     return payload is not None
@@ -176,7 +204,7 @@ def _to_the_end(
     except Exception as exception:
         failures.append(exception)
     while left > 0:
-        zeros = np.zeros(min(left, RUN_BYTES), np.uint8)
+        zeros = np.zeros(min(left, BLOCK_BYTES), np.uint8)
         left -= len(zeros)
         yield zeros
 
@@ -184,20 +212,26 @@ def _to_the_end(
 def _receive(
     communicator: CommunicatorBase,
     root: int,
+    gate: SharedFile | None,
     file: SharedFile | None,
     opaque: list[np.ndarray],
     limit: int,
 ) -> Any:
-    """This rank's part; None if the root says that none comes, since it has failed."""
-    length, near = (int(n) for n in communicator.recv(root, _TAG))
+    """This rank's part; None if the root says that none comes, since it has failed.
+
+    Args:
+        gate: open once the root has made this rank's file; None if the root doesn't.
+        file: which this rank has made; None if it doesn't.
+    """
+    if gate is not None:
+        gate.wait_until_open()  # asleep: in a receive it would keep a core busy
+    (length,) = (int(n) for n in communicator.recv(root, _TAG))
     if length == _NONE_COMES:
         return None
     payload = np.empty(length, dtype=np.uint8)
     for begin in range(0, length, limit):
         payload[begin : begin + limit] = communicator.recv(root, _TAG)
-    if near and file is not None:
-        file.wait_until_written()
-    elif file is not None:
+    if file is not None:
         _receive_file(communicator, root, file)
     return loads(payload, file, opaque)
 

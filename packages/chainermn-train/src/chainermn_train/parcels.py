@@ -17,11 +17,13 @@ from .shared_arrays import ALIGNMENT, SharedArray, SharedFile
 class Parcels:
     """What the root deals: each rank's part, whose arrays are not filled yet."""
 
-    def __init__(self, dataset: Any, indices: list[np.ndarray]) -> None:
+    def __init__(self, dataset: Any, indices: list[np.ndarray], own: int) -> None:
         """Args:
         dataset: any data set.
         indices: for each rank the int64 indices of its examples.
+        own: the rank of this process, whose arrays need no file.
         """
+        self._own = own
         # The arrays of all parts, and the opaque data sets that they refer to, by their `id`.
         # In pickles they are only named, by what is kept here.
         self.external: dict[int, tuple[Any, ...]] = {}
@@ -34,6 +36,7 @@ class Parcels:
             self.rows.append([])
             self.nbytes.append(0)
             self.parts.append(take(dataset, mine, Leaves(self._place, self._keep)))
+        self.nbytes[own] = 0
 
     def _place(self, source: np.ndarray, indices: np.ndarray) -> SharedArray:
         for array, *origin in self.rows[-1]:
@@ -55,9 +58,15 @@ class Parcels:
             self.opaque.append(dataset)
         return Selection(dataset, indices)
 
-    def pickled(self, rank: int) -> np.ndarray:
-        """A rank's part (uint8, 1-D), without what it finds in its file or shares with others."""
+    def pickled(self, rank: int, file: SharedFile | None) -> np.ndarray:
+        """A rank's part (uint8, 1-D), without what it finds in a file or shares with others.
+
+        Args:
+            rank: the rank.
+            file: which holds its arrays; None if it has made that itself, or needs none.
+        """
         buffer = io.BytesIO()
+        pickle.dump(None if file is None else file.address, buffer)
         _Pickler(buffer, self.external).dump(self.parts[rank])
         return np.frombuffer(buffer.getbuffer(), np.uint8)
 
@@ -70,11 +79,10 @@ class Parcels:
                 yield block
             yield np.zeros(-nbytes % ALIGNMENT, np.uint8)
 
-    def attached(self, rank: int, file: SharedFile | None) -> Any:
-        """This rank's part, whose file is filled."""
-        for array, _, _ in self.rows[rank]:
-            array.attach(file)
-        return self.parts[rank]
+    def fill_own(self) -> None:
+        """Copy the rows of this process's own part."""
+        for array, source, indices in self.rows[self._own]:
+            array.hold(source[indices])
 
 
 class _Pickler(pickle.Pickler):
@@ -91,8 +99,8 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Puts in what `_Pickler` only named."""
 
-    def __init__(self, payload: np.ndarray, file: SharedFile | None, opaque: list[Any]) -> None:
-        super().__init__(io.BytesIO(payload.data))
+    def __init__(self, stream: io.BytesIO, file: SharedFile | None, opaque: list[Any]) -> None:
+        super().__init__(stream)
         self._file = file
         self._opaque = opaque
 
@@ -112,7 +120,11 @@ def loads(payload: np.ndarray, file: SharedFile | None, opaque: list[np.ndarray]
 
     Args:
         payload: uint8, 1-D.
-        file: this rank's, filled; None if its part has no arrays, or empty ones.
+        file: with its arrays; None if the payload says where they are, or there are none.
         opaque: what `dumps` made of each of `Parcels.opaque`.
     """
-    return _Unpickler(payload, file, [pickle.loads(each.data) for each in opaque]).load()
+    stream = io.BytesIO(payload.data)
+    address = pickle.load(stream)
+    if address is not None:
+        file = SharedFile.at(address)
+    return _Unpickler(stream, file, [pickle.loads(each.data) for each in opaque]).load()

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Rows are gathered into so many bytes at a time: they stay in the cache until they are used.
+# Of this size and more, blocks are written equally fast; they stay in the cache until then.
 BLOCK_BYTES = 1 << 20
-# Rows that lie together are not gathered: they are read where they are, in longer pieces.
-RUN_BYTES = 16 << 20
 
 
 def blocks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
@@ -30,8 +28,8 @@ def blocks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
     rows = source.reshape(-1).view(np.uint8).reshape(len(source), row) if plain else source
     if plain and _is_run(indices):
         whole = rows[indices[0] : indices[0] + len(indices)].reshape(-1)
-        for begin in range(0, len(whole), RUN_BYTES):
-            yield whole[begin : begin + RUN_BYTES]
+        for begin in range(0, len(whole), BLOCK_BYTES):
+            yield whole[begin : begin + BLOCK_BYTES]
         return
     count = min(len(indices), max(1, BLOCK_BYTES // row))
     buffer = np.empty((count, *rows.shape[1:]), rows.dtype)

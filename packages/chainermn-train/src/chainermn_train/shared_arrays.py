@@ -1,12 +1,11 @@
 """NumPy arrays that processes of one machine share: mapped from a file that no folder lists.
 
 Such an array is pickled as the place where it lies, so that worker processes map the same
-memory. Nobody else's arrays can be changed, as all of them are read-only.
+memory. All of them are read-only, so that nobody changes another's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -15,8 +14,9 @@ import secrets
 import socket
 import stat
 import tempfile
+import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ LEFT_FREE_BYTES = 32 << 20
 ALIGNMENT = 64
 _TOKEN_BYTES = 32
 
+_sharing = threading.Lock()  # an array goes into one file, whoever pickles it first
 _open_files: weakref.WeakValueDictionary[bytes, SharedFile] = weakref.WeakValueDictionary()
 
 
@@ -40,8 +41,8 @@ class Address(NamedTuple):
     descriptor: int
     token: bytes  # tells it from another file that got the number since, or on another machine
 
-    def open(self, mode: int) -> int:
-        """Open the file anew and return the descriptor.
+    def open(self) -> int:
+        """Open the file anew, for reading, and return the descriptor.
 
         Raises:
             OSError: it can't be reached from this process.
@@ -49,7 +50,7 @@ class Address(NamedTuple):
         path = f"/proc/{self.process}/fd/{self.descriptor}"
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else may have effects
             raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
-        descriptor = os.open(path, mode | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if os.pread(descriptor, _TOKEN_BYTES, 0) != self.token:
             os.close(descriptor)
             raise FileNotFoundError(errno.ENOENT, "that number is another file now", path)
@@ -106,10 +107,11 @@ class SharedFile:
         Raises:
             OSError: it can't be reached from this process.
         """
-        return _open_files.get(address.token) or cls(address.open(os.O_RDONLY), address.token)
+        return _open_files.get(address.token) or cls(address.open(), address.token)
 
     @property
     def address(self) -> Address:
+        """Where others find it now."""
         # Of this process and not of the one that made the file, which may have ended.
         return Address(socket.gethostname(), os.getpid(), self.descriptor, self._token)
 
@@ -117,59 +119,44 @@ class SharedFile:
         """A read-only view, which keeps the memory mapped for as long as it lives itself."""
         return np.ndarray(shape, dtype, self._map, offset)
 
+    def fill(self, data: Iterable[np.ndarray]) -> None:
+        """Write bytes (uint8 arrays, 1-D), one after another, after the token."""
+        offset = ALIGNMENT
+        for block in data:
+            self.write(block, offset)
+            offset += len(block)
+
     def write(self, data: np.ndarray, offset: int) -> None:
         """Write bytes (uint8, 1-D) at an offset."""
-        _write(self.descriptor, data, offset)
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self.descriptor, data[written:].data, offset + written)
 
-    def wait_until_written(self) -> None:
-        """Sleep until nobody is `writing` at this file's address."""
+    # Others can wait for the process that made a file, asleep, until it says so or ends.
+
+    def shut(self) -> None:
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+
+    def open(self) -> None:
+        # Closing it would do, were there no child process that a thread forks meanwhile.
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
+    def wait_until_open(self) -> None:
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
 
-@contextlib.contextmanager
-def writing(address: Address) -> Iterator[int | None]:
-    """A descriptor to write to the file at an address; None if it can't be reached from here.
-
-    Who waits for it to be written goes on at the end of the `with`, or of this process.
-    """
-    try:
-        descriptor = address.open(os.O_RDWR)
-    except OSError:
-        yield None
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        # Closing would do, were there no child process that a thread forks meanwhile.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def fill(descriptor: int, data: Iterable[np.ndarray]) -> None:
-    """Write bytes (uint8 arrays, 1-D) to a file, one after another, after its token."""
-    offset = ALIGNMENT
-    for block in data:
-        _write(descriptor, block, offset)
-        offset += len(block)
-
-
-def _write(descriptor: int, data: np.ndarray, offset: int) -> None:
-    written = 0
-    while written < len(data):
-        written += os.pwrite(descriptor, data[written:].data, offset + written)
-
-
 class SharedArray:
-    """A data set: the rows of a read-only NumPy array that lies in a shared file.
+    """A data set: the rows of a read-only NumPy array.
 
-    Copies are the same object. A pickle holds only where the array lies; it can be loaded by
-    processes of the same user on this machine, while this process has the data set.
+    It lies in a shared file, or in this process's own memory until it is pickled for the first
+    time, which puts it into a file. A pickle holds only where that is; it can be loaded by
+    processes of the same user on this machine, while this process has the data set. Copies are
+    the same object.
     """
 
     def __init__(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        """Nothing can be read before `attach`.
+        """Nothing can be read before `attach` or `hold`.
 
         Args:
             offset: where the array begins in its file.
@@ -182,12 +169,16 @@ class SharedArray:
 
     def attach(self, file: SharedFile | None) -> SharedArray:
         """Let the array be what the file holds, or empty if there is none; return it."""
-        self._file = file
         if file is None:
-            self.array = np.empty(self.shape, self.dtype)
-            self.array.flags.writeable = False
-        else:
-            self.array = file.array(self.offset, self.shape, self.dtype)
+            return self.hold(np.empty(self.shape, self.dtype))
+        self.array = file.array(self.offset, self.shape, self.dtype)
+        self._file = file
+        return self
+
+    def hold(self, array: np.ndarray) -> SharedArray:
+        """Let the array be this one, which nobody else has; return it."""
+        self.array = array
+        self.array.flags.writeable = False
         return self
 
     def __len__(self) -> int:
@@ -206,8 +197,18 @@ class SharedArray:
         return self
 
     def __reduce__(self) -> Any:
+        with _sharing:
+            if self._file is None and self.array.nbytes:
+                self._share()
         address = None if self._file is None else self._file.address
         return _find, (address, self.offset, self.shape, self.dtype)
+
+    def _share(self) -> None:
+        data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
+        file = SharedFile.reserve(ALIGNMENT + len(data))
+        file.write(data, ALIGNMENT)
+        self.offset = ALIGNMENT
+        self.attach(file)
 
 
 def _find(
