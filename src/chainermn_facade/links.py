@@ -1,5 +1,17 @@
 """Links whose parts are on several ranks."""
 
-from chainermn_modelparallel import create_multi_node_n_step_rnn
+from chainermn_modelparallel import (
+    ColumnParallelLinear,
+    MultiNodeBatchNormalization,
+    RowParallelLinear,
+    create_mnbn_model,
+    create_multi_node_n_step_rnn,
+)
 
-__all__ = ["create_multi_node_n_step_rnn"]
+__all__ = [
+    "ColumnParallelLinear",
+    "MultiNodeBatchNormalization",
+    "RowParallelLinear",
+    "create_mnbn_model",
+    "create_multi_node_n_step_rnn",
+]

@@ -16,11 +16,14 @@ from chainermn_modelparallel.collectives import (
 from chainermn_modelparallel.delegates import pseudo_connect
 from chainermn_modelparallel.mnbn_model import create_mnbn_model
 from chainermn_modelparallel.n_step_rnn import create_multi_node_n_step_rnn
+from chainermn_modelparallel.parallel_linear import ColumnParallelLinear, RowParallelLinear
 from chainermn_modelparallel.point_to_point import recv, send
 
 __all__ = [
+    "ColumnParallelLinear",
     "MultiNodeBatchNormalization",
     "MultiNodeChainList",
+    "RowParallelLinear",
     "allgather",
     "allreduce",
     "alltoall",

@@ -91,7 +91,7 @@ def carry_out(
     Args:
         comm: the ranks that take part.
         verb: one of ``VERBS``.
-        variables: what this rank gives; None if there is a problem.
+        variables: what this rank gives; anything if there is a problem.
         root: for verbs that have one.
         view: what must be equal on all ranks; by default the verb and its root.
         problem: why this rank can't take part.
@@ -103,7 +103,8 @@ def carry_out(
         backward has to run, else nothing.
     """
     view = view or (("operation", verb), ("root", root))
-    variables = variables or ()
+    if problem is not None or variables is None:
+        variables = ()
     given = variables + bystanders
     call = agree(comm, view, problem, wants=any(wants_gradient(each) for each in given))
     node = Collective(comm, verb, root, len(variables), (view[0][1], call.number))
