@@ -1,6 +1,11 @@
 """Extensions of Chainer's Trainer that work over ranks."""
 
-from chainermn_train import create_multi_node_evaluator
+from chainermn_train import (
+    create_multi_node_checkpoint,
+    create_multi_node_checkpointer,
+    create_multi_node_evaluator,
+    multi_node_snapshot,
+)
 from chainermn_train.extensions import (
     AllreducePersistent,
     GenericMultiNodeEvaluator,
@@ -16,6 +21,9 @@ __all__ = [
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",
     "ThroughputReport",
+    "create_multi_node_checkpoint",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
+    "multi_node_snapshot",
     "on_rank",
 ]

@@ -58,6 +58,12 @@ def make_trainer(comm, out, stop=8, seed=None, sampler=None):
     return trainer, model, optimizer
 
 
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch):
+    """Nothing here can tell whether files have reached the disk, which takes most of the time."""
+    monkeypatch.setattr(durable.os, "fsync", lambda _: None)
+
+
 @pytest.fixture
 def folder(tmp_path, world) -> Path:
     """One folder for all ranks."""
@@ -467,7 +473,7 @@ def test_disk_error_of_one_rank_is_raised_on_all(
         with pytest.raises((OSError, RuntimeError), match="No space left") as caught:
             save_and_flush(checkpointer, 2)
     assert isinstance(caught.value, OSError) == (comm.rank == comm.size - 1)
-    assert not any(".2" in name or "tmp" in name for name in files(comm, path))
+    assert not any(name.endswith((".2", ".tmp")) for name in files(comm, path))
     save_and_flush(checkpointer, 3)  # all go on together
     target = link(0, 0)
     assert create_multi_node_checkpointer("run", comm, path=path).maybe_load(target) == 3

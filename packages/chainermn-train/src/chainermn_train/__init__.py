@@ -8,6 +8,7 @@ from .datasets import create_empty_dataset, scatter_dataset, scatter_index
 from .evaluator import create_multi_node_evaluator
 from .iterators import create_multi_node_iterator
 from .optimizer import create_multi_node_optimizer
+from .snapshot import multi_node_snapshot
 from .order import ResumableOrderSampler
 from .synchronized_iterator import create_synchronized_iterator
 from .workers import use_forkserver
@@ -21,6 +22,7 @@ __all__ = [
     "create_multi_node_iterator",
     "create_multi_node_optimizer",
     "create_synchronized_iterator",
+    "multi_node_snapshot",
     "scatter_dataset",
     "scatter_index",
     "use_forkserver",
