@@ -162,6 +162,22 @@ def test_a_resumed_training_stops_where_an_uninterrupted_one_does(
     assert resumed.stop_trigger.best == whole.stop_trigger.best
 
 
+def test_snapshots_change_nothing(comm, trainer_for):
+    values = [5.0, 1.0, 3.0, 2.0, 4.0, 1.0, 2.0, 9.0, 1.0, 8.0, 1.0, 1.0] + [9.0] * 18
+    best = []
+    for snapshots in (False, True):
+        trigger = MultiNodeEarlyStoppingTrigger(
+            comm, monitor="score", patience=1, max_trigger=(10, "epoch")
+        )
+        trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+        trainer.extend(reporting(values))
+        if snapshots:
+            trainer.extend(extensions.snapshot(), trigger=(2, "iteration"))
+        assert stopped_at(comm, trainer) == 9
+        best.append(trigger.best)
+    assert best[0] == best[1] == 7 / 3
+
+
 def test_an_error_in_one_rank_s_trigger_is_raised_on_all(comm, trainer_for):
     last = comm.size - 1
 

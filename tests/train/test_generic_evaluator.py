@@ -75,14 +75,17 @@ def test_in_a_trainer_all_ranks_log_the_result(comm, trainer_for):
     median = float(np.median(np.concatenate(comm.allgather_obj(mine))))
     trainer.extend(Median(comm, iterator(mine), model))
     trainer.extend(Median(comm, iterator(mine), model), name="again")
+    trainer.extend(GenericMultiNodeEvaluator(comm, iterator(mine), model), name="outputs")
     log = extensions.LogReport()
     trainer.extend(log)
-    seen = []
-    trainer.extend(lambda t: seen.append(float(t.observation["main/mean"].array)), name="seen")
+    seen, before = [], []
+    mean = lambda t: float(t.observation["main/mean"].array)  # noqa: E731
+    trainer.extend(lambda t: before.append(mean(t)), name="before", priority=1000)
+    trainer.extend(lambda t: seen.append(mean(t)), name="seen")
     trainer.run()
     assert [entry["validation/median"] for entry in log.log] == [median, median]
     assert [entry["again/median"] for entry in log.log] == [median, median]
-    assert seen[0] == 0.5  # training's own value, not evaluation's
+    assert seen == before  # training's own values, not evaluation's
 
 
 def test_outputs_come_batch_by_batch_in_rank_order(comm):

@@ -58,8 +58,8 @@ def test_an_epoch_gives_a_line_and_the_same_observations_on_all_ranks(comm, trai
         assert comm.allgather_obj(report) == [report] * comm.size
     lines = capsys.readouterr().out.splitlines()
     pattern = (
-        rf"epoch \d, iteration \d+: [\d.e+]+ examples/s on {comm.size} ranks; a step takes "
-        r"[\d.e+]+ ms: \d+ % computing, \d+ % waiting, \d+ % on the wire; "
+        rf"epoch \d, iteration \d+: [\d,.]+ examples/s on {comm.size} ranks; a step takes "
+        r"[\d,.]+ ms: \d+ % computing, \d+ % waiting, \d+ % on the wire; "
         r"slowest: rank \d, which computes [\d.]+ times the mean"
     )
     if comm.rank == 0:

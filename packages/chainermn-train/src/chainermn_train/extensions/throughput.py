@@ -21,8 +21,9 @@ class ThroughputReport(SharesCommunicator, training.Extension):
 
     Rank 0 prints a line each time it is triggered, by default once an epoch::
 
-        epoch 1, iteration 300: 5123 examples/s on 4 ranks; a step takes 78 ms: 71 % computing,
-        20 % waiting, 9 % on the wire; slowest: rank 2, which computes 1.31 times the mean
+        epoch 1, iteration 300: 5,123.4 examples/s on 4 ranks; a step takes 78.1 ms: 71 %
+        computing, 20 % waiting, 9 % on the wire; slowest: rank 2, which computes 1.31 times
+        the mean
 
     and all ranks report the same observations, so that ``LogReport`` keeps them:
     ``throughput/examples_per_second`` (all ranks' examples), ``throughput/seconds_per_step``
@@ -150,8 +151,8 @@ def _line(summary: dict[str, float], ranks: list[_Share]) -> str:
     slowest = int(summary["slowest_rank"])
     times = [rank.computing for rank in ranks]
     return (
-        f"{summary['examples_per_second']:.4g} examples/s on {len(ranks)} ranks; a step takes "
-        f"{1000 * summary['seconds_per_step']:.3g} ms: {100 * summary['computing']:.0f} % "
+        f"{summary['examples_per_second']:,.1f} examples/s on {len(ranks)} ranks; a step takes "
+        f"{1000 * summary['seconds_per_step']:,.1f} ms: {100 * summary['computing']:.0f} % "
         f"computing, {100 * summary['waiting']:.0f} % waiting, {100 * summary['wire']:.0f} % on "
         f"the wire; slowest: rank {slowest}, which computes "
         f"{times[slowest] * len(times) / sum(times):.2f} times the mean"
