@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import util
-
 import numpy as np
 import pytest
 
@@ -50,7 +48,6 @@ def test_mean_is_the_sum_in_rank_order_divided(comm, method, dtype):
     assert_equal_on_all_ranks(comm, model)
 
 
-@pytest.mark.skipif(util.find_spec("ml_dtypes") is None, reason="there is no ml_dtypes")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_travel_as_bfloat16(world, name, dtype):

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
-from importlib import util
 
 import numpy as np
 import pytest
@@ -224,7 +223,6 @@ def test_uneven_nodes_exchange_as_many_shards_as_the_smallest_has_ranks(gpu):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.skipif(util.find_spec("ml_dtypes") is None, reason="there is no ml_dtypes")
 def test_gradients_travel_as_bfloat16(world, gpu, name):
     for nodes in topologies(name, world.size):
         with make_communicator(name, None, "bfloat16", topology=Topology.of(nodes)) as comm:
@@ -244,7 +242,6 @@ def test_gradients_travel_as_bfloat16(world, gpu, name):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.skipif(util.find_spec("ml_dtypes") is None, reason="there is no ml_dtypes")
 @pytest.mark.parametrize("lacks", ["NCCL", "CuPy"])
 def test_bfloat16_says_what_it_lacks(world, gpu, monkeypatch, lacks):
     odd = world.rank == 1

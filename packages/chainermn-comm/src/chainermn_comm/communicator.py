@@ -16,7 +16,6 @@ from .agreement import Agreement, prepare
 from .base import CommunicatorBase
 from .broadcast import bcast_parameters
 from .collectives import Group
-from .device_stream import DeviceStream
 from .errors import CommunicationError, FinalizedError
 from .gradients import mean_gradients
 from .integers import as_integer
@@ -307,9 +306,8 @@ class MpiCommunicator(CommunicatorBase):
         if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
             return
         resources.transport.close()
-        on_gpus = self._reducers.get(True)
-        if isinstance(on_gpus, DeviceStream):
-            on_gpus.abandon()
+        for reducer in self._reducers.values():
+            reducer.abandon()
         self._reducers.clear()
 
     # How the verbs are made.
