@@ -86,45 +86,42 @@ class Normalize(chainer.FunctionNode):
             None if axis in self._axis else slice(None) for axis in range(x.ndim)
         )
         expander = self._expander
-        count, mean, centred = self._centred(x, gamma)
-        squares = xp.square(centred).sum(axis=self._axis)
-        self._combine(count, mean, squares)
-        centred += xp.asarray(mean - self.mean)[expander]
+        count = x.size // gamma.size if gamma.size else 0
+        own = xp.zeros((2, *gamma.shape), self._dtype)  # mean of each channel; squares about it
+        if count:
+            x.sum(axis=self._axis, dtype=self._dtype, out=own[0])
+            own[0] /= count
+        centred = xp.subtract(x, own[0][expander], dtype=self._dtype)
+        xp.square(centred).sum(axis=self._axis, out=own[1])
+        self._combine(count, cuda.to_cpu(own))
+        centred += (own[0] - self.mean)[expander]
         self._inv_std = 1 / xp.sqrt(self.var + self._dtype.type(self._eps))
         centred *= (self._inv_std * gamma)[expander]
         centred += beta[expander]
         return centred.astype(x.dtype, copy=False), xp.empty(0, np.float32)
 
-    def _centred(self, x: Any, gamma: Any) -> tuple[int, Any, Any]:
-        """How many values a channel has here, their mean, and a new array of x without it."""
-        count = x.size // gamma.size if gamma.size else 0
-        if count == 0:
-            return 0, self._xp.zeros(gamma.shape, self._dtype), x.astype(self._dtype)
-        mean = x.mean(axis=self._axis, dtype=self._dtype)
-        return count, mean, self._xp.subtract(x, mean[self._expander], dtype=self._dtype)
-
-    def _combine(self, count: int, mean: Any, squares: Any) -> None:
+    def _combine(self, count: int, own: np.ndarray) -> None:
         """Set count, mean and variance of the whole batch, from each rank's in rank order.
 
         Deviations are from each rank's own mean, so that no digits are lost where the mean is
         large; the sums over ranks are taken in float64.
         """
-        shape, dtype = mean.shape, self._dtype
-        view: View = (("operation", NAME), ("dtype and channels", f"{dtype} {shape}"))
-        own = cuda.to_cpu(self._xp.stack([mean, squares]))
+        shape = own.shape[1:]
+        view: View = (("operation", NAME), ("dtype and channels", f"{own.dtype} {shape}"))
         payload = _COUNT.pack(count) + own.tobytes()
         self._call: Call = agree(self._comm, view, wants=self._wants, payload=payload)
-        counts = np.array([_COUNT.unpack_from(row)[0] for row in self._call.payloads], np.float64)
-        rows = [np.frombuffer(row[_COUNT.size :], dtype) for row in self._call.payloads]
-        sums = np.stack(rows).astype(np.float64).reshape(len(rows), 2, *shape)
-        self.count = int(counts.sum())
-        divisor = max(self.count, 1)
-        weights = counts.reshape(-1, *(1,) * len(shape)) / divisor
-        means = sums[:, 0]
+        counts = [_COUNT.unpack_from(row)[0] for row in self._call.payloads]
+        self.count = sum(counts)
+        rows = _floats([row[_COUNT.size :] for row in self._call.payloads], own)
+        means, squares = rows[:, 0], rows[:, 1]
+        weights = np.array(counts).reshape(-1, *(1,) * len(shape)) / max(self.count, 1)
         center = (weights * means).sum(axis=0)
-        var = sums[:, 1].sum(axis=0) / divisor + (weights * (means - center) ** 2).sum(axis=0)
-        self.mean = self._xp.asarray(center.astype(dtype))
-        self.var = self._xp.asarray(var.astype(dtype))
+        means -= center
+        means *= means
+        means *= weights
+        var = squares.sum(axis=0) / max(self.count, 1) + means.sum(axis=0)
+        self.mean = self._xp.asarray(center.astype(own.dtype))
+        self.var = self._xp.asarray(var.astype(own.dtype))
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
@@ -155,13 +152,16 @@ class Normalize(chainer.FunctionNode):
         ggamma = (gy * x_hat).sum(axis=self._axis)
         gx = None
         if self._call.wanted:
-            own = cuda.to_cpu(scale * xp.stack([ggamma, gbeta]))
-            # The number tells calls of this function apart.
-            view = (("operation", f"backward of {NAME}"), ("call", self._call.number))
-            rows = agree(self._comm, view, payload=own.tobytes()).payloads
-            sums = np.stack([np.frombuffer(row, dtype) for row in rows])
-            mean = sums.sum(axis=0, dtype=np.float64) / max(self.count, 1)
-            of_gamma, of_beta = xp.asarray(mean.astype(dtype).reshape(own.shape))
+            own = xp.empty((2, *gamma.shape), dtype)
+            xp.multiply(scale, ggamma, out=own[0])
+            xp.multiply(scale, gbeta, out=own[1])
+            host = cuda.to_cpu(own)
+            view: View = (("operation", f"backward of {NAME}"),)
+            payload = host.tobytes()
+            call = agree(self._comm, view, payload=payload, forward=self._call.number)
+            means = _floats(call.payloads, host).sum(axis=0)
+            means /= max(self.count, 1)
+            of_gamma, of_beta = xp.asarray(means.astype(dtype))
             x_hat *= -of_gamma[expander]
             x_hat += scale[expander] * gy
             x_hat -= of_beta[expander]
@@ -200,3 +200,9 @@ class Normalize(chainer.FunctionNode):
             # Whichever of the three a rank goes on from, it comes by the exchanges above.
             ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
         return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
+
+
+def _floats(payloads: list[memoryview], like: np.ndarray) -> np.ndarray:
+    """Each rank's array, of the dtype and shape of ``like``, one after the other in float64."""
+    numbers = np.frombuffer(b"".join(payloads), like.dtype)
+    return numbers.astype(np.float64).reshape(len(payloads), *like.shape)

@@ -6,6 +6,7 @@ here, and all of them raise; so does every rank when one of them can't take part
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import struct
@@ -21,8 +22,9 @@ from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
 # What must be equal on all ranks: names and how they stand here.
 View = tuple[tuple[str, Any], ...]
 
-# Digest of the view, number of the call, and flags.
-_HEAD = struct.Struct("<16sQB")
+# Digest of the view, number of the call that backward belongs to, number of this call, flags.
+_HEAD = struct.Struct("<16sqQB")
+NO_CALL = -1
 _PROBLEM, _WANTS, _BACKPROP = 1, 2, 4
 _numbers = itertools.count()
 
@@ -48,6 +50,7 @@ def agree(
     problem: BaseException | None = None,
     wants: bool = False,
     payload: bytes = b"",
+    forward: int = NO_CALL,
 ) -> Call:
     """Agree on a call (collective: one ``allgather``).
 
@@ -57,23 +60,25 @@ def agree(
         problem: why this rank can't take part.
         wants: whether this rank needs a gradient of the call.
         payload: bytes for the other ranks, of any length.
+        forward: for backward, the number of the call whose gradients it takes back. It tells
+            calls that are alike from each other, so that their gradients are not swapped.
 
     Raises:
-        RankMismatchError: on all ranks, when views differ, or when one needs a gradient and
-            another runs in ``no_backprop_mode``.
+        RankMismatchError: on all ranks, when views or those numbers differ, or when one needs a
+            gradient and another runs in ``no_backprop_mode``.
         PeerError: on the ranks without a problem, when another has one; that one raises its
             problem itself.
     """
     flags = _PROBLEM * (problem is not None) | _WANTS * wants
     flags |= _BACKPROP * bool(chainer.config.enable_backprop)
-    digest = hashlib.blake2b(repr(view).encode(), digest_size=16).digest()
-    record = _HEAD.pack(digest, next(_numbers), flags) + payload
+    digest = _digest(view)
+    record = _HEAD.pack(digest, forward, next(_numbers), flags) + payload
     rows = [memoryview(row) for row in comm.allgather(np.frombuffer(record, np.uint8))]
     heads = [_HEAD.unpack_from(row) for row in rows]
     if any(flags & _PROBLEM for *_, flags in heads):
         _raise_problem(comm, view, problem)
-    if any(other != digest for other, *_ in heads):
-        _raise_mismatch(comm, view)
+    if any(head[:2] != (digest, forward) for head in heads):
+        _raise_mismatch(comm, view if forward == NO_CALL else (*view, ("call", forward)))
     wanted = any(flags & _WANTS for *_, flags in heads)
     without = [rank for rank, (*_, flags) in enumerate(heads) if not flags & _BACKPROP]
     if wanted and without:
@@ -82,7 +87,12 @@ def agree(
             "don't build a graph; use no_backprop_mode (and enable_double_backprop) on all ranks "
             "or on none"
         )
-    return Call(heads[0][1], wanted, [row[_HEAD.size :] for row in rows])
+    return Call(heads[0][2], wanted, [row[_HEAD.size :] for row in rows])
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(view: View) -> bytes:
+    return hashlib.blake2b(repr(view).encode(), digest_size=16).digest()
 
 
 def attempt(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -15,7 +15,7 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import View, agree
+from chainermn_modelparallel.calls import NO_CALL, View, agree
 from chainermn_modelparallel.delegates import pseudo_connect
 
 Arrays = tuple[Any, ...]
@@ -85,6 +85,7 @@ def carry_out(
     view: View = (),
     problem: BaseException | None = None,
     bystanders: tuple[Variable, ...] = (),
+    forward: int = NO_CALL,
 ) -> tuple[Variable, ...]:
     """Call a verb on variables (collective).
 
@@ -97,6 +98,7 @@ def carry_out(
         problem: why this rank can't take part.
         bystanders: variables that are not used, but that backward is to visit too; they get
             gradients of zeros.
+        forward: for backward, the number of the call; see :func:`agree`.
 
     Returns:
         This rank's results. A rank that gets none has an empty delegate variable instead if
@@ -106,7 +108,7 @@ def carry_out(
     if problem is not None or variables is None:
         variables = ()
     given = variables + bystanders
-    call = agree(comm, view, problem, wants=any(wants_gradient(each) for each in given))
+    call = agree(comm, view, problem, wants=any(map(wants_gradient, given)), forward=forward)
     node = Collective(comm, verb, root, len(variables), (view[0][1], call.number))
     if not call.wanted:  # on no rank, so no backward shall ever wait here
         with chainer.using_config("enable_backprop", False):
@@ -169,10 +171,17 @@ class Collective(chainer.FunctionNode):
             # will on other ranks.
             bystanders = self.get_retained_outputs()
             gradients = tuple(pseudo_connect(*bystanders, each) for each in gradients)
-        # The number tells calls of one function apart: their gradients must not be swapped.
-        view = (("operation", f"backward of {operation}"), ("call", number))
+        view: View = (("operation", f"backward of {operation}"),)
         adjoint = VERBS[self._verb].adjoint
-        found = carry_out(self._comm, adjoint, gradients, self._root, view, bystanders=bystanders)
+        found = carry_out(
+            self._comm,
+            adjoint,
+            gradients,
+            self._root,
+            view,
+            bystanders=bystanders,
+            forward=number,
+        )
         return tuple(self._gradient(index, found) for index in indexes)
 
     def _gradient(self, index: int, found: tuple[Variable, ...]) -> Variable | None:
