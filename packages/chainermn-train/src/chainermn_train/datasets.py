@@ -39,6 +39,14 @@ def scatter_dataset(
     of another class, which only that class knows how to divide, each rank receives the
     object, and uses its own share of the indices.
 
+    Arrays arrive read-only (copy an example to change it). The ranks of one machine hold one
+    copy of them together, in files without a name in ``/dev/shm``, or in the temporary folder
+    where the former has no room. These last as long as the data set, whatever becomes of
+    ``comm``. A pickle of the data set refers to that memory, so that worker processes share
+    it: it can be loaded on the same machine, by the same user, while the process that made it
+    has the data set; else loading raises OSError. Arrays of Python objects, lists, and examples
+    taken from the data set are pickled as ever.
+
     Args:
         dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
             It may be empty, or have fewer examples than there are ranks.
@@ -48,7 +56,7 @@ def scatter_dataset(
         seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the numbers
             of examples and ranks are the same. None for another order each time. Only used
             by ``root``, as are the following.
-        max_buf_len: bytes sent at once; at most 2147483647.
+        max_buf_len: bytes sent at once at most; at most 2147483647.
         force_equal_length: give all ranks the same number of examples, so that they do the
             same number of iterations in an epoch; if the number of examples is not divisible
             by the number of ranks, up to one example a rank is then dealt to two ranks.
@@ -62,6 +70,7 @@ def scatter_dataset(
             this error, the others a :class:`~chainermn_comm.errors.PeerError` that names
             it. So do they if the root fails to take or pickle a part, or a rank to unpickle
             its own.
+        OSError: there is no room for the arrays; raised likewise.
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
