@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .errors import PeerError, RankMismatchError, describe_exception
+from .watchdog import NOBODY, Record
 
 # What a rank says of its call: entries of a name and how that stands here; hashable, with a
 # `repr` that tells all. Ranks agree when their views are equal; else the first entry that differs
@@ -31,11 +32,14 @@ class Agreement:
     operations meet here all the same, and stay in step for the next call.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, record: Record | None = None) -> None:
+        """Agree among the ranks of ``comm``; calls are noted in ``record``."""
         self._comm = comm
+        self._record = record or Record()
         self._calls = 0
         self._received = bytearray(_RECORD_BYTES * comm.size)
-        self._digests: dict[Any, bytes] = {}
+        # Of a view: its digest, the root, and the bytes of what it tells of.
+        self._digests: dict[Any, tuple[bytes, int, int]] = {}
 
     def __call__(
         self,
@@ -43,6 +47,7 @@ class Agreement:
         view: View = (),
         note: bytes = b"",
         problem: BaseException | None = None,
+        nbytes: int = 0,
     ) -> list[bytes]:
         """Agree on one collective call (collective).
 
@@ -51,6 +56,7 @@ class Agreement:
             view: what must be equal on all ranks.
             note: bytes for the other ranks, any length.
             problem: why this rank can't take part.
+            nbytes: this rank's payload, for the watchdog, where ``view`` has no ``nbytes``.
 
         Returns:
             Every rank's note, in rank order.
@@ -61,7 +67,8 @@ class Agreement:
                 that one raises its problem itself.
         """
         self._calls += 1
-        digest = self._digest((operation, view))
+        digest, root, size = self._digest(operation, view)
+        self._record.collective(operation, self._calls, root, size or nbytes)
         head = _HEAD.pack(digest, self._calls, problem is not None, len(note))
         record = (head + note[:_INLINE_BYTES]).ljust(_RECORD_BYTES, b"\0")
         received = self._received
@@ -76,16 +83,18 @@ class Agreement:
             self._raise_mismatch(operation, view)
         return self._notes(rows, [length for *_, length in heads], note)
 
-    def _digest(self, key: tuple[Any, ...]) -> bytes:
+    def _digest(self, operation: str, view: View) -> tuple[bytes, int, int]:
+        key = operation, view
         # Loops repeat few different calls; hashing their views anew would cost more than the
         # exchange itself.
-        digest = self._digests.get(key)
-        if digest is None:
+        found = self._digests.get(key)
+        if found is None:
             if len(self._digests) >= 64:
                 self._digests.clear()
             digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
-            self._digests[key] = digest
-        return digest
+            roots = [entry[1] for entry in view if entry[0] == "root"] or [NOBODY]
+            found = self._digests[key] = digest, roots[0], getattr(view, "nbytes", 0)
+        return found
 
     def _notes(self, rows: list[bytearray], lengths: list[int], note: bytes) -> list[bytes]:
         if max(lengths) <= _INLINE_BYTES:

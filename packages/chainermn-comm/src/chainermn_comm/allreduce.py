@@ -82,7 +82,8 @@ def _reduce(
 ) -> Any:
     arrays = message.arrays if message else ()
     view = tuple([("array", array.dtype, array.shape) for array in arrays])
-    group.agreement(operation, view, problem=problem)
+    nbytes = sum(array.nbytes for array in arrays)
+    group.agreement(operation, view, problem=problem, nbytes=nbytes)
     assert message is not None  # else there was a problem
     sums = []
     with telling_of_overflow() if divisor > 1 else np.errstate(all="ignore"):

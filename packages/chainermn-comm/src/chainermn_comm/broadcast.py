@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from typing import Any
 
@@ -30,7 +31,8 @@ def bcast_parameters(group: Group, transport: Transport, model: Any) -> None:
     found, problem = prepare(lambda: _forms(model, group.rank))
     named, mine = found or ([], [])
     view = tuple([("parameter", name) for name, _ in named])
-    notes = group.agreement("bcast_data", view, pickle.dumps(mine), problem)
+    nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, mine))
+    notes = group.agreement("bcast_data", view, pickle.dumps(mine), problem, nbytes=nbytes)
     rows = [pickle.loads(note) for note in notes]
     sources = [
         _source(group, name, [row[index] for row in rows]) for index, (name, _) in enumerate(named)

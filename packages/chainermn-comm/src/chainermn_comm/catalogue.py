@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import abort, blas_threads, forked
+from . import abort, blas_threads, forked, watchdog
 from .settings import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
 from .topology import Topology
 
@@ -87,11 +87,16 @@ def create_communicator(
     ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a multiple of 64 from 64 to
     2^30. It is read when a communicator is made; a split keeps it.
 
+    A call that waits for more than ten minutes is reported, with the rank that the others seem to
+    wait for first, and goes on waiting. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets
+    another number of seconds, from 1 on, after which the job is ended too; 0 switches that off.
+    The first communicator of more than one rank starts it, one small process a machine.
+
     Returns:
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        ValueError: no such communicator, dtype or size of chunks, ``single_node`` on several
+        ValueError: no such communicator, dtype, size of chunks or time-out, ``single_node`` on several
             nodes, or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
@@ -104,8 +109,9 @@ def make_communicator(
     allreduce_grad_dtype: Any = None,
     batched_copy: bool = False,
     topology: Topology | None = None,
+    limit: watchdog.Limit | None = None,
 ) -> MpiCommunicator:
-    """:func:`create_communicator` with a topology that may be imposed, for tests (collective)."""
+    """:func:`create_communicator` for tests, which may impose a topology and a limit of waiting."""
     from mpi4py import MPI
 
     from . import device_plans, plans
@@ -120,20 +126,27 @@ def make_communicator(
     found, problem = prepare(
         lambda: (
             _recipe(name),
-            Settings(wire_dtype(allreduce_grad_dtype), bool(batched_copy), chunk_bytes()),
+            Settings(
+                wire_dtype(allreduce_grad_dtype),
+                bool(batched_copy),
+                chunk_bytes(),
+                limit or watchdog.limit(),
+            ),
         )
     )
-    traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
-    try:
-        view = (
-            ("communicator", str(name)),
-            ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
-            (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
-        )
-        note = blas_threads.note(comm.size)
-        notes = Agreement(traffic)("create_communicator", view, note, problem)
-    finally:
-        traffic.Free()
+    view = (
+        ("communicator", str(name)),
+        ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
+        (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
+        (watchdog.VARIABLE, os.environ.get(watchdog.VARIABLE)),
+    )
+    note = blas_threads.note(comm.size)
+    with watchdog.meeting("create_communicator"):
+        traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
+        try:
+            notes = Agreement(traffic)("create_communicator", view, note, problem)
+        finally:
+            traffic.Free()
     if any(notes):
         blas_threads.limit_blas_threads(comm)
     forked.keep_children_from_mpi()

@@ -57,7 +57,7 @@ def bcast(group: Group, operation: str, make: Callable[[], Message], root: int) 
     message = None
     if group.rank == index:
         message, problem = prepare(make)
-    notes = group.agreement(operation, _root_view(index), _note(message), problem)
+    notes = _agree(group, operation, _note(message), problem, index)
     note = notes[index]
     incoming = _with_memory(
         group, operation, [note], lambda: message or messages.allocate(note[_NBYTES.size :])
@@ -69,7 +69,7 @@ def bcast(group: Group, operation: str, make: Callable[[], Message], root: int) 
 def allgather(group: Group, operation: str, make: Callable[[], Message]) -> list[Message]:
     """Every rank's message on every rank."""
     message, problem = prepare(make)
-    notes = group.agreement(operation, note=_note(message), problem=problem)
+    notes = _agree(group, operation, _note(message), problem)
     outgoing = dict.fromkeys(range(group.size), message)
     incoming = _with_memory(group, operation, notes, lambda: _incoming(group, outgoing, notes))
     return _move(group, outgoing, incoming)
@@ -84,7 +84,7 @@ def gather(
     message = None
     if problem is None:
         message, problem = prepare(make)
-    notes = group.agreement(operation, _root_view(index), _note(message), problem)
+    notes = _agree(group, operation, _note(message), problem, index)
     assert message is not None  # else there was a problem
     outgoing = {index: message}
     wanted = notes if group.rank == index else []
@@ -102,7 +102,7 @@ def scatter(
     if group.rank == index:
         each, problem = prepare(make)
     outgoing = dict(enumerate(each or ()))
-    notes = group.agreement(operation, _root_view(index), _size_note(outgoing.values()), problem)
+    notes = _agree(group, operation, _size_note(outgoing.values()), problem, index)
     frames = [message.frame() for message in outgoing.values()] or None
     frame = group.comm.scatter(frames, index)
 
@@ -116,7 +116,7 @@ def scatter(
 def alltoall(group: Group, operation: str, make: Callable[[], Sequence[Message]]) -> list[Message]:
     """The i-th message of each rank on rank i."""
     each, problem = prepare(make)
-    notes = group.agreement(operation, note=_size_note(each or ()), problem=problem)
+    notes = _agree(group, operation, _size_note(each or ()), problem)
     frames = group.comm.alltoall([message.frame() for message in each])
     outgoing = dict(enumerate(each))
     framed = [b"\0" * _NBYTES.size + frame for frame in frames]
@@ -134,8 +134,17 @@ def check_rank(group: Group, rank: int, name: str) -> int:
     return index
 
 
-def _root_view(root: int | None) -> View:
-    return () if root is None else (("root", root),)
+def _agree(
+    group: Group,
+    operation: str,
+    note: bytes,
+    problem: BaseException | None,
+    root: int | None = None,
+) -> list[bytes]:
+    """Every rank's note, which begins with the payload's size unless it is empty."""
+    view: View = () if root is None else (("root", root),)
+    nbytes = _NBYTES.unpack_from(note)[0] if note else 0
+    return group.agreement(operation, view, note, problem, nbytes)
 
 
 def _note(message: Message | None) -> bytes:

@@ -26,6 +26,7 @@ from .settings import Settings
 from .topology import Topology
 from .transport import Transport
 from .transports.mpi import MpiTransport
+from .watchdog import join, watched
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
@@ -79,11 +80,12 @@ class MpiCommunicator(CommunicatorBase):
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
+        self._record = join(own, MPI.COMM_WORLD.rank, settings.limit)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the largest, which carries the messages of collectives.
         self._max_tag = int(own.Get_attr(MPI.TAG_UB) or 0) - 1
         self._resources: _Resources | None = _Resources(
-            Group(own, Agreement(own), self._max_tag + 1),
+            Group(own, Agreement(own, self._record), self._max_tag + 1),
             MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),
             (own, mpi_comm) if owns_mpi_comm else (own,),
         )
@@ -119,6 +121,7 @@ class MpiCommunicator(CommunicatorBase):
         """The mpi4py communicator that this one was made from."""
         return self._mpi_comm
 
+    @watched
     def split(self, color: int, key: int) -> MpiCommunicator:
         group = self._group
         numbers, problem = prepare(lambda: self._split_arguments(color, key))
@@ -129,12 +132,14 @@ class MpiCommunicator(CommunicatorBase):
 
     # Arrays.
 
+    @watched
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest")
-        point_to_point.send(messages.of_array(data, self._rank), *peer)
+        self._send("send", messages.of_array(data, self._rank), peer)
 
+    @watched
     def recv(self, source: int, tag: int = 0) -> Any:
-        message = point_to_point.recv(*self._peer(source, tag, "source"))
+        message = self._recv("recv", self._peer(source, tag, "source"))
         if message.kind == OBJECT:
             raise TypeError(
                 f"rank {self._rank}: recv got an object that rank {source} sent with send_obj "
@@ -142,37 +147,45 @@ class MpiCommunicator(CommunicatorBase):
             )
         return message.value()
 
+    @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         # Messages are cut to what MPI can count anyway, so `max_buf_len` has nothing to limit.
         return collectives.bcast(self._group, "bcast", self._array(data), root).value()
 
+    @watched
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
         found = collectives.gather(self._group, "gather", self._array(data), root)
         return None if found is None else tuple(message.value() for message in found)
 
+    @watched
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
         found = collectives.alltoall(self._group, "alltoall", self._each(xs, messages.of_array))
         return tuple(message.value() for message in found)
 
+    @watched
     def allreduce(self, data: Any) -> Any:
         return allreduce.sum_arrays(self._group, self._open.transport, data)
 
+    @watched
     def allgather(self, x: Any) -> tuple[Any, ...]:
         found = collectives.allgather(self._group, "allgather", self._array(x))
         return tuple(message.value() for message in found)
 
+    @watched
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         make = self._each(xs, messages.of_array)
         return collectives.scatter(self._group, "scatter", make, root).value()
 
     # Objects.
 
+    @watched
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest")
-        point_to_point.send(messages.of_object(obj), *peer)
+        self._send("send_obj", messages.of_object(obj), peer)
 
+    @watched
     def recv_obj(self, source: int, tag: int = 0) -> Any:
-        message = point_to_point.recv(*self._peer(source, tag, "source"))
+        message = self._recv("recv_obj", self._peer(source, tag, "source"))
         if message.kind != OBJECT:
             raise TypeError(
                 f"rank {self._rank}: recv_obj got an array that rank {source} sent with send "
@@ -180,17 +193,20 @@ class MpiCommunicator(CommunicatorBase):
             )
         return message.value()
 
+    @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         make = self._object(obj)
         message = collectives.bcast(self._group, "bcast_obj", make, root)
         found = self._unpickled("bcast_obj", {} if self._rank == root else {root: message})
         return found.get(root, obj)
 
+    @watched
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         found = collectives.gather(self._group, "gather_obj", self._object(obj), root)
         objs = self._unpickled("gather_obj", dict(enumerate(found or ())))
         return list(objs.values()) if self._rank == root else None
 
+    @watched
     def allreduce_obj(self, obj: Any) -> Any:
         found = collectives.allgather(self._group, "allreduce_obj", self._object(obj))
         objs = self._unpickled("allreduce_obj", dict(enumerate(found)))
@@ -202,15 +218,18 @@ class MpiCommunicator(CommunicatorBase):
                 f"rank {self._rank}: allreduce_obj can't add the ranks' objects ({kinds}): {error}"
             ) from error
 
+    @watched
     def allgather_obj(self, obj: Any) -> list[Any]:
         found = collectives.allgather(self._group, "allgather_obj", self._object(obj))
         return list(self._unpickled("allgather_obj", dict(enumerate(found))).values())
 
+    @watched
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         make = self._each(objs, lambda obj, _: messages.of_object(obj))
         message = collectives.scatter(self._group, "scatter_obj", make, root)
         return self._unpickled("scatter_obj", {root: message})[root]
 
+    @watched
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
         make = self._each(objs, lambda obj, _: messages.of_object(obj))
         found = collectives.alltoall(self._group, "alltoall_obj", make)
@@ -218,6 +237,7 @@ class MpiCommunicator(CommunicatorBase):
 
     # Models.
 
+    @watched
     def bcast_data(self, model: Any) -> None:
         group = self._group
         bcast_parameters(group, self._open.transport, model)
@@ -225,6 +245,7 @@ class MpiCommunicator(CommunicatorBase):
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         self.multi_node_mean_grad(model, zero_fill)
 
+    @watched
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient by its mean over ranks (collective).
 
@@ -247,6 +268,7 @@ class MpiCommunicator(CommunicatorBase):
         wire = self._settings.allreduce_grad_dtype
         mean_gradients(self._group, self._reducer_of, model, wire, zero_fill)
 
+    @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """The mean of all ranks' arrays (collective).
 
@@ -272,6 +294,7 @@ class MpiCommunicator(CommunicatorBase):
             raise ValueError(f"no setting {name!r}; there are {', '.join(settings)}")
         return settings[name]
 
+    @watched
     def finalize(self) -> None:
         """Free this communicator's MPI resources (collective); later calls raise.
 
@@ -289,6 +312,7 @@ class MpiCommunicator(CommunicatorBase):
         resources.transport.close()
         for comm in resources.comms:
             comm.Free()
+        self._record.release()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -305,6 +329,7 @@ class MpiCommunicator(CommunicatorBase):
         resources, self._resources = self._resources, None
         if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
             return
+        self._record.release()
         resources.transport.close()
         for reducer in self._reducers.values():
             reducer.abandon()
@@ -374,6 +399,15 @@ class MpiCommunicator(CommunicatorBase):
                 f"rank {self._rank}: tag must be an integer from 0 to {self._max_tag}, got {tag!r}"
             )
         return group.comm, index, number
+
+    def _send(self, operation: str, message: Message, peer: tuple[MPI.Intracomm, int, int]) -> None:
+        nbytes = sum(array.nbytes for array in message.arrays)
+        self._record.message(operation, *peer[1:], nbytes)
+        point_to_point.send(message, *peer)
+
+    def _recv(self, operation: str, peer: tuple[MPI.Intracomm, int, int]) -> Message:
+        self._record.message(operation, *peer[1:])
+        return point_to_point.recv(*peer)
 
     def _split_arguments(self, color: int, key: int) -> list[int]:
         numbers = []

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import NoReturn
 
+from .watchdog import aborting
+
 # Between the report and MPI_Abort. MPICH's launcher drops what it has not read by then (lost
 # were 1,200 of 5,000 lines in one of five runs without a pause), and ranks that fail at the same
 # time get to say why.
@@ -59,6 +61,7 @@ def say(text: str) -> None:
 
 def _abort(code: int) -> NoReturn:
     try:
+        aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,15 @@ class Layout:
     dtypes: tuple[np.dtype | None, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
     notes: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(
+            dtype.itemsize * math.prod(shape)
+            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+            if dtype is not None and shape is not None
+        )
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """The layout as the entries of a view, which a mismatch is told by."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .watchdog import NO_LIMIT, Limit
+
 _WIRE_DTYPES = ("float16", "float32", "float64")
 
 CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"
@@ -26,11 +28,13 @@ class Settings:
             where that helps.
         chunk_bytes: how much of the gradients travels at once; None for what each way of
             theirs was measured to like best.
+        limit: how long a call may wait.
     """
 
     allreduce_grad_dtype: np.dtype | None = None
     batched_copy: bool = False
     chunk_bytes: int | None = None
+    limit: Limit = NO_LIMIT
 
     def changed(self, name: str, value: Any) -> Settings:
         """These settings with one changed.

@@ -1,0 +1,24 @@
+"""Tells which rank keeps the others waiting, and ends the job if asked; see docs/decisions/.
+
+A rank notes each call in mapped memory (`calls`); one process a node (`monitor`), which needs
+nothing of the ranks but that memory, reads it. This package imports the standard library only:
+that process has nothing else.
+"""
+
+from .calls import Record, aborting, watched
+from .limit import NO_LIMIT, VARIABLE, Limit, limit
+from .records import NOBODY
+from .starting import join, meeting
+
+__all__ = [
+    "NOBODY",
+    "NO_LIMIT",
+    "VARIABLE",
+    "Limit",
+    "Record",
+    "aborting",
+    "join",
+    "limit",
+    "meeting",
+    "watched",
+]

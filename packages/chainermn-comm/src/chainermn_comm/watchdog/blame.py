@@ -1,0 +1,139 @@
+"""Finds out which rank keeps the others waiting, from what all of them do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from .processes import GONE, RUNNING, STOPPED
+from .records import COLLECTIVE, EVERYBODY, FINALIZE, MESSAGE, Call
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank does.
+
+    Attributes:
+        world: its number in MPI.COMM_WORLD.
+        host: name of its machine.
+        pid: its process there.
+        state: RUNNING, STOPPED or GONE.
+        calls: what it does, or did last, on each of its communicators.
+        stacks: of its threads, in words; empty where they weren't asked for or didn't come.
+    """
+
+    world: int
+    host: str
+    pid: int
+    state: str
+    calls: tuple[Call, ...] = ()
+    stacks: str = ""
+
+    @property
+    def waits(self) -> list[Call]:
+        """The calls that it is in."""
+        return [call for call in self.calls if call.waits]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its program is over; its process may wait in MPI_Finalize, or be gone."""
+        return any(call.operation == FINALIZE for call in self.waits)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is stopped, or gone before its program was over."""
+        return self.state == STOPPED or (self.state == GONE and not self.has_ended)
+
+
+class Job:
+    """The ranks, and who waits for whom."""
+
+    def __init__(self, ranks: Iterable[Rank]) -> None:
+        self.ranks = {rank.world: rank for rank in ranks}
+        self._members: dict[tuple[int, int], dict[int, tuple[Rank, Call]]] = {}
+        for rank in self.ranks.values():
+            for call in rank.calls:
+                self._members.setdefault(call.communicator, {})[call.rank] = rank, call
+
+    def world_rank(self, call: Call, rank: int) -> int | None:
+        """The world's number of a rank of the call's communicator, if we know of it."""
+        found = self._members.get(call.communicator, {}).get(rank)
+        return found[0].world if found else None
+
+    def unknown(self, call: Call) -> int:
+        """How many ranks of the call's communicator we know nothing of."""
+        if call.communicator == EVERYBODY:
+            return 0
+        return call.size - len(self._members[call.communicator])
+
+    def waited_for(self, rank: Rank, call: Call) -> list[Rank]:
+        """Those that must do something before the call of this rank can end."""
+        if call.communicator == EVERYBODY:
+            return [other for other in self.ranks.values() if other.is_lost or _is_elsewhere(other)]
+        members = self._members[call.communicator]
+        if call.state == MESSAGE:
+            other, theirs = members.get(call.peer, (None, None))
+            if other is None or theirs is None or _meet(call, theirs):
+                return []
+            return [other]
+        return [
+            other
+            for other, theirs in members.values()
+            if other is not rank and (theirs.sequence < call.sequence or other.is_lost)
+        ]
+
+    def suspects(self, stalled: Sequence[tuple[Rank, Call]]) -> list[Rank]:
+        """The ranks for which, in the end, these calls wait; the likeliest first.
+
+        From who waits for whom, those that themselves wait for nobody. Where all wait for one
+        another, all of them.
+        """
+        reached: dict[int, Rank] = {rank.world: rank for rank, _ in stalled if rank.is_lost}
+        ends = dict(reached)
+        todo = list(stalled)
+        while todo:
+            rank, call = todo.pop()
+            for other in self.waited_for(rank, call):
+                if other.world in reached:
+                    continue
+                reached[other.world] = other
+                if other.is_lost or not other.waits or other.has_ended:
+                    ends[other.world] = other
+                else:
+                    todo += [(other, theirs) for theirs in other.waits]
+        return sorted((ends or reached).values(), key=_likelihood)
+
+    def with_stacks(self, stacks: dict[int, str]) -> Job:
+        """The same with the stacks of the ranks that gave them."""
+        return Job(
+            replace(rank, stacks=stacks.get(rank.world, rank.stacks))
+            for rank in self.ranks.values()
+        )
+
+
+def _is_elsewhere(rank: Rank) -> bool:
+    return rank.state == RUNNING and not rank.waits
+
+
+def _meet(one: Call, other: Call) -> bool:
+    """Whether two calls are the two ends of one message, which may be on its way."""
+    return (
+        other.state == MESSAGE
+        and other.peer == one.rank
+        and other.tag == one.tag
+        and {one.operation[:4], other.operation[:4]} == {"send", "recv"}
+    )
+
+
+def _likelihood(rank: Rank) -> tuple[int, int, int]:
+    waits = [call.sequence for call in rank.waits if call.state == COLLECTIVE]
+    kind = (
+        0
+        if rank.state == GONE and not rank.has_ended
+        else 1
+        if rank.state == STOPPED
+        else 2
+        if not rank.waits
+        else 3
+    )
+    return kind, min(waits, default=0), rank.world

@@ -1,0 +1,190 @@
+"""The process that watches the ranks of one machine; it needs none of them to answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import time
+from typing import Any
+
+from . import processes
+from .blame import Job, Rank
+from .processes import GONE, RUNNING
+from .records import AREA_BYTES, Call, aborting_since, read
+from .report import plain, report, warning
+
+# Often enough for a report to come in time, seldom enough to take nothing from the ranks.
+TICK_SECONDS = 0.5
+# For a rank to write its stacks; where it can't, such as in the kernel, the report goes without.
+STACKS_SECONDS = 1.5
+# Between the report and the end, for the launcher to forward it.
+FORWARDING_SECONDS = 0.5
+# From SIGTERM to SIGKILL.
+TERM_SECONDS = 1.0
+# A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
+PAUSE_SECONDS = 2.0
+# From MPI_Abort, which can't cross a cut link, to our own end of the ranks.
+ABORT_SECONDS = 3.0
+
+
+class Watched:
+    """A rank of this machine, as the monitor sees it."""
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        """Map the memory of the rank that the orders describe (see `starting`)."""
+        self.world, self.pid = orders["world"], orders["pid"]
+        self.birth, self.signal = orders["birth"], orders["signal"]
+        self.process = (self.pid, self.birth)
+        folder = f"/proc/{self.pid}/fd"
+        file = os.open(f"{folder}/{orders['area']}", os.O_RDONLY)
+        self.area = mmap.mmap(file, AREA_BYTES, prot=mmap.PROT_READ)
+        os.close(file)
+        self.stacks = os.open(f"{folder}/{orders['stacks']}", os.O_RDONLY)
+
+    def state(self) -> str:
+        return processes.state(self.pid, self.birth)
+
+    def look(self, now: float) -> Rank:
+        return Rank(
+            self.world, os.uname().nodename, self.pid, self.state(), tuple(read(self.area, now))
+        )
+
+    def has_aborted(self, now: float) -> bool:
+        since = aborting_since(self.area)
+        return since > 0 and now - since > ABORT_SECONDS
+
+
+class Monitor:
+    """Watches until the ranks have ended, or ends them."""
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        self.ranks = [Watched(each) for each in orders["ranks"]]
+        self.seconds, self.ends_job = orders["seconds"], orders["ends_job"]
+        self.tick = min(TICK_SECONDS, self.seconds / 10)
+        # When calls began that have been reported, or warned of, by rank and communicator.
+        self.reported: dict[Any, float] = {}
+        self.warned: dict[Any, float] = {}
+        # When this process stood still, and the ranks with it, and for how long.
+        self.pauses: list[tuple[float, float]] = []
+        self.poll = select.poll()
+        for rank in self.ranks:
+            with contextlib.suppress(OSError):  # before Linux 5.3 we only notice at the next tick
+                self.poll.register(os.pidfd_open(rank.pid), select.POLLIN)
+
+    def run(self) -> None:
+        while True:
+            before = time.monotonic()
+            gone = self.poll.poll(self.tick * 1000)
+            now = time.monotonic()
+            if now - before > self.tick + PAUSE_SECONDS:
+                self.pauses.append((now, now - before))
+            for file, _ in gone:
+                self.poll.unregister(file)
+            alive = [rank for rank in self.ranks if rank.state() != GONE]
+            if not alive:
+                return
+            if any(rank.has_aborted(now) for rank in self.ranks):
+                self.end()
+                return
+            if self.look(now):
+                return
+
+    def look(self, now: float) -> bool:
+        """Report what waits too long; whether that was the end of the job."""
+        job = Job(rank.look(now) for rank in self.ranks)
+        waiting = [
+            (rank, call) for rank in job.ranks.values() if rank.state != GONE for call in rank.waits
+        ]
+        stalled = self.news(waiting, self.reported, self.seconds, now)
+        if not stalled:
+            for rank, call in self.news(waiting, self.warned, self.seconds / 2, now)[:1]:
+                self.remember(waiting, self.warned, now)
+                self.say(warning(job, rank, call, self.seconds))
+            return False
+        job = job.with_stacks(self.stacks())
+        now_what = (
+            "CHAINERMN_TIMEOUT is set: ending the job."
+            if self.ends_job
+            else f"The ranks go on waiting. CHAINERMN_TIMEOUT={self.seconds:g} would end the job; "
+            "0 switches these reports off."
+        )
+        self.say(report(job, stalled, now_what))
+        self.remember(waiting, self.reported, now)
+        self.remember(waiting, self.warned, now)
+        if self.ends_job:
+            time.sleep(FORWARDING_SECONDS)
+            self.end()
+        return self.ends_job
+
+    def news(
+        self,
+        waiting: list[tuple[Rank, Call]],
+        known: dict[Any, float],
+        seconds: float,
+        now: float,
+    ) -> list[tuple[Rank, Call]]:
+        """The calls that wait for so long and aren't known yet."""
+        return [
+            (rank, call)
+            for rank, call in waiting
+            if call.age - self.paused(now - call.age) > seconds
+            and abs(known.get(_key(rank, call), -1.0) - (now - call.age)) > 1e-3
+        ]
+
+    def paused(self, start: float) -> float:
+        """How long since then nobody can be said to have waited."""
+        return sum(length for end, length in self.pauses if end > start)
+
+    def remember(
+        self, waiting: list[tuple[Rank, Call]], known: dict[Any, float], now: float
+    ) -> None:
+        known.clear()
+        known.update({_key(rank, call): now - call.age for rank, call in waiting})
+
+    def stacks(self) -> dict[int, str]:
+        """Ask the ranks for their stacks; those that give some, by their number."""
+        asked: dict[int, tuple[Watched, int]] = {}
+        for rank in self.ranks:
+            if rank.state() == RUNNING and processes.catches(rank.pid, rank.signal):
+                asked[rank.world] = rank, os.fstat(rank.stacks).st_size
+                processes.send(rank.pid, rank.birth, rank.signal)
+        deadline = time.monotonic() + STACKS_SECONDS
+        sizes: list[int] = []
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            before = sizes
+            sizes = [os.fstat(rank.stacks).st_size for rank, _ in asked.values()]
+            starts = [start for _, start in asked.values()]
+            if sizes == before and all(a > b for a, b in zip(sizes, starts, strict=True)):
+                break
+        return {
+            world: plain(os.pread(rank.stacks, 1 << 20, start))
+            for world, (rank, start) in asked.items()
+        }
+
+    def say(self, text: str) -> None:
+        """Print on the standard error of a rank, the first that has one."""
+        for rank in self.ranks:
+            if processes.write_stderr(rank.pid, text):
+                return
+        processes.write(2, text, 2.0)
+
+    def end(self) -> None:
+        processes.end([rank.process for rank in self.ranks], TERM_SECONDS)
+
+
+def _key(rank: Rank, call: Call) -> tuple[Any, ...]:
+    return rank.world, call.communicator, call.operation
+
+
+def main(orders: str) -> None:
+    """Watch, in a process that is nobody's child."""
+    monitor = Monitor(json.loads(orders))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a rank may catch it and go on
+    if os.fork():
+        os._exit(0)
+    monitor.run()

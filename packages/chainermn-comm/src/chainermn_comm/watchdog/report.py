@@ -1,0 +1,130 @@
+"""Puts into words who waits for what and for whom."""
+
+from __future__ import annotations
+
+import re
+
+from .blame import Job, Rank
+from .processes import GONE, STOPPED
+from .records import FINALIZE, MESSAGE, NOBODY, Call
+
+# Of each rank's stacks; a deep recursion would bury the rest.
+STACK_LINES = 60
+
+
+def warning(job: Job, rank: Rank, call: Call, seconds: float) -> str:
+    """One line at half the time."""
+    suspects = job.suspects([(rank, call)])
+    whom = f"; {whereabouts(job, suspects[0])}" if suspects else ""
+    return (
+        f"ChainerMN: rank {rank.world} has waited {_seconds(call.age)} in "
+        f"{_operation(job, call)}{whom}. A report follows at {_seconds(seconds)}.\n"
+    )
+
+
+def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
+    """The likely culprit first, then who waits for what, then the stacks.
+
+    Args:
+        job: all ranks that are known of.
+        stalled: the calls that have waited too long.
+        what_now: the last words on what happens next.
+    """
+    suspects = job.suspects(stalled)
+    head = "likely culprit" if len(suspects) == 1 else "likely culprits, the likeliest first"
+    lines = [f"ChainerMN: {head}: {whereabouts(job, suspects[0])}."] if suspects else []
+    lines += [f"ChainerMN: or: {whereabouts(job, rank)}." for rank in suspects[1:]]
+    if not suspects:
+        lines.append(f"ChainerMN: {_nobody(job, stalled)}.")
+    longest = max(call.age for _, call in stalled)
+    lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
+    for rank in sorted(job.ranks.values(), key=lambda one: one.world):
+        if rank.waits:
+            lines.append(f"  {whereabouts(job, rank)}")
+    lines += [f"  not heard of: {text}" for text in _unknown(job, stalled)]
+    first = [rank.world for rank in suspects]
+    for ranks, stacks in _grouped(job, first):
+        lines += [f"Stacks of {_ranks(ranks)}, innermost call first:", stacks]
+    return "\n".join(["", *lines, what_now, ""])
+
+
+def whereabouts(job: Job, rank: Rank) -> str:
+    """Where a rank is, in a clause."""
+    who = f"rank {rank.world} (process {rank.pid} on {rank.host})"
+    own = [call for call in rank.calls if call.operation]
+    last = min(own, key=lambda call: call.age, default=None)
+    after = f", last seen in {_operation(job, last)}" if last else ""
+    if rank.has_ended:
+        where = "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
+        return f"{who} {where}"
+    if rank.state == GONE:
+        return f"{who} is gone{after}"
+    stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
+    if rank.waits:
+        calls = " and in ".join(
+            f"{_operation(job, call)} for {_seconds(call.age)}" for call in rank.waits
+        )
+        return f"{who} {stopped}waits in {calls}"
+    since = f" for {_seconds(last.age)}, after {_operation(job, last)}" if last else ""
+    return f"{who} {stopped}is in no call{since}"
+
+
+def _operation(job: Job, call: Call) -> str:
+    details = []
+    if call.state == MESSAGE or (call.peer != NOBODY and call.tag != NOBODY):
+        peer = job.world_rank(call, call.peer)
+        way = "to" if call.operation.startswith("send") else "from"
+        name = f"rank {call.peer} of its communicator" if peer is None else f"rank {peer}"
+        details += [f"{way} {name}", f"tag {call.tag}"]
+    elif call.peer != NOBODY:
+        root = job.world_rank(call, call.peer)
+        details.append(f"root {call.peer if root is None else root}")
+    if call.sequence:
+        details.append(f"collective call {call.sequence}")
+    if call.nbytes:
+        details.append(f"{call.nbytes:,} bytes")
+    return f"{call.operation} ({', '.join(details)})" if details else call.operation
+
+
+def _nobody(job: Job, stalled: list[tuple[Rank, Call]]) -> str:
+    if any(job.unknown(call) for _, call in stalled):
+        return "ranks wait for others that could not be asked; see the reports of other machines"
+    return "all ranks are in the call that waits: is the network stuck, or much being sent?"
+
+
+def _unknown(job: Job, stalled: list[tuple[Rank, Call]]) -> list[str]:
+    counts = {call.communicator: (job.unknown(call), call.size) for _, call in stalled}
+    return [
+        f"{number} of the {size} ranks that take part" for number, size in counts.values() if number
+    ]
+
+
+def _grouped(job: Job, first: list[int]) -> list[tuple[list[int], str]]:
+    """Ranks by their stacks, those of `first` before all others."""
+    groups: dict[str, list[int]] = {}
+    order = [*first, *sorted(job.ranks.keys() - set(first))]
+    for world in order:
+        text = job.ranks[world].stacks
+        if text:
+            # Suspects stand alone, though they may wait at the same place.
+            groups.setdefault(text if world not in first else f"{text}\0{world}", []).append(world)
+    return [(ranks, _cut(text.partition("\0")[0])) for text, ranks in groups.items()]
+
+
+def plain(stacks: bytes) -> str:
+    """What faulthandler wrote, without the numbers of threads, which differ between ranks."""
+    return re.sub(r"hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace")).rstrip()
+
+
+def _cut(stacks: str) -> str:
+    lines = [f"    {line}" for line in stacks.splitlines()]
+    more = len(lines) - STACK_LINES
+    return "\n".join([*lines[:STACK_LINES], f"    ({more} more lines)"] if more > 0 else lines)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"

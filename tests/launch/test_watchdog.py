@@ -1,0 +1,238 @@
+"""A call that waits too long is reported, with the rank that keeps it waiting first."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from . import jobs
+
+# Short, and long enough for the ranks to be where they shall be, on a machine that is busy.
+SECONDS = 4.0
+# From then on, to the end of the job; only jobs that never end take longer.
+JOB_SECONDS = 60.0
+
+SCRIPT = (
+    jobs.PRELUDE
+    + """
+import ctypes, os, signal, sys, threading, time
+import numpy as np
+from mpi4py import MPI
+from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.watchdog import Limit
+
+def in_python():
+    while True:
+        pass
+
+def in_c():
+    while True:  # a signal ends it
+        ctypes.PyDLL(None).sleep(1000)
+
+def stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def in_recv():
+    comm.recv_obj(0, 5)
+
+def raising_in_a_thread():
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    in_python()
+
+def in_a_part():
+    part.allreduce_obj(1)
+
+def ended():
+    sys.exit()
+
+def killed():
+    os.kill(os.getpid(), 9)
+
+def asleep():
+    time.sleep(3 * seconds)
+
+how, seconds = sys.argv[1], float(sys.argv[2])
+limit = Limit(seconds) if seconds else None
+comm = make_communicator("naive", limit=limit)
+part = comm.split(int(comm.rank == 2), 0)
+for i in range(3):
+    comm.allreduce(np.ones(10))
+world = MPI.COMM_WORLD
+world.Barrier()
+culprit = world.size - 1 if how != "in_a_part" else 1
+if how == "finalize":
+    comm.finalize()
+    if world.rank == 1:
+        in_python()
+    sys.exit()
+if how == "create":
+    if world.rank == 1:
+        in_python()
+    make_communicator("flat", limit=limit)
+if world.rank == culprit:
+    print("elsewhere", world.rank, flush=True)
+    globals()[how]()
+comm.bcast(np.ones(100, "f4"), root=1)
+print("going on", flush=True)
+"""
+)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(ranks, script, how, seconds=SECONDS):
+    environment = {"CHAINERMN_TIMEOUT": f"{seconds:g}"}
+    job = jobs.run(ranks, script, how, 0, environment=environment, seconds=JOB_SECONDS)
+    assert job.returncode is not None, f"the job hung\n{job}"
+    assert monitors() == [], job
+    return job
+
+
+def monitors():
+    """The command lines of our monitors that are left, once all had time to end."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if any("chainermn_comm.watchdog.monitor" in word for word in words):
+                ranks = re.findall(r'"pid": (\d+)', words[-1])
+                if not any(psutil.pid_exists(int(pid)) for pid in ranks):
+                    found.append(words)
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def said(job, *patterns):
+    """Those patterns are found in the report, in that order."""
+    start = job.err.find("ChainerMN: likely culprit")
+    assert start >= 0, job
+    for pattern in patterns:
+        found = re.compile(pattern, re.M).search(job.err, start)
+        assert found, f"{pattern!r} is missing\n{job}"
+        start = found.end()
+
+
+BCAST = r"^  rank 0 .* waits in bcast \(root 1, collective call 5\) for"
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "stack"),
+    [
+        ("in_python", "is in no call", "in in_python"),
+        ("in_c", "is in no call", "in in_c"),
+        ("stopped", "is stopped", None),
+        ("ended", "has ended and waits in MPI_Finalize", None),
+        ("raising_in_a_thread", "is in no call", "in raising_in_a_thread"),
+    ],
+)
+def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(how, where, stack, script):
+    job = run(2, script, how)
+    assert job.returncode != 0, job
+    culprit = rf"culprit: rank 1 \(process \d+ on \S+\) {where}"
+    said(job, culprit, BCAST, *([rf"^Stacks of rank 1\b[\s\S]*?{stack}"] if stack else []))
+    said(job, culprit, "^Stacks of rank 0", r"script\.py", "ending the job")
+    assert job.err.count("likely culprit") == 1, job
+    assert "A report follows at 4.0 s" in job.err
+    assert "going on" not in job.out
+
+
+def test_a_receive_that_nobody_answers(script):
+    job = run(2, script, "in_recv")
+    assert job.returncode != 0, job
+    said(
+        job, r"culprits.*: rank 1 .* waits in recv_obj \(from rank 0, tag 5, ", "or: rank 0", BCAST
+    )
+
+
+def test_a_rank_in_another_communicators_call(script):
+    # Rank 1 waits in the communicator of ranks 0 and 1 for rank 0, which waits for rank 1.
+    job = run(3, script, "in_a_part")
+    assert job.returncode != 0, job
+    said(job, "culprits.*: rank 1 .* waits in allreduce_obj", "or: rank 0 .* waits in bcast")
+    assert "rank 2 (process" in job.err
+
+
+def test_three_ranks(script):
+    job = run(3, script, "in_python")
+    assert job.returncode != 0, job
+    said(job, "culprit: rank 2 ", "^  rank 0 .* waits in bcast", "^  rank 1 .* waits in bcast")
+    said(job, r"^Stacks of rank 2\b", "in in_python")
+
+
+@pytest.mark.parametrize(("how", "operation"), [("finalize", "MPI_Finalize"), ("create", "create")])
+def test_waiting_outside_any_communicator(how, operation, script):
+    job = run(2, script, how)
+    assert job.returncode != 0, job
+    said(
+        job, "culprit: rank 1 .* is in no call", rf"^  rank 0 .* waits in {operation}", "in_python"
+    )
+
+
+def test_a_killed_rank_ends_the_job_and_the_monitor(script):
+    assert run(2, script, "killed", 600).returncode != 0
+
+
+def test_by_default_there_is_a_report_and_the_job_goes_on(script):
+    job = jobs.run(2, script, "asleep", 2.0)  # the script imposes what is 600 s by default
+    assert job.returncode == 0, job
+    said(job, "culprit: rank 1 .* is in no call", "The ranks go on waiting")
+    assert job.err.count("likely culprit") == 1, job
+    assert job.out.count("going on") == 2, job
+    assert monitors() == []
+
+
+def test_zero_switches_it_off(script):
+    environment = {"CHAINERMN_TIMEOUT": "0"}
+    job = jobs.run(2, script, "in_python", 0, environment=environment, seconds=8)
+    assert job.returncode is None
+    assert "ChainerMN:" not in job.err
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "0.5", "nan", "inf", "1e12"])
+def test_a_bad_value_is_an_error_on_all_ranks(value, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        jobs.PRELUDE
+        + """
+from chainermn_comm import create_communicator
+try:
+    create_communicator("naive")
+except ValueError as error:
+    print("REFUSED", error)
+"""
+    )
+    job = jobs.run(2, path, environment={"CHAINERMN_TIMEOUT": value})
+    assert job.returncode == 0, job
+    assert job.out.count("REFUSED CHAINERMN_TIMEOUT must be the seconds") == 2, job
+    assert repr(value) in job.out
+
+
+def test_one_rank_has_no_monitor(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        """
+import psutil
+from chainermn_comm import create_communicator
+with create_communicator("naive") as comm:
+    comm.allreduce_obj(1)
+    lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    mine = f'"pid": {psutil.Process().pid},'
+    assert not any(mine in word for line in lines for word in line or ())
+"""
+    )
+    done = subprocess.run([sys.executable, path], env=jobs.variables(), timeout=60)
+    assert done.returncode == 0
