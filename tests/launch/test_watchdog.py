@@ -101,16 +101,16 @@ def run(ranks, script, how, seconds=SECONDS):
 
 
 def monitors():
-    """The command lines of our monitors that are left, once all had time to end."""
+    """The command lines of monitors whose ranks have ended, once all had time to."""
     deadline = time.monotonic() + 20
     while True:
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            if any("chainermn_comm.watchdog.monitor" in word for word in words):
-                ranks = re.findall(r'"pid": (\d+)', words[-1])
-                if not any(psutil.pid_exists(int(pid)) for pid in ranks):
-                    found.append(words)
+        found = [
+            words
+            for process in psutil.process_iter(["cmdline"])
+            if (words := process.info["cmdline"] or [])
+            and any("chainermn_comm.watchdog.monitor" in word for word in words)
+            and not any(psutil.pid_exists(int(word)) for word in words if word.isdigit())
+        ]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.1)
@@ -230,8 +230,7 @@ from chainermn_comm import create_communicator
 with create_communicator("naive") as comm:
     comm.allreduce_obj(1)
     lines = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    mine = f'"pid": {psutil.Process().pid},'
-    assert not any(mine in word for line in lines for word in line or ())
+    assert not any(str(psutil.Process().pid) in (line or ()) for line in lines)
 """
     )
     done = subprocess.run([sys.executable, path], env=jobs.variables(), timeout=60)

@@ -96,8 +96,8 @@ def create_communicator(
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        ValueError: no such communicator, dtype, size of chunks or time-out, ``single_node`` on several
-            nodes, or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
+        ValueError: no such communicator, dtype, size of chunks or time-out; ``single_node`` on
+            several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     return make_communicator(communicator_name, mpi_comm, allreduce_grad_dtype, batched_copy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .processes import GONE, RUNNING, STOPPED
 from .records import COLLECTIVE, EVERYBODY, FINALIZE, MESSAGE, Call
@@ -43,6 +44,22 @@ class Rank:
     def is_lost(self) -> bool:
         """Whether it is stopped, or gone before its program was over."""
         return self.state == STOPPED or (self.state == GONE and not self.has_ended)
+
+
+def from_answer(answer: dict[str, Any]) -> list[Rank]:
+    """The ranks of another machine, as its monitor tells of them."""
+    return [
+        Rank(
+            **{
+                **rank,
+                "calls": tuple(
+                    Call(**{**call, "communicator": tuple(call["communicator"])})
+                    for call in rank["calls"]
+                ),
+            }
+        )
+        for rank in answer["ranks"]
+    ]
 
 
 class Job:

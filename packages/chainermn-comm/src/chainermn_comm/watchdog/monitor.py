@@ -8,14 +8,20 @@ import mmap
 import os
 import select
 import signal
+import socket
+import sys
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 from . import processes
-from .blame import Job, Rank
+from .blame import Job, Rank, from_answer
+from .network import Asking, Peer, keep_asking, serve
 from .processes import GONE, RUNNING
 from .records import AREA_BYTES, Call, aborting_since, read
-from .report import plain, report, warning
+from .report import cut_off, plain, report, warning
 
 # Often enough for a report to come in time, seldom enough to take nothing from the ranks.
 TICK_SECONDS = 0.5
@@ -25,6 +31,12 @@ STACKS_SECONDS = 1.5
 FORWARDING_SECONDS = 0.5
 # From SIGTERM to SIGKILL.
 TERM_SECONDS = 1.0
+# For the monitors of other machines, which may have to ask for stacks.
+ANSWER_SECONDS = 2.2
+# Between two looks whether the next machine is there, and its silence that means a cut link. TCP
+# bridges shorter ones, and so does MPI.
+BEAT_SECONDS = 1.0
+LOST_SECONDS = 20.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
 PAUSE_SECONDS = 2.0
 # From MPI_Abort, which can't cross a cut link, to our own end of the ranks.
@@ -70,10 +82,40 @@ class Monitor:
         self.warned: dict[Any, float] = {}
         # When this process stood still, and the ranks with it, and for how long.
         self.pauses: list[tuple[float, float]] = []
+        self.others = [Peer(where) for where in orders["others"]]
+        self.orders = orders
+        self.asking = threading.Lock()
         self.poll = select.poll()
         for rank in self.ranks:
             with contextlib.suppress(OSError):  # before Linux 5.3 we only notice at the next tick
                 self.poll.register(os.pidfd_open(rank.pid), select.POLLIN)
+
+    def meet(self) -> None:
+        """Begin to answer the monitors of other machines, and to listen to the next one's heart.
+
+        The next in a ring, so that it takes no more than a connection a machine. Whichever link
+        is cut, a machine on either side notices.
+        """
+        if self.orders["listener"] is not None:
+            listener = socket.socket(fileno=self.orders["listener"])
+            secret = self.orders["mine"]["secret"]
+            self.begin(serve, listener, secret, self.answer)
+        if self.others:
+            self.begin(keep_asking, self.others[0], BEAT_SECONDS)
+
+    def begin(self, work: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(target=work, args=arguments, daemon=True).start()
+
+    def answer(self, question: str) -> dict[str, Any]:
+        """What another monitor asked for: to be alive, what ranks do, or their stacks too."""
+        if question == "alive":
+            return {}
+        stacks = self.stacks() if question == "stacks" else {}
+        now = time.monotonic()
+        ranks = [rank.look(now) for rank in self.ranks]
+        return {
+            "ranks": [asdict(replace(rank, stacks=stacks.get(rank.world, ""))) for rank in ranks]
+        }
 
     def run(self) -> None:
         while True:
@@ -90,8 +132,19 @@ class Monitor:
             if any(rank.has_aborted(now) for rank in self.ranks):
                 self.end()
                 return
+            lost = self.others[:1] if self.others and self.is_lost(self.others[0], now) else []
+            for other in lost:
+                self.say(cut_off(other.host, LOST_SECONDS))
+                self.end()
+                return
             if self.look(now):
                 return
+
+    def is_lost(self, other: Peer, now: float) -> bool:
+        """Whether a machine that could be heard has been silent for too long."""
+        if other.heard is None or other.has_ended:
+            return False
+        return now - other.heard - self.paused(other.heard) > LOST_SECONDS
 
     def look(self, now: float) -> bool:
         """Report what waits too long; whether that was the end of the job."""
@@ -103,9 +156,11 @@ class Monitor:
         if not stalled:
             for rank, call in self.news(waiting, self.warned, self.seconds / 2, now)[:1]:
                 self.remember(waiting, self.warned, now)
-                self.say(warning(job, rank, call, self.seconds))
+                others = Asking(self.others, "calls", ANSWER_SECONDS)
+                self.say(warning(self.joined(job, others), rank, call, self.seconds))
             return False
-        job = job.with_stacks(self.stacks())
+        others = Asking(self.others, "stacks", ANSWER_SECONDS)
+        job = self.joined(job.with_stacks(self.stacks()), others)
         now_what = (
             "CHAINERMN_TIMEOUT is set: ending the job."
             if self.ends_job
@@ -119,6 +174,11 @@ class Monitor:
             time.sleep(FORWARDING_SECONDS)
             self.end()
         return self.ends_job
+
+    def joined(self, job: Job, others: Asking) -> Job:
+        """The ranks of this machine, and those of others that answer."""
+        found = [rank for answer in others.answers() for rank in from_answer(answer)]
+        return Job([*job.ranks.values(), *found])
 
     def news(
         self,
@@ -147,6 +207,10 @@ class Monitor:
 
     def stacks(self) -> dict[int, str]:
         """Ask the ranks for their stacks; those that give some, by their number."""
+        with self.asking:  # other monitors ask too
+            return self._stacks()
+
+    def _stacks(self) -> dict[int, str]:
         asked: dict[int, tuple[Watched, int]] = {}
         for rank in self.ranks:
             if rank.state() == RUNNING and processes.catches(rank.pid, rank.signal):
@@ -181,10 +245,11 @@ def _key(rank: Rank, call: Call) -> tuple[Any, ...]:
     return rank.world, call.communicator, call.operation
 
 
-def main(orders: str) -> None:
-    """Watch, in a process that is nobody's child."""
-    monitor = Monitor(json.loads(orders))
+def main() -> None:
+    """Watch, as ordered on standard input, in a process that is nobody's child."""
+    monitor = Monitor(json.load(sys.stdin))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a rank may catch it and go on
     if os.fork():
         os._exit(0)
+    monitor.meet()
     monitor.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from .blame import Job, Rank
@@ -46,6 +47,14 @@ def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
     for ranks, stacks in _grouped(job, first):
         lines += [f"Stacks of {_ranks(ranks)}, innermost call first:", stacks]
     return "\n".join(["", *lines, what_now, ""])
+
+
+def cut_off(host: str, seconds: float) -> str:
+    """What is said before this machine's ranks are ended because another is silent."""
+    return (
+        f"\nChainerMN: {host} has not answered for {_seconds(seconds)}: the link is cut, or it is "
+        f"down. Ending the ranks on {os.uname().nodename}, which MPI can't do from there.\n"
+    )
 
 
 def whereabouts(job: Job, rank: Rank) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import calls
 from .calls import Record
 from .limit import Limit
+from .network import addresses
 from .processes import born
 from .records import EVERYBODY
 
@@ -28,7 +31,7 @@ import sys, types
 package = sys.modules["chainermn_comm"] = types.ModuleType("chainermn_comm")
 package.__path__ = [sys.argv[1]]
 from chainermn_comm.watchdog.monitor import main
-main(sys.argv[2])
+main()
 """
 # For an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
@@ -53,17 +56,42 @@ def join(comm: MPI.Intracomm, world: int, limit: Limit) -> Record:
         return Record()
     _made += 1
     mine, problem = _description(world)
-    everyone = comm.allgather((world, _made, _machine(), mine))
     if problem is not None:
         _warn(problem)
-        return Record()
-    record = calls.take(everyone[0][:2], comm.rank, comm.size)
+    everyone = comm.allgather((world, _made, _machine(), mine))
+    machines: dict[Any, list[dict[str, Any]]] = {}
+    for *_, machine, it in everyone:
+        if it is not None:
+            machines.setdefault(machine, []).append(it)
+    _watch(comm, machines, mine, limit)
+    return Record() if problem else calls.take(everyone[0][:2], comm.rank, comm.size)
+
+
+def _watch(
+    comm: MPI.Intracomm,
+    machines: dict[Any, list[dict[str, Any]]],
+    mine: dict[str, Any] | None,
+    limit: Limit,
+) -> None:
+    """Start a monitor on each of these machines (collective)."""
+    here = machines.get(_machine(), [])
+    leads = mine is not None and here[0]["world"] == mine["world"]
+    listener, where = _listen() if leads and len(machines) > 1 else (None, None)
+    others = comm.allgather(where) if len(machines) > 1 else []
     if mine is not None:
-        here = [it for *_, machine, it in everyone if it is not None and machine == _machine()]
         calls.area().watched = True
-        if mine["world"] == min(it["world"] for it in here):
-            _start(here, limit)
-    return record
+    if leads:
+        # The next one first: it is the one whose heart this machine's monitor listens to.
+        in_turn = [*others[comm.rank + 1 :], *others[: comm.rank]]
+        orders = {
+            "ranks": here,
+            "seconds": limit.seconds,
+            "ends_job": limit.ends_job,
+            "listener": listener and listener.fileno(),
+            "mine": where,
+            "others": [it for it in in_turn if it is not None],
+        }
+        _start(orders, listener)
 
 
 @contextmanager
@@ -107,28 +135,47 @@ def _machine() -> tuple[str, str, int]:
         return os.uname().nodename, "", 0
 
 
-def _start(ranks: list[dict[str, Any]], limit: Limit) -> None:
-    orders = json.dumps({"ranks": ranks, "seconds": limit.seconds, "ends_job": limit.ends_job})
+def _listen() -> tuple[socket.socket | None, dict[str, Any] | None]:
+    """A socket on which this machine's monitor can be asked, and where that is."""
+    try:
+        listener = socket.create_server(("", 0), backlog=128)
+    except OSError as problem:
+        _warn(problem)
+        return None, None
+    return listener, {
+        "host": os.uname().nodename,
+        "addresses": addresses(),
+        "port": listener.getsockname()[1],
+        "secret": secrets.token_hex(16),
+    }
+
+
+def _start(orders: dict[str, Any], listener: socket.socket | None) -> None:
     package = str(Path(__file__).resolve().parents[1])
+    pids = [str(it["pid"]) for it in orders["ranks"]]  # for whoever looks at the processes
     kept = ("PATH", "LD_LIBRARY_PATH", "LANG")
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM, package, orders],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-I", "-S", "-c", PROGRAM, package, *pids],
+            stdin=subprocess.PIPE,  # other users can read a command line, not the secrets in it
             stdout=subprocess.DEVNULL,
             # Nobody else can open a socket; any other file the monitor opens when it must speak.
             stderr=None if stat.S_ISSOCK(os.fstat(2).st_mode) else subprocess.DEVNULL,
             close_fds=True,
+            pass_fds=() if listener is None else (listener.fileno(),),
             cwd="/",
             env={name: os.environ[name] for name in kept if name in os.environ},
         )
         # It leaves a child of its own behind, which no `os.wait` of the script's will meet.
-        status = process.wait(START_SECONDS)
+        process.communicate(json.dumps(orders).encode(), START_SECONDS)
     except (OSError, subprocess.SubprocessError) as problem:
         _warn(problem)
         return
-    if status:
-        _warn(f"its monitor ended with status {status}")
+    finally:
+        if listener is not None:
+            listener.close()
+    if process.returncode:
+        _warn(f"their monitor ended with status {process.returncode}")
 
 
 def _warn(problem: object) -> None:

@@ -1,0 +1,134 @@
+"""Lets the monitors of a job's machines ask one another, over TCP.
+
+A question and its answer are a line of JSON each, over a connection of their own. Whoever asks
+must know the secret that the ranks told one another through MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hmac
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+CONNECT_SECONDS = 1.0
+LARGEST_QUESTION = 4096
+# Of Linux: the address of an interface.
+SIOCGIFADDR = 0x8915
+
+Answer = Callable[[str], dict[str, Any]]
+
+
+def addresses() -> list[str]:
+    """This machine's IPv4 addresses, but for the loopback's."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+                found.append(socket.inet_ntoa(reply[20:24]))
+    return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
+
+
+class Peer:
+    """The monitor of another machine."""
+
+    def __init__(self, where: dict[str, Any]) -> None:
+        """Know where it listens, as `starting` describes it; it is asked nothing yet."""
+        self.host: str = where["host"]
+        self._addresses: list[str] = where["addresses"]
+        self._port, self._secret = where["port"], where["secret"]
+        # When it last answered.
+        self.heard: float | None = None
+        # Whether nobody listens there any more.
+        self.has_ended = False
+
+    def ask(self, question: str, seconds: float) -> dict[str, Any]:
+        """Its answer.
+
+        Raises:
+            OSError: there is none.
+        """
+        problem: Exception = OSError("no address")
+        for address in self._addresses:
+            try:
+                answer = self._ask(address, question, seconds)
+            except (OSError, ValueError) as error:
+                problem = error
+                continue
+            # Others may be the same on several machines, such as a bridge's.
+            self._addresses = [address]
+            self.heard = time.monotonic()
+            return answer
+        if self.heard is not None and isinstance(problem, ConnectionRefusedError):
+            self.has_ended = True
+        raise OSError(f"{self.host} doesn't answer: {problem}")
+
+    def _ask(self, address: str, question: str, seconds: float) -> dict[str, Any]:
+        with socket.create_connection((address, self._port), CONNECT_SECONDS) as connection:
+            connection.settimeout(seconds)
+            line = json.dumps({"secret": self._secret, "question": question})
+            connection.sendall(f"{line}\n".encode())
+            with connection.makefile("rb") as file:
+                answer = json.loads(file.readline())
+        if not isinstance(answer, dict):
+            raise ValueError(f"no answer: {answer!r}")
+        return answer
+
+
+class Asking:
+    """A question to several peers at once."""
+
+    def __init__(self, peers: list[Peer], question: str, seconds: float) -> None:
+        """Ask; answers that take longer are none."""
+        self._deadline = time.monotonic() + seconds
+        self._answers: list[dict[str, Any]] = []
+        self._threads = [
+            threading.Thread(target=self._ask, args=(peer, question, seconds), daemon=True)
+            for peer in peers
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, peer: Peer, question: str, seconds: float) -> None:
+        with contextlib.suppress(OSError):
+            self._answers.append(peer.ask(question, seconds))
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Those that come in time."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline - time.monotonic()))
+        return list(self._answers)
+
+
+def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
+    """Answer questions, for ever; to be run in a thread of its own."""
+    while True:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            one = threading.Thread(target=_answer, args=(connection, secret, answer), daemon=True)
+            one.start()
+
+
+def _answer(connection: socket.socket, secret: str, answer: Answer) -> None:
+    with connection, contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        connection.settimeout(CONNECT_SECONDS)
+        with connection.makefile("rb") as file:
+            asked = json.loads(file.readline(LARGEST_QUESTION))
+        if hmac.compare_digest(asked["secret"], secret):
+            connection.sendall(f"{json.dumps(answer(asked['question']))}\n".encode())
+
+
+def keep_asking(peer: Peer, pause: float) -> None:
+    """Find out again and again whether a peer is there; to be run in a thread of its own."""
+    while not peer.has_ended:
+        with contextlib.suppress(OSError):
+            peer.ask("alive", 2 * pause)
+        time.sleep(pause)
