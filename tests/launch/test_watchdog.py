@@ -55,6 +55,12 @@ def ended():
 def killed():
     os.kill(os.getpid(), 9)
 
+def aborting_in_vain():
+    # As after a cut link: MPI_Abort has been called, and all is as before.
+    from chainermn_comm import watchdog
+    watchdog.aborting()
+    in_python()
+
 def asleep():
     time.sleep(3 * seconds)
 
@@ -184,6 +190,12 @@ def test_waiting_outside_any_communicator(how, operation, script):
 
 def test_a_killed_rank_ends_the_job_and_the_monitor(script):
     assert run(2, script, "killed", 600).returncode != 0
+
+
+def test_three_seconds_after_an_abort_the_ranks_are_ended(script):
+    job = run(3, script, "aborting_in_vain", 600)
+    assert job.returncode != 0, job
+    assert "going on" not in job.out
 
 
 def test_by_default_there_is_a_report_and_the_job_goes_on(script):

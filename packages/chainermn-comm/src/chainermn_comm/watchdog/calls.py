@@ -132,11 +132,11 @@ def area() -> Area:
     """This process's area, made at the first call.
 
     Raises:
-        OSError: the system has no anonymous files.
+        OSError: no file can be made.
     """
     global _area
     if _area is None:
-        file, stacks = os.memfd_create("chainermn-calls"), os.memfd_create("chainermn-stacks")
+        file, stacks = _nameless("chainermn-calls"), _nameless("chainermn-stacks")
         os.ftruncate(file, AREA_BYTES)
         number = _unused_signal()
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
@@ -164,6 +164,14 @@ def take(communicator: tuple[int, int], rank: int, size: int) -> Record:
     record._memory, record._offset, record._slot = mine.memory, start + IDENTITY.size, slot
     _records.add(record)
     return record
+
+
+def _nameless(name: str) -> int:
+    """A new file in memory, which goes when nobody has it open."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    # Python was built on an older glibc, as conda's is.
+    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
 
 
 def _unused_signal() -> int:

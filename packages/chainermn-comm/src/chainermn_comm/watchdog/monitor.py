@@ -27,6 +27,8 @@ from .report import cut_off, plain, report, warning
 TICK_SECONDS = 0.5
 # For a rank to write its stacks; where it can't, such as in the kernel, the report goes without.
 STACKS_SECONDS = 1.5
+# For so long nobody is asked again.
+FRESH_SECONDS = 2.0
 # Between the report and the end, for the launcher to forward it.
 FORWARDING_SECONDS = 0.5
 # From SIGTERM to SIGKILL.
@@ -85,9 +87,12 @@ class Monitor:
         self.others = [Peer(where) for where in orders["others"]]
         self.orders = orders
         self.asking = threading.Lock()
+        self.last_stacks: dict[int, str] = {}
+        self.stacks_at = -FRESH_SECONDS
         self.poll = select.poll()
         for rank in self.ranks:
-            with contextlib.suppress(OSError):  # before Linux 5.3 we only notice at the next tick
+            # Before Linux 5.3, and on conda's Python, we only notice at the next tick.
+            with contextlib.suppress(OSError, AttributeError):
                 self.poll.register(os.pidfd_open(rank.pid), select.POLLIN)
 
     def meet(self) -> None:
@@ -207,8 +212,11 @@ class Monitor:
 
     def stacks(self) -> dict[int, str]:
         """Ask the ranks for their stacks; those that give some, by their number."""
-        with self.asking:  # other monitors ask too
-            return self._stacks()
+        with self.asking:  # other monitors ask too, all at the same time
+            if time.monotonic() - self.stacks_at > FRESH_SECONDS:
+                self.last_stacks = self._stacks()
+                self.stacks_at = time.monotonic()
+            return self.last_stacks
 
     def _stacks(self) -> dict[int, str]:
         asked: dict[int, tuple[Watched, int]] = {}

@@ -11,6 +11,8 @@ from .records import FINALIZE, MESSAGE, NOBODY, Call
 
 # Of each rank's stacks; a deep recursion would bury the rest.
 STACK_LINES = 60
+# Of those that wait.
+MOST_RANKS = 32
 
 
 def warning(job: Job, rank: Rank, call: Call, seconds: float) -> str:
@@ -34,16 +36,17 @@ def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
     suspects = job.suspects(stalled)
     head = "likely culprit" if len(suspects) == 1 else "likely culprits, the likeliest first"
     lines = [f"ChainerMN: {head}: {whereabouts(job, suspects[0])}."] if suspects else []
-    lines += [f"ChainerMN: or: {whereabouts(job, rank)}." for rank in suspects[1:]]
+    lines += [f"ChainerMN: or: {whereabouts(job, rank)}." for rank in suspects[1:MOST_RANKS]]
     if not suspects:
         lines.append(f"ChainerMN: {_nobody(job, stalled)}.")
     longest = max(call.age for _, call in stalled)
     lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
-    for rank in sorted(job.ranks.values(), key=lambda one: one.world):
-        if rank.waits:
-            lines.append(f"  {whereabouts(job, rank)}")
+    waiting = [job.ranks[world] for world in sorted(job.ranks) if job.ranks[world].waits]
+    lines += [f"  {whereabouts(job, rank)}" for rank in waiting[:MOST_RANKS]]
+    if len(waiting) > MOST_RANKS:
+        lines.append(f"  and so do {len(waiting) - MOST_RANKS} more ranks")
     lines += [f"  not heard of: {text}" for text in _unknown(job, stalled)]
-    first = [rank.world for rank in suspects]
+    first = [rank.world for rank in suspects[:MOST_RANKS]]
     for ranks, stacks in _grouped(job, first):
         lines += [f"Stacks of {_ranks(ranks)}, innermost call first:", stacks]
     return "\n".join(["", *lines, what_now, ""])

@@ -112,7 +112,7 @@ def _description(world: int) -> tuple[dict[str, Any] | None, Exception | None]:
     """What a monitor must know of this process; None if one knows it, or none can."""
     try:
         area = calls.area()
-    except (OSError, AttributeError) as problem:
+    except OSError as problem:
         return None, problem
     if area.watched:
         return None, None
