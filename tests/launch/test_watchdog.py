@@ -233,6 +233,28 @@ except ValueError as error:
     assert repr(value) in job.out
 
 
+def test_ranks_that_are_given_different_values_are_told(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        jobs.PRELUDE
+        + """
+import os
+from mpi4py import MPI
+from chainermn_comm import RankMismatchError, create_communicator
+os.environ["CHAINERMN_TIMEOUT"] = str(10 + MPI.COMM_WORLD.rank)
+try:
+    create_communicator("naive")
+except RankMismatchError as error:
+    print("REFUSED", error)
+"""
+    )
+    job = jobs.run(2, path)
+    assert job.returncode == 0, job
+    for rank in range(2):
+        told = f"on rank {rank}: ranks disagree on CHAINERMN_TIMEOUT: 10 on rank 0; 11 on rank 1"
+        assert told in job.out, job
+
+
 def test_one_rank_has_no_monitor(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(

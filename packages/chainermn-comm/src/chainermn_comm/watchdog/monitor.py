@@ -112,12 +112,12 @@ class Monitor:
         threading.Thread(target=work, args=arguments, daemon=True).start()
 
     def answer(self, question: str) -> dict[str, Any]:
-        """What another monitor asked for: to be alive, what ranks do, or their stacks too."""
-        if question == "alive":
-            return {}
+        """What another monitor asked for: a sign of life, what ranks do, or their stacks too."""
         stacks = self.stacks() if question == "stacks" else {}
         now = time.monotonic()
         ranks = [rank.look(now) for rank in self.ranks]
+        if question == "alive":
+            return {"ended": all(rank.has_ended for rank in ranks)}
         return {
             "ranks": [asdict(replace(rank, stacks=stacks.get(rank.world, ""))) for rank in ranks]
         }
@@ -137,9 +137,8 @@ class Monitor:
             if any(rank.has_aborted(now) for rank in self.ranks):
                 self.end()
                 return
-            lost = self.others[:1] if self.others and self.is_lost(self.others[0], now) else []
-            for other in lost:
-                self.say(cut_off(other.host, LOST_SECONDS))
+            if self.others and self.is_lost(self.others[0], now):
+                self.say(cut_off(self.others[0].host, LOST_SECONDS))
                 self.end()
                 return
             if self.look(now):

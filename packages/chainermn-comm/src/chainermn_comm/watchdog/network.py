@@ -47,7 +47,7 @@ class Peer:
         self._port, self._secret = where["port"], where["secret"]
         # When it last answered.
         self.heard: float | None = None
-        # Whether nobody listens there any more.
+        # Whether its ranks have ended, or nobody listens there any more.
         self.has_ended = False
 
     def ask(self, question: str, seconds: float) -> dict[str, Any]:
@@ -129,6 +129,7 @@ def _answer(connection: socket.socket, secret: str, answer: Answer) -> None:
 def keep_asking(peer: Peer, pause: float) -> None:
     """Find out again and again whether a peer is there; to be run in a thread of its own."""
     while not peer.has_ended:
-        with contextlib.suppress(OSError):
-            peer.ask("alive", 2 * pause)
+        with contextlib.suppress(OSError, KeyError):
+            # After the end of its ranks a machine may go, which is no cut link.
+            peer.has_ended = peer.ask("alive", 2 * pause)["ended"]
         time.sleep(pause)
