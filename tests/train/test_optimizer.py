@@ -287,8 +287,13 @@ def test_wrong_arguments_are_named(naive):
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
     with pytest.raises(TypeError, match="already a multi-node optimizer"):
         create_multi_node_optimizer(optimizer, naive)
-    with pytest.raises(NotImplementedError, match="double_buffering=True comes with a later"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), naive, True)
+    for steps, error in ((0, ValueError), (2.5, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=f"accumulate_steps.*not {steps}"):
+            create_multi_node_optimizer(
+                chainer.optimizers.SGD(),
+                naive,
+                accumulate_steps=steps,  # type: ignore[arg-type]
+            )
 
 
 def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -44,10 +44,10 @@ class MpiCommunicator(CommunicatorBase):
     """A communicator over MPI, for NumPy and CuPy arrays.
 
     Made by :func:`chainermn_comm.create_communicator`. Its settings (:meth:`set_config`) are
-    ``allreduce_grad_dtype`` and ``batched_copy``. Arrays received are new ones; what a rank
-    gives to itself is copied, but for ``bcast``, whose root gets its own array back. CuPy's arrays
-    travel through host memory (gradients are faster), and arrive on the receiver's current device;
-    ``bcast``'s root gets a copy of them.
+    ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``. Arrays received are new ones;
+    what a rank gives to itself is copied, but for ``bcast``, whose root gets its own array back.
+    CuPy's arrays travel through host memory (gradients are faster), and arrive on the receiver's
+    current device; ``bcast``'s root gets a copy of them.
 
     All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
     operations or give arguments that don't fit; where one rank's argument is wrong in itself,
@@ -261,8 +261,23 @@ class MpiCommunicator(CommunicatorBase):
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change ``allreduce_grad_dtype`` or ``batched_copy``; the same on all ranks."""
-        self._settings = self._settings.changed(name, value)
+        """Change ``allreduce_grad_dtype``, ``batched_copy`` or ``chunk_bytes``, on all ranks alike.
+
+        ``chunk_bytes``, the size of the chunks in which gradients travel (see
+        :func:`chainermn_comm.create_communicator`; None for the default), can't be changed any
+        more once gradients have travelled.
+        """
+        settings = self._settings.changed(name, value)
+        if settings.chunk_bytes != self._settings.chunk_bytes:
+            if self._reducers:
+                raise ValueError(
+                    f"rank {self._rank}: chunk_bytes can't be changed any more, since gradients "
+                    "have travelled; change it right after making the communicator"
+                )
+            transport = MpiTransport(self._group.comm, self._max_tag + 1, settings.chunk_bytes)
+            self._open.transport.close()
+            self._resources = replace(self._open, transport=transport)
+        self._settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict()

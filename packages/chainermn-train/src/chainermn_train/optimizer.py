@@ -7,12 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
-import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
+from .accumulation import Accumulation
 from .agreement import gather_or_raise, require_communicator
 from .copying import SharesCommunicator
+from .double_buffering import DoubleBuffer
+from .held import HeldGradients
+from .mixed_precision import serialize_loss_scale, serialize_masters
+from .shared_parameters import SharedParameters
 
 
 def create_multi_node_optimizer(
@@ -20,6 +24,8 @@ def create_multi_node_optimizer(
     communicator: CommunicatorBase,
     double_buffering: bool = False,
     zero_fill: bool = True,
+    *,
+    accumulate_steps: int = 1,
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks at once.
 
@@ -31,16 +37,22 @@ def create_multi_node_optimizer(
     Args:
         actual_optimizer: a Chainer optimizer, set up or not.
         communicator: the ranks that train together.
-        double_buffering: must be False in this version.
+        double_buffering: exchange gradients in the background while the next update's are
+            computed. Each update then steps along the gradients of the update before it; the
+            first one doesn't step. It takes memory for a second set of gradients, and changes
+            what is learnt a little. For GPUs and CPUs, with any communicator.
         zero_fill: count a gradient that a rank doesn't have (None) as zeros. Without it
             ranks must agree on which gradients are missing.
+        accumulate_steps: how many updates make one step: their gradients are added up on each
+            rank, and only every so many updates the mean of all is exchanged and used. Every
+            update counts the same, whatever its number of examples.
 
     Returns:
         An optimizer that is used like ``actual_optimizer``; see :class:`MultiNodeOptimizer`.
 
     Raises:
-        TypeError: an argument is not an optimizer or not a communicator.
-        NotImplementedError: ``double_buffering`` is true.
+        TypeError: an argument is not an optimizer, not a communicator or not an integer.
+        ValueError: ``accumulate_steps`` is less than 1.
     """
     require_communicator(communicator, "create_multi_node_optimizer")
     if isinstance(actual_optimizer, MultiNodeOptimizer):
@@ -50,20 +62,22 @@ def create_multi_node_optimizer(
             "create_multi_node_optimizer needs a Chainer optimizer, such as "
             f"chainer.optimizers.Adam(), not {type(actual_optimizer).__name__}"
         )
-    if double_buffering:
-        raise NotImplementedError(
-            "double_buffering=True comes with a later version of chainermn-train; "
-            "leave it out (or False) in this one"
-        )
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill)
+    try:
+        steps = operator.index(accumulate_steps)
+    except TypeError:
+        raise TypeError(f"accumulate_steps must be an integer, not {accumulate_steps!r}") from None
+    if steps < 1:
+        raise ValueError(f"accumulate_steps must be at least 1, not {steps}")
+    return MultiNodeOptimizer(
+        actual_optimizer, communicator, zero_fill, bool(double_buffering), steps
+    )
 
 
 class MultiNodeOptimizer(SharesCommunicator):
     """A Chainer optimizer whose :meth:`update` steps along the mean gradient of all ranks.
 
     Every other attribute and method is that of ``actual_optimizer``, to read and to set:
-    hyperparameters, hooks, ``target``, ``t``, ``serialize`` and so on. Hooks therefore
-    see the mean gradient.
+    hyperparameters, hooks, ``target``, ``t`` and so on. Hooks therefore see the mean gradient.
 
     It is not a subclass of :class:`chainer.Optimizer`, whose class attributes would hide
     the actual optimizer's; Chainer's updaters, extensions and serializers don't ask for one.
@@ -76,17 +90,24 @@ class MultiNodeOptimizer(SharesCommunicator):
         zero_fill: whether a missing gradient counts as zeros.
     """
 
-    _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_synchronized"})
+    _OWN = frozenset(
+        {"actual_optimizer", "communicator", "zero_fill", "_shared", "_group", "_buffer"}
+    )
 
     def __init__(
-        self, actual_optimizer: Any, communicator: CommunicatorBase, zero_fill: bool
+        self,
+        actual_optimizer: Any,
+        communicator: CommunicatorBase,
+        zero_fill: bool,
+        double_buffering: bool = False,
+        accumulate_steps: int = 1,
     ) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
-        # The parameters that were initialised at the last broadcast. They are kept, not
-        # their ids: a new parameter may be given the id of one that is gone.
-        self._synchronized: list[Any] | None = None
+        self._shared = SharedParameters(communicator)
+        self._group = Accumulation(accumulate_steps)
+        self._buffer = DoubleBuffer(communicator, zero_fill) if double_buffering else None
 
     def __getattr__(self, name: str) -> Any:
         # An own attribute is missing only while the object is being copied.
@@ -128,6 +149,11 @@ class MultiNodeOptimizer(SharesCommunicator):
         A rank that has no examples can take part by calling ``target.cleargrads()``
         and then ``update()``: its gradients count as zeros (if ``zero_fill``).
 
+        With double buffering, the call steps along the gradients of the call before (the
+        first doesn't step), each undone the loss scale it was made with, while its own are
+        on their way. With ``accumulate_steps=k`` every k-th call exchanges and steps, and only
+        the first and the last of k are collective. :meth:`flush` uses what is left at the end.
+
         Args:
             lossfun: called with ``args`` and ``kwds``; the gradients of the variable that
                 it returns are computed. None if the gradients are there already.
@@ -137,66 +163,206 @@ class MultiNodeOptimizer(SharesCommunicator):
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
-            Exception: whatever ``lossfun`` or its backward raises on this rank (a
+            RankMismatchError: ranks scale losses differently; or, without ``zero_fill``, not all
+                have the same gradients (with double buffering the next call says so).
+            BaseException: whatever ``lossfun`` or its backward raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
-                No rank steps then, and all may go on with the next update.
+                No rank steps then, and all may go on with the next update. Between the first
+                and the last of ``accumulate_steps`` calls it is raised on this rank only, and
+                the others count one gradient less.
         """
-        changed, incomplete, without_loss = self._agree_on_parameters(lossfun is None)
-        if changed and not incomplete and not without_loss:
+        if self._group.is_middle:
+            self._add_alone(lossfun, args, kwds)
+            return
+        shared, optimizer = self._shared, self.actual_optimizer
+        views = shared.agree(optimizer, lossfun is None)
+        changed, incomplete = views.changed, views.incomplete
+        if changed and not incomplete and not views.without_loss:
             self._broadcast()
             changed = False
-        if without_loss < self.communicator.size:
-            self._compute_gradients_or_raise(lossfun, args, kwds)
+        terms = self._compute_gradients_or_raise(lossfun, args, kwds, views.without_loss)
         if incomplete and not changed:  # the loss may have initialised what was missing
-            changed, incomplete, _ = self._agree_on_parameters(False)
+            changed, incomplete, _ = shared.agree(optimizer, False)
         if changed:
-            self._initialize_as_others_did()
+            shared.initialize_as_others_did(optimizer.target)
             self._broadcast()
             return
         self._scale_missing_gradients()
-        self.communicator.multi_node_mean_grad(self.actual_optimizer.target, self.zero_fill)
-        self.actual_optimizer.update()
+        if self._is_plain:
+            self._exchange_and_step()
+            return
+        ends = self._group.is_last
+        self._group.add(HeldGradients.taken_from(optimizer.target))
+        if ends:
+            self._exchange((terms + self.communicator.size) / self.communicator.size)
 
-    def _agree_on_parameters(self, without_loss: bool) -> tuple[bool, bool, int]:
-        """Whether on any rank parameters have changed, or some are not initialised (collective).
+    def flush(self) -> None:
+        """Use the gradients that no step has used yet (collective).
 
-        Also the number of ranks without a loss function. One sum of four integers, since it
-        is part of every update.
+        Those in flight, with double buffering, make a step; then those that have been added up
+        on any rank, if fewer than ``accumulate_steps``, make another one, along the mean of
+        them all. To be called by all ranks when training ends, or at the end of an epoch
+        whose examples shall all count before the next; it does nothing where nothing is left.
+
+        Raises:
+            BaseException: what made the exchange in flight fail.
         """
-        target = self.actual_optimizer.target
-        params = [] if target is None else list(target.params())
-        ready = [param for param in params if param.is_initialized]
-        old = self._synchronized
-        changed = old is None or len(old) != len(ready) or not all(map(operator.is_, old, ready))
-        total = self._count(changed, len(ready) < len(params), without_loss, target is None)
-        if total[3]:
-            error = RuntimeError("the optimizer has no model: call its `setup(model)` first")
-            gather_or_raise(self.communicator, error if target is None else None)
-        return bool(total[0]), bool(total[1]), int(total[2])
+        terms = self._agree_on_failures(None, self._buffer)
+        if self._buffer is not None:
+            self._step_along(self._buffer.pop())
+        if not terms:
+            self._group.drop()
+            return
+        self._exchange(terms / self.communicator.size)
+        if self._buffer is not None:
+            self.flush()
 
-    def _count(self, *flags: bool) -> Any:
-        """On how many ranks each flag is true: int64 of shape (len(flags),) (collective)."""
-        return self.communicator.allreduce(np.array(flags, dtype=np.int64))
+    def finalize(self) -> None:
+        """Wait for the exchange in flight and free the communicator it used (collective).
+
+        Only with double buffering there is anything to do, and only a program that makes many
+        optimizers needs to. The communicator that the user gave stays theirs.
+        """
+        if self._buffer is not None:
+            self._buffer.close()
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the optimizer's state, as :meth:`chainer.Optimizer.serialize` does.
+
+        Beyond what Chainer saves: gradients in flight (it waits for their means, which are
+        equal on all ranks) and those added up so far (each rank's own), a dynamic loss scale,
+        and the float32 parameters of :meth:`use_fp32_update`. So training that resumes goes on
+        with the same bits. What a snapshot of Chainer's own optimizer lacks is left out.
+
+        Raises:
+            ValueError: the snapshot holds gradients that this optimizer, with other
+                ``double_buffering`` or ``accumulate_steps``, has no use for.
+            BaseException: what made the exchange in flight fail.
+        """
+        self.actual_optimizer.serialize(serializer)
+        loading = isinstance(serializer, chainer.serializer.Deserializer)
+        try:
+            own = serializer["chainermn"]
+            in_flight = own("in_flight", False if loading else self._in_flight() is not None)
+        except KeyError:  # Chainer's own snapshot
+            self._group.drop()
+            if self._buffer is not None:
+                self._buffer.put(None)
+            return
+        serialize_loss_scale(self.actual_optimizer, own)
+        serialize_masters(self.target, own["masters"])
+        self._group.serialize(own["group"])
+        means = None
+        if in_flight:
+            means = (self._in_flight() or HeldGradients()).serialize(own["means"])
+        if not loading:
+            return
+        if self._buffer is not None:
+            self._buffer.put(means)
+        elif means is not None:
+            raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
+
+    def assume_same_parameters(self) -> None:
+        """Let the next update not broadcast rank 0's parameters, since all ranks have the same.
+
+        For whoever has just restored them on all ranks and checked that: then the next update
+        steps even if it is given no loss function. To be called on all ranks.
+        """
+        self._shared.note_parameters(self.target)
+
+    def _in_flight(self) -> HeldGradients | None:
+        return None if self._buffer is None else self._buffer.means()
+
+    def _add_alone(self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any) -> None:
+        """An update in the middle of its group, of which other ranks needn't know."""
+        try:
+            if lossfun is not None:
+                self._compute_gradients(lossfun, args, kwds)
+            self._scale_missing_gradients()
+        except BaseException:
+            self._group.skip()
+            raise
+        self._group.add(HeldGradients.taken_from(self.target))
 
     def _compute_gradients_or_raise(
-        self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any
-    ) -> None:
+        self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any, without_loss: int
+    ) -> int:
         """Compute the gradients where there is a loss function; raise where any fails (collective).
 
         The error stays in its own rank until all know of it: else a caller that catches it,
-        to skip a batch, would be one collective call ahead of the other ranks.
+        to skip a batch, would be one collective call ahead of the other ranks. So does one of
+        the exchange in flight.
+
+        Returns:
+            How many updates' gradients all ranks together have added up before.
         """
-        error: Exception | None = None
+        error: BaseException | None = None
         if lossfun is not None:
             try:
                 self._compute_gradients(lossfun, args, kwds)
-            except Exception as exception:
+            except BaseException as exception:
                 error = exception
+        if self._is_plain and without_loss == self.communicator.size:
+            return 0
         try:
-            if self._count(error is not None)[0]:
-                gather_or_raise(self.communicator, error)
+            return self._agree_on_failures(error, self._buffer if self._group.is_last else None)
         finally:
             del error  # else a cycle through its traceback would keep the batch's memory
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether every update exchanges and uses its own gradients."""
+        return self._group.steps == 1 and self._buffer is None
+
+    def _agree_on_failures(self, error: BaseException | None, buffer: DoubleBuffer | None) -> int:
+        """Raise where a rank has an error, or the exchange in flight failed (collective).
+
+        Returns:
+            How many updates' gradients all ranks together have added up.
+        """
+        lost = None if buffer is None else buffer.wait()
+        try:
+            found = self._shared.count(self._group.terms, error is not None, lost is not None)
+            if buffer is not None and found[2]:
+                buffer.pop()
+            if found[1] or found[2]:
+                gather_or_raise(self.communicator, error or lost)
+            return int(found[0])
+        finally:
+            del error, lost
+
+    def _exchange(self, terms_per_rank: float) -> None:
+        """Exchange what has been added up (collective), and step along it or the one before."""
+        gradients = self._group.pop(self.target, terms_per_rank)
+        if self._buffer is None:
+            gradients.give_to(self.target)
+            self._exchange_and_step()
+            return
+        arrived = self._buffer.pop()
+        self._buffer.start(gradients)
+        self._step_along(arrived)
+
+    def _exchange_and_step(self) -> None:
+        self.communicator.multi_node_mean_grad(self.target, self.zero_fill)
+        self._step()
+
+    def _step_along(self, means: HeldGradients | None) -> None:
+        if means is not None:
+            means.give_to(self.target)
+            self._step()
+
+    def _step(self) -> None:
+        self.actual_optimizer.update()
+        self._shared.note_loss_scaling(self.actual_optimizer)  # it may have changed, on all ranks
+
+    def _broadcast(self) -> None:
+        """Give rank 0's parameters to all ranks (collective)."""
+        if not self._is_plain:  # gradients of parameters that are gone must not move new ones
+            new = self._shared.broadcast_new(self.target)
+            self._group.forget(new)
+            if self._buffer is not None:
+                self._buffer.forget(new)
+        self._shared.broadcast(self.target)
 
     def _compute_gradients(self, lossfun: Callable[..., Any], args: Any, kwds: Any) -> None:
         """What :meth:`chainer.GradientMethod.update` does before it steps."""
@@ -219,28 +385,3 @@ class MultiNodeOptimizer(SharesCommunicator):
             for param in self.actual_optimizer.target.params():
                 if param.grad is None:
                     param._loss_scale = scale
-
-    def _initialize_as_others_did(self) -> None:
-        """Initialise the parameters whose shapes only other ranks have learnt (collective).
-
-        Any rank, rank 0 too, may be the one without examples.
-        """
-        named = list(self.actual_optimizer.target.namedparams())
-        known = {name: param.shape for name, param in named if param.is_initialized}
-        shapes: dict[str, tuple[int, ...]] = {}
-        for others in gather_or_raise(self.communicator, None, known):
-            shapes = others | shapes
-        error = None
-        try:
-            for name, param in named:
-                if not param.is_initialized and name in shapes:
-                    param.initialize(shapes[name])
-        except Exception as exception:
-            error = exception
-        gather_or_raise(self.communicator, error)
-
-    def _broadcast(self) -> None:
-        """Give rank 0's parameters to all ranks (collective)."""
-        target = self.actual_optimizer.target
-        self.communicator.bcast_data(target)
-        self._synchronized = [param for param in target.params() if param.is_initialized]
