@@ -17,6 +17,7 @@ from .double_buffering import DoubleBuffer
 from .held import HeldGradients
 from .mixed_precision import serialize_loss_scale, serialize_masters
 from .shared_parameters import SharedParameters
+from .update_rules import serialize_optimizer
 
 
 def create_multi_node_optimizer(
@@ -239,7 +240,7 @@ class MultiNodeOptimizer(SharesCommunicator):
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        self.actual_optimizer.serialize(serializer)
+        serialize_optimizer(self.actual_optimizer, serializer)
         loading = isinstance(serializer, chainer.serializer.Deserializer)
         try:
             own = serializer["chainermn"]
