@@ -30,9 +30,11 @@ ROOT = Path(__file__).resolve().parents[1]
 INSIDE = "CHAINERMN_BENCHMARK_DOUBLE"  # set for the ranks
 RANKS = {"alpha": 1, "beta": 1}
 MODES = ("alone", "synchronous", "double buffering")
-# What must hold: the median over rounds of what is hidden, and of double buffering's step over
-# the synchronous one's.
+# What must hold for the medians over rounds: what is hidden of steps in BLAS at least, and double
+# buffering's step over the synchronous one at most.
 HIDDEN, NOT_SLOWER = 0.8, 1.0
+# Enough to find out how long one takes.
+TRIAL_UNITS = 500
 
 
 def arguments() -> argparse.Namespace:
@@ -147,9 +149,9 @@ def timed(step: Step, work: Callable[[int], None], units: int, count: int) -> tu
 
 def units_for(comm: Any, step: Step, work: Callable[[int], None], seconds: float) -> int:
     """How much work takes all ranks at once so long, gradients included; the same on all ranks."""
-    unit, none = (timed(step, work, units, 2)[0] for units in (100, 0))
-    mine = max(1.0, (seconds - none) / max((unit - none) / 100, 1e-6))
-    return max(1, round(min(comm.allgather_obj(mine))))
+    none, some = (timed(step, work, units, 2)[0] for units in (0, TRIAL_UNITS))
+    mine = (seconds - none) * TRIAL_UNITS / max(some - none, 1e-6)
+    return max(1, round(max(comm.allgather_obj(mine))))
 
 
 def run(args: argparse.Namespace) -> bool:
@@ -157,14 +159,13 @@ def run(args: argparse.Namespace) -> bool:
 
     from chainermn_comm import create_communicator
 
-    with contextlib.suppress(PermissionError):  # what else runs here shall count little
+    with contextlib.suppress(OSError):  # what else runs on this machine shall count little
         os.setpriority(os.PRIO_PROCESS, 0, -20)
+        Path("/proc/self/autogroup").write_text("-20")
     comm = create_communicator(args.communicator)
     nothing = create_communicator("dummy")
-    steps = {
-        mode: Step(mode, nothing if mode == "alone" else comm, list(shapes.MODELS[args.model].values()))
-        for mode in MODES
-    }
+    model = list(shapes.MODELS[args.model].values())
+    steps = {mode: Step(mode, nothing if mode == "alone" else comm, model) for mode in MODES}
     results: dict[str, Any] = {}
     for kind in args.kinds:
         work = WORK[kind]
@@ -177,7 +178,7 @@ def run(args: argparse.Namespace) -> bool:
             ranks = comm.allgather_obj(mine)
             # A step is over when the slowest rank has done it.
             rounds.append({mode: max(rank[mode] for rank in ranks) for mode in MODES})
-        results[kind] = summary(rounds)
+        results[kind] = summary(kind, rounds)
     for step in steps.values():
         step.optimizer.finalize()
     right = all(row["ok"] for row in results.values())
@@ -188,7 +189,7 @@ def run(args: argparse.Namespace) -> bool:
     return right
 
 
-def summary(rounds: list[dict[str, tuple[float, float]]]) -> dict[str, Any]:
+def summary(kind: str, rounds: list[dict[str, tuple[float, float]]]) -> dict[str, Any]:
     """What the rounds of one kind of step come to."""
     hidden, ratio = [], []
     for each in rounds:
@@ -200,7 +201,8 @@ def summary(rounds: list[dict[str, tuple[float, float]]]) -> dict[str, Any]:
         "processor": {m: [1e3 * each[m][1] for each in rounds] for m in MODES},
         "hidden": hidden,
         "over synchronous": ratio,
-        "ok": statistics.median(hidden) >= HIDDEN or statistics.median(ratio) <= NOT_SLOWER,
+        "ok": statistics.median(ratio) <= NOT_SLOWER
+        and (kind == "Python" or statistics.median(hidden) >= HIDDEN),
     }
 
 

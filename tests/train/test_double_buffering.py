@@ -334,7 +334,7 @@ def test_copies_go_their_own_ways(comm):
 
 
 def test_nothing_is_left_behind(naive):
-    """Threads end, the interpreter's interval is what it was, memory and communicators are freed."""
+    """Threads end, the interpreter's interval is what it was, gradients are let go."""
     interval, threads = sys.getswitchinterval(), threading.active_count()
     with create_communicator("hierarchical") as comm:
         for _ in range(3):

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# Between two looks. A link of 1 Gbit/s brings 60 KB meanwhile, which the socket's buffer holds;
-# a look takes about 10 us where others have to be asked for the interpreter, less elsewhere.
-LOOK_SECONDS = 0.5e-3
+# Between two looks. A link of 1 Gbit/s brings 250 KB meanwhile, which the sockets' buffers hold.
+LOOK_SECONDS = 2e-3
+# Times MPI is asked in a look: each time it moves what it finds, up to some amount. Asked once
+# every 2 ms, 102 MB took 1785 ms over a link of 1 Gbit/s, asked 12 times 859, which is the link's
+# limit; see docs/decisions/double_buffering.md.
+ASKS = 12
 
 _thread = threading.local()
 
@@ -46,7 +49,7 @@ def wait_all(requests: Sequence[MPI.Request]) -> None:
 
     hurry = getattr(_thread, "hurry", None)
     if hurry is not None:
-        while not MPI.Request.Testall(requests):
+        while not any(MPI.Request.Testall(requests) for _ in range(ASKS)):
             if hurry.wait(LOOK_SECONDS):
                 break
     MPI.Request.Waitall(requests)

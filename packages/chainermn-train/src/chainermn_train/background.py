@@ -13,7 +13,7 @@ from collections.abc import Callable
 EXIT_SECONDS = 20.0
 # Python's own 5 ms are what a thread waits whenever it wants the interpreter while another one
 # computes in Python: a message of 2 MB and what belongs to it want it about ten times.
-SWITCH_SECONDS = 0.2e-3
+SWITCH_SECONDS = 0.5e-3
 
 _running: weakref.WeakSet[Task] = weakref.WeakSet()
 _lock = threading.Lock()

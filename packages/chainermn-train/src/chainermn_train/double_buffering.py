@@ -23,9 +23,8 @@ from .held import HeldGradients
 
 # The thread that communicates waits for a core and for the interpreter each time it is its turn,
 # milliseconds where others compute, and each message takes a few turns of it on either side: see
-# docs/decisions/double_buffering.md. A chunk should outlast them, and the first and last ones,
-# whose messages nothing overlaps, be a small part of the whole.
-LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, CHUNKS = 1 << 20, 8 << 20, 12
+# docs/decisions/double_buffering.md.
+CHUNK_BYTES = 2 << 20
 
 
 class DoubleBuffer(SharesCommunicator):
@@ -57,7 +56,7 @@ class DoubleBuffer(SharesCommunicator):
         """Begin to take the mean of these over ranks (collective); the buffer must be empty."""
         if self._own is None:
             self._own = self.communicator.split(0, self.communicator.rank)
-            _use_large_chunks(self._own, gradients)
+            _use_large_chunks(self._own)
         self._gradients = gradients
         communicator, zero_fill = self._own, self._zero_fill
         in_order = _ordered_after_present_work(gradients)
@@ -111,13 +110,11 @@ class DoubleBuffer(SharesCommunicator):
             self._own = None
 
 
-def _use_large_chunks(communicator: CommunicatorBase, gradients: HeldGradients) -> None:
+def _use_large_chunks(communicator: CommunicatorBase) -> None:
     """Let fewer and larger messages travel, unless the user chose their size."""
-    total = sum(held.data.nbytes for held in gradients.values() if held.data is not None)
-    size = min(max(total // CHUNKS, LEAST_CHUNK_BYTES), LARGEST_CHUNK_BYTES) // 64 * 64
     with contextlib.suppress(ValueError):  # other people's communicators have no such setting
         if communicator.get_config("chunk_bytes") is None:
-            communicator.set_config("chunk_bytes", size)
+            communicator.set_config("chunk_bytes", CHUNK_BYTES)
 
 
 def _ordered_after_present_work(

@@ -14,7 +14,9 @@ from .accumulation import Accumulation
 from .agreement import gather_or_raise, require_communicator
 from .copying import SharesCommunicator
 from .double_buffering import DoubleBuffer
+from .forwarding import ForwardsToOptimizer
 from .held import HeldGradients
+from .losses import compute_gradients, scale_missing_gradients
 from .mixed_precision import serialize_loss_scale, serialize_masters
 from .shared_parameters import SharedParameters
 from .update_rules import serialize_optimizer
@@ -74,7 +76,7 @@ def create_multi_node_optimizer(
     )
 
 
-class MultiNodeOptimizer(SharesCommunicator):
+class MultiNodeOptimizer(ForwardsToOptimizer, SharesCommunicator):
     """A Chainer optimizer whose :meth:`update` steps along the mean gradient of all ranks.
 
     Every other attribute and method is that of ``actual_optimizer``, to read and to set:
@@ -109,26 +111,6 @@ class MultiNodeOptimizer(SharesCommunicator):
         self._shared = SharedParameters(communicator)
         self._group = Accumulation(accumulate_steps)
         self._buffer = DoubleBuffer(communicator, zero_fill) if double_buffering else None
-
-    def __getattr__(self, name: str) -> Any:
-        # An own attribute is missing only while the object is being copied.
-        if name in self._OWN or name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.actual_optimizer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._OWN:
-            super().__setattr__(name, value)
-        else:
-            setattr(self.actual_optimizer, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if name in self._OWN:
-            raise AttributeError(f"{name!r} of a multi-node optimizer can't be deleted")
-        delattr(self.actual_optimizer, name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self.actual_optimizer)})
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model to train, as :meth:`chainer.Optimizer.setup` does; returns itself."""
@@ -188,7 +170,7 @@ class MultiNodeOptimizer(SharesCommunicator):
             shared.initialize_as_others_did(optimizer.target)
             self._broadcast()
             return
-        self._scale_missing_gradients()
+        scale_missing_gradients(self.actual_optimizer)
         if self._is_plain:
             self._exchange_and_step()
             return
@@ -278,8 +260,8 @@ class MultiNodeOptimizer(SharesCommunicator):
         """An update in the middle of its group, of which other ranks needn't know."""
         try:
             if lossfun is not None:
-                self._compute_gradients(lossfun, args, kwds)
-            self._scale_missing_gradients()
+                compute_gradients(self.actual_optimizer, lossfun, args, kwds)
+            scale_missing_gradients(self.actual_optimizer)
         except BaseException:
             self._group.skip()
             raise
@@ -300,7 +282,7 @@ class MultiNodeOptimizer(SharesCommunicator):
         error: BaseException | None = None
         if lossfun is not None:
             try:
-                self._compute_gradients(lossfun, args, kwds)
+                compute_gradients(self.actual_optimizer, lossfun, args, kwds)
             except BaseException as exception:
                 error = exception
         if self._is_plain and without_loss == self.communicator.size:
@@ -364,25 +346,3 @@ class MultiNodeOptimizer(SharesCommunicator):
             if self._buffer is not None:
                 self._buffer.forget(new)
         self._shared.broadcast(self.target)
-
-    def _compute_gradients(self, lossfun: Callable[..., Any], args: Any, kwds: Any) -> None:
-        """What :meth:`chainer.GradientMethod.update` does before it steps."""
-        optimizer = self.actual_optimizer
-        loss = lossfun(*args, **kwds)
-        if getattr(optimizer, "_use_cleargrads", True):
-            optimizer.target.cleargrads()
-        else:
-            optimizer.target.zerograds()
-        loss.backward(loss_scale=optimizer._loss_scale)
-
-    def _scale_missing_gradients(self) -> None:
-        """Make the step undo the loss scale also where backward met no gradient here.
-
-        Chainer notes the scale in each parameter that backward meets. One that it met on
-        other ranks only would get their scaled mean, and keep the scale in it.
-        """
-        scale = self.actual_optimizer._loss_scale
-        if scale is not None:
-            for param in self.actual_optimizer.target.params():
-                if param.grad is None:
-                    param._loss_scale = scale
