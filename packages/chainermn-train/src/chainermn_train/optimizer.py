@@ -17,9 +17,8 @@ from .double_buffering import DoubleBuffer
 from .forwarding import ForwardsToOptimizer
 from .held import HeldGradients
 from .losses import compute_gradients, scale_missing_gradients
-from .mixed_precision import serialize_loss_scale, serialize_masters
 from .shared_parameters import SharedParameters
-from .update_rules import serialize_optimizer
+from .state import serialize_state
 
 
 def create_multi_node_optimizer(
@@ -222,28 +221,7 @@ class MultiNodeOptimizer(ForwardsToOptimizer, SharesCommunicator):
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        serialize_optimizer(self.actual_optimizer, serializer)
-        loading = isinstance(serializer, chainer.serializer.Deserializer)
-        try:
-            own = serializer["chainermn"]
-            in_flight = own("in_flight", False if loading else self._in_flight() is not None)
-        except KeyError:  # Chainer's own snapshot
-            self._group.drop()
-            if self._buffer is not None:
-                self._buffer.put(None)
-            return
-        serialize_loss_scale(self.actual_optimizer, own)
-        serialize_masters(self.target, own["masters"])
-        self._group.serialize(own["group"])
-        means = None
-        if in_flight:
-            means = (self._in_flight() or HeldGradients()).serialize(own["means"])
-        if not loading:
-            return
-        if self._buffer is not None:
-            self._buffer.put(means)
-        elif means is not None:
-            raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
+        serialize_state(self.actual_optimizer, self._group, self._buffer, serializer)
 
     def assume_same_parameters(self) -> None:
         """Let the next update not broadcast rank 0's parameters, since all ranks have the same.
@@ -252,9 +230,6 @@ class MultiNodeOptimizer(ForwardsToOptimizer, SharesCommunicator):
         steps even if it is given no loss function. To be called on all ranks.
         """
         self._shared.note_parameters(self.target)
-
-    def _in_flight(self) -> HeldGradients | None:
-        return None if self._buffer is None else self._buffer.means()
 
     def _add_alone(self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any) -> None:
         """An update in the middle of its group, of which other ranks needn't know."""
