@@ -112,7 +112,7 @@ def test_a_last_group_with_more_updates_on_some_ranks_counts_each_once(comm):
         model, expected = Net(0), Net(0)
         optimizer = accumulating(comm, model, 6)
         optimizer._shared.broadcast(model)
-        optimizer.assume_same_parameters()
+        optimizer.assume_synchronized()
         optimizer.update(model, batch(comm.rank, 0))  # the first of a group is collective
         for number in range(comm.rank):
             optimizer.update(model, batch(comm.rank, number + 1))
@@ -129,7 +129,7 @@ def test_sixteen_bit_gradients_are_added_in_float32(naive):
     with chainer.using_config("dtype", np.dtype("float16")):
         model = Net(0)
         optimizer = accumulating(naive, model, 4, lambda: chainer.optimizers.SGD(lr=2.0**-10))
-        optimizer.assume_same_parameters()
+        optimizer.assume_synchronized()
         model.first.b.array[...] = 0
         for _ in range(4):
             model.cleargrads()
@@ -145,7 +145,7 @@ def test_a_rank_without_examples_counts_as_zeros(comm):
     with chainer.using_config("dtype", np.dtype("float64")):
         model, expected = Net(0), Net(0)
         optimizer = accumulating(comm, model, 3, lambda: chainer.optimizers.SGD(lr=0.5))
-        optimizer.assume_same_parameters()
+        optimizer.assume_synchronized()
         for number in range(3):
             if comm.rank == comm.size - 1:
                 model.cleargrads()

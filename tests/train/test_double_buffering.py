@@ -482,7 +482,7 @@ def test_resumed_training_gives_the_bits_of_uninterrupted_training(comm, tmp_pat
         chainer.serializers.load_npz(tmp_path / f"snapshot_{comm.rank}_{iteration}", trainer)
         assert optimizer.t == iteration - 1
         if iteration == 4:
-            optimizer.assume_same_parameters()
+            optimizer.assume_synchronized()
         trainer.run()
         assert_same_bits(resumed, whole)
 
@@ -521,7 +521,7 @@ def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
 def test_parameters_that_all_ranks_restored_are_not_broadcast_again(comm, monkeypatch):
     model = Net(0)
     optimizer = create_multi_node_optimizer(adam(model), comm)
-    optimizer.assume_same_parameters()
+    optimizer.assume_synchronized()
     model.cleargrads()
     model(batch(0, 0)).backward()
 

@@ -223,7 +223,7 @@ class MultiNodeOptimizer(ForwardsToOptimizer, SharesCommunicator):
         """
         serialize_state(self.actual_optimizer, self._group, self._buffer, serializer)
 
-    def assume_same_parameters(self) -> None:
+    def assume_synchronized(self) -> None:
         """Let the next update not broadcast rank 0's parameters, since all ranks have the same.
 
         For whoever has just restored them on all ranks and checked that: then the next update
