@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 ROUNDING = 2.0**-24  # relative error of one float32 operation
+BLOCK = 1 << 20  # elements that are compared at once
 
 
 class Gradients:
@@ -34,14 +35,15 @@ class Gradients:
         self.peer = source_of(shapes, (comm.rank + 1) % comm.size)
         self.flat = self.source.copy()  # touched, so that nobody's first call pays for it
         total = np.zeros(self.source.size)
-        magnitude = np.zeros_like(self.source)
+        self.bound = np.zeros_like(self.source)
         for rank in range(comm.size):
             source = source_of(shapes, rank)
             total += source
-            magnitude += abs(source)
-        self.mean = (total / comm.size).astype(np.float32)
+            self.bound += abs(source)
+        total /= comm.size
+        self.mean = total.astype(np.float32)
         # Each term is scaled and added, the sum divided, and the mean above rounded.
-        self.bound = (comm.size + 3) * ROUNDING / comm.size * magnitude
+        self.bound *= (comm.size + 3) * ROUNDING / comm.size
         self.model = chainer.Link()
         with self.model.init_scope():
             for name, shape in shapes.items():
@@ -73,9 +75,18 @@ class Gradients:
         means, bounds = self.views(self.mean), self.views(self.bound)
         for array, mean, bound in zip(arrays, means, bounds, strict=True):
             digest.update(np.ascontiguousarray(array).data)
-            close &= bool(np.all(abs(array - mean) <= bound))  # False for NaN, too
+            flat, mean, bound = array.reshape(-1), mean.reshape(-1), bound.reshape(-1)
+            for start in range(0, flat.size, BLOCK):
+                block = slice(start, start + BLOCK)
+                near = abs(flat[block] - mean[block]) <= bound[block]
+                close &= bool(np.all(near))  # False for NaN, too
         answers = self.comm.allgather((close, digest.digest()))
         return all(answer == (True, digest.digest()) for answer in answers)
+
+    def are_own(self, arrays: list[np.ndarray]) -> bool:
+        """Whether these are what this rank's gradients start from, on all ranks (collective)."""
+        mine = all(map(np.array_equal, arrays, self.views(self.source)))
+        return all(self.comm.allgather(mine))
 
 
 def source_of(shapes: Shapes, rank: int) -> np.ndarray:

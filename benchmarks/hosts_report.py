@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import BUNDLED
+import sizes_plot
+from limits import AT_LEAST, AT_MOST, judge, quartiles
+from peers import BUNDLED, LINK
 from plot import COLORS
-from report import cells, mpi_library, quartiles
+from report import cells, limits_table, mpi_library, sizes_table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-LINK, RAW, GLOO = "two ranks swap the bytes", "MPI_Allreduce", "PyTorch gloo"
 STREAMS = ("two_dimensional", "hierarchical")
 # At least this part of what the link allows; float16 so many times as fast as float32; the
 # whole call at most so many times its messages alone.
@@ -79,16 +80,10 @@ def limits(name: str, ms: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     of_link, faster = ms[LINK] / ms[name], ms[name] / ms[as_float16(name)]
     over = ms[name] / ms[alone(name)]
     return [
-        _limit(f"{name}: part of the link's limit", "at least", OF_THE_LINK, of_link),
-        _limit(f"{name}: float16 faster than float32", "at least", FLOAT16_FASTER, faster),
-        _limit(f"{name}: whole call over its messages", "at most", OVER_THE_WIRE, over),
+        judge(f"{name}: part of the link's limit", AT_LEAST, OF_THE_LINK, of_link),
+        judge(f"{name}: float16 faster than float32", AT_LEAST, FLOAT16_FASTER, faster),
+        judge(f"{name}: whole call over its messages", AT_MOST, OVER_THE_WIRE, over),
     ]
-
-
-def _limit(what: str, sense: str, bound: float, ratios: np.ndarray) -> dict[str, Any]:
-    median = float(np.median(ratios))
-    ok = median >= bound if sense == "at least" else median <= bound
-    return {"limit": what, "must": f"{sense} {bound:g}", "ratio": quartiles(ratios), "ok": ok}
 
 
 def publish(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
@@ -100,15 +95,25 @@ def publish(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
     console = Console(highlight=False)
     console.print(heading(results), soft_wrap=True)
     console.print(_times(results))
-    console.print(_limits(results))
+    console.print(limits_table(results["limits"]))
     print(f"{json_file}\n{plot_file}", flush=True)
 
 
-def heading(results: dict[str, Any]) -> str:
-    """When, on what, and how."""
+def publish_sizes(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
+    """Print the table of sizes, draw it, and write the JSON anew."""
+    json_file.write_text(json.dumps(results, indent=1) + "\n")
+    Console(highlight=False).print(sizes_table(results["sizes"]))
+    sizes_file = plot_file.with_stem(f"{plot_file.stem}-sizes")
+    sizes_plot.draw(results["sizes"], (LINK,), heading(results, "one array"), sizes_file)
+    print(sizes_file, flush=True)
+
+
+def heading(results: dict[str, Any], what: str | None = None) -> str:
+    """When, on what, and how; of the model, or of ``what`` else is named."""
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    model = f"{results['model']} ({results['floats'] * 4e-6:.3g} MB)"
     return (
-        f"allreduce_grad of {results['model']} ({results['floats'] * 4e-6:.3g} MB), ranks on "
+        f"allreduce_grad of {what or model}, ranks on "
         f"{', '.join(results['hosts'])}, {results['rate']} links: {results['megabits']:g} Mbit/s "
         f"each way, {results['rounds']} rounds, {results['date']}\n{versions}"
     )
@@ -121,19 +126,6 @@ def _times(results: dict[str, Any]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for row in results["contestants"]:
         table.add_row(*cells(row, "over_link"))
-    return table
-
-
-def _limits(results: dict[str, Any]) -> Table:
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("limit", no_wrap=True)
-    for column in ("must be", "median", "quartiles", ""):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in results["limits"]:
-        low, median, high = row["ratio"]
-        verdict = "[green]ok[/]" if row["ok"] else "[red]not[/]"
-        spread = f"{low:.3f} - {high:.3f}"
-        table.add_row(row["limit"], row["must"], f"{median:.3f}", spread, verdict)
     return table
 
 

@@ -1,11 +1,9 @@
-"""Measures all contestants in turn on this rank, and has rank 0 report."""
+"""Times contestants in turn on this rank, and tells what their first calls add to its memory."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,65 +12,9 @@ from typing import Any
 
 import numpy as np
 import peers
-import plot
-import report
-from gradients import Gradients
 from mpi4py import MPI
-from rich.console import Console
-from shapes import MODELS, QUICK, elements
 
-from chainermn_comm import create_communicator
-from chainermn_comm.catalogue import RECIPES
-
-# One of each way to take a mean on CPUs.
-MEASURED = [name for name in RECIPES if name not in ("non_cuda_aware", "pure_nccl", "dummy")]
 NAP_SECONDS = 0.0005
-
-
-def run(args: argparse.Namespace) -> bool:
-    """Measure every model and write the reports (collective over MPI.COMM_WORLD).
-
-    Returns:
-        Whether all results were right.
-    """
-    comm = MPI.COMM_WORLD.Dup()
-    communicators = {peers.BUNDLED: ("bundled", peers.bundled(comm))}
-    for name in args.communicator or MEASURED:
-        communicators[name] = "ours", create_communicator(name, comm)
-    handoff = peers.Handoff(comm)
-    models: list[dict[str, Any]] = []
-    for model in QUICK if args.quick else MODELS:
-        gradients = Gradients(MODELS[model], comm)
-        contestants = [*peers.probes(), *peers.copies(gradients, handoff)]
-        contestants += [peers.raw_mpi(gradients), *peers.gloo(gradients)]
-        for name, (kind, communicator) in communicators.items():
-            contestants.append(peers.communicator(name, kind, communicator, gradients))
-        models.append(
-            {
-                "model": model,
-                "arrays": len(MODELS[model]),
-                "floats": elements(MODELS[model]),
-                "contestants": measure(contestants, comm, args.repeat, args.realtime),
-            }
-        )
-    handoff.close()
-    for _, communicator in communicators.values():
-        communicator.finalize()
-    cores = comm.allgather((MPI.Get_processor_name(), sorted(os.sched_getaffinity(0))))
-    if comm.rank == 0:
-        publish(report.document(cores, args.repeat, args.realtime, models), args.json, args.plot)
-    comm.Barrier()
-    return all(row["right"] for model in models for row in model["contestants"])
-
-
-def publish(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
-    """Print the table and write the two files, whose folders are made."""
-    for file in (json_file, plot_file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    json_file.write_text(json.dumps(results, indent=1) + "\n")
-    plot.draw(results, plot_file)
-    report.show(results, Console())
-    print(f"{json_file}\n{plot_file}")
 
 
 def measure(
@@ -143,11 +85,18 @@ def priority(realtime: bool) -> Iterator[None]:
     if not realtime:
         yield
         return
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    _schedule(os.SCHED_RR, 1)
     try:
         yield
     finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        _schedule(os.SCHED_OTHER, 0)
+
+
+def _schedule(policy: int, level: int) -> None:
+    # Every thread by itself: gloo's does the work while the main one waits.
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setscheduler(int(thread), policy, os.sched_param(level))
 
 
 def forget_peak() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,11 +12,12 @@ import hosts_report
 import numpy as np
 import peers
 from gradients import Gradients, source_of
-from hosts_report import GLOO, LINK, STREAMS, alone, as_float16
+from hosts_report import STREAMS, alone, as_float16
 from measure import measure
 from mpi4py import MPI
-from peers import Contestant
-from shapes import MODELS, elements
+from peers import LINK, Contestant
+from report import of_sizes
+from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
 from chainermn_comm.chunks import Chunk
@@ -26,6 +26,8 @@ from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.
 COARSER = 2.0**13
+# Arrays from the first number of bytes on have their turn less often; the last is the largest.
+LARGE_BYTES, LARGEST = 4 << 20, 64 << 20
 PIECE, PIECES = 1 << 18, 4  # float32s in a message, and messages under way each way
 
 
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> bool:
         ],
     ]
     streams = {name: wire_alone(comm, name) for name in STREAMS}
-    contestants = [link(gradients), peers.raw_mpi(gradients), *gloo(gradients)]
+    contestants = [link(gradients), peers.raw_mpi(gradients), *peers.gloo(gradients)]
     for name, kind, communicator in communicators:
         like = gradients
         if name.endswith("float16"):
@@ -55,17 +57,38 @@ def run(args: argparse.Namespace) -> bool:
         contestants.append(peers.communicator(name, kind, communicator, like))
     contestants += [moved(name, stream, gradients) for name, stream in streams.items()]
     rows = measure(contestants, comm, args.repeat, realtime=False)
+    hosts = comm.allgather(MPI.Get_processor_name())
+    floats = elements(MODELS[args.model])
+    results = hosts_report.document(hosts, args.rate, args.model, floats, args.repeat, rows)
+    if comm.rank == 0:
+        hosts_report.publish(results, args.json, args.plot)
+    sizes = [
+        size(nbytes, comm, communicators, args.repeat) for nbytes in SIZES if nbytes <= LARGEST
+    ]
+    if comm.rank == 0:
+        hosts_report.publish_sizes(results | of_sizes(sizes), args.json, args.plot)
     for stream in streams.values():
         stream.close()
     for _, _, communicator in communicators:
         communicator.finalize()
-    hosts = comm.allgather(MPI.Get_processor_name())
-    if comm.rank == 0:
-        floats = elements(MODELS[args.model])
-        results = hosts_report.document(hosts, args.rate, args.model, floats, args.repeat, rows)
-        hosts_report.publish(results, args.json, args.plot)
-    comm.Barrier()
-    return all(row["right"] for row in rows)
+    return all(
+        row["right"] for part in (rows, *(one["contestants"] for one in sizes)) for row in part
+    )
+
+
+def size(
+    nbytes: int, comm: MPI.Intracomm, communicators: list[tuple[str, str, Any]], rounds: int
+) -> dict[str, Any]:
+    """Measure all that move a gradient of so many bytes in its own dtype (collective)."""
+    gradients = Gradients({"array": (nbytes // 4,)}, comm)
+    contestants = [link(gradients), peers.raw_mpi(gradients), *peers.gloo(gradients)]
+    contestants += [
+        peers.communicator(name, kind, communicator, gradients)
+        for name, kind, communicator in communicators
+        if not name.endswith("float16")
+    ]
+    rounds = rounds if nbytes < LARGE_BYTES else -(-rounds // 3)
+    return {"bytes": nbytes, "contestants": measure(contestants, comm, rounds, realtime=False)}
 
 
 def link(gradients: Gradients) -> Contestant:
@@ -120,32 +143,3 @@ def moved(name: str, stream: WireAlone, gradients: Gradients) -> Contestant:
     move = partial(stream.mean, grads, grads, [grad.dtype for grad in grads])
     # What it receives is of no use; that it took all the messages is in its schedule.
     return Contestant(alone(name), "copy", gradients.restore, move, lambda: True)
-
-
-def gloo(gradients: Gradients) -> list[Contestant]:
-    """The sum of one flat buffer, in place, by PyTorch's gloo; nothing where torch is missing."""
-    comm = gradients.comm
-    try:
-        import torch  # type: ignore[import-not-found,unused-ignore]
-        from torch import distributed
-    except ImportError:
-        return []
-    torch.set_num_threads(1)
-    free = None
-    if comm.rank == 0:
-        with socket.create_server(("", 0)) as listening:
-            free = (MPI.Get_processor_name(), listening.getsockname()[1])
-    host, port = comm.bcast(free)
-    distributed.init_process_group(
-        "gloo", init_method=f"tcp://{host}:{port}", rank=comm.rank, world_size=comm.size
-    )
-    flat = gradients.flat
-    return [
-        Contestant(
-            GLOO,
-            "mpi",
-            partial(np.copyto, flat, gradients.source),
-            partial(distributed.all_reduce, torch.from_numpy(flat)),
-            lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
-        )
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +13,17 @@ import numpy as np
 from gradients import Gradients
 from mpi4py import MPI
 
+from chainermn_comm import RankMismatchError
+from chainermn_comm.agreement import Agreement
+from chainermn_comm.layout import Layout
+from chainermn_comm.topology import Topology
+
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
 ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
 ONE_COUNTS, ALL_COUNT = "arithmetic, one rank", "arithmetic, all ranks"
 HANDOFF, BUNDLED, GLOO = "handoff", "bundled naive", "PyTorch gloo"
+RAW, AGREEMENT = "MPI_Allreduce", "agreement alone"
+LINK = "two ranks swap the bytes"  # of two hosts
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class Contestant:
 
     Attributes:
         name: as it is printed.
-        kind: "probe", "copy", "mpi", "bundled" or "ours".
+        kind: "probe", "copy", "mpi", "bundled", "ours", or "part" of what ours do.
         prepare: called before each call, not timed.
         call: what is timed, on every rank.
         right: whether the last call did what it should; collective.
@@ -83,7 +90,7 @@ def raw_mpi(gradients: Gradients) -> Contestant:
     """The sum of one flat buffer, in place, by MPI alone."""
     comm, flat = gradients.comm, gradients.flat
     return Contestant(
-        "MPI_Allreduce",
+        RAW,
         "mpi",
         partial(np.copyto, flat, gradients.source),
         partial(comm.Allreduce, MPI.IN_PLACE, flat),
@@ -94,35 +101,72 @@ def raw_mpi(gradients: Gradients) -> Contestant:
 def gloo(gradients: Gradients) -> list[Contestant]:
     """PyTorch's allreduce of one flat buffer on CPUs; nothing where PyTorch is not installed."""
     try:
-        import torch
-        import torch.distributed as dist
+        import torch  # type: ignore[import-not-found,unused-ignore]
+        from torch import distributed
     except ImportError:
         return []
     comm, flat = gradients.comm, gradients.flat
-    if not dist.is_initialized():
+    if not distributed.is_initialized():
         torch.set_num_threads(1)
-        folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-        method = f"file://{folder}/rendezvous"
-        dist.init_process_group("gloo", init_method=method, rank=comm.rank, world_size=comm.size)
+        one_node = Topology.discover(comm).inter_size == 1
+        free = None
+        if comm.rank == 0:
+            with socket.create_server(("", 0)) as listening:
+                free = listening.getsockname()[1]
+        port, host = comm.bcast((free, MPI.Get_processor_name()))
+        where = f"tcp://{'127.0.0.1' if one_node else host}:{port}"
+        distributed.init_process_group(
+            "gloo", init_method=where, rank=comm.rank, world_size=comm.size
+        )
     return [
         Contestant(
             GLOO,
             "mpi",
             partial(np.copyto, flat, gradients.source),
-            partial(dist.all_reduce, torch.from_numpy(flat)),
+            partial(distributed.all_reduce, torch.from_numpy(flat)),
             lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
         )
     ]
 
 
+def agreement(gradients: Gradients) -> Contestant:
+    """All that ranks tell each other of a call of `allreduce_grad` before gradients move."""
+    comm, agree = gradients.comm, Agreement(gradients.comm)
+    settings = (("zero_fill", False), ("allreduce_grad_dtype", "None"))
+    names = tuple(sorted(gradients.shapes))
+    by_name = dict(zip(gradients.shapes, gradients.grads, strict=True))
+    grads = [by_name[name] for name in names]
+
+    def call() -> None:
+        dtypes = tuple([grad.dtype for grad in grads])
+        shapes = tuple([grad.shape for grad in grads])
+        agree("allreduce_grad", Layout(settings, names, dtypes, shapes))
+
+    def tells_a_difference() -> bool:
+        try:
+            agree("allreduce_grad", (("rank", comm.rank),))
+        except RankMismatchError:
+            return True
+        return comm.size == 1
+
+    return Contestant(
+        AGREEMENT,
+        "part",
+        gradients.restore,
+        call,
+        lambda: comm.allreduce(tells_a_difference(), MPI.LAND),
+    )
+
+
 def communicator(name: str, kind: str, communicator: Any, gradients: Gradients) -> Contestant:
-    """The mean by a ChainerMN communicator."""
+    """The mean by a ChainerMN communicator; as a "part", by `dummy`, which takes none."""
+    wanted = gradients.are_own if kind == "part" else gradients.is_mean
     return Contestant(
         name,
         kind,
         gradients.restore,
         partial(communicator.allreduce_grad, gradients.model),
-        lambda: gradients.is_mean([param.grad for param in gradients.params]),
+        lambda: wanted([param.grad for param in gradients.params]),
     )
 
 

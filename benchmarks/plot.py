@@ -27,7 +27,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
     from matplotlib.lines import Line2D
 
     models = results["models"]
-    rows = len(models[0]["contestants"])
+    rows = len(_shown(models[0]))
     figure, panels = plt.subplots(
         len(models),
         figsize=(9, 1.3 + len(models) * (0.9 + 0.27 * rows)),
@@ -49,11 +49,15 @@ def draw(results: dict[str, Any], file: Path) -> None:
     plt.close(figure)
 
 
+def _shown(model: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in model["contestants"] if row["kind"] in COLORS]
+
+
 def _panel(axes: Any, model: dict[str, Any]) -> None:
     import numpy as np
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    rows = model["contestants"]
+    rows = _shown(model)
     for y, row in enumerate(rows):
         low, first, third, high = np.percentile(row["ms"], (0, 25, 75, 100))
         color = COLORS[row["kind"]]

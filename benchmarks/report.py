@@ -11,6 +11,7 @@ from typing import Any
 
 import limits
 import numpy as np
+from limits import quartiles
 from mpi4py import MPI
 from peers import ALL_COUNT, ALL_RANKS, BUNDLED, HANDOFF, ONE_COUNTS, ONE_RANK
 from rich.box import SIMPLE_HEAD
@@ -32,7 +33,7 @@ def document(
         cores: for each rank its host and the cores that it may use.
         rounds: how often each contestant had its turn.
         realtime: whether it had its core to itself then.
-        models: for each its name, sizes and what `measure` returned.
+        models: for each its name and sizes, the bytes moved, and what `measure` returned.
     """
     hosts: dict[str, set[int]] = {}
     for host, mine in cores:
@@ -53,6 +54,25 @@ def document(
     }
 
 
+def of_sizes(sizes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is added to that once arrays of some sizes are measured.
+
+    Args:
+        sizes: for each its bytes and what `measure` returned.
+    """
+    return {
+        "sizes": [
+            {
+                "bytes": size["bytes"],
+                "contestants": [
+                    {**row, "median_ms": float(np.median(row["ms"]))} for row in size["contestants"]
+                ],
+            }
+            for size in sizes
+        ]
+    }
+
+
 def mpi_library() -> str:
     """Name and version, such as "MPICH 5.0.2"."""
     first = re.split("[,\n]", MPI.Get_library_version())[0]
@@ -60,9 +80,21 @@ def mpi_library() -> str:
 
 
 def summary(
-    model: str, arrays: int, floats: int, contestants: list[dict[str, Any]], ranks: int
+    model: str,
+    arrays: int,
+    floats: int,
+    moved: dict[str, float],
+    contestants: list[dict[str, Any]],
+    ranks: int,
 ) -> dict[str, Any]:
-    """One model's medians, ratios (taken round by round), and limits."""
+    """One model's medians, ratios (taken round by round), and limits.
+
+    Args:
+        model, arrays, floats: its name and sizes.
+        moved: for some communicators, the bytes that a rank moves over those of the gradients.
+        contestants: what `measure` returned.
+        ranks: their number.
+    """
     ms = {row["name"]: np.array(row["ms"]) for row in contestants}
     return {
         "model": model,
@@ -85,13 +117,8 @@ def summary(
             if row["kind"] != "probe"
         ],
         "limits": [
-            {
-                "limit": f"{limit.name} takes at most {limit.most:.3g} x {limit.reference}",
-                "ratio": quartiles(ms[limit.name] / ms[limit.reference]),
-                "ok": float(np.median(ms[limit.name] / ms[limit.reference])) <= limit.most,
-            }
-            for limit in limits.of(model, ranks)
-            if limit.name in ms and limit.reference in ms
+            *(limit.judge(ms) for limit in limits.of(model, ranks) if limit.name in ms),
+            *(limits.judge_moved(name, times) for name, times in moved.items()),
         ],
     }
 
@@ -104,24 +131,29 @@ def sharing(ratios: np.ndarray) -> dict[str, Any]:
     }
 
 
-def quartiles(values: np.ndarray) -> list[float]:
-    """First quartile, median, third quartile."""
-    return [round(float(q), 4) for q in np.percentile(values, (25, 50, 75))]
-
-
 def show(results: dict[str, Any], console: Console) -> None:
     """Print the results; without colours where the console is no terminal."""
     console.print(heading(results), "", sep="\n", highlight=False, soft_wrap=True)
     for model in results["models"]:
         console.print(_table(model))
         console.print(cores(model, results["rounds"]), highlight=False, soft_wrap=True)
-        for limit in model["limits"]:
-            low, ratio, high = limit["ratio"]
-            verdict = "[green]ok[/]" if limit["ok"] else "[red]not[/]"
-            console.print(
-                f"{limit['limit']}: {ratio:.2f} x ({low:.2f} - {high:.2f}) {verdict}\n",
-                highlight=False,
-            )
+        console.print(limits_table(model["limits"]))
+
+
+def limits_table(rows: list[dict[str, Any]]) -> Table:
+    """What `limits.judge` said, line by line."""
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table.add_column("limit", no_wrap=True)
+    for column in ("must be", "median", "quartiles", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        found = ["-", "", "not measured"]
+        if row["ratio"] is not None:
+            low, median, high = row["ratio"]
+            verdict = "[green]ok[/]" if row["ok"] else "[red]not[/]"
+            found = [f"{median:.3f}", f"{low:.3f} - {high:.3f}", verdict]
+        table.add_row(row["limit"], row["must"], *found)
+    return table
 
 
 def heading(results: dict[str, Any]) -> str:
@@ -191,3 +223,29 @@ def _table(model: dict[str, Any]) -> Table:
     for row in model["contestants"]:
         table.add_row(*cells(row, "over_handoff"))
     return table
+
+
+def sizes_table(sizes: list[dict[str, Any]]) -> Table:
+    """Median times, a column for each number of bytes; an exclamation mark is a wrong result."""
+    table = Table(
+        title="one array of float32, median milliseconds",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column("", no_wrap=True)
+    for size in sizes:
+        table.add_column(in_units(size["bytes"]), justify="right", no_wrap=True)
+    for rows in zip(*(size["contestants"] for size in sizes), strict=True):
+        times = [
+            number(row["median_ms"]) if row["right"] else f"[red]{number(row['median_ms'])}!"
+            for row in rows
+        ]
+        table.add_row(rows[0]["name"], *times)
+    return table
+
+
+def in_units(nbytes: float) -> str:
+    """Such as "64 KiB"."""
+    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"

@@ -52,3 +52,7 @@ MODELS: dict[str, Shapes] = {
     "digits MLP 64-100-100-10": mlp(64, 100, 100, 10),
 }
 QUICK = ("1,000 arrays of 100", "digits MLP 64-100-100-10")
+
+# Bytes of one array, for time against bytes: 1 KiB to 256 MiB.
+SIZES = [1 << power for power in range(10, 29, 2)]
+QUICK_SIZES = SIZES[:4]

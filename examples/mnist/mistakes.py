@@ -11,6 +11,11 @@ import chainer
 from mpi4py import MPI
 
 
+def program() -> str:
+    """The script's name, with which each message begins."""
+    return os.path.basename(sys.argv[0])
+
+
 def stop_if(comm: Any, problem: str | None) -> None:
     """End the whole job when any rank has a problem, told once (collective).
 
@@ -23,7 +28,7 @@ def stop_if(comm: Any, problem: str | None) -> None:
     if ranks:
         if comm.rank == 0:
             where = "" if len(ranks) == comm.size else f"rank {ranks[0]}: "
-            print(f"train_mnist.py: {where}{problems[ranks[0]]}", file=sys.stderr, flush=True)
+            print(f"{program()}: {where}{problems[ranks[0]]}", file=sys.stderr, flush=True)
         comm.bcast_obj(None)  # the end of one rank ends all: rank 0 speaks first
         MPI.Finalize()  # all ranks end here, so there are none to be aborted
         sys.exit(2)

@@ -11,7 +11,6 @@ each rank leaves its snapshots there, from which `--resume` goes on.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import socket
 import sys
@@ -24,13 +23,13 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from mistakes import no_gpu, not_writable, stop_if, too_few, too_large
+from mistakes import no_gpu, not_writable, program, stop_if, too_few, too_large
 from mpi4py import MPI
+from options import BATCHSIZE, options, parse
 from snapshots import forget, resume, save_npz, shuffled_by_its_past, snapshot
 
 SEED = 0  # of the split, the shards and the first weights: a run can be repeated
 DIGITS_FOR_TRAINING = 1440  # of 1,797
-BATCHSIZE = 100  # or all that a rank has, where that is less
 DOWNLOAD_SECONDS = 30.0  # without an answer, until a download is given up
 
 
@@ -100,30 +99,12 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line; a mistake is told by rank 0 alone, since all read the same."""
-
-    def positive(text: str) -> int:
-        if int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text} is not positive")
-        return int(text)
-
-    positive.__name__ = "number"  # what argparse calls it when `int` fails
-    parser = argparse.ArgumentParser(description="ChainerMN example: handwritten digits")
-    add = parser.add_argument
-    add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
-    add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
-    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
-    add("--epoch", "-e", type=positive, default=20, help="how many in all (default: %(default)s)")
-    add("--batchsize", "-b", type=positive, help=f"per rank (default: {BATCHSIZE})")
-    add("--unit", "-u", type=positive, default=300, help="per layer (default: %(default)s)")
-    add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
-    add("--resume", "-r", metavar="FOLDER", help="go on from the snapshots of the run in FOLDER")
-    silent = open(os.devnull, "w") if MPI.COMM_WORLD.rank else None  # noqa: SIM115
-    with (
-        contextlib.redirect_stdout(silent or sys.stdout),
-        contextlib.redirect_stderr(silent or sys.stderr),
-    ):
-        return parser.parse_args()
+    """Read the command line."""
+    parser = options("ChainerMN example: handwritten digits")
+    parser.add_argument(
+        "--resume", "-r", metavar="FOLDER", help="go on from the snapshots of the run in FOLDER"
+    )
+    return parse(parser)
 
 
 def create_communicator(name: str) -> Any:
@@ -132,7 +113,7 @@ def create_communicator(name: str) -> Any:
         return chainermn.create_communicator(name)
     except ValueError as error:
         if MPI.COMM_WORLD.rank == 0:
-            print(f"train_mnist.py: {error}", file=sys.stderr, flush=True)
+            print(f"{program()}: {error}", file=sys.stderr, flush=True)
         MPI.Finalize()  # all ranks end here, so there are none to be aborted
         sys.exit(2)
 

@@ -3,8 +3,11 @@
 from importlib.metadata import version
 
 from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_modelparallel import MultiNodeChainList
 from chainermn_train import (
     create_empty_dataset,
+    create_multi_node_checkpoint,
+    create_multi_node_checkpointer,
     create_multi_node_evaluator,
     create_multi_node_optimizer,
     scatter_dataset,
@@ -26,10 +29,13 @@ __version__ = version("chainermn")
 
 __all__ = [
     "CommunicatorBase",
+    "MultiNodeChainList",
     "__version__",
     "communicators",
     "create_communicator",
     "create_empty_dataset",
+    "create_multi_node_checkpoint",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
     "datasets",

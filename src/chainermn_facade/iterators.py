@@ -1,3 +1,15 @@
-"""Iterators that several ranks share (none yet)."""
+"""Iterators that several ranks share."""
 
-__all__: list[str] = []
+from chainermn_train import (
+    ResumableOrderSampler,
+    create_multi_node_iterator,
+    create_synchronized_iterator,
+    use_forkserver,
+)
+
+__all__ = [
+    "ResumableOrderSampler",
+    "create_multi_node_iterator",
+    "create_synchronized_iterator",
+    "use_forkserver",
+]

@@ -1,3 +1,17 @@
-"""Links whose parts are on several ranks (none yet)."""
+"""Links whose parts are on several ranks."""
 
-__all__: list[str] = []
+from chainermn_modelparallel import (
+    ColumnParallelLinear,
+    MultiNodeBatchNormalization,
+    RowParallelLinear,
+    create_mnbn_model,
+    create_multi_node_n_step_rnn,
+)
+
+__all__ = [
+    "ColumnParallelLinear",
+    "MultiNodeBatchNormalization",
+    "RowParallelLinear",
+    "create_mnbn_model",
+    "create_multi_node_n_step_rnn",
+]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from .kernel_double import run_kernel
+from .kernel_double import WIRES, run_kernel
 
 
 class Gpu:
@@ -35,12 +35,16 @@ class Gpu:
         self.delay = 3  # a piece of work is put off up to so many times
         self.version = 22203  # NCCL's
         self.nccl_fails = False  # work of NCCL never ends, and it says that there is an error
+        self.group_fails = False  # breaks a rule: the verbs of a group are lost, and it says so
         self.ignores_events = False  # breaks a rule: streams don't wait for events
         self.random = random.Random(rank)
         self.memory: dict[int, int] = {}  # device allocations: address and bytes
         self.pinned: dict[int, int] = {}
         self.streams: list[Stream] = []
         self.calls: list[str] = []  # NCCL's verbs, and kernels by name
+        self.copied_to_host = 0  # bytes
+        self.packed: list[int] = []  # bytes of each chunk
+        self.current: list[Stream] = []  # streams made current, the last one first
 
     def step(self) -> None:
         """Try one piece of work of some stream."""
@@ -91,6 +95,13 @@ class Stream:
 
     def synchronize(self) -> None:
         raise AssertionError("a blind wait: poll an event instead")
+
+    def __enter__(self) -> Stream:
+        self.gpu.current.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gpu.current.pop()
 
 
 class Event:
@@ -154,7 +165,13 @@ class ndarray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"data": (self.data.ptr, False), "version": 3}
+        assert self._host.flags.c_contiguous, "MPI takes contiguous memory only"
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.data.ptr, False),
+            "version": 3,
+        }
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
@@ -178,7 +195,7 @@ class ndarray:
 
 
 def _current(gpu: Gpu) -> Stream:
-    return gpu.streams[0]
+    return gpu.current[-1] if gpu.current else gpu.streams[0]
 
 
 def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
@@ -216,6 +233,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         return memory
 
     def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        gpu.copied_to_host += nbytes if kind == 2 else 0
+
         def copy() -> bool:
             if nbytes:
                 there = gpu.bytes_at(target, nbytes, pinned=kind == 2)
@@ -250,13 +269,16 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                 assert grid[0] > 0, "CUDA refuses a launch without blocks"
                 table, count, buffer, size, divisor = arguments
                 gpu.calls.append(name)
+                if name.startswith("pack"):
+                    letter = name.removeprefix("pack_")
+                    gpu.packed.append(int(size) * np.dtype(WIRES[letter]).itemsize)
                 rows, wire = table.data.ptr, buffer.data.ptr
 
                 def work() -> bool:
                     run_kernel(name, gpu.bytes_at, rows, int(count), wire, int(size), divisor)
                     return True
 
-                gpu.put(null, work)
+                gpu.put(_current(gpu), work)
 
             return launch
 
@@ -273,7 +295,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     cuda.Device = Device
     cuda.Stream = lambda non_blocking: Stream(gpu, next(numbers))
     cuda.Event = lambda disable_timing: Event(gpu)
-    cuda.get_current_stream = lambda: null
+    cuda.get_current_stream = lambda: _current(gpu)
     cuda.alloc_pinned_memory = alloc_pinned_memory
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
     cupy.empty, cupy.asarray, cupy.asnumpy = allocate, asarray, asnumpy

@@ -7,14 +7,33 @@ from typing import Any
 
 import numpy as np
 
-WIRES = {"e": "f2", "f": "f4", "d": "f8"}
+# Bits of bfloat16 lie in uint16.
+WIRES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
 
 
 def cast(values: np.ndarray, dtype: Any, divisor: float = 1.0) -> np.ndarray:
     """Divide in float32, or in float64 where either side has it, and round once."""
-    wide = np.promote_types(np.promote_types(values.dtype, dtype), np.float32)
+    if values.dtype == np.uint16:
+        values = from_bfloat16(values)
+    target = np.dtype(np.float32) if dtype == np.uint16 else np.dtype(dtype)
+    wide = np.promote_types(np.promote_types(values.dtype, target), np.float32)
     with np.errstate(all="ignore"):
-        return (values.astype(wide) / wide.type(divisor)).astype(dtype)
+        result = (values.astype(wide) / wide.type(divisor)).astype(target)
+    return to_bfloat16(result) if dtype == np.uint16 else result
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 numbers, given by their bits (uint16), as float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The bits (uint16) of the bfloat16 next to each float32, the even one of two."""
+    lower = values.view(np.uint32) >> np.uint32(16)  # rounded towards zero
+    rest = values.view(np.uint32) & np.uint32(0xFFFF)
+    up = (rest > 0x8000) | ((rest == 0x8000) & (lower % 2 == 1))
+    bits = np.where(np.isnan(values), lower | np.uint32(0x40), lower + up)
+    return bits.astype(np.uint16)
 
 
 def run_kernel(
@@ -29,6 +48,11 @@ def run_kernel(
     """Run the kernel of that name on memory that ``bytes_at`` gives for (address, bytes)."""
     verb, _, letter = name.partition("_")
     wire = bytes_at(buffer, size * np.dtype(WIRES[letter]).itemsize).view(WIRES[letter])
+    if verb == "sum":
+        places = bytes_at(table, count * 8).view(np.int64)
+        rows = [bytes_at(int(place), wire.nbytes).view(wire.dtype) for place in places]
+        wire[...] = mean_of_rows(rows, divisor)
+        return
     rows = bytes_at(table, (count + 1) * 24).view(np.int64).reshape(-1, 3)
     assert rows[0, 0] == 0
     assert rows[count, 0] == size
@@ -39,3 +63,18 @@ def run_kernel(
                 wire[begin:end] = cast(grad, wire.dtype, divisor)
             else:
                 grad[...] = cast(wire[begin:end], grad.dtype)
+
+
+def mean_of_rows(rows: list[np.ndarray], divisor: float) -> np.ndarray:
+    """The sum in the rows' order divided, in float32 or wider, whether or not it overflows."""
+    wide = np.dtype(np.float64 if rows[0].dtype == np.float64 else np.float32)
+    terms = [cast(row, wide) for row in rows]
+    power = 1 << (len(rows) - 1).bit_length()
+    with np.errstate(all="ignore"):
+        total, scaled = terms[0], terms[0] / wide.type(power)
+        for term in terms[1:]:
+            total, scaled = total + term, scaled + term / wide.type(power)
+        mean = total / wide.type(divisor)
+        if divisor > 1:
+            mean = np.where(np.isfinite(mean), mean, scaled / wide.type(divisor / power))
+    return cast(mean, rows[0].dtype)

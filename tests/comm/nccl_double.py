@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from .kernel_double import from_bfloat16, to_bfloat16
+
 if TYPE_CHECKING:
     from .cupy_double import Gpu
 
-DTYPES = {6: np.dtype("f2"), 7: np.dtype("f4"), 8: np.dtype("f8")}
+# By NCCL's numbers; the last are the bits of bfloat16.
+DTYPES = {6: np.dtype("f2"), 7: np.dtype("f4"), 8: np.dtype("f8"), 9: np.dtype("u2")}
 BIRTHS = 30_000  # the tag of the messages by which ranks find each other
 
 
@@ -99,6 +102,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         nonlocal group
         assert group, "an empty group"
         calls, group = group, None
+        if gpu.group_fails:
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: group")
         assert len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
         launch(calls[0][0], calls[0][1], [verb for _, _, verb in calls])
 
@@ -108,7 +113,10 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         result = terms[-1]
         with np.errstate(all="ignore"):
             for term in terms[:-1]:
-                result = result + term
+                if result.dtype == np.uint16:
+                    result = to_bfloat16(from_bfloat16(result) + from_bfloat16(term))
+                else:
+                    result = result + term
         return result.view(np.uint8)
 
     class NcclCommunicator:
@@ -196,7 +204,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
 
     nccl = ModuleType("cupy.cuda.nccl")
     nccl.available, nccl.NCCL_SUM = True, 0
-    nccl.NCCL_FLOAT16, nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64 = 6, 7, 8
+    nccl.NCCL_FLOAT16, nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_BFLOAT16 = 6, 7, 8, 9
     nccl.NcclError, nccl.NcclCommunicator = NcclError, NcclCommunicator
     nccl.get_version = lambda: gpu.version
     nccl.get_unique_id = lambda: (world.rank, next(numbers) % 1000)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from chainermn_comm import (
+    PeerError,
+    RankMismatchError,
+    create_communicator,
+    cuda_aware,
+    devices,
+)
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.chunks import Chunk
 from chainermn_comm.settings import CHUNK_VARIABLE
 from chainermn_comm.topology import Topology
+from chainermn_comm.transports.mpi import MpiTransport
 
 from .conftest import IMPOSED, NAMES
+from .cupy_double import installed
 from .models import with_grads
 
 pytestmark = pytest.mark.world
@@ -58,9 +66,60 @@ def test_no_chunk_is_larger(world, monkeypatch, name):
     monkeypatch.setenv(CHUNK_VARIABLE, "128")
     with create_communicator(name) as comm, comm.split(0, 0) as part:
         monkeypatch.delenv(CHUNK_VARIABLE)  # a split keeps what its parent was made with
-        part.allreduce_grad(with_grads(**{f"p{i}": np.ones(20, "f4") for i in range(5)}))
-    # Alone or not: the same chunks. An array that fills one goes its own way through MPI.
-    assert packed == [128, 128, 128, 16]
+        small = {f"p{i}": np.ones(7, "f4") for i in range(5)}
+        part.allreduce_grad(with_grads(**small, w=np.ones(40, "f4")))
+    # Alone or not: the same chunks. Small arrays go together, whole; a large one in pieces.
+    assert packed == [112, 128, 32, 28]
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional", "single_node"])
+@pytest.mark.sizes(2, 3, 4)
+def test_large_arrays_keep_to_it_on_each_way_that_is_tried(world, monkeypatch, name):
+    chunk_bytes = 65536
+    used: dict[str, list[int]] = {"packed": [], "sent": []}
+    pack, exchange = Chunk.pack, MpiTransport._exchange
+
+    def packing(self, flats, out) -> None:
+        used["packed"].append(self.nbytes)
+        pack(self, flats, out)
+
+    def exchanging(self, outgoing, incoming) -> None:
+        used["sent"] += [shard.nbytes for shard in outgoing]
+        exchange(self, outgoing, incoming)
+
+    monkeypatch.setattr(Chunk, "pack", packing)
+    monkeypatch.setattr(MpiTransport, "_exchange", exchanging)
+    monkeypatch.setenv(CHUNK_VARIABLE, str(chunk_bytes))
+    with create_communicator(name) as comm:
+        for _ in range(6):  # of two ways; each is new twice, since its first use isn't timed
+            model = with_grads(w=np.arange(300_001, dtype="f4") + np.float32(2 * world.rank))
+            comm.allreduce_grad(model)
+            expected = np.arange(300_001, dtype="f4") + np.float32(world.size - 1)
+            np.testing.assert_array_equal(model["w"].grad, expected)
+    for nbytes in used.values():
+        assert nbytes
+        assert max(nbytes) <= chunk_bytes
+
+
+@pytest.mark.parametrize("wire", [None, "float16"])
+@pytest.mark.parametrize("chunk_bytes", [64, 192, 4096])
+@pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional", "pure_nccl"])
+@pytest.mark.parametrize("cuda_aware_mpi", [False, True])
+def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wire, cuda_aware_mpi):
+    monkeypatch.setenv(CHUNK_VARIABLE, str(chunk_bytes))
+    monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: cuda_aware_mpi)
+    topology = Topology.of(IMPOSED[world.size][-1])
+    with installed() as gpu, make_communicator(name, None, wire, topology=topology) as comm:
+        gpu.delay = 0
+        own = gradients(world.rank)
+        model = with_grads(**{key: devices.to_device(grad) for key, grad in own.items()})
+        comm.allreduce_grad(model)
+        for key, first in gradients(0).items():
+            expected = first + 12 * (world.size - 1) / 2
+            np.testing.assert_array_equal(devices.to_host(model[key].grad), expected)
+        total = sum(g.size * (2 if wire else g.itemsize) for g in own.values())
+        assert sum(gpu.packed) == total
+        assert max(gpu.packed) <= chunk_bytes
 
 
 @pytest.mark.parametrize("value", ["0", "-64", "100", "1e6", "512k", "2147483648", "x"])

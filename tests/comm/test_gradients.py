@@ -48,6 +48,26 @@ def test_mean_is_the_sum_in_rank_order_divided(comm, method, dtype):
     assert_equal_on_all_ranks(comm, model)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_travel_as_bfloat16(world, name, dtype):
+    from ml_dtypes import bfloat16
+
+    own = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
+    with create_communicator(name, allreduce_grad_dtype="bfloat16") as comm:
+        every = [[values(r, shape, "f4").astype(own) for shape in SHAPES] for r in range(comm.size)]
+        model = with_grads(**{f"p{i}": grad for i, grad in enumerate(every[comm.rank])})
+        originals = [[grad.astype(bfloat16) for grad in grads] for grads in every]
+        comm.allreduce_grad(model)
+        for i in range(len(SHAPES)):
+            total = originals[0][i].astype("f4")
+            for grads in originals[1:]:
+                total = total + grads[i].astype("f4")
+            expected = np.asarray(total / np.float32(comm.size)).astype(bfloat16).astype(own)
+            assert model[f"p{i}"].grad.dtype == own
+            np.testing.assert_array_equal(model[f"p{i}"].grad, expected)
+
+
 def test_mixed_dtypes_in_one_model(comm):
     dtypes = ["float16", "float64", "float32"] * 3
     model = with_grads(

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainermn_comm import kernels
+from chainermn_comm.summation import sum_rows, telling_of_overflow
 
-from .kernel_double import WIRES, run_kernel
+from .kernel_double import WIRES, cast, from_bfloat16, mean_of_rows, run_kernel, to_bfloat16
 
 COMPILER_SECONDS = 120
 FLOATS = ("f2", "f4", "f8")
@@ -50,7 +51,24 @@ template <typename Wire> static void run(
         const Part* parts, i64 count, void* wire, i64 size, double divisor) { \\
         run(NAME, first, blocks, parts, count, wire, size, divisor); \\
     }
-RUN(pack_e) RUN(pack_f) RUN(pack_d) RUN(unpack_e) RUN(unpack_f) RUN(unpack_d)
+RUN(pack_e) RUN(pack_f) RUN(pack_d) RUN(pack_b)
+RUN(unpack_e) RUN(unpack_f) RUN(unpack_d) RUN(unpack_b)
+
+template <typename Wire> static void run_sum(
+    void (*kernel)(const i64*, i64, Wire*, i64, double), unsigned blocks,
+    const i64* rows, i64 count, void* out, i64 size, double divisor
+) {
+    gridDim.x = blocks;
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < THREADS; ++threadIdx.x)
+            kernel(rows, count, (Wire*)out, size, divisor);
+}
+#define RUN_SUM(NAME) \\
+    extern "C" void run_##NAME(unsigned, unsigned blocks, \\
+        const i64* rows, i64 count, void* out, i64 size, double divisor) { \\
+        run_sum(NAME, blocks, rows, count, out, size, divisor); \\
+    }
+RUN_SUM(sum_e) RUN_SUM(sum_f) RUN_SUM(sum_d) RUN_SUM(sum_b)
 """
 
 
@@ -163,10 +181,72 @@ def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
 
 
 @needs_compiler
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_offsets_beyond_32_bits(compiled, itemsize):
+def test_every_bfloat16_goes_up_and_every_tie_to_even(compiled):
+    """All bfloat16 numbers; and floats on, and just beside, the middle between two of them."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    up = np.zeros(every.size, "f4")
+    compiled("unpack_b", 0, 32, table_of([up]), every.ctypes.data, every.size)
+    np.testing.assert_array_equal(up.view("u4"), every.astype("u4") << 16)
+    for rest in (0x7FFF, 0x8000, 0x8001):
+        values = (up.view("u4") + np.uint32(rest)).view("f4")
+        bits = np.zeros(every.size, np.uint16)
+        compiled("pack_b", 0, 32, table_of([values]), bits.ctypes.data, bits.size)
+        finite = np.isfinite(up)
+        odd = every % 2
+        rounds_up = rest > 0x8000 if rest != 0x8000 else odd == 1
+        np.testing.assert_array_equal(bits[finite], (every + rounds_up)[finite])
+        nans = np.isnan(values)
+        assert np.all((bits[nans] & 0x7FFF) > 0x7F80)
+
+
+@needs_compiler
+@pytest.mark.skipif(util.find_spec("ml_dtypes") is None, reason="there is no ml_dtypes")
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_bfloat16_has_the_bits_of_numpys_casts(compiled, dtype):
+    import ml_dtypes
+
+    values = interesting(np.random.default_rng(0), 50_000, dtype)
+    bits = np.zeros(values.size, np.uint16)
+    compiled("pack_b", 0, 32, table_of([values]), bits.ctypes.data, bits.size)
+    np.testing.assert_array_equal(
+        bits.view(ml_dtypes.bfloat16).astype("f4"),
+        values.astype(ml_dtypes.bfloat16).astype("f4"),
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("letter", ["e", "f", "d"])
+def test_sums_have_the_bits_of_cpus(compiled, letter, count):
+    rng = np.random.default_rng(count)
+    rows = [interesting(rng, 5000, WIRES[letter]) for _ in range(count)]
+    largest = np.finfo(WIRES[letter]).max
+    for row in rows:  # whose sums overflow, and whose means don't
+        row[:50] = largest
+    table = np.array([row.ctypes.data for row in rows] + [0])
+    for divisor in (1.0, float(count)):
+        expected, got = np.empty_like(rows[0]), np.empty_like(rows[0])
+        with telling_of_overflow() if divisor > 1 else np.errstate(all="ignore"):
+            sum_rows([row.copy() for row in rows], expected, divisor)
+        compiled(f"sum_{letter}", 0, 3, table, got.ctypes.data, got.size, divisor)
+        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(mean_of_rows(rows, divisor), expected)
+
+
+@needs_compiler
+def test_sums_of_bfloat16_are_rounded_once(compiled):
+    rng = np.random.default_rng(0)
+    rows = [to_bfloat16(interesting(rng, 5000, "f4")) for _ in range(3)]
+    table, got = np.array([row.ctypes.data for row in rows] + [0]), np.empty_like(rows[0])
+    compiled("sum_b", 0, 3, table, got.ctypes.data, got.size, 3.0)
+    found, expected = (from_bfloat16(bits) for bits in (got, mean_of_rows(rows, 3.0)))
+    np.testing.assert_array_equal(found, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("letter", sorted(WIRES))
+def test_offsets_beyond_32_bits(compiled, letter):
     """The last tile of a chunk of more than 2^33 elements, of which no other is touched."""
-    letter = kernels.LETTERS[itemsize]
     tiles = (1 << 33) // kernels.TILE + 3
     size, tail = tiles * kernels.TILE, 100
     wire, grad = np.zeros(kernels.TILE, WIRES[letter]), np.arange(kernels.TILE, dtype="f4")
@@ -180,15 +260,16 @@ def test_offsets_beyond_32_bits(compiled, itemsize):
             (size, 0, 0),
         ]
     )
-    start = wire.ctypes.data - far * itemsize
+    start = wire.ctypes.data - far * wire.itemsize
     compiled(f"pack_{letter}", tiles - 1, tiles, table, start, size, 2.0)
     expected = np.concatenate([grad[:-tail], last]) / 2
-    np.testing.assert_array_equal(wire, expected.astype(wire.dtype))
+    packed = cast(expected, wire.dtype)
+    np.testing.assert_array_equal(wire, packed)
     grad[:], last[:] = 0, 0
     compiled(f"unpack_{letter}", tiles - 1, tiles, table, start, size)
-    np.testing.assert_array_equal(grad[:-tail], expected[:-tail].astype(wire.dtype))
+    np.testing.assert_array_equal(grad[:-tail], cast(packed[:-tail], "f4"))
     np.testing.assert_array_equal(grad[-tail:], 0)
-    np.testing.assert_array_equal(last, expected[-tail:].astype(wire.dtype))
+    np.testing.assert_array_equal(last, cast(packed[-tail:], "f8"))
 
 
 @pytest.mark.skipif(
@@ -205,5 +286,5 @@ def test_every_kernel_compiles_for_every_gpu(architecture):
     except nvrtc.NVRTCError as error:
         raise AssertionError(nvrtc.getProgramLog(program)) from error
     binary = nvrtc.getCUBIN(program)
-    for verb, letter in product(("pack", "unpack"), WIRES):
+    for verb, letter in product(("pack", "unpack", "sum"), WIRES):
         assert f"{verb}_{letter}".encode() in binary

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -184,6 +187,29 @@ def test_a_with_block_finalizes():
         comm.bcast(1)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_block_left_by_an_exception_waits_for_nobody(world, name):
+    with make_communicator(name) as other:
+        comm = make_communicator(name)
+        for each in (comm, other):
+            each.allreduce_grad(with_grads(w=np.full(9, float(world.rank))))
+        if world.rank == 0:  # the others never leave the block
+            memory = weakref.ref(comm._reducers[False])
+            with pytest.raises(ZeroDivisionError):  # noqa: SIM117
+                with comm:
+                    raise ZeroDivisionError
+            gc.collect()
+            assert memory() is None
+            with pytest.raises(FinalizedError):
+                comm.bcast(1)
+            comm.finalize()
+            with comm:
+                pass
+        model = with_grads(w=np.full(9, float(world.rank)))
+        other.allreduce_grad(model)
+        np.testing.assert_array_equal(model["w"].grad, np.full(9, (world.size - 1) / 2))
+
+
 def test_settings_of_old_scripts(naive):
     assert naive.get_config() == {
         "allreduce_grad_dtype": None,
@@ -204,3 +230,9 @@ def test_settings_of_old_scripts(naive):
 def test_public_names_exist():
     for name in chainermn_comm.__all__:
         assert hasattr(chainermn_comm, name)
+
+
+def test_bfloat16_without_the_package_that_has_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # its import fails
+    with pytest.raises(ValueError, match=r"'bfloat16' needs .* install ml_dtypes"):
+        create_communicator("flat", allreduce_grad_dtype="bfloat16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections.abc import Iterator
@@ -10,16 +11,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from chainermn_comm import CommunicationError, PeerError, RankMismatchError, devices
+from chainermn_comm import (
+    CommunicationError,
+    PeerError,
+    RankMismatchError,
+    cuda_aware,
+    devices,
+)
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
 
 from .conftest import IMPOSED
 from .cupy_double import Gpu, installed
 from .models import Model, Param
-from .test_plans import LAYOUTS, LOCKSTEP, Entry, check_model, gradient
+from .test_plans import LOCKSTEP, check_model, gradient, models
 
 pytestmark = pytest.mark.world
 
@@ -29,22 +35,7 @@ NAMES = (
 )
 STAGED = ("naive", "flat")
 # Small beside those of `test_plans`: the double is slow, and its chunks can be small too.
-SHAPES = st.one_of(
-    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9),
-    st.sampled_from([(20_001,), (70, 60), (1,), (4096,)]),
-)
-ENTRIES = st.builds(
-    Entry,
-    SHAPES,
-    st.sampled_from(["float16", "float32", "float64"]),
-    st.sampled_from(LAYOUTS),
-    st.frozensets(st.integers(0, 3), max_size=3),
-    st.integers(-3, 3),
-)
-MODELS = st.one_of(
-    st.lists(ENTRIES, max_size=7),
-    st.builds(lambda entry, count: [entry] * count, ENTRIES, st.integers(15, 40)),
-)
+MODELS = models([(20_001,), (70, 60)], 40)
 
 
 @pytest.fixture
@@ -92,22 +83,33 @@ def mean_of(comm, array: np.ndarray) -> np.ndarray:
     return devices.to_host(model["w"].grad)
 
 
-def check_models(comm, examples: int) -> None:
-    @settings(max_examples=examples, **LOCKSTEP)
-    @given(MODELS, st.sampled_from([None, "float16", "float32", "float64"]), st.booleans())
-    def check(entries, wire, zero_fill):
-        check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
+def check_models(world, name: str, examples: int) -> None:
+    """Check so many models over all topologies that the communicator takes."""
+    with contextlib.ExitStack() as stack:
+        comms = {
+            nodes: stack.enter_context(make_communicator(name, topology=Topology.of(nodes)))
+            for nodes in topologies(name, world.size)
+        }
 
-    check()
+        @settings(max_examples=examples, **LOCKSTEP)
+        @given(
+            MODELS,
+            st.sampled_from(list(comms)),
+            st.sampled_from([None, "float16", "float32", "float64"]),
+            st.booleans(),
+        )
+        def check(entries, nodes, wire, zero_fill):
+            comm = comms[nodes]
+            check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
+
+        check()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_model_over_any_topology(world, gpu, name):
     # The other names take the same ways as these.
     examples = 25 if name in ("flat", "hierarchical", "two_dimensional", "pure_nccl") else 5
-    for nodes in topologies(name, world.size):
-        with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            check_models(comm, examples // len(topologies(name, world.size)) + 1)
+    check_models(world, name, examples)
     assert not any(stream.queue for stream in gpu.streams)
 
 
@@ -115,17 +117,13 @@ def test_any_model_over_any_topology(world, gpu, name):
 def test_models_of_many_chunks(world, gpu, monkeypatch, name):
     monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", "16384")
     gpu.delay = 1
-    for nodes in topologies(name, world.size):
-        with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            check_models(comm, 3)
+    check_models(world, name, 3 * len(topologies(name, world.size)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_any_model_over_any_topology_at_length(world, gpu, name):
-    for nodes in topologies(name, world.size):
-        with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            check_models(comm, 200)
+    check_models(world, name, 200)
 
 
 @pytest.mark.parametrize("name", STAGED)
@@ -137,6 +135,61 @@ def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
             on_cpus.allreduce_grad(model)
             np.testing.assert_array_equal(mean_of(comm, mine), model["w"].grad)
     assert not any(call.startswith("all") for call in gpu.calls)
+
+
+@pytest.fixture
+def aware(monkeypatch) -> None:
+    """An MPI that takes GPU memory: the double's is host memory, which any MPI takes."""
+    monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: True)
+
+
+BETWEEN_NODES = ["flat", "hierarchical", "two_dimensional"]
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("name", BETWEEN_NODES)
+def test_a_cuda_aware_mpi_gets_gpu_memory_and_gives_the_same_bits(world, gpu, monkeypatch, name):
+    rng = np.random.default_rng(world.rank)
+    for nodes in topologies(name, world.size):
+        several = name == "flat" or len(set(nodes)) > 1
+        for dtype in ("float16", "float32", "float64"):
+            mine = rng.standard_normal(3001).astype(dtype)
+            mine[:9] = np.finfo(dtype).max  # whose sum overflows, and whose mean doesn't
+            mine[9:12] = np.inf, np.nan, np.finfo(dtype).smallest_subnormal
+            found = []
+            for says in (False, True):
+                monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda says=says: says)
+                with make_communicator(name, topology=Topology.of(nodes)) as comm:
+                    mean = mean_of(comm, mine)  # copies it to the host, by another way
+                    copied, gpu.copied_to_host = gpu.copied_to_host, 0
+                    in_lane = name != "hierarchical" or comm.intra_rank == 0
+                assert (copied > 0) == (
+                    several and in_lane and not says
+                ) or name == "two_dimensional"
+                assert copied == 0 or not says
+                found.append(mean)
+            np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("name", BETWEEN_NODES)
+def test_any_model_through_a_cuda_aware_mpi(world, gpu, aware, name):
+    check_models(world, name, 12)
+    assert gpu.copied_to_host == 0
+    gc.collect()
+    assert not gpu.memory
+    assert not gpu.pinned
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("name", ["flat", "non_cuda_aware"])
+def test_mpi_gets_host_memory_unless_all_ranks_and_the_name_agree(world, gpu, monkeypatch, name):
+    says = name == "non_cuda_aware" or world.rank == 0
+    monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: says)
+    apart = Topology(tuple(range(world.size)))
+    with make_communicator(name, topology=apart) as comm:
+        mean = mean_of(comm, np.full(300, comm.rank, "f4"))
+        np.testing.assert_array_equal(mean, np.full(300, (world.size - 1) / 2, "f4"))
+        assert gpu.copied_to_host >= 1200
 
 
 USED = {
@@ -167,6 +220,44 @@ def test_uneven_nodes_exchange_as_many_shards_as_the_smallest_has_ranks(gpu):
     with make_communicator("two_dimensional", topology=Topology.of((0, 0, 0, 1))) as comm:
         mean = mean_of(comm, np.arange(10, dtype="f8") + comm.rank)
         np.testing.assert_array_equal(mean, np.arange(10) + 1.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_travel_as_bfloat16(world, gpu, name):
+    for nodes in topologies(name, world.size):
+        with make_communicator(name, None, "bfloat16", topology=Topology.of(nodes)) as comm:
+            for dtype in ("float16", "float32", "float64"):
+                every = [
+                    np.random.default_rng(rank).standard_normal(5000).astype(dtype)
+                    for rank in range(world.size)
+                ]
+                mean = mean_of(comm, every[world.rank])
+                assert mean.dtype == dtype
+                wide = [grad.astype("f8") for grad in every]
+                bound = 2.0**-8 * 4 * sum(map(np.abs, wide)) / world.size
+                assert np.all(np.abs(mean - sum(wide) / world.size) <= bound)
+                assert all(other == mean.tobytes() for other in comm.allgather_obj(mean.tobytes()))
+                # In the wire's precision, and not by accident in a wider one.
+                assert not np.any(mean.astype("f4").view("u4") & 0xFFFF)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("lacks", ["NCCL", "CuPy"])
+def test_bfloat16_says_what_it_lacks(world, gpu, monkeypatch, lacks):
+    odd = world.rank == 1
+    if odd and lacks == "NCCL":
+        gpu.version = 2908
+    if odd and lacks == "CuPy":
+        monkeypatch.delattr(nccl_module(), "NCCL_BFLOAT16")
+    with make_communicator("pure_nccl") as comm, make_communicator("flat") as staged:
+        comm.set_config("allreduce_grad_dtype", "bfloat16")
+        staged.set_config("allreduce_grad_dtype", "bfloat16")
+        told = r"takes NCCL 2\.10 .*NCCL_BFLOAT16.*the communicator 'flat'"
+        with pytest.raises(ValueError if odd else PeerError, match=told):
+            mean_of(comm, np.ones(2, "f4"))
+        np.testing.assert_array_equal(mean_of(staged, np.ones(2, "f4")), np.ones(2, "f4"))
+        comm.set_config("allreduce_grad_dtype", "float32")
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2, "f4"))
 
 
 def test_values_are_divided_before_nccl_sums_them(world, gpu):
@@ -292,6 +383,21 @@ def test_a_failed_peer_raises_on_every_rank(world, gpu, name):
         np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
 
 
+@pytest.mark.parametrize("how", ["nccl_fails", "group_fails"])
+@pytest.mark.sizes(3, 4)
+def test_a_failed_peer_raises_on_other_nodes_through_a_cuda_aware_mpi(world, gpu, aware, how):
+    nodes = (0, 0, 1, 1)[: world.size]
+    with make_communicator("hierarchical", topology=Topology.of(nodes)) as comm:
+        mean_of(comm, np.ones(2, "f4"))
+        failing = comm.rank == 1
+        setattr(gpu, how, failing)
+        told = "NCCL_ERROR" if failing else "rank 1 failed: NcclError"
+        with pytest.raises(CommunicationError, match=told):
+            mean_of(comm, np.ones(2, "f4"))
+        setattr(gpu, how, False)
+        assert comm.allreduce_obj(1) == world.size
+
+
 def test_a_split_goes_through_nccl_too(world, gpu):
     with make_communicator("pure_nccl") as comm:
         part = comm.split(comm.rank % 2, comm.rank)
@@ -372,6 +478,47 @@ def test_finalize_frees_all_memory(world, gpu, name):
     assert not gpu.pinned
     if name == "pure_nccl" and world.size > 1:
         assert gpu.calls.count("destroy") == 20
+
+
+@pytest.mark.slow
+@pytest.mark.sizes(1, 2)  # more ranks than cores take minutes
+@pytest.mark.parametrize("name", ["pure_nccl", "flat"])
+def test_a_thousand_communicators_leak_nothing(world, gpu, name):
+    streams, numbers = len(gpu.streams), set()
+    gpu.delay = 0
+    for _ in range(500):
+        with make_communicator(name) as comm, comm.split(0, 0) as part:
+            for each in (comm, part):
+                mean_of(each, np.ones(100, "f4"))
+        own = world.Dup()
+        numbers.add(own.py2f())
+        own.Free()
+        del gpu.streams[streams:]  # the double's own list
+    gc.collect()
+    assert not gpu.memory
+    assert not gpu.pinned
+    assert gpu.calls.count("destroy") == (1000 if name == "pure_nccl" and world.size > 1 else 0)
+    assert len(numbers) < 100
+
+
+@pytest.mark.parametrize("name", ["flat", "two_dimensional", "pure_nccl"])
+def test_a_block_left_by_an_exception_frees_the_gpu_and_waits_for_nobody(world, gpu, name):
+    with make_communicator(name) as other:
+        comm = make_communicator(name)
+        for each in (comm, other):
+            mean_of(each, np.ones(1000, "f4"))
+        if world.rank == world.size - 1:  # the others never leave the block
+            before = sum(gpu.memory.values()), sum(gpu.pinned.values())
+            with pytest.raises(ZeroDivisionError):  # noqa: SIM117
+                with comm:
+                    raise ZeroDivisionError
+            gc.collect()
+            after = sum(gpu.memory.values()), sum(gpu.pinned.values())
+            assert after[0] < before[0]
+            if world.size > 1:
+                assert after[1] < before[1] or name != "flat"  # only that is staged
+                assert "abort" in gpu.calls or name == "flat"
+        np.testing.assert_array_equal(mean_of(other, np.ones(3, "f4")), np.ones(3, "f4"))
 
 
 def test_numpy_gradients_need_no_cupy(world, monkeypatch):

@@ -67,6 +67,8 @@ def test_chunks_cover_each_element_once(arrays, chunk_bytes):
         assert chunk.size == sum(stop - start for _, start, stop in chunk.parts) > 0
         assert chunk.nbytes <= max(chunk_bytes, chunk.dtype.itemsize)
         assert {dtypes[i] for i, _, _ in chunk.parts} == {chunk.dtype}
+        alone = len(chunk.parts) == 1
+        assert alone or all((start, stop) == (0, sizes[i]) for i, start, stop in chunk.parts)
 
 
 def test_packing_and_unpacking_are_inverse():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import subprocess
 import sys
@@ -16,11 +17,12 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 PEERS = ["memcpy, one rank", "memcpy, all ranks", "handoff", "MPI_Allreduce", "bundled naive"]
+OURS = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, seconds: float = 170) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / "allreduce.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
 
 @pytest.fixture
@@ -34,28 +36,91 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType
 
 
 def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:
-    names = ["naive", "flat", "hierarchical", "two_dimensional", "single_node"]
-    files = tmp_path / "new" / "all.json", tmp_path / "all.png"
-    done = run("--quick", "--json", files[0], "--plot", files[1])
+    results_file, plot = tmp_path / "new" / "all.json", tmp_path / "all.png"
+    done = run("--quick", "--ranks", 2, "--json", results_file, "--plot", plot)
     assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads(files[0].read_text())
+    results = json.loads(results_file.read_text())
     assert results["ranks"] == 2
     assert [model["arrays"] for model in results["models"]] == [1000, 6]
     for model in results["models"]:
-        assert [row["name"] for row in model["contestants"]] == [*PEERS, *names]
+        names = [row["name"] for row in model["contestants"] if row["name"] != "PyTorch gloo"]
+        assert names == [*PEERS, *OURS, "dummy", "agreement alone"]
         for row in model["contestants"]:
             assert row["right"], row["name"]
             assert len(row["ms"]) == results["rounds"]
             assert min(row["ms"]) > 0
             assert row["name"] in done.stdout
-        assert model["limits"][0]["limit"] == "naive takes at most 1 x bundled naive"
-        assert len(model["limits"]) == 3
+        for limit in model["limits"]:
+            assert f"{limit['limit']} " in done.stdout
+            if "counted" in limit["limit"]:  # no time: known beforehand
+                assert limit["ok"], limit
+                assert limit["ratio"][1] == pytest.approx(3, abs=0.01)
+    assert [size["bytes"] for size in results["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
+    for size in results["sizes"]:
+        names = [row["name"] for row in size["contestants"] if row["name"] != "PyTorch gloo"]
+        assert names == [*PEERS[1:], *OURS]
+        assert all(row["right"] and row["median_ms"] > 0 for row in size["contestants"])
     assert "\x1b" not in done.stdout  # no colours without a terminal
-    assert files[1].read_bytes().startswith(b"\x89PNG")
+    for file in (plot, tmp_path / "all-sizes.png"):
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_numbers_of_ranks_are_run_in_turn_into_files_of_their_own(tmp_path: Path) -> None:
+    files = "--json", tmp_path / "all.json", "--plot", tmp_path / "all.png"
+    more = "--repeat", 1, "--only", "models", "--communicator", "hierarchical"
+    done = run("--quick", "--ranks", 1, 2, *more, *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads((tmp_path / name).read_text()) for name in ("all.json", "all-2.json")]
+    assert [results["ranks"] for results in found] == [1, 2]
+    assert (tmp_path / "all-2.png").exists()
+    assert not list(tmp_path.glob("*-sizes.png"))
+
+
+def limits_of(load: Any, model: str, ranks: int) -> set[tuple[str, str, str]]:
+    return {
+        (limit.name, limit.reference, f"{limit.sense} {limit.bound:g}")
+        for limit in load("limits").of(model, ranks)
+        if limit.name != "naive"
+    }
+
+
+def test_limits_are_those_that_were_set(load: Any) -> None:
+    both = ("hierarchical", "single_node")
+    naive, agreement = "bundled naive", ("agreement alone", "hierarchical")
+    assert limits_of(load, "ResNet-50", 2) == {
+        *((name, "handoff", "at most 1.25") for name in both),
+        *((name, naive, "at least 1.4") for name in both),
+        *((name, "PyTorch gloo", "at least 4.5") for name in both),
+        (*agreement, "at most 0.03"),
+    }
+    assert limits_of(load, "ResNet-50", 4) == {(name, naive, "at least 1.3") for name in both}
+    assert limits_of(load, "digits MLP 64-100-100-10", 2) == {
+        *((name, naive, "at least 1.3") for name in both),
+        (*agreement, "at most 0.1"),
+    }
+    assert limits_of(load, "1,000 arrays of 100", 2) == {
+        (name, naive, "at least 3") for name in both
+    }
+
+
+def test_a_limit_against_a_peer_that_is_not_there_is_told_as_not_measured(load: Any) -> None:
+    limits, report = load("limits"), load("report")
+    ms = {"hierarchical": np.array([1.0, 1.0]), "bundled naive": np.array([2.0, 1.3])}
+    rows = [limit.judge(ms) for limit in limits.of("ResNet-50", 2) if limit.name == "hierarchical"]
+    assert [row["ok"] for row in rows] == [None, True, None]
+    console = importlib.import_module("rich.console").Console(width=120, file=io.StringIO())
+    console.print(report.limits_table(rows))
+    lines = [line for line in console.file.getvalue().splitlines() if "hierarchical" in line]
+    assert [line.split()[-1] for line in lines] == ["measured", "ok", "measured"]
+
+
+@pytest.mark.parametrize(("times", "ok"), [(3.0, True), (4.01, True), (5.0, False)])
+def test_more_bytes_than_allowed_miss_their_limit(load: Any, times: float, ok: bool) -> None:
+    assert load("limits").judge_moved("hierarchical", times)["ok"] is ok
 
 
 def test_an_unknown_communicator_ends_the_run_and_the_known_are_listed(tmp_path: Path) -> None:
-    done = run("--quick", "--communicator", "nave", "--json", tmp_path / "none.json")
+    done = run("--quick", "--ranks", 2, "--communicator", "nave", "--json", tmp_path / "none.json")
     assert done.returncode != 0
     assert "naive" in done.stderr
     assert not (tmp_path / "none.json").exists()
@@ -63,10 +128,10 @@ def test_an_unknown_communicator_ends_the_run_and_the_known_are_listed(tmp_path:
 
 def test_a_run_that_lasts_too_long_ends_with_stacks(tmp_path: Path) -> None:
     files = "--json", tmp_path / "none.json", "--plot", tmp_path / "none.png"
-    done = run("--quick", "--repeat", 10**7, "--timeout", 3, *files)
+    done = run("--quick", "--ranks", 2, "--repeat", 10**7, "--timeout", 3, *files)
     assert done.returncode != 0
     assert "most recent call first" in done.stderr, done.stdout + done.stderr
-    assert "measure.py" in done.stderr, done.stderr
+    assert "allreduce.py" in done.stderr, done.stderr  # wherever in it the ranks are by then
 
 
 def test_resnet50_has_161_arrays_and_25_557_032_parameters(load: Any) -> None:
@@ -105,7 +170,7 @@ def test_a_slower_naive_misses_its_limit_and_sharing_is_told(
         "naive": [4.0 * slower, 8.0 * slower, 40.0 * slower],
     }
     rows = [{"name": name, "kind": "ours", "ms": ms} for name, ms in times.items()]
-    model = load("report").summary("a model", 1, 25_557_032, rows, ranks=2)
+    model = load("report").summary("a model", 1, 25_557_032, {}, rows, ranks=2)
     assert [found["rounds"] for found in model["sharing"].values()] == [1, 2]
     (limit,) = model["limits"]
     assert limit["ratio"] == [pytest.approx(slower)] * 3

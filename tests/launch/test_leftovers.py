@@ -42,6 +42,15 @@ if how == "finalized":
         comm.finalize()
 if how == "one finalized":
     comms[1].finalize()
+if how == "left by an exception":
+    for comm in comms:
+        try:
+            with comm:
+                raise LookupError("of all ranks")
+        except LookupError:
+            pass
+    with create_communicator("hierarchical") as comm:
+        check_gradients(comm)
 if how == "exception" and world.rank == 1:
     raise LookupError("of a rank")
 if how == "kill" and world.rank == 1:
@@ -70,7 +79,9 @@ def left_of(out: str) -> list[str]:
     return [n for n in sorted(names) if (SHARED / n).exists() and not n.startswith(OF_MPI_ITSELF)]
 
 
-@pytest.mark.parametrize("how", ["finalized", "one finalized", "not finalized"])
+@pytest.mark.parametrize(
+    "how", ["finalized", "one finalized", "not finalized", "left by an exception"]
+)
 def test_a_job_that_ends_by_itself(script, how):
     job = jobs.run(2, script, how)
     assert job.returncode == 0, job

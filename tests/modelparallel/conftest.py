@@ -21,11 +21,25 @@ def strangers_communicator() -> Any:
     def recv(self: Any, source: int, tag: int) -> Any:
         return MPI.COMM_WORLD.recv(source=source, tag=tag)
 
+    def bcast(self: Any, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+        return MPI.COMM_WORLD.bcast(data, root)
+
+    def gather(self: Any, data: Any, root: int = 0) -> Any:
+        return MPI.COMM_WORLD.gather(data, root)
+
+    def alltoall(self: Any, xs: Any) -> Any:
+        return MPI.COMM_WORLD.alltoall(xs)
+
+    def allreduce(self: Any, data: Any) -> Any:
+        return sum(MPI.COMM_WORLD.allgather(data))
+
     def unused(self: Any, *arguments: Any) -> Any:
-        raise AssertionError("not a method for messages between two ranks")
+        raise AssertionError("not a method that model parallelism has a use for")
 
     members: dict[str, Any] = dict.fromkeys(CommunicatorBase.__abstractmethods__, unused)
     members |= {"send": send, "recv": recv, "send_obj": send, "recv_obj": recv}
+    members |= {"bcast": bcast, "bcast_obj": bcast, "gather": gather, "gather_obj": gather}
+    members |= {"alltoall": alltoall, "allreduce": allreduce}
     members |= {name: getattr(MPI.COMM_WORLD, name) for name in ("rank", "size")}
     return type("Stranger", (CommunicatorBase,), members)()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import chainer
 import numpy as np
 import pytest
+from chainer import training
 
 from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_train import create_multi_node_optimizer
 
 
 class PlainCommunicator(CommunicatorBase):
@@ -84,3 +87,16 @@ def naive():
 def plain_communicator():
     """The third party's class."""
     return PlainCommunicator
+
+
+@pytest.fixture
+def trainer_for(tmp_path):
+    """Makes a trainer of a model over ranks, with SGD and batches of two in order."""
+
+    def make(comm, model, examples, stop_trigger, batch=2):
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.01), comm)
+        iterator = chainer.iterators.SerialIterator(examples, batch, shuffle=False)
+        updater = training.StandardUpdater(iterator, optimizer.setup(model))
+        return training.Trainer(updater, stop_trigger, out=str(tmp_path))
+
+    return make

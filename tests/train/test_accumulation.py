@@ -349,6 +349,28 @@ def test_a_group_that_is_too_long_for_the_optimizer_is_refused(naive):
         chainer.serializers.NpzDeserializer(serializer.target).load(other)
 
 
+def test_sums_of_another_rank_are_refused(naive):
+    optimizer = accumulating(naive, Net(0), 3)
+    for calls in 1, 3:
+        while optimizer._group.calls != calls % 3:
+            optimizer.update(optimizer.target, batch(0, 0))
+        serializer = chainer.serializers.DictionarySerializer()
+        serializer.save(optimizer)
+        name = "chainermn/group/size"
+        assert serializer.target[name] == naive.size
+        serializer.target[name] = np.asarray(naive.size + 1)
+        other = accumulating(naive, Net(0), 3)
+        load = chainer.serializers.NpzDeserializer(serializer.target).load
+        if calls == 1:
+            with pytest.raises(ValueError, match=f"rank {naive.rank} of {naive.size + 1} added"):
+                load(other)
+        else:  # after a step there is nothing that belongs to a rank
+            load(other)
+            assert other.t == 1
+        for _ in range(2):
+            optimizer.update(optimizer.target, batch(0, 0))
+
+
 def test_copies_go_their_own_ways(comm):
     optimizer = accumulating(comm, Net(0), 2)
     optimizer.update(optimizer.target, batch(comm.rank, 0))

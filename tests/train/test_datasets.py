@@ -96,11 +96,17 @@ def test_arrays_stay_arrays_with_their_dtypes(naive):
     assert batch[0].dtype == np.float16
 
 
-def test_a_part_may_be_changed_and_is_the_ranks_own(naive):
-    whole = np.zeros((8, 2))
-    part = scatter_dataset(whole if naive.rank == 0 else None, naive)
-    part[0][:] = 1
-    assert not whole.any()
+@pytest.mark.parametrize("count", [8, 80_000])
+def test_arrays_are_read_only_and_no_longer_the_roots(naive, count):
+    whole = np.zeros((count, 2))
+    part = scatter_dataset(at(naive, 0, whole), naive)
+    with pytest.raises(ValueError, match="read-only"):
+        part[0][:] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        part[:2][0][:] = 1
+    whole[:] = 1
+    naive.allgather_obj(None)
+    assert not part[0].any()
 
 
 def test_examples_are_not_computed_before_they_are_used(naive):

@@ -22,8 +22,10 @@ class Fastest(Reducer):
         """Own the ways, which all give the same bits; ``comm`` stays the caller's."""
         self._comm = comm
         self._ways = list(ways)
-        # Zero makes a way the next choice. It stays so in a way's first use, which allocates.
-        self._seconds_per_byte = [0.0] * len(self._ways)
+        # Of each way's last two uses: one that something else held up doesn't rule a way out until
+        # its next trial. Zero makes a way the next choice; its first use, which allocates, doesn't
+        # count.
+        self._seconds_per_byte = [(0.0, 0.0)] * len(self._ways)
         self._used = [False] * len(self._ways)
         self._calls = 0
         self._choice = bytearray(1)
@@ -41,14 +43,16 @@ class Fastest(Reducer):
         self._ways[way].mean(sources, targets, wires)
         if self._used[way]:
             nbytes = sum(target.nbytes for target in targets)
-            self._seconds_per_byte[way] = (time.perf_counter() - start) / max(nbytes, 1)
+            last = (time.perf_counter() - start) / max(nbytes, 1)
+            before, _ = self._seconds_per_byte[way]
+            self._seconds_per_byte[way] = last, before or last
         self._used[way] = True
 
     def _next(self) -> int:
         self._calls += 1
         if self._calls % TRIAL_INTERVAL == 0:
             return self._calls // TRIAL_INTERVAL % len(self._ways)
-        return min(range(len(self._ways)), key=self._seconds_per_byte.__getitem__)
+        return min(range(len(self._ways)), key=lambda way: min(self._seconds_per_byte[way]))
 
     def close(self) -> None:
         for way in self._ways:

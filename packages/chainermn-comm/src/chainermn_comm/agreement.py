@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from mpi4py import MPI
 
 from .errors import PeerError, RankMismatchError, describe_exception
 
-# What a rank says of its call: entries of a name and how that stands here, hashable. Ranks
-# agree when their views are equal; else the first entry that differs is told.
-View = Sequence[tuple[Any, ...]]
+# What a rank says of its call: entries of a name and how that stands here; hashable, with a
+# `repr` that tells all. Ranks agree when their views are equal; else the first entry that differs
+# is told.
+View = Iterable[tuple[Any, ...]]
 
 # One record a rank: digest of the view, calls so far, 1 if the rank has a problem, length of
 # its note. The note's first bytes ride along: frames of a few arrays need no second exchange.
@@ -60,7 +61,7 @@ class Agreement:
                 that one raises its problem itself.
         """
         self._calls += 1
-        digest = self._digest((operation, *view))
+        digest = self._digest((operation, view))
         head = _HEAD.pack(digest, self._calls, problem is not None, len(note))
         record = (head + note[:_INLINE_BYTES]).ljust(_RECORD_BYTES, b"\0")
         received = self._received

@@ -80,7 +80,8 @@ def _reduce(
     problem: BaseException | None,
     divisor: int,
 ) -> Any:
-    view = [("array", array.dtype, array.shape) for array in message.arrays] if message else []
+    arrays = message.arrays if message else ()
+    view = tuple([("array", array.dtype, array.shape) for array in arrays])
     group.agreement(operation, view, problem=problem)
     assert message is not None  # else there was a problem
     sums = []

@@ -29,7 +29,7 @@ def bcast_parameters(group: Group, transport: Transport, model: Any) -> None:
     """
     found, problem = prepare(lambda: _forms(model, group.rank))
     named, mine = found or ([], [])
-    view = [("parameter", name) for name, _ in named]
+    view = tuple([("parameter", name) for name, _ in named])
     notes = group.agreement("bcast_data", view, pickle.dumps(mine), problem)
     rows = [pickle.loads(note) for note in notes]
     sources = [

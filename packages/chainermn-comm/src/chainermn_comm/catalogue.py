@@ -34,13 +34,13 @@ class Recipe:
 
 
 RECIPES = {
-    "naive": Recipe("one_by_one", "staged"),
-    "flat": Recipe("batched", "staged"),
+    "naive": Recipe("one_by_one", "through_mpi"),
+    "flat": Recipe("batched", "through_mpi"),
     "hierarchical": Recipe("one_lane", "one_lane"),
     "two_dimensional": Recipe("many_lanes", "many_lanes"),
     "single_node": Recipe("one_lane", "direct", one_node=True),
     "pure_nccl": Recipe("for_gpus_only", "direct"),
-    "non_cuda_aware": Recipe("one_lane", "one_lane"),
+    "non_cuda_aware": Recipe("one_lane", "one_lane_staged"),
     "dummy": Recipe("nothing", "nothing"),
 }
 
@@ -72,15 +72,16 @@ def create_communicator(
                         exchanges with the other nodes
     ``two_dimensional`` the same, but as many ranks as the smallest node has exchange
     ``single_node``     the same, and refuses more than one node
-    ``non_cuda_aware``  as ``hierarchical``
+    ``non_cuda_aware``  as ``hierarchical``; never gives MPI memory of GPUs
     ``flat``            packed into chunks, straight through MPI
     ``naive``           one by one, straight through MPI
     ``pure_nccl``       for gradients on GPUs only: straight through NCCL
     ``dummy``           nowhere, to measure everything else
     ==================  ==================================================================
 
-    Gradients on GPUs go through NCCL in a node, and between nodes through host memory and MPI;
-    those of ``flat`` and ``naive`` through host memory and MPI only.
+    Gradients on GPUs go through NCCL in a node, and between nodes through MPI; those of ``flat``
+    and ``naive`` through MPI only. MPI gets GPU memory where it says that it takes it
+    (``MPIX_Query_cuda_support``) on all ranks, but for ``non_cuda_aware``; else host memory.
 
     Gradients travel in chunks, whose size was measured for each way. The environment variable
     ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a multiple of 64 from 64 to
@@ -124,11 +125,11 @@ def make_communicator(
     )
     traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
     try:
-        view = [
+        view = (
             ("communicator", str(name)),
             ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
             (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
-        ]
+        )
         note = blas_threads.note(comm.size)
         notes = Agreement(traffic)("create_communicator", view, note, problem)
     finally:

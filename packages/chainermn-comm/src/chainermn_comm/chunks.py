@@ -10,6 +10,11 @@ import numpy as np
 
 from .halves import HALF, SINGLE, convert
 
+# Arrays of at most this part of a chunk are packed together: three quarters of each such chunk
+# are full then, and the copies that packing takes are few bytes of most models.
+SMALL = 4
+CACHE_LINE = 64
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -17,7 +22,8 @@ class Chunk:
 
     Attributes:
         dtype: in which it travels.
-        parts: (index of the array, start, stop) of each stretch of elements, flattened.
+        parts: (index of the array, start, stop) of each stretch of elements, flattened; if there
+            are several, each is a whole array.
         size: number of elements.
     """
 
@@ -32,13 +38,18 @@ class Chunk:
 
     def pack(self, flats: Sequence[np.ndarray], out: np.ndarray) -> None:
         """Write the parts of ``flats`` (1-D each) into ``out`` (size,), cast to its dtype."""
+        pieces = [flats[index] for index, _, _ in self.parts]
+        if len(pieces) == 1:
+            _, start, stop = self.parts[0]
+            pieces = [pieces[0][start:stop]]
+        dtypes = {piece.dtype for piece in pieces}
+        if dtypes == {out.dtype}:
+            np.concatenate(pieces, out=out)
+            return
         with np.errstate(all="ignore"):  # in a narrow wire dtype
-            if len(self.parts) == 1:
-                index, start, stop = self.parts[0]
-                convert(flats[index][start:stop], out)
-                return
-            pieces = [flats[index][start:stop] for index, start, stop in self.parts]
-            if out.dtype == HALF and all(piece.dtype == SINGLE for piece in pieces):
+            if len(pieces) == 1:
+                convert(pieces[0], out)
+            elif out.dtype == HALF and dtypes == {SINGLE}:
                 convert(np.concatenate(pieces), out)
             else:
                 np.concatenate(pieces, out=out, casting="unsafe")
@@ -53,23 +64,26 @@ class Chunk:
             halves, buffer = buffer, np.empty(buffer.size, SINGLE)
             convert(halves, buffer)
         filled = 0
-        for index, start, stop in self.parts:
-            end = filled + stop - start
-            flats[index][start:stop] = buffer[filled:end]
+        for index, _, size in self.parts:
+            end = filled + size
+            flats[index][...] = buffer[filled:end]
             filled = end
 
 
 @lru_cache(maxsize=8)
 def cut(sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], chunk_bytes: int) -> list[Chunk]:
-    """Cut arrays, laid end to end by dtype, into chunks of at most ``chunk_bytes``.
+    """Cut arrays into chunks of at most ``chunk_bytes``, or of one element.
+
+    A large array is cut into equal chunks of its own, so that they can be added to it where it
+    lies; only small ones are packed together, whole.
 
     Args:
         sizes: elements of each array.
         dtypes: the dtype in which each travels.
-        chunk_bytes: the limit; at least one element.
+        chunk_bytes: the limit.
 
     Returns:
-        The chunks in the order of the arrays, dtype by dtype.
+        The chunks, dtype by dtype.
     """
     return [
         chunk
@@ -82,16 +96,27 @@ def _cut_one_dtype(
     sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], dtype: np.dtype, limit: int
 ) -> Iterator[Chunk]:
     parts: list[tuple[int, int, int]] = []
-    room = limit
+    filled = 0
     for index, size in enumerate(sizes):
-        start = 0 if dtypes[index] == dtype else size
-        while start < size:
-            stop = min(size, start + room)
-            parts.append((index, start, stop))
-            room -= stop - start
-            start = stop
-            if room == 0:
-                yield Chunk(dtype, tuple(parts), limit)
-                parts, room = [], limit
+        if dtypes[index] != dtype or size == 0:
+            continue
+        if size * SMALL > limit:
+            step = _step(size, limit, dtype.itemsize)
+            for start in range(0, size, step):
+                stop = min(size, start + step)
+                yield Chunk(dtype, ((index, start, stop),), stop - start)
+            continue
+        if filled + size > limit:
+            yield Chunk(dtype, tuple(parts), filled)
+            parts, filled = [], 0
+        parts.append((index, 0, size))
+        filled += size
     if parts:
-        yield Chunk(dtype, tuple(parts), limit - room)
+        yield Chunk(dtype, tuple(parts), filled)
+
+
+def _step(size: int, limit: int, itemsize: int) -> int:
+    """Elements of each chunk of a large array, of which the last may be shorter."""
+    line = max(1, CACHE_LINE // itemsize)
+    even = -(-size // -(-size // limit))
+    return min(limit, -(-even // line) * line)

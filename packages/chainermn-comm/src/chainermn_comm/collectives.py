@@ -135,7 +135,7 @@ def check_rank(group: Group, rank: int, name: str) -> int:
 
 
 def _root_view(root: int | None) -> View:
-    return [] if root is None else [("root", root)]
+    return () if root is None else (("root", root),)
 
 
 def _note(message: Message | None) -> bytes:

@@ -231,8 +231,8 @@ class MpiCommunicator(CommunicatorBase):
         Every rank gets the same bits. A gradient that can't be written to, or shares memory
         with another, is replaced by a new array. One that is missing (None) on all ranks is
         left alone. Beside the gradients this takes a few chunks, whatever the model's size: up to
-        4 MiB a rank during the call, and on each node a window of 1 MiB for each rank and two more
-        (4 MiB where there are other nodes). Each gradient that is replaced takes its new array
+        4 MiB a rank during the call, and on each node a window of 2 MiB for each rank and two more
+        (8 MiB each where there are other nodes). Each gradient that is replaced takes its new array
         and, where the old one isn't contiguous, a copy during the call.
 
         Args:
@@ -306,11 +306,24 @@ class MpiCommunicator(CommunicatorBase):
             comm.Free()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Finalize (collective); after an exception, release only what needs no other rank.
+
+        Others may not leave the block, and to wait for them would keep the error from showing.
+        So memory and NCCL's communicator go, and ranks that wait for this one's GPU are told; MPI's
+        communicators and the node's window, which only all ranks together can free, stay until the
+        process ends. A program that catches such errors and goes on should do so inside of the
+        block, or make no more than some hundred communicators.
+        """
         if kind is None:
             self.finalize()
-        else:
-            # Others may not leave the block: waiting for them would keep the error from showing.
-            self._resources = None
+            return
+        resources, self._resources = self._resources, None
+        if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
+            return
+        resources.transport.close()
+        for reducer in self._reducers.values():
+            reducer.abandon()
+        self._reducers.clear()
 
     # How the verbs are made.
 

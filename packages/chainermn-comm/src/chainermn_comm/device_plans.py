@@ -12,11 +12,11 @@ from .reducer import Reducer
 from .topology import Topology
 from .transports import nccl
 
-__all__ = ["direct", "many_lanes", "nothing", "one_lane", "staged"]
+__all__ = ["direct", "many_lanes", "nothing", "one_lane", "one_lane_staged", "through_mpi"]
 
 
-def staged(ground: Ground) -> Reducer:
-    """Through host memory and MPI; sums in rank order, the same bits as on CPUs."""
+def through_mpi(ground: Ground) -> Reducer:
+    """Through MPI; sums in rank order, the same bits as on CPUs."""
     _agree(ground, problem)
     apart = Topology(tuple(range(ground.comm.size)))
     return DeviceStream(ground.comm, apart, 1, ground.chunk_bytes)
@@ -33,6 +33,12 @@ def one_lane(ground: Ground) -> Reducer:
     """Through NCCL in each node; one rank of each exchanges with other nodes."""
     _agree_on_nccl(ground)
     return DeviceStream(ground.comm, ground.topology, 1, ground.chunk_bytes)
+
+
+def one_lane_staged(ground: Ground) -> Reducer:
+    """The same; between nodes always through host memory, even if MPI takes GPU memory."""
+    _agree_on_nccl(ground)
+    return DeviceStream(ground.comm, ground.topology, 1, ground.chunk_bytes, staged=True)
 
 
 def many_lanes(ground: Ground) -> Reducer:

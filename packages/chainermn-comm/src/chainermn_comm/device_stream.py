@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from . import devices, kernels
+from . import cuda_aware, devices, kernels
 from .agreement import Agreement, prepare
 from .alarm import Alarm
 from .chunks import Chunk, cut
 from .errors import CommunicationError
 from .reducer import Reducer
 from .topology import Topology
+from .transports.cuda_mpi import CudaMpiTransport
 from .transports.mpi import MpiTransport
 from .transports.nccl import NcclTransport
 from .transports.staged import StagedTransport
@@ -66,7 +67,12 @@ class DeviceStream(Reducer):
     """The way of GPU gradients over one topology; all on the device that was current then."""
 
     def __init__(
-        self, comm: MPI.Intracomm, topology: Topology, lanes: int, chunk_bytes: int | None
+        self,
+        comm: MPI.Intracomm,
+        topology: Topology,
+        lanes: int,
+        chunk_bytes: int | None,
+        staged: bool = False,
     ) -> None:
         """Split ``comm`` by node and by lane, and make the node's NCCL communicator.
 
@@ -76,6 +82,7 @@ class DeviceStream(Reducer):
             lanes: ranks of each node that exchange with other nodes, at most the ranks of the
                 smallest node; each carries an equal share of every chunk.
             chunk_bytes: the size of chunks; None for the default.
+            staged: whether MPI gets host memory even where it takes GPU memory on all ranks.
         """
         rank = comm.rank
         self._size = comm.size
@@ -96,9 +103,17 @@ class DeviceStream(Reducer):
         self._next = 0  # chunks so far
         in_lane = self._nodes > 1 and self._lane < lanes
         self._inter = MPI.Intracomm(comm.Split(self._lane if in_lane else MPI.UNDEFINED, rank))
-        self._exchange = StagedTransport(MpiTransport(self._inter, 0), SLOTS) if in_lane else None
+        direct = not staged and comm.allreduce(cuda_aware.mpi_takes_gpu_memory(), MPI.LAND)
+        made, problem = prepare(lambda: self._between_nodes(direct) if in_lane else None)
+        self._agreement("averaging gradients on GPUs, between nodes", problem=problem)
+        self._exchange = made
         self._nccl = self._meet(comm, topology)
         self._alarm = Alarm(comm)
+
+    def _between_nodes(self, direct: bool) -> StagedTransport | CudaMpiTransport:
+        if direct:
+            return CudaMpiTransport(self._inter, SLOTS)
+        return StagedTransport(MpiTransport(self._inter, 0), SLOTS)
 
     def _meet(self, comm: MPI.Intracomm, topology: Topology) -> NcclTransport | None:
         node = MPI.Intracomm(comm.Split(topology.inter_rank(comm.rank), comm.rank))
@@ -116,7 +131,8 @@ class DeviceStream(Reducer):
         current stream. Returns when the means are there.
 
         Raises:
-            ValueError: arrays lie on another device, or a wire dtype isn't one for GPUs.
+            ValueError: arrays lie on another device, or a wire dtype isn't one for GPUs or for
+                this NCCL.
             CommunicationError: NCCL or CUDA failed, here or on another rank; the communicator
                 can't average GPU gradients any more.
         """
@@ -159,10 +175,12 @@ class DeviceStream(Reducer):
         )
 
     def _check(self, arrays: Sequence[Any], wires: Sequence[Any]) -> None:
-        for wire in wires:
-            if wire not in kernels.FLOATS:
-                names = ", ".join(dtype.name for dtype in kernels.FLOATS)
+        for wire in set(wires):
+            if wire.name not in kernels.LETTERS:
+                names = ", ".join(kernels.LETTERS)
                 raise ValueError(f"on GPUs gradients travel as {names}, not as {wire}")
+            if self._nccl is not None:
+                self._nccl.kind(kernels.stored(wire))
         for array in arrays:
             if array.device.id != self._device:
                 raise ValueError(
@@ -211,7 +229,7 @@ class DeviceStream(Reducer):
         padded, own = self._views(slot, chunk)
         if self._exchange is not None:
             divisor = 1 if self._nccl_sums else self._size
-            self._exchange.finish(slot, own, stream, divisor, self._wait)
+            self._exchange.finish(slot, own, chunk.dtype, stream, divisor, self._wait)
         if self._nodes > 1 and self._nccl is not None:
             self._nccl.gather_shards(padded, self._lanes, stream)
         self._summed[slot].record(stream)
@@ -222,7 +240,7 @@ class DeviceStream(Reducer):
         """The chunk's buffer padded to equal shards, and this lane's shard without padding."""
         shard = -(-chunk.size // self._lanes)
         padded = self._buffers[slot][: shard * self._lanes * chunk.dtype.itemsize]
-        padded = padded.view(chunk.dtype)
+        padded = padded.view(kernels.stored(chunk.dtype))
         start = min(self._lane * shard, chunk.size)
         return padded, padded[start : min(start + shard, chunk.size)]
 
@@ -241,6 +259,16 @@ class DeviceStream(Reducer):
         self._alarm.ring(self._failure)
         if self._nccl is not None:
             self._nccl.abort()
+
+    def abandon(self) -> None:
+        """Release what needs no other rank, and tell those that wait for this one (not collective).
+
+        NCCL ends what is under way; MPI's communicators stay.
+        """
+        self._fail(CommunicationError("an exception left the communicator's block"))
+        if self._exchange is not None:
+            self._exchange.close()
+        self._buffers = []
 
     def close(self) -> None:
         """Destroy the NCCL communicator and free everything else."""

@@ -10,6 +10,7 @@ import numpy as np
 from . import devices, parameters
 from .agreement import prepare
 from .collectives import Group
+from .layout import Layout
 from .reducer import Reducer
 
 
@@ -36,76 +37,96 @@ def mean_gradients(
             missing.
         TypeError: a gradient isn't a float array.
     """
-    found, problem = prepare(lambda: (bool(zero_fill), *_gradients(model, group.rank)))
-    zero_fill, params, grads, view = found or (False, [], [], [])
+    found, problem = prepare(lambda: _gradients(model, group.rank, bool(zero_fill), wire))
+    params, grads, layout = found or ([], [], ())
     missing = [grad is None for grad in grads]
-    settings = [("zero_fill", zero_fill), ("allreduce_grad_dtype", str(wire))]
-    if not zero_fill and any(missing):
-        view = [(*row, "no gradient") if no else row for row, no in zip(view, missing, strict=True)]
-    note = np.packbits(missing).tobytes() if zero_fill and any(missing) else b""
-    notes = group.agreement("allreduce_grad", (*settings, *view), note, problem)
-    if any(missing):
-        somewhere = _present_somewhere(notes, len(params)) if zero_fill else [False] * len(params)
+    incomplete = any(missing)
+    note = np.packbits(missing).tobytes() if incomplete and zero_fill else b""
+    notes = group.agreement("allreduce_grad", layout, note, problem)
+    if incomplete and zero_fill:
+        somewhere = _present_somewhere(notes, len(params))
         for index, param in enumerate(params):
             if missing[index] and somewhere[index] and param.data is not None:
                 grads[index] = devices.module_of(param.data).zeros_like(param.data, order="C")
-    here: list[int] = []
-    there: list[int] = []
-    for index, grad in enumerate(grads):
-        if grad is not None:
-            on_gpu = type(grad) is not np.ndarray and devices.on_gpu(grad)
-            (there if on_gpu else here).append(index)
-    for on_gpu, chosen in ((False, here), (True, there)):
+    if set(map(type, grads)) == {np.ndarray}:
+        _mean(reducer_of(False), params, grads, wire, incomplete)
+        return
+    for on_gpu in (False, True):
+        chosen = [
+            index
+            for index, grad in enumerate(grads)
+            if grad is not None
+            and (type(grad) is not np.ndarray and devices.on_gpu(grad)) == on_gpu
+        ]
         if chosen:
-            _mean(reducer_of(on_gpu), params, grads, chosen, missing, wire)
+            those, theirs = [params[i] for i in chosen], [grads[i] for i in chosen]
+            _mean(reducer_of(on_gpu), those, theirs, wire, incomplete)
 
 
 def _mean(
-    reducer: Reducer,
-    params: list[Any],
-    grads: list[Any],
-    chosen: list[int],
-    missing: list[bool],
-    wire: np.dtype | None,
+    reducer: Reducer, params: list[Any], grads: list[Any], wire: np.dtype | None, incomplete: bool
 ) -> None:
-    """Take the mean of the gradients chosen by their indices, and give it to the parameters."""
-    sources = [grads[index] for index in chosen]
-    usable = parameters.own_memory(sources)
-    targets = sources
+    """Take the mean of gradients, and give it to the parameters.
+
+    Args:
+        reducer: the way of these gradients.
+        params: the parameters.
+        grads: their gradients, zeros where a parameter has none.
+        wire: the dtype in which they travel; None for each one's own.
+        incomplete: whether some parameter has none.
+    """
+    usable = parameters.own_memory(grads)
+    targets = grads
     if not all(usable):
         targets = [
             grad if own else devices.module_of(grad).empty(grad.shape, grad.dtype)
-            for grad, own in zip(sources, usable, strict=True)
+            for grad, own in zip(grads, usable, strict=True)
         ]
-    reducer.mean(sources, targets, [wire or grad.dtype for grad in sources])
-    for index, own, target in zip(chosen, usable, targets, strict=True):
-        if missing[index] or not own:
-            params[index].grad = target
+    reducer.mean(grads, targets, [wire or grad.dtype for grad in grads])
+    if targets is not grads or incomplete:
+        for param, target in zip(params, targets, strict=True):
+            if param.grad is not target:
+                param.grad = target
 
 
-def _gradients(model: Any, rank: int) -> tuple[list[Any], list[Any], list[tuple[Any, ...]]]:
+def _gradients(
+    model: Any, rank: int, zero_fill: bool, wire: np.dtype | None
+) -> tuple[list[Any], list[Any], Layout]:
     """The parameters, their gradients, and what ranks must agree on, in the order of names."""
-    params, grads = [], []
-    view: list[tuple[Any, ...]] = []
-    good = None  # the dtype of the last gradient that was checked
-    for name, param in parameters.named(model, rank):
-        data = param.data
-        like = grad = None if data is None else param.grad
-        if type(grad) is not np.ndarray or grad.dtype is not good:
-            checked = parameters.checked(grad, name, rank)
-            if checked is not grad:  # a NumPy scalar: the mean needs an array to go to
-                param.grad = grad = checked
-            like = data if grad is None else grad
-            good = None if grad is None else grad.dtype
-        params.append(param)
-        grads.append(grad)
-        if like is None:
-            view.append(("parameter", name, "not initialised (bcast_data would bring it)"))
-        else:
-            view.append(("parameter", name, like.dtype, like.shape))
-            if type(like) is not np.ndarray and devices.on_gpu(like):
-                view[-1] += ("on a GPU",)
-    return params, grads, view
+    named = parameters.named(model, rank)
+    names, params = tuple([name for name, _ in named]), [param for _, param in named]
+    grads = [param.grad for param in params]
+    likes = grads
+    notes: tuple[tuple[str, ...], ...] = ()
+    if not _all_plain(grads):
+        datas = [param.data for param in params]
+        for index, (name, param) in enumerate(named):
+            grad = None if datas[index] is None else grads[index]
+            grads[index] = parameters.checked(grad, name, rank)
+            if grads[index] is not grad:  # a NumPy scalar: the mean needs an array to go to
+                param.grad = grads[index]
+        likes = [data if grad is None else grad for data, grad in zip(datas, grads, strict=True)]
+        notes = tuple(
+            [_note(grad, like, zero_fill) for grad, like in zip(grads, likes, strict=True)]
+        )
+    dtypes = tuple([None if like is None else like.dtype for like in likes])
+    shapes = tuple([None if like is None else like.shape for like in likes])
+    settings = (("zero_fill", zero_fill), ("allreduce_grad_dtype", str(wire)))
+    return params, grads, Layout(settings, names, dtypes, shapes, notes if any(notes) else ())
+
+
+def _all_plain(grads: list[Any]) -> bool:
+    """Whether all are NumPy arrays of floats, as they are in most calls."""
+    return set(map(type, grads)) <= {np.ndarray} and all(
+        dtype.kind in "fc" for dtype in {grad.dtype for grad in grads}
+    )
+
+
+def _note(grad: Any, like: Any, zero_fill: bool) -> tuple[str, ...]:
+    """What ranks must agree on beside names, dtypes and shapes."""
+    where = type(like) is not np.ndarray and like is not None and devices.on_gpu(like)
+    missing = grad is None and like is not None and not zero_fill
+    return ("on a GPU",) * where + ("no gradient",) * missing
 
 
 def _present_somewhere(notes: list[bytes], count: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""The only CUDA source: one kernel packs all gradients of a chunk, one unpacks them.
+"""The only CUDA source: one kernel packs all gradients of a chunk, one unpacks them, one sums.
 
-Both walk a table of stretches. What they read and write goes through 64-bit offsets; a cast, and
-the division by the number of ranks, happen on the way.
+The first two walk a table of stretches. What they read and write goes through 64-bit offsets; a
+cast, and the division by the number of ranks, happen on the way.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ TILE = THREADS * EACH
 MAX_BLOCKS = 1 << 16
 # Of a table: three 64-bit numbers.
 ROW_BYTES = 24
-# By itemsize: the letter of the wire dtype in a kernel's name.
-LETTERS = {2: "e", 4: "f", 8: "d"}
-FLOATS = tuple(np.dtype(name) for name in ("float16", "float32", "float64"))
+# The wire dtypes by name, each with its letter in a kernel's name.
+LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}
 
 SOURCE = r"""
 typedef long long i64;
 struct Half { unsigned short bits; };
+struct Bfloat { unsigned short bits; };  // the upper half of a float's bits
+union Single { float value; unsigned bits; };
 
 // A stretch of a gradient: where it begins in the chunk, its address, its itemsize in bytes.
 // The row after the last begins where the chunk ends.
@@ -51,6 +52,22 @@ __device__ inline float widen(float x) { return x; }
 __device__ inline double widen(double x) { return x; }
 __device__ inline void narrow(double wide, float& x) { x = (float)wide; }
 __device__ inline void narrow(double wide, double& x) { x = wide; }
+
+// Without cuda_bf16.h, which isn't everywhere where NVRTC is, and before sm_80 does the same.
+__device__ inline float widen(Bfloat b) {
+    Single x;
+    x.bits = (unsigned)b.bits << 16;
+    return x.value;
+}
+__device__ inline void narrow(float wide, Bfloat& b) {  // to nearest, ties to even
+    Single x;
+    x.value = wide;
+    bool is_nan = (x.bits & 0x7fffffffu) > 0x7f800000u;
+    unsigned rounded = is_nan ? x.bits | 0x400000u : x.bits + 0x7fffu + (x.bits >> 16 & 1u);
+    b.bits = (unsigned short)(rounded >> 16);
+}
+// By way of float, as NumPy's casts to bfloat16 (those of ml_dtypes) do.
+__device__ inline void narrow(double wide, Bfloat& b) { narrow((float)wide, b); }
 
 // Computes in float32, or in float64 where either side has it. All loads go out before the
 // first result is needed.
@@ -120,15 +137,54 @@ __device__ inline void walk(
         const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
         walk<false>(parts, count, wire, size, divisor);                                    \
     }
+
+// Sums rows of numbers in their order and divides, in float32 or wider; a sum that overflows is
+// taken anew of terms divided by a power of two, which is exact.
+template <typename Wire>
+__device__ inline void sum(const i64* rows, i64 count, Wire* out, i64 size, double divisor) {
+    typedef decltype(widen(Wire())) Wide;
+    Wide power = 1;
+    while (power < count) power *= 2;
+    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < size; i += (i64)gridDim.x * THREADS) {
+        Wide total = widen(((const Wire*)rows[0])[i]);
+        for (i64 r = 1; r < count; ++r) total += widen(((const Wire*)rows[r])[i]);
+        Wide mean = total / (Wide)divisor;
+        if (divisor > 1 && mean - mean != 0) {
+            total = 0;
+            for (i64 r = 0; r < count; ++r) total += widen(((const Wire*)rows[r])[i]) / power;
+            mean = total / ((Wide)divisor / power);
+        }
+        narrow(mean, out[i]);
+    }
+}
+
+#define SUM(LETTER, Wire)                                                                  \
+    extern "C" __global__ void sum_##LETTER(                                               \
+        const i64* rows, i64 count, Wire* out, i64 size, double divisor) {                 \
+        sum<Wire>(rows, count, out, size, divisor);                                        \
+    }
+SUM(e, Half)
+SUM(f, float)
+SUM(d, double)
+SUM(b, Bfloat)
 KERNELS(e, Half)
 KERNELS(f, float)
 KERNELS(d, double)
+KERNELS(b, Bfloat)
 """
 
 
 def source() -> str:
     """The CUDA source with its constants."""
     return f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{SOURCE}"
+
+
+def stored(wire: np.dtype) -> np.dtype:
+    """The dtype of a GPU array that holds numbers of a wire dtype.
+
+    It is the same but for bfloat16, which not every CuPy has: its bits lie in uint16.
+    """
+    return np.dtype(np.uint16) if wire.name == "bfloat16" else wire
 
 
 def rows(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
@@ -160,14 +216,30 @@ def launch(verb: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -
     Args:
         verb: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
         table: the chunk's :func:`rows`, on the GPU.
-        chunk: its dtype is float16, float32 or float64.
+        chunk: its dtype is one of ``LETTERS``.
         buffer: GPU memory of at least ``chunk.nbytes``.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
-    kernel = devices.kernel(source(), f"{verb}_{LETTERS[chunk.dtype.itemsize]}")
+    kernel = devices.kernel(source(), f"{verb}_{LETTERS[chunk.dtype.name]}")
     blocks = min(-(-chunk.size // TILE), MAX_BLOCKS)
     kernel(
         (blocks,),
         (THREADS,),
         (table, np.int64(len(chunk.parts)), buffer, np.int64(chunk.size), np.float64(divisor)),
     )
+
+
+def launch_sum(table: Any, count: int, dtype: np.dtype, out: Any, divisor: int) -> None:
+    """Sum rows in their order and divide, on the current stream; returns at once.
+
+    Args:
+        table: GPU memory, (count,) int64: the address of each row. ``out`` may be one of them.
+        count: number of rows.
+        dtype: of the numbers in rows and ``out``, one of ``LETTERS``.
+        out: GPU array as long as each row.
+        divisor: the sum is divided by it before it is rounded to ``dtype``.
+    """
+    kernel = devices.kernel(source(), f"sum_{LETTERS[dtype.name]}")
+    blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
+    arguments = (table, np.int64(count), out, np.int64(out.size), np.float64(divisor))
+    kernel((blocks,), (THREADS,), arguments)

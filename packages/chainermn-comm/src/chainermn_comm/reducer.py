@@ -40,6 +40,9 @@ class Reducer(ABC):
     def close(self) -> None:  # noqa: B027  (optional: a reducer may own nothing)
         """Release what the reducer owns."""
 
+    def abandon(self) -> None:  # noqa: B027  (likewise)
+        """Release what needs no other rank, and tell those that wait for this (not collective)."""
+
 
 class Direct(Reducer):
     """All ranks exchange with all, array by array or packed into chunks."""

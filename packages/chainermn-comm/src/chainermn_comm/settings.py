@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,6 +65,14 @@ def wire_dtype(value: Any) -> np.dtype | None:
     """
     if value is None:
         return None
+    if isinstance(value, str) and value == "bfloat16":
+        # NumPy knows this name once that package has been imported.
+        try:
+            value = importlib.import_module("ml_dtypes").bfloat16
+        except ImportError:
+            raise ValueError(
+                "allreduce_grad_dtype 'bfloat16' needs a bfloat16 for NumPy: install ml_dtypes"
+            ) from None
     try:
         dtype = np.dtype(value)
     except TypeError:

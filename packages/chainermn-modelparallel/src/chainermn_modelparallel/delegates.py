@@ -44,6 +44,16 @@ def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+def connect(delegate: Variable | None, outputs: Any) -> Any:
+    """The outputs, whose backward goes on to the delegate too, where there is one to go to."""
+    if delegate is None or not delegate.requires_grad:
+        return outputs
+    if isinstance(outputs, (tuple, list)):
+        connected = pseudo_connect(delegate, *outputs)
+        return connected if isinstance(connected, tuple) else (connected,)
+    return pseudo_connect(delegate, outputs)
+
+
 def zeros_for(function: chainer.FunctionNode, index: int, xp: Any) -> Variable:
     """A gradient of zeros for an input of the function, made by array module ``xp``."""
     node = function.inputs[index]

@@ -74,7 +74,7 @@ def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError(f"communicator must be a communicator, got {type(communicator).__name__}")
     mine, size = communicator.rank, communicator.size
-    rank, tag = _integer("rank", rank, mine), _integer("tag", tag, mine)
+    rank, tag = as_integer("rank", rank, mine), as_integer("tag", tag, mine)
     if not 0 <= rank < size:
         raise ValueError(f"rank {mine}: there is no rank {rank}; ranks go from 0 to {size - 1}")
     if rank == mine:
@@ -90,7 +90,7 @@ def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:
     return rank, tag
 
 
-def _integer(name: str, value: Any, mine: int) -> int:
+def as_integer(name: str, value: Any, mine: int) -> int:
     try:
         return operator.index(value)
     except TypeError:

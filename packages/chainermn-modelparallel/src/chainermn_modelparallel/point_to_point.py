@@ -89,14 +89,28 @@ def recv(
             this tag (which is then discarded).
         ValueError: there is no such other rank or tag.
     """
+    outputs, _ = recv_with_thread(communicator, rank, delegate_variable, tag)
+    return outputs[0] if len(outputs) == 1 and not force_tuple else outputs
+
+
+def recv_with_thread(
+    communicator: CommunicatorBase,
+    rank: int,
+    delegate_variable: Variable | None = None,
+    tag: int = 0,
+) -> tuple[tuple[Variable, ...], Variable | None]:
+    """What :func:`recv` returns as a tuple, and a delegate variable that leads back to it.
+
+    Backward through that one answers the letter even if nothing else uses what it brought. It is
+    None where there is nothing to go back to.
+    """
     rank, tag = check_peer(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):
         raise TypeError(
             f"rank {communicator.rank}: delegate_variable must be a chainer.Variable, "
             f"got {type(delegate_variable).__name__}"
         )
-    outputs = _deliver(fetch(communicator, rank, tag), communicator, rank, delegate_variable)
-    return outputs[0] if len(outputs) == 1 and not force_tuple else outputs
+    return _deliver(fetch(communicator, rank, tag), communicator, rank, delegate_variable)
 
 
 class Send(chainer.FunctionNode):
@@ -137,7 +151,7 @@ class Send(chainer.FunctionNode):
             letter = self._answer()
             # A second backward through the gradients asks for this edge's gradients again.
             again = self.get_retained_outputs()[0] if any(letter.wants) else None
-            variables = _deliver(letter, self._communicator, self._peer, again)
+            variables, _ = _deliver(letter, self._communicator, self._peer, again)
             found = dict(zip(letter.positions, variables, strict=True))
         # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
         # other ranks may wait for it.
@@ -215,21 +229,25 @@ class Recv(chainer.FunctionNode):
 
 def _deliver(
     letter: Letter, communicator: CommunicatorBase, peer: int, delegate: Variable | None
-) -> tuple[Variable, ...]:
-    """The letter's arrays as variables whose backward answers it and goes on to the delegate."""
+) -> tuple[tuple[Variable, ...], Variable | None]:
+    """The letter's arrays as variables whose backward answers it and goes on to the delegate.
+
+    Also a variable without data, by which backward comes here too; None if it need not.
+    """
     inputs = [] if delegate is None else [delegate]
     if any(letter.wants):
         inputs.append(Variable(np.empty(0, np.float32)))
     if not inputs:
-        return tuple(Variable(array, requires_grad=False) for array in letter.arrays)
+        return tuple(Variable(array, requires_grad=False) for array in letter.arrays), None
     arrays = letter.arrays
-    outputs = Recv(letter, communicator, peer).apply(tuple(inputs))[:-1]
+    *received, thread = Recv(letter, communicator, peer).apply(tuple(inputs))
     if delegate is not None:
-        return outputs
-    return tuple(
+        return tuple(received), thread
+    outputs = tuple(
         output if wanted else Variable(array, requires_grad=False)
-        for output, array, wanted in zip(outputs, arrays, letter.wants, strict=True)
+        for output, array, wanted in zip(received, arrays, letter.wants, strict=True)
     )
+    return outputs, thread
 
 
 def _variables(x: Any, rank: int) -> tuple[Variable, ...]:

@@ -79,13 +79,21 @@ class Accumulation:
         """Have no sum any more for these parameters."""
         self._sums.forget(names)
 
-    def serialize(self, serializer: Any) -> None:
+    def serialize(self, serializer: Any, rank: int, size: int) -> None:
         """Save or load the sums and how many updates they are of.
 
         Raises:
-            ValueError: a group of these many updates has come to its end already.
+            ValueError: a group of these many updates has come to its end already, or the sums are
+                another rank's, or of a job of another size.
         """
         calls = int(serializer("calls", self.calls))
+        owner = int(serializer("rank", rank)), int(serializer("size", size))
+        if calls and owner != (rank, size):
+            raise ValueError(
+                f"the snapshot holds gradients that rank {owner[0]} of {owner[1]} added up, and "
+                f"this is rank {rank} of {size}: save after a step (see accumulate_steps and "
+                "flush), or resume with the same ranks"
+            )
         if calls >= self.steps:
             raise ValueError(
                 f"the snapshot holds gradients of {calls} updates: use accumulate_steps as large "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, PeerError
@@ -36,6 +38,66 @@ def gather_or_raise(
     if failures:
         raise PeerError(f"rank {communicator.rank} failed because of " + "; ".join(failures))
     return [value for _, value in views]
+
+
+def call_or_raise(communicator: CommunicatorBase, action: Callable[[], Any]) -> list[Any]:
+    """Call ``action``, and raise on every rank what it raises on one (collective).
+
+    Returns:
+        What it returned on every rank, in rank order, on every rank.
+
+    Raises:
+        Exception: what ``action`` raises, on the rank where it does.
+        PeerError: on the other ranks; it names the ranks that failed and says why.
+    """
+    error: Exception | None = None
+    value = None
+    try:
+        value = action()
+    except Exception as exception:
+        error = exception
+    try:
+        return gather_or_raise(communicator, error, value)
+    finally:
+        del error  # its traceback leads back here
+
+
+def bcast_or_raise(
+    communicator: CommunicatorBase, error: BaseException | None, value: Any = None, root: int = 0
+) -> Any:
+    """Give ``root``'s value to every rank, unless it has an error (collective).
+
+    Args:
+        communicator: the ranks.
+        error: what went wrong at ``root``; ignored elsewhere.
+        value: any object, at ``root``; ignored elsewhere. One that can't be pickled is an error.
+        root: the rank that has the value.
+
+    Returns:
+        ``value`` itself at ``root``, a copy of it on the other ranks.
+
+    Raises:
+        BaseException: ``error`` itself, at ``root``.
+        PeerError: on the other ranks; it says what went wrong at ``root``.
+    """
+    here = communicator.rank == root
+    text, content = None, b""
+    if here and error is None:
+        try:
+            content = pickle.dumps(value, protocol=5)
+        except Exception as exception:
+            error = exception
+    if here and error is not None:
+        text = _described(error, root)
+    text, content = communicator.bcast_obj((text, content), root=root)
+    if here and error is not None:
+        try:
+            raise error
+        finally:
+            del error
+    if text is not None:
+        raise PeerError(f"rank {communicator.rank} failed because of rank {root}: {text}")
+    return value if here else pickle.loads(content)
 
 
 def _described(error: BaseException, rank: int) -> str:

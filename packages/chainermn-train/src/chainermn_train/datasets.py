@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import pickle
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,14 +12,11 @@ from chainer.datasets import SubDataset
 from chainermn_comm import CommunicatorBase, create_communicator
 
 from .agreement import gather_or_raise, require_communicator
-from .parts import take
+from .dealing import deal
+from .parcels import Parcels
 
-# A tag that a user's own messages are unlikely to carry.
-_TAG = 23719
 # What MPI counts in: a C int.
 _LARGEST_BUFFER = 2**31 - 1
-# Instead of a length: the root could not make this part.
-_NONE_COMES = -1
 
 
 def scatter_dataset(
@@ -43,6 +39,14 @@ def scatter_dataset(
     of another class, which only that class knows how to divide, each rank receives the
     object, and uses its own share of the indices.
 
+    Arrays arrive read-only (copy an example to change it). The ranks of one machine hold one
+    copy of them together, in files without a name in ``/dev/shm``, or in the temporary folder
+    where the former has no room. These last as long as the data set, whatever becomes of
+    ``comm``. A pickle of the data set refers to that memory, so that worker processes share
+    it: it can be loaded on the same machine, by the same user, while the process that made it
+    has the data set; else loading raises OSError. Arrays of Python objects, lists, and examples
+    taken from the data set are pickled as ever.
+
     Args:
         dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
             It may be empty, or have fewer examples than there are ranks.
@@ -52,7 +56,7 @@ def scatter_dataset(
         seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the numbers
             of examples and ranks are the same. None for another order each time. Only used
             by ``root``, as are the following.
-        max_buf_len: bytes sent at once; at most 2147483647.
+        max_buf_len: bytes sent at once at most; at most 2147483647.
         force_equal_length: give all ranks the same number of examples, so that they do the
             same number of iterations in an epoch; if the number of examples is not divisible
             by the number of ranks, up to one example a rank is then dealt to two ranks.
@@ -66,6 +70,7 @@ def scatter_dataset(
             this error, the others a :class:`~chainermn_comm.errors.PeerError` that names
             it. So do they if the root fails to take or pickle a part, or a rank to unpickle
             its own.
+        OSError: there is no room for the arrays; raised likewise.
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
@@ -75,19 +80,14 @@ def scatter_dataset(
         except Exception as exception:
             error = exception
         _agree_on_root(gather_or_raise(communicator, error, root))
-        part = None
-        try:
-            if communicator.rank == root:
-                order = _order(len(dataset), shuffle, seed)
-                ends = _shares(len(dataset), communicator.size, force_equal_length)
-                parts = [order[begin:end] for begin, end in ends]
-                part = _deal(communicator, dataset, parts, max_buf_len)
-            else:
-                part = _receive(communicator, root)
-        except Exception as exception:
-            error = exception
-        gather_or_raise(communicator, error)
-        return SubDataset(part, 0, len(part))  # type: ignore[arg-type]
+
+        def parcels() -> Parcels:
+            order = _order(len(dataset), shuffle, seed)
+            ends = _shares(len(dataset), communicator.size, force_equal_length)
+            return Parcels(dataset, [order[begin:end] for begin, end in ends], root)
+
+        part = deal(communicator, root, parcels, max_buf_len)
+        return SubDataset(part, 0, len(part))
 
 
 def scatter_index(
@@ -204,52 +204,3 @@ def _order(count: int, shuffle: bool, seed: int | None) -> np.ndarray:
     if not shuffle:
         return np.arange(count)
     return np.random.RandomState(seed).permutation(count)  # NumPy has frozen its stream
-
-
-def _deal(
-    communicator: CommunicatorBase, dataset: Any, parts: list[np.ndarray], max_buf_len: int
-) -> Any:
-    """Send every other rank its part of the root's data set, and return the root's own.
-
-    One part exists at a time. If one can't be made, the ranks that still wait for theirs are
-    told so, and the error is raised.
-    """
-    own = error = None
-    for rank, indices in enumerate(parts):
-        payload = None
-        if error is None:
-            try:
-                part = take(dataset, indices)
-                if rank == communicator.rank:
-                    own = part
-                else:
-                    payload = np.frombuffer(pickle.dumps(part, protocol=5), dtype=np.uint8)
-            except Exception as exception:
-                error = exception
-        if rank != communicator.rank:
-            _send(communicator, payload, rank, max_buf_len)
-    if error is not None:
-        raise error
-    return own
-
-
-def _send(
-    communicator: CommunicatorBase, payload: np.ndarray | None, dest: int, max_buf_len: int
-) -> None:
-    """Send bytes (uint8, 1-D), or the message that none come, in pieces of ``max_buf_len``."""
-    length = _NONE_COMES if payload is None else len(payload)
-    communicator.send(np.array([length, max_buf_len], dtype=np.int64), dest, _TAG)
-    if payload is not None:
-        for begin in range(0, length, max_buf_len):
-            communicator.send(payload[begin : begin + max_buf_len], dest, _TAG)
-
-
-def _receive(communicator: CommunicatorBase, root: int) -> Any:
-    """This rank's part; an empty one if the root says that none comes, since it has failed."""
-    length, max_buf_len = (int(n) for n in communicator.recv(root, _TAG))
-    if length == _NONE_COMES:
-        return ()
-    payload = np.empty(length, dtype=np.uint8)
-    for begin in range(0, length, max_buf_len):
-        payload[begin : begin + max_buf_len] = communicator.recv(root, _TAG)
-    return pickle.loads(payload.data)

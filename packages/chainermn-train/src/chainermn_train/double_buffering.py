@@ -17,9 +17,9 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, patient_waits
 
-from .background import Task
 from .copying import SharesCommunicator
 from .held import HeldGradients
+from .task import Task
 
 # The thread that communicates waits for a core and for the interpreter each time it is its turn,
 # milliseconds where others compute, and each message takes a few turns of it on either side: see

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from chainer import Variable
-from chainer.backends import cuda
 from chainer.training.extensions import Evaluator
 
 from chainermn_comm import CommunicatorBase
 
 from .agreement import gather_or_raise, require_communicator
 from .copying import SharesCommunicator
+from .values import as_number
 
 
 def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
@@ -93,20 +92,7 @@ def _checked(result: Any) -> dict[str, Any]:
             "the evaluator's evaluate() must return a dict of the values to report, not "
             f"{kind}; is there a `return` missing?"
         )
-    return {key: _on_host(key, value) for key, value in result.items()}
-
-
-def _on_host(key: str, value: Any) -> Any:
-    """A reported value, in float64 or wider: a number, or an array of its shape."""
-    if isinstance(value, Variable):
-        value = value.array
-    array = np.asarray(cuda.to_cpu(value) if hasattr(value, "shape") else value)
-    if array.dtype.kind not in "biufc":
-        raise TypeError(
-            f"the evaluator reports {key!r} as {type(value).__name__}, which has no mean over ranks"
-        )
-    array = array.astype(np.result_type(array.dtype, np.float64))
-    return array.item() if array.ndim == 0 else array
+    return {key: as_number(key, value, "the evaluator") for key, value in result.items()}
 
 
 def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:

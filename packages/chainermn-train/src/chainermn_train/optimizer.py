@@ -14,7 +14,7 @@ from .accumulation import Accumulation
 from .agreement import gather_or_raise, require_communicator
 from .copying import SharesCommunicator
 from .double_buffering import DoubleBuffer
-from .forwarding import ForwardsToOptimizer
+from .forwarding import Forwarding
 from .held import HeldGradients
 from .losses import compute_gradients, scale_missing_gradients
 from .shared_parameters import SharedParameters
@@ -75,7 +75,7 @@ def create_multi_node_optimizer(
     )
 
 
-class MultiNodeOptimizer(ForwardsToOptimizer, SharesCommunicator):
+class MultiNodeOptimizer(Forwarding, SharesCommunicator):
     """A Chainer optimizer whose :meth:`update` steps along the mean gradient of all ranks.
 
     Every other attribute and method is that of ``actual_optimizer``, to read and to set:
@@ -95,6 +95,8 @@ class MultiNodeOptimizer(ForwardsToOptimizer, SharesCommunicator):
     _OWN = frozenset(
         {"actual_optimizer", "communicator", "zero_fill", "_shared", "_group", "_buffer"}
     )
+
+    _ACTUAL = "actual_optimizer"
 
     def __init__(
         self,
@@ -221,13 +223,16 @@ class MultiNodeOptimizer(ForwardsToOptimizer, SharesCommunicator):
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        serialize_state(self.actual_optimizer, self._group, self._buffer, serializer)
+        serialize_state(
+            self.actual_optimizer, self._group, self._buffer, self.communicator, serializer
+        )
 
     def assume_synchronized(self) -> None:
-        """Let the next update not broadcast rank 0's parameters, since all ranks have the same.
+        """Say that all ranks have the same parameters: the next update won't broadcast them.
 
-        For whoever has just restored them on all ranks and checked that: then the next update
-        steps even if it is given no loss function. To be called on all ranks.
+        For who loads them on every rank and has made sure that they are equal, as
+        ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so, the
+        next update broadcasts all the same.
         """
         self._shared.note_parameters(self.target)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from chainer.dataset import DatasetMixin
@@ -21,8 +21,10 @@ from chainer.datasets import (
     TupleDataset,
 )
 
+from .shared_arrays import SharedArray
 
-class _Selection(DatasetMixin):
+
+class Selection(DatasetMixin):
     """The examples of ``dataset`` at ``indices``."""
 
     def __init__(self, dataset: Any, indices: np.ndarray) -> None:
@@ -36,7 +38,25 @@ class _Selection(DatasetMixin):
         return self._dataset[int(self._indices[i])]
 
 
-def take(dataset: Any, indices: np.ndarray) -> Any:
+class Leaves(NamedTuple):
+    """What becomes of the data that a data set is made of in the end.
+
+    Both are given what it is and the int64 array of the indices that are wanted.
+    """
+
+    rows: Callable[[np.ndarray, np.ndarray], Any]  # of an array of any dtype but object
+    opaque: Callable[[Any, np.ndarray], Any]
+
+
+def _copy_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    return array[indices]  # a copy: the part doesn't keep the whole alive
+
+
+COPIES = Leaves(_copy_rows, Selection)
+_Taker = Callable[[Any, np.ndarray, Leaves], Any]
+
+
+def take(dataset: Any, indices: np.ndarray, leaves: Leaves = COPIES) -> Any:
     """A data set of the examples at ``indices``, in that order.
 
     Args:
@@ -47,14 +67,15 @@ def take(dataset: Any, indices: np.ndarray) -> Any:
             of the latter that find examples as they do. Any other data set is opaque; the
             result holds the whole of it.
         indices: int64 array of shape (n,); each in ``range(len(dataset))``.
+        leaves: how rows are taken of an array, and examples of an opaque data set.
 
     Returns:
         A data set of length n, of the same kind where only the examples were taken.
     """
-    return _taker_for(type(dataset))(dataset, indices)
+    return _taker_for(type(dataset))(dataset, indices, leaves)
 
 
-def _taker_for(cls: type) -> Callable[[Any, np.ndarray], Any]:
+def _taker_for(cls: type) -> _Taker:
     """What takes examples of a class.
 
     A subclass that overrides how examples are found may mean something else by its indices.
@@ -66,63 +87,72 @@ def _taker_for(cls: type) -> Callable[[Any, np.ndarray], Any]:
             getattr(cls, name, None) is getattr(base, name, None) for name in _FINDS_EXAMPLES
         ):
             return _TAKERS[base]
-    return _Selection
+    return lambda dataset, indices, leaves: leaves.opaque(dataset, indices)
 
 
-def _take_array(dataset: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return np.asarray(dataset)[indices]  # a copy: the part doesn't keep the whole alive
+def _take_array(dataset: np.ndarray, indices: np.ndarray, leaves: Leaves) -> Any:
+    array = np.asarray(dataset)
+    return array[indices] if array.dtype.hasobject else leaves.rows(array, indices)
 
 
-def _take_list(dataset: list[Any], indices: np.ndarray) -> list[Any]:
+def _take_shared(dataset: SharedArray, indices: np.ndarray, leaves: Leaves) -> Any:
+    return leaves.rows(dataset.array, indices)
+
+
+def _take_list(dataset: list[Any], indices: np.ndarray, _leaves: Leaves) -> list[Any]:
     return [dataset[i] for i in indices.tolist()]
 
 
-def _take_tuple(dataset: tuple[Any, ...], indices: np.ndarray) -> tuple[Any, ...]:
-    return tuple(_take_list(list(dataset), indices))
+def _take_tuple(dataset: tuple[Any, ...], indices: np.ndarray, _leaves: Leaves) -> tuple[Any, ...]:
+    return tuple(dataset[i] for i in indices.tolist())
 
 
 # Chainer's data sets have no public names for what they are made of; 7.8.1 is its last
 # release but for repairs, so these stay.
 
 
-def _take_columns(dataset: Any, indices: np.ndarray) -> Any:
+def _take_columns(dataset: Any, indices: np.ndarray, leaves: Leaves) -> Any:
     if isinstance(dataset, DictDataset):
-        return DictDataset(**{key: take(d, indices) for key, d in dataset._datasets.items()})
-    return TupleDataset(*(take(d, indices) for d in dataset._datasets))
+        columns = dataset._datasets.items()
+        return DictDataset(**{key: take(d, indices, leaves) for key, d in columns})
+    return TupleDataset(*(take(d, indices, leaves) for d in dataset._datasets))
 
 
-def _take_subset(dataset: Any, indices: np.ndarray) -> Any:
+def _take_subset(dataset: Any, indices: np.ndarray, leaves: Leaves) -> Any:
     indices = indices + dataset._start
     if dataset._order is not None:
         indices = np.asarray(dataset._order, dtype=np.int64)[indices]
-    return take(dataset._dataset, indices % max(1, len(dataset._dataset)))  # an order may say -1
+    indices = indices % max(1, len(dataset._dataset))  # an order may say -1
+    return take(dataset._dataset, indices, leaves)
 
 
-def _take_concatenated(dataset: Any, indices: np.ndarray) -> Any:
+def _take_concatenated(dataset: Any, indices: np.ndarray, leaves: Leaves) -> Any:
     ends = np.cumsum([len(d) for d in dataset._datasets])
     source = np.searchsorted(ends, indices, side="right")
     parts = [
-        take(d, indices[source == i] - (ends[i] - len(d))) for i, d in enumerate(dataset._datasets)
+        take(d, indices[source == i] - (ends[i] - len(d)), leaves)
+        for i, d in enumerate(dataset._datasets)
     ]
     position = np.empty(len(indices), dtype=np.int64)
     position[np.argsort(source, kind="stable")] = np.arange(len(indices))
-    return _Selection(ConcatenatedDataset(*parts), position)
+    return Selection(ConcatenatedDataset(*parts), position)
 
 
-def _replacing(attribute: str) -> Callable[[Any, np.ndarray], Any]:
+def _replacing(attribute: str) -> _Taker:
     """Takes from the data set in ``attribute``, and leaves the others as they are."""
 
-    def taker(dataset: Any, indices: np.ndarray) -> Any:
+    def taker(dataset: Any, indices: np.ndarray, leaves: Leaves) -> Any:
         part = copy.copy(dataset)
-        setattr(part, attribute, take(getattr(dataset, attribute), indices))
+        setattr(part, attribute, take(getattr(dataset, attribute), indices, leaves))
         return part
 
     return taker
 
 
-_TAKERS: dict[type, Callable[[Any, np.ndarray], Any]] = {
+_TAKERS: dict[type, _Taker] = {
     np.ndarray: _take_array,
     np.memmap: _take_array,
+    SharedArray: _take_shared,
     list: _take_list,
     tuple: _take_tuple,
     TupleDataset: _take_columns,
@@ -134,5 +164,5 @@ _TAKERS: dict[type, Callable[[Any, np.ndarray], Any]] = {
     LabeledImageDataset: _replacing("_pairs"),
 }
 # Built-in sequences and arrays are subclassed to mean something else: masked arrays, say.
-_INHERITABLE = _TAKERS.keys() - {np.ndarray, np.memmap, list, tuple}
+_INHERITABLE = _TAKERS.keys() - {np.ndarray, np.memmap, SharedArray, list, tuple}
 _FINDS_EXAMPLES = ("__getitem__", "get_example", "__len__")

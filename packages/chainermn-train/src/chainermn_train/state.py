@@ -6,6 +6,8 @@ from typing import Any
 
 import chainer
 
+from chainermn_comm import CommunicatorBase
+
 from .accumulation import Accumulation
 from .double_buffering import DoubleBuffer
 from .held import HeldGradients
@@ -13,7 +15,11 @@ from .mixed_precision import serialize_loss_scale, serialize_masters
 
 
 def serialize_state(
-    optimizer: Any, group: Accumulation, buffer: DoubleBuffer | None, serializer: Any
+    optimizer: Any,
+    group: Accumulation,
+    buffer: DoubleBuffer | None,
+    communicator: CommunicatorBase,
+    serializer: Any,
 ) -> None:
     """Save or load Chainer's optimizer, and what is in flight, added up and in float32.
 
@@ -21,6 +27,7 @@ def serialize_state(
         optimizer: Chainer's.
         group: what this rank has added up.
         buffer: what is in flight, with double buffering.
+        communicator: says whose sums these are.
         serializer: a Chainer serializer or deserializer.
 
     Raises:
@@ -40,7 +47,7 @@ def serialize_state(
         return
     serialize_loss_scale(optimizer, own)
     serialize_masters(optimizer.target, own["masters"])
-    group.serialize(own["group"])
+    group.serialize(own["group"], communicator.rank, communicator.size)
     if in_flight:
         means = (means or HeldGradients()).serialize(own["means"])
     if not loading:

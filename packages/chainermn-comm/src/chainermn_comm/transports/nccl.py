@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from .. import devices
@@ -11,15 +12,17 @@ from ..agreement import Agreement, prepare
 
 # The first version that tells of asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)
+# The first version that knows bfloat16.
+OLDEST_WITH_BFLOAT16 = (2, 10)
 
 
 class NcclTransport:
     """NCCL among the GPUs of some ranks.
 
     Each verb puts its work on a stream and returns at once; the result lies in ``buffer`` when
-    the stream gets there. Buffers are contiguous GPU arrays of float16, float32 or float64, of
-    equal sizes on all ranks. Sums are NCCL's: in an order and with roundings of its own, the
-    same bits on every rank.
+    the stream gets there. Buffers are contiguous GPU arrays of float16, float32, float64 or the
+    bits of bfloat16 in uint16, of equal sizes on all ranks. Sums are NCCL's: in an order and with
+    roundings of its own, the same bits on every rank.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -32,7 +35,13 @@ class NcclTransport:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._nccl = nccl
-        self._kinds = {2: nccl.NCCL_FLOAT16, 4: nccl.NCCL_FLOAT32, 8: nccl.NCCL_FLOAT64}
+        self._kinds = {
+            "float16": nccl.NCCL_FLOAT16,
+            "float32": nccl.NCCL_FLOAT32,
+            "float64": nccl.NCCL_FLOAT64,
+        }
+        if version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16 and hasattr(nccl, "NCCL_BFLOAT16"):
+            self._kinds["uint16"] = nccl.NCCL_BFLOAT16
         identity, problem = prepare(nccl.get_unique_id if comm.rank == 0 else lambda: None)
         Agreement(comm)("making an NCCL communicator", problem=problem)
         self._comm: Any = nccl.NcclCommunicator(comm.size, comm.bcast(identity), comm.rank)
@@ -40,7 +49,7 @@ class NcclTransport:
     def allreduce(self, buffer: Any, stream: Any) -> None:
         """Overwrite ``buffer`` by the sum over ranks."""
         at, sum_ = devices.address(buffer), self._nccl.NCCL_SUM
-        self._comm.allReduce(at, at, buffer.size, self._kind(buffer), sum_, stream.ptr)
+        self._comm.allReduce(at, at, buffer.size, self.kind(buffer.dtype), sum_, stream.ptr)
 
     def reduce_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Sum shard i over ranks into rank i's ``buffer``, for each of equal shards.
@@ -50,7 +59,7 @@ class NcclTransport:
             shards: at most the number of ranks.
             stream: whose work comes before and after.
         """
-        at, size, kind = devices.address(buffer), buffer.size // shards, self._kind(buffer)
+        at, size, kind = devices.address(buffer), buffer.size // shards, self.kind(buffer.dtype)
         step, sum_ = size * buffer.dtype.itemsize, self._nccl.NCCL_SUM
         if shards == self.size:
             own = at + self.rank * step
@@ -64,7 +73,7 @@ class NcclTransport:
 
     def gather_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Give rank i's shard i to all ranks, for each of equal shards."""
-        at, size, kind = devices.address(buffer), buffer.size // shards, self._kind(buffer)
+        at, size, kind = devices.address(buffer), buffer.size // shards, self.kind(buffer.dtype)
         step = size * buffer.dtype.itemsize
         if shards == self.size:
             self._comm.allGather(at + self.rank * step, at, size, kind, stream.ptr)
@@ -91,8 +100,21 @@ class NcclTransport:
         if comm is not None:
             comm.destroy()
 
-    def _kind(self, buffer: Any) -> int:
-        return int(self._kinds[buffer.dtype.itemsize])
+    def kind(self, dtype: np.dtype) -> int:
+        """NCCL's number for the dtype of a buffer.
+
+        Raises:
+            ValueError: it is uint16, and NCCL or CuPy has no bfloat16.
+        """
+        if dtype.name not in self._kinds:
+            found = _dotted(version(self._nccl.get_version()))
+            raise ValueError(
+                "gradients can't travel as bfloat16 through NCCL here: it takes NCCL "
+                f"{_dotted(OLDEST_WITH_BFLOAT16)} (this is {found}) and a CuPy whose "
+                "cupy.cuda.nccl has NCCL_BFLOAT16 (14 has); update them, or choose float16 or "
+                "float32 as allreduce_grad_dtype, or the communicator 'flat'"
+            )
+        return int(self._kinds[dtype.name])
 
 
 def problem() -> str | None:

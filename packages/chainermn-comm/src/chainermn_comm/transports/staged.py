@@ -35,19 +35,26 @@ class StagedTransport:
         self._arrived[slot].record(stream)
 
     def finish(
-        self, slot: int, buffer: Any, stream: Any, divisor: int, wait: Callable[[Any], None]
+        self,
+        slot: int,
+        buffer: Any,
+        dtype: np.dtype,
+        stream: Any,
+        divisor: int,
+        wait: Callable[[Any], None],
     ) -> None:
         """Sum over ranks what :meth:`begin` copied, and copy it back in the stream's order.
 
         Args:
             slot: as given to :meth:`begin`.
             buffer: 1-D; gets the sum over ranks divided by ``divisor``.
+            dtype: of the numbers in it, whatever the array says.
             stream: whose work comes before and after.
             divisor: the sum is divided by it before it is rounded.
             wait: returns when an event has happened.
         """
         wait(self._arrived[slot])
-        host = self._host[slot][: buffer.nbytes].view(buffer.dtype)
+        host = self._host[slot][: buffer.nbytes].view(dtype)
         with np.errstate(over="raise" if divisor > 1 else "ignore", invalid="ignore"):
             self._transport.allreduce([host], divisor)
         devices.copy_to_device(host, buffer, stream)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from chainermn_train import double_buffering
-from chainermn_train.background import Task
 from chainermn_train.double_buffering import DoubleBuffer
 from chainermn_train.held import Held, HeldGradients
+from chainermn_train.task import Task
 
 from .conftest import make
 

@@ -1,0 +1,158 @@
+"""Counts the bytes that a rank moves: through the memory that its node shares, and in messages.
+
+Nothing in the communicators counts. Here the window's buffers are replaced by objects that count,
+and that fail wherever they would be read or written without it; so nothing can be forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+
+from chainermn_comm import node_stream
+from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.shared_window import SharedWindow
+
+
+@dataclass
+class Counts:
+    """Bytes that one rank moved.
+
+    Attributes:
+        written, read: in the node's shared memory.
+        sent, received: in messages.
+    """
+
+    written: int = 0
+    read: int = 0
+    sent: int = 0
+    received: int = 0
+
+    @property
+    def moved(self) -> int:
+        """All of them."""
+        return self.written + self.read + self.sent + self.received
+
+    def forget(self) -> None:
+        """Count from 0 again."""
+        self.written = self.read = self.sent = self.received = 0
+
+
+class Counted:
+    """A stretch of memory that counts; only what communicators do with a window works."""
+
+    def __init__(self, array: np.ndarray, counts: Counts) -> None:
+        self._array = array
+        self._counts = counts
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("dtype", "size", "nbytes"):
+            raise AttributeError(f"{name} of shared memory can't be counted")
+        return getattr(self._array, name)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, stretch: slice) -> Counted:
+        return Counted(self._array[stretch], self._counts)
+
+    def view(self, dtype: Any) -> Counted:
+        return Counted(self._array.view(dtype), self._counts)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._counts.written += self._array[key].nbytes
+        self._array[key] = self._plain(value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._plain(self), dtype)
+
+    def tobytes(self) -> bytes:
+        return bytes(self._plain(self).data)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        outs = kwargs.get("out")
+        if outs is not None:
+            kwargs["out"] = tuple(map(self._written, outs))
+        result = getattr(ufunc, method)(*map(self._plain, inputs), **kwargs)
+        return result if outs is None else outs[0]
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.copyto:
+            target, source = args
+            function(self._written(target), self._plain(source), **kwargs)
+        elif function in (np.concatenate, np.take):
+            target = kwargs.pop("out")
+            if function is np.concatenate:
+                args = ([self._plain(piece) for piece in args[0]],)
+            function(*map(self._plain, args), out=self._written(target), **kwargs)
+        else:
+            raise TypeError(f"{function.__name__} of shared memory can't be counted")
+
+    def _plain(self, value: Any) -> Any:
+        """What NumPy can read, counted as read."""
+        if not isinstance(value, Counted):
+            return value
+        self._counts.read += value._array.nbytes
+        return value._array
+
+    def _written(self, value: Any) -> Any:
+        """What NumPy can write to, counted as written."""
+        if not isinstance(value, Counted):
+            return value
+        self._counts.written += value._array.nbytes
+        return value._array
+
+
+@contextlib.contextmanager
+def counted(
+    name: str, comm: MPI.Intracomm, wire: str | None = None
+) -> Iterator[tuple[Any, Counts]]:
+    """A communicator on one node, and what this rank moves by it (collective).
+
+    Args:
+        name: the communicator.
+        comm: its ranks, all on one node.
+        wire: in which dtype gradients travel; None for their own.
+    """
+    counts = Counts()
+
+    class Window(SharedWindow):
+        def __init__(self, comm: MPI.Intracomm, sizes: list[int]) -> None:
+            super().__init__(comm, sizes)
+            buffers: list[Any] = [Counted(buffer, counts) for buffer in self.buffers]
+            self.buffers = buffers
+
+    class Messages(MPI.Intracomm):  # MPI for Python makes its duplicates of the same class
+        def Isend(self, buf: Any, *peer: int) -> MPI.Request:
+            counts.sent += _nbytes(buf)
+            return super().Isend(buf, *peer)
+
+        def Irecv(self, buf: Any, *peer: int) -> MPI.Request:
+            counts.received += _nbytes(buf)
+            return super().Irecv(buf, *peer)
+
+        def Sendrecv(self, sent: Any, *rest: Any) -> None:
+            counts.sent += _nbytes(sent)
+            counts.received += _nbytes(rest[2])  # after the peer and the tag
+            super().Sendrecv(sent, *rest)
+
+        def Allgather(self, sent: Any, got: Any) -> None:
+            counts.sent += _nbytes(sent) * (self.size - 1)
+            counts.received += _nbytes(got) - _nbytes(sent)
+            super().Allgather(sent, got)
+
+    with (
+        mock.patch.object(node_stream, "SharedWindow", Window),
+        make_communicator(name, Messages(comm), wire) as communicator,
+    ):
+        yield communicator, counts
+
+
+def _nbytes(buf: Any) -> int:
+    return memoryview(buf[0]).nbytes

@@ -1,0 +1,208 @@
+"""Times model parallelism beside what it is made of, all in one run on two ranks.
+
+    python benchmarks/modelparallel.py
+
+`send` and `recv`, forward and backward, beside raw MPI that allocates its receive arrays too;
+`MultiNodeBatchNormalization`, forward and backward, beside Chainer's own on each rank's part. All
+take turns, round after round, and differences and ratios are taken round by round before their
+median: on a shared machine a figure is to be compared with its neighbours of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from allreduce import RANK_VARIABLES, RESULT, THREADS, end_after, start
+
+# Floats that travel: small enough for the calls themselves to count, and 64 MB.
+SMALL, LARGE = (1, 1024, 16_384), 16 << 20
+MOST_OVER_RAW_US, LEAST_OF_RAW = 150, 0.85
+# A linear layer's batch and two convolutions'.
+BATCHES = ((32, 256), (16, 64, 8, 8), (16, 64, 28, 28))
+MOST_OVER_LOCAL_US = 200
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeat", type=int, default=200, help="rounds (200; 64 MB: a tenth)")
+    parser.add_argument("--realtime", action="store_true", help="see allreduce.py; needs root")
+    parser.add_argument("--json", type=Path, default=RESULT / "modelparallel.json", metavar="FILE")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for the whole run")
+    return parser.parse_args()
+
+
+def travel(comm: Any, floats: int) -> list[Any]:
+    """An array there and its gradient back, by raw MPI and by `send` and `recv`."""
+    import numpy as np
+    from chainer import Variable
+    from mpi4py import MPI
+    from peers import Contestant
+
+    from chainermn_comm import create_communicator
+    from chainermn_modelparallel import recv, send
+
+    data, gradient = np.arange(floats, dtype="f"), np.ones(floats, "f")
+    communicator = create_communicator("naive", comm)
+    found: dict[str, Any] = {}
+
+    def raw() -> None:
+        found["array"] = np.empty(floats, "f")
+        if comm.rank == 0:
+            comm.Send(data, 1)
+            comm.Recv(found["array"], 1)
+        else:
+            comm.Recv(found["array"], 0)
+            comm.Send(gradient, 0)
+
+    def ours() -> None:
+        if comm.rank == 0:
+            x = Variable(data)
+            send(x, communicator, 1).backward()
+            found["array"] = x.grad
+        else:
+            y = recv(communicator, 0)
+            found["array"] = y.array
+            y.grad = gradient
+            y.backward()
+
+    def right() -> bool:
+        expected = gradient if comm.rank == 0 else data
+        return comm.allreduce(np.array_equal(found["array"], expected), MPI.LAND)
+
+    return [
+        Contestant("raw MPI", "mpi", found.clear, raw, right),
+        Contestant("send and recv", "ours", found.clear, ours, right),
+    ]
+
+
+def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
+    """Forward and backward of a batch normalization, of each rank's part and of both together."""
+    import chainer.links as L
+    import numpy as np
+    from chainer import Variable
+    from mpi4py import MPI
+    from peers import Contestant
+
+    from chainermn_comm import create_communicator
+    from chainermn_modelparallel import MultiNodeBatchNormalization
+
+    communicator = create_communicator("naive", comm)
+    random = np.random.default_rng(5)
+    whole, gy = random.standard_normal((2, 2, *shape)).astype("f")
+    found: dict[str, Any] = {}
+
+    def contestant(name: str, kind: str, link: Any, expected: Callable[[], Any]) -> Contestant:
+        def call() -> None:
+            link.cleargrads()
+            x = Variable(whole[comm.rank])
+            y = link(x)
+            y.grad = gy[comm.rank]
+            y.backward()
+            found["gx"] = x.grad
+
+        def right() -> bool:
+            return comm.allreduce(np.allclose(found["gx"], expected(), atol=1e-4), MPI.LAND)
+
+        return Contestant(name, kind, found.clear, call, right)
+
+    def gradient(data: Any, gy: Any) -> Any:
+        x = Variable(data)
+        y = L.BatchNormalization(shape[1])(x)
+        y.grad = gy
+        y.backward()
+        return x.grad
+
+    both = gradient(whole.reshape(-1, *shape[1:]), gy.reshape(-1, *shape[1:]))
+    return [
+        contestant(
+            "local",
+            "peer",
+            L.BatchNormalization(shape[1]),
+            lambda: gradient(whole[comm.rank], gy[comm.rank]),
+        ),
+        contestant(
+            "multi-node",
+            "ours",
+            MultiNodeBatchNormalization(shape[1], communicator),
+            lambda: both[comm.rank * shape[0] :][: shape[0]],
+        ),
+    ]
+
+
+def compare(title: str, contestants: list[Any], comm: Any, rounds: int, realtime: bool) -> Any:
+    """Time two contestants (collective): milliseconds of each, and by how much they differ."""
+    import numpy as np
+    from measure import measure
+
+    rows = measure(contestants, comm, rounds, realtime)
+    reference, ours = (np.array(row["ms"]) for row in rows)
+    return {
+        "title": title,
+        "right": all(row["right"] for row in rows),
+        "ms": {row["name"]: float(np.median(row["ms"])) for row in rows},
+        "over_us": np.percentile((ours - reference) * 1e3, (25, 50, 75)).round(1).tolist(),
+        "of_raw": np.percentile(reference / ours, (25, 50, 75)).round(3).tolist(),
+    }
+
+
+def run(args: argparse.Namespace) -> bool:
+    """Measure and report (collective over MPI.COMM_WORLD); whether all results were right."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+    results = []
+    for floats in (*SMALL, LARGE):
+        rounds = args.repeat if floats < LARGE else max(3, args.repeat // 10)
+        title = f"{floats * 4:,} bytes there and back"
+        result = compare(title, travel(comm, floats), comm, rounds, args.realtime)
+        result["ok"] = (
+            result["over_us"][1] <= MOST_OVER_RAW_US
+            if floats < LARGE
+            else result["of_raw"][1] >= LEAST_OF_RAW
+        )
+        results.append(result)
+    for shape in BATCHES:
+        title = f"batch normalization of {shape} a rank"
+        result = compare(title, normalizations(comm, shape), comm, args.repeat, args.realtime)
+        result["ok"] = result["over_us"][1] <= MOST_OVER_LOCAL_US
+        results.append(result)
+    if comm.rank == 0:
+        report(results)
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        print(args.json)
+    return all(result["right"] for result in results)
+
+
+def report(results: list[Any]) -> None:
+    """Print a line for each comparison, with quartiles of the differences."""
+    for result in results:
+        times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in result["ms"].items())
+        low, over, high = result["over_us"]
+        print(
+            f"{result['title']}: {times}; {over:.0f} us more ({low:.0f} - {high:.0f}), "
+            f"{result['of_raw'][1]:.0%} of the speed: {'ok' if result['ok'] else 'not ok'}"
+            f"{'' if result['right'] else ', and WRONG'}"
+        )
+
+
+def main() -> int:
+    args = arguments()
+    if not any(variable in os.environ for variable in RANK_VARIABLES):
+        return start(2, [], args.timeout)
+    end_after(args.timeout)
+    for variable in THREADS:
+        os.environ.setdefault(variable, "1")  # before NumPy loads its BLAS
+    return 0 if run(args) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Times `scatter_dataset` of an array beside one copy of it and bundled ChainerMN, in one run.
+
+    python benchmarks/scatter.py              starts four ranks by itself
+    mpiexec -n 2 python benchmarks/scatter.py
+
+All contestants take turns, in another order each round, and each twice in its turn: memory that was
+just freed is faster to get than memory that nobody had for a while, above all in a virtual machine.
+Memory added is what a node's ranks together have more than before, as proportional set size, once
+each rank has read its part: pages that several map count once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from allreduce import RANK_VARIABLES, THREADS, end_after, start
+
+COPY = "one copy into fresh memory"
+NAP_SECONDS = 0.0005
+ROW_FLOATS = 784  # of an MNIST image
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=4, help="ranks to start (4)")
+    parser.add_argument("--megabytes", type=float, default=400, help="size of the array (400)")
+    parser.add_argument("--repeat", type=int, default=7, help="rounds (7)")
+    parser.add_argument("--first", action="store_true", help="before other work; needs root")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for the whole run")
+    return parser.parse_args()
+
+
+def contestants(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
+    """What is timed, by name; each returns what holds the memory."""
+    os.environ["CHAINERMN_USE_BUNDLED"] = "1"  # `import chainermn` is Chainer's own
+    import chainermn  # type: ignore[import-untyped,unused-ignore]
+
+    from chainermn_comm import create_communicator
+    from chainermn_train import scatter_dataset
+
+    ours = create_communicator("hierarchical", comm)
+    bundled = chainermn.create_communicator("naive", comm)
+    return {
+        COPY: lambda: None if whole is None else whole.copy(),
+        "scatter_dataset": lambda: scatter_dataset(whole, ours),
+        "scatter_dataset, shuffled": lambda: scatter_dataset(whole, ours, shuffle=True, seed=1),
+        "bundled": lambda: chainermn.scatter_dataset(whole, bundled),
+        "bundled, shuffled": lambda: chainermn.scatter_dataset(
+            whole, bundled, shuffle=True, seed=1
+        ),
+    }
+
+
+def seconds(comm: Any, call: Callable[[], Any], alone: bool) -> float:
+    """Of the slowest rank. Ranks that have nothing to do sleep: they'd keep a core busy."""
+    comm.Barrier()
+    begin = time.perf_counter()
+    kept = call()
+    took = time.perf_counter() - begin
+    if alone:
+        done = comm.Ibarrier()
+        while not done.Test():
+            time.sleep(NAP_SECONDS)
+    del kept
+    gc.collect()
+    return max(comm.allgather(took))
+
+
+def grown(comm: Any, call: Callable[[], Any]) -> float:
+    """Bytes that all ranks together have more than before, after each has read its part."""
+    before = pss()
+    comm.Barrier()
+    part = call()
+    for begin in range(0, len(part) if part is not None else 0, 1000):
+        for example in part[begin : begin + 1000]:
+            example.sum()
+    comm.Barrier()
+    after = pss()
+    comm.Barrier()
+    return sum(comm.allgather(after - before))
+
+
+def pss() -> int:
+    """This process's share of the memory that it maps, in bytes."""
+    gc.collect()
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, and print a table on rank 0 (collective over MPI.COMM_WORLD)."""
+    import numpy as np
+    from mpi4py import MPI
+    from rich.console import Console
+    from rich.table import Table
+
+    comm = MPI.COMM_WORLD.Dup()
+    rows = max(1, int(args.megabytes * 1e6 / 4 / ROW_FLOATS))
+    shape = rows, ROW_FLOATS
+    whole = np.random.default_rng(0).random(shape, np.float32) if comm.rank == 0 else None
+    nbytes = rows * ROW_FLOATS * 4
+    calls = contestants(comm, whole)
+    memory = {name: grown(comm, call) for name, call in calls.items()}
+    took: dict[str, list[list[float]]] = {name: [] for name in calls}
+    names = list(calls)
+    for turn in range(args.repeat):
+        for i in range(len(names)):
+            name = names[(i + turn) % len(names)]
+            took[name].append([seconds(comm, calls[name], name == COPY) for _ in range(2)])
+    if comm.rank:
+        return
+    table = Table(title=f"{nbytes / 1e6:.0f} MB over {comm.size} ranks, {args.repeat} rounds")
+    for heading in "", "ms", "x copy", "at once again, ms", "x copy", "memory added, x size":
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    copy = np.array(took[COPY])
+    for name, times in took.items():
+        cells = []
+        for time_of, copy_of in zip(np.transpose(times), np.transpose(copy), strict=True):
+            low, middle, high = np.percentile(time_of, (25, 50, 75)) * 1e3
+            ratio = np.median(time_of / copy_of)  # round by round: the machine changes
+            cells += [f"{middle:.0f} ({low:.0f} - {high:.0f})", f"{ratio:.2f}"]
+        table.add_row(name, *cells, f"{memory[name] / nbytes:.2f}")
+    Console().print(table)
+
+
+def main() -> int:
+    args = arguments()
+    if not any(variable in os.environ for variable in RANK_VARIABLES):
+        return start(args.ranks, [], args.timeout)
+    end_after(args.timeout)
+    if args.first:
+        Path("/proc/self/autogroup").write_text("-20")
+        os.nice(-20)
+    for variable in THREADS:
+        os.environ.setdefault(variable, "1")  # before NumPy loads its BLAS
+    run(args)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,46 @@
+"""The command line that the examples of this folder have in common."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+
+from mpi4py import MPI
+
+BATCHSIZE = 100  # or all that a rank has, where that is less
+
+
+def positive(text: str) -> int:
+    """The number, if it is 1 or more."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return int(text)
+
+
+positive.__name__ = "number"  # what argparse calls it when `int` fails
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """A parser that knows what all examples are told; one may add its own."""
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
+    add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
+    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
+    add("--epoch", "-e", type=positive, default=20, help="how many in all (default: %(default)s)")
+    add("--batchsize", "-b", type=positive, help=f"per rank (default: {BATCHSIZE})")
+    add("--unit", "-u", type=positive, default=300, help="per layer (default: %(default)s)")
+    add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line; a mistake is told by rank 0 alone, since all read the same."""
+    silent = open(os.devnull, "w") if MPI.COMM_WORLD.rank else None  # noqa: SIM115
+    with (
+        contextlib.redirect_stdout(silent or sys.stdout),
+        contextlib.redirect_stderr(silent or sys.stderr),
+    ):
+        return parser.parse_args()

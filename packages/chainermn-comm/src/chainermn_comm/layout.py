@@ -1,0 +1,44 @@
+"""What ranks must agree on before gradients move: names, dtypes, shapes, and which there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+NOT_INITIALISED = "not initialised (bcast_data would bring it)"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The gradients of one call as one rank sees them, in the order of their parameters' names.
+
+    Attributes:
+        settings: names and values that all gradients share.
+        names: of the parameters.
+        dtypes: of the gradients, or of the parameters that have none; None where a parameter is
+            not initialised.
+        shapes: likewise.
+        notes: what else is to be agreed on for each parameter, in words; empty where there is
+            nothing for any.
+    """
+
+    settings: tuple[tuple[str, Any], ...]
+    names: tuple[str, ...]
+    dtypes: tuple[np.dtype | None, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+    notes: tuple[tuple[str, ...], ...] = ()
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """The layout as the entries of a view, which a mismatch is told by."""
+        yield from self.settings
+        notes = self.notes or ((),) * len(self.names)
+        for name, dtype, shape, rest in zip(
+            self.names, self.dtypes, self.shapes, notes, strict=True
+        ):
+            if dtype is None:
+                yield ("parameter", name, NOT_INITIALISED, *rest)
+            else:
+                yield ("parameter", name, dtype, shape, *rest)

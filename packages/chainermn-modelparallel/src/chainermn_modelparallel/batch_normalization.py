@@ -1,0 +1,186 @@
+"""`MultiNodeBatchNormalization`: batch normalization of a batch that several ranks share."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer import Variable, backend
+
+from chainermn_comm import CommunicatorBase
+from chainermn_modelparallel.batch_statistics import NAME, Normalize, normalize
+from chainermn_modelparallel.calls import agree, attempt, require_communicator
+
+BACKENDS = ("auto", "mpi", "nccl")
+
+
+class MultiNodeBatchNormalization(L.BatchNormalization):
+    """Batch normalization by the statistics of all ranks' batches together.
+
+    It gives what :class:`chainer.links.BatchNormalization` gives for the ranks' batches put
+    together, whose parts may be of different sizes, or empty. The running statistics are the same
+    on all ranks, and those of the whole batch. Parameters, persistent values and their names are
+    those of :class:`chainer.links.BatchNormalization`, so snapshots of one load into the other.
+
+    While ``chainer.config.train`` is true, calling the link is collective, and so is backward if
+    any rank's input needs a gradient; each takes one exchange. Then backward has to run on every
+    rank, on those with an empty batch too. An input gets the gradient of the sum of all ranks'
+    losses. ``gamma`` and ``beta`` get this rank's share, which
+    :func:`create_multi_node_optimizer` averages as it does the others. Otherwise the link uses
+    its running statistics, and no communication.
+
+    Args:
+        size: number of channels, or their shape if it has more axes; None if ``axis`` is given.
+        comm: the communicator; all its ranks take part.
+        decay: how much of the running statistics stays at each call.
+        eps: added to the variance.
+        dtype: of the parameters and running statistics; None for ``chainer.config.dtype``
+            (float32 for ``mixed16``). Statistics are computed in float32 or wider.
+        use_gamma: whether to scale the result by a parameter.
+        use_beta: whether to add a parameter to the result.
+        initial_gamma: initializer, number or array; 1 by default.
+        initial_beta: likewise; 0 by default.
+        communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the communicator's
+            ``allgather``, which takes GPU arrays through host memory: statistics are small.
+            ``"nccl"`` demands inputs on a GPU.
+        axis: what is averaged over, as for :class:`chainer.links.BatchNormalization`.
+        initial_avg_mean: likewise.
+        initial_avg_var: likewise.
+
+    Raises:
+        TypeError: ``comm`` is no communicator.
+        ValueError: there is no such ``communication_backend``.
+    """
+
+    def __init__(
+        self,
+        size: Any,
+        comm: CommunicatorBase,
+        decay: float = 0.9,
+        eps: float = 2e-5,
+        dtype: Any = None,
+        use_gamma: bool = True,
+        use_beta: bool = True,
+        initial_gamma: Any = None,
+        initial_beta: Any = None,
+        communication_backend: str = "auto",
+        axis: Any = None,
+        initial_avg_mean: Any = None,
+        initial_avg_var: Any = None,
+    ) -> None:
+        require_communicator(comm)
+        check_backend(communication_backend)
+        super().__init__(
+            size,
+            decay=decay,
+            eps=eps,
+            dtype=dtype,
+            use_gamma=use_gamma,
+            use_beta=use_beta,
+            initial_gamma=initial_gamma,
+            initial_beta=initial_beta,
+            axis=axis,
+            initial_avg_mean=initial_avg_mean,
+            initial_avg_var=initial_avg_var,
+        )
+        self.comm = comm
+        self.communication_backend = communication_backend
+
+    def forward(self, x: Any, finetune: bool = False) -> Variable:
+        """Normalize this rank's part of the batch (collective while training).
+
+        Args:
+            x: a variable or an array of floats, of shape ``(N, size, ...)``, or what ``axis``
+                says; ``N`` may differ between ranks, and be 0.
+            finetune: accumulate running statistics with equal weights, as
+                :class:`chainer.links.BatchNormalization` does.
+
+        Returns:
+            A variable of x's shape and dtype.
+
+        Raises:
+            TypeError: ``x`` is no variable or array of floats.
+            ValueError: its shape doesn't fit, or it is not on a GPU as ``"nccl"`` demands.
+            PeerError: another rank raised one of these.
+            RankMismatchError: on all ranks, when they call something else, or channels differ.
+        """
+        if not chainer.config.train:
+            return super().forward(x, finetune=finetune)
+        found, problem = attempt(lambda: self._prepare(x))
+        if problem is not None:
+            agree(self.comm, (("operation", NAME),), problem)  # raises
+        y, node = normalize(self.comm, *found)
+        if not chainer.config.in_recomputing:
+            self._update(node, finetune)
+        return y
+
+    def _prepare(self, x: Any) -> tuple[Variable, Variable, Variable, float, tuple[int, ...]]:
+        """What is normalized and how."""
+        x = self._checked(x)
+        axis = self.axis
+        if axis is None:  # channels are from the axis after the first on
+            axis = (0, *range(self.avg_mean.ndim + 1, x.ndim))
+        shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
+        if self.avg_mean is None:
+            self._initialize_params(shape)
+        if x.ndim <= max(axis) or shape != self.avg_mean.shape:
+            raise ValueError(
+                f"rank {self.comm.rank}: x of shape {x.shape} doesn't have the channels "
+                f"{self.avg_mean.shape} beside the axes {axis}"
+            )
+        with chainer.using_device(self.device):
+            gamma, beta = self.gamma, self.beta
+            if gamma is None:
+                gamma = self.xp.ones(shape, self._highprec_dtype)
+            if beta is None:
+                beta = self.xp.zeros(shape, self._highprec_dtype)
+        return x, chainer.as_variable(gamma), chainer.as_variable(beta), self.eps, axis
+
+    def _checked(self, x: Any) -> Variable:
+        rank = self.comm.rank
+        if not isinstance(x, (Variable, *chainer.get_array_types())):
+            raise TypeError(
+                f"rank {rank}: x must be a variable or an array, got {type(x).__name__}"
+            )
+        x = chainer.as_variable(x)
+        if x.array is None or x.dtype.kind != "f":
+            kind = "a parameter that is not initialised" if x.array is None else x.dtype
+            raise TypeError(f"rank {rank}: x must hold floats, got {kind}")
+        if self.communication_backend == "nccl" and backend.get_array_module(x.array) is np:
+            raise ValueError(
+                f'rank {rank}: communication_backend="nccl" needs inputs on a GPU, got a NumPy '
+                'array; use "auto" or "mpi"'
+            )
+        return x
+
+    def _update(self, node: Normalize, finetune: bool) -> None:
+        """Take the batch's statistics into the running ones, which an empty batch leaves alone."""
+        if node.count == 0:
+            return
+        decay = self.decay
+        if finetune:
+            self.N += 1
+            decay = 1.0 - 1.0 / self.N
+        unbiased = node.count / max(node.count - 1.0, 1.0)
+        with chainer.using_device(self.device):
+            for running, value in ((self.avg_mean, node.mean), (self.avg_var, node.var * unbiased)):
+                running *= decay
+                running += (1 - decay) * value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeBatchNormalization:
+        memo[id(self.comm)] = self.comm  # a copy talks to the same ranks
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy(vars(self), memo))
+        return twin
+
+
+def check_backend(communication_backend: Any) -> None:
+    """Raise ValueError unless there is such a communication backend."""
+    if communication_backend not in BACKENDS:
+        raise ValueError(
+            f"communication_backend must be one of {', '.join(BACKENDS)}, got "
+            f"{communication_backend!r}"
+        )

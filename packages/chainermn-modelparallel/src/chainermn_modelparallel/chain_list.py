@@ -1,0 +1,146 @@
+"""A model whose components lie on several ranks: each rank lists its own, and where data go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+from chainer import Variable
+
+from chainermn_comm import CommunicatorBase
+from chainermn_modelparallel.delegates import connect
+from chainermn_modelparallel.letters import as_integer, check_peer
+from chainermn_modelparallel.point_to_point import recv_with_thread, send
+from chainermn_modelparallel.sharing import SharesCommunicator
+
+# A component's ranks, in the order in which it sends or receives; None: the model's own.
+Route = tuple[int, ...] | None
+
+
+class MultiNodeChainList(SharesCommunicator, chainer.ChainList):
+    """This rank's components of a model that spans ranks.
+
+    Each rank makes one, adds its components with :meth:`add_link` and calls it; what a component
+    returns goes to other ranks' components. Components run in the order in which they were added,
+    and backward visits them the other way round, on each rank, so backward meets no deadlock that
+    forward did not.
+
+    Calling it runs forward. Its arguments go to each component with ``rank_in=None``; it returns
+    what the component with ``rank_out=None`` returned. A rank without such a component gets a
+    delegate variable without data (float32 of shape ``(0,)``); call its ``backward``, which takes
+    part in the other ranks' backward.
+
+    It holds only this rank's parameters: optimizers, serializers and ``to_device`` work as with
+    any :class:`chainer.ChainList`. A copy, deep or not, has the same communicator.
+
+    Args:
+        comm: the communicator of all ranks that hold components.
+
+    Raises:
+        TypeError: ``comm`` is no communicator.
+    """
+
+    def __init__(self, comm: CommunicatorBase) -> None:
+        if not isinstance(comm, CommunicatorBase):
+            raise TypeError(
+                "MultiNodeChainList needs a communicator made by create_communicator, "
+                f"not {type(comm).__name__}"
+            )
+        super().__init__()
+        self._comm = comm
+        self._routes: list[tuple[Route, Route]] = []
+
+    def add_link(
+        self,
+        link: chainer.Link,
+        rank_in: int | Sequence[int] | None = None,
+        rank_out: int | Sequence[int] | None = None,
+    ) -> None:
+        """Add a component.
+
+        Args:
+            link: the component. With ``rank_in`` it is called with one argument for each rank
+                that it receives from: a variable, or a tuple if the sender's returned several.
+            rank_in: the rank, or ranks, from which it receives, in this order; None for the
+                arguments of the model.
+            rank_out: the rank, or ranks, to which what it returns is sent; None to make that
+                the model's output. Only one component can give the model's output. A rank may
+                send to a later component of its own.
+
+        Raises:
+            TypeError: ``link`` is no link, or a rank no integer.
+            ValueError: there is no such rank, a list of them is empty, or another component gives
+                the model's output already.
+        """
+        here = self._comm.rank
+        if not isinstance(link, chainer.Link):
+            raise TypeError(
+                f"rank {here}: a component must be a chainer.Link, not {type(link).__name__}"
+            )
+        route = self._checked("rank_in", rank_in), self._checked("rank_out", rank_out)
+        if route[1] is None and any(rank_out is None for _, rank_out in self._routes):
+            raise ValueError(
+                f"rank {here}: another component has rank_out=None already, and a model has one "
+                "output; let one component return a tuple"
+            )
+        super().add_link(link)
+        self._routes.append(route)
+
+    def _checked(self, name: str, ranks: Any) -> Route:
+        if ranks is None:
+            return None
+        several = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
+        if not several:
+            raise ValueError(f"rank {self._comm.rank}: {name} must not be empty; None means none")
+        here = self._comm.rank
+        numbers = [as_integer("rank", rank, here) for rank in several]
+        return tuple(r if r == here else check_peer(self._comm, r, 0)[0] for r in numbers)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run this rank's components; see the class (all ranks with components must call it)."""
+        here = self._comm.rank
+        if not self._routes or len(self._routes) != len(self):
+            raise ValueError(f"rank {here}: add each component with add_link, and at least one")
+        outputs: Any = None
+        delegate: Variable | None = None  # leads back to all that was sent and received so far
+        own: deque[Any] = deque()
+        for link, (rank_in, rank_out) in zip(self, self._routes, strict=True):
+            arguments = inputs
+            if rank_in is not None:
+                received = []
+                for rank in rank_in:
+                    if rank == here:
+                        received.append(_take_own(own, here))
+                    else:
+                        variables, thread = recv_with_thread(self._comm, rank, delegate)
+                        delegate = delegate if thread is None else thread
+                        received.append(variables[0] if len(variables) == 1 else variables)
+                arguments = tuple(received)
+            returned = link(*arguments)
+            if rank_out is None:
+                outputs = returned
+                continue
+            for rank in rank_out:
+                if rank == here:
+                    own.append(returned)
+                else:
+                    delegate = send(connect(delegate, returned), self._comm, rank)
+        if own:
+            raise ValueError(
+                f"rank {here}: a component sends to its own rank {here}, and no later one has "
+                f"rank_in={here}"
+            )
+        if outputs is None:
+            return delegate
+        return connect(delegate, outputs)
+
+
+def _take_own(own: deque[Any], here: int) -> Any:
+    if not own:
+        raise ValueError(
+            f"rank {here}: a component receives from its own rank {here}, and no earlier one has "
+            f"rank_out={here} for it"
+        )
+    return own.popleft()

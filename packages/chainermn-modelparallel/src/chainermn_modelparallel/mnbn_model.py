@@ -1,0 +1,73 @@
+"""`create_mnbn_model`: a model whose batch normalizations share their batches among ranks."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import chainer
+import chainer.links as L
+
+from chainermn_comm import CommunicatorBase
+from chainermn_modelparallel.batch_normalization import MultiNodeBatchNormalization, check_backend
+from chainermn_modelparallel.calls import require_communicator
+
+
+def create_mnbn_model(
+    link: chainer.Link, comm: CommunicatorBase, communication_backend: str = "auto"
+) -> Any:
+    """Copy a model, with every batch normalization made a multi-node one (not collective).
+
+    The copy has the classes, structure, parameters, persistent values, update rules and names of
+    the original, and arrays of its own; link hooks are shared with it. Each
+    :class:`chainer.links.BatchNormalization` in it, at whatever depth, is a
+    :class:`MultiNodeBatchNormalization` in the copy. A link that occurs in several places occurs
+    in the same ones there, as one.
+
+    Args:
+        link: any link: a chain, chain list, sequential, or a batch normalization itself. Call it
+            before an optimizer is set up with the model.
+        comm: the communicator whose ranks share their batches.
+        communication_backend: as for :class:`MultiNodeBatchNormalization`.
+
+    Returns:
+        The copy. Subclasses of :class:`chainer.links.BatchNormalization`, which may compute
+        something else, are left as they are, with a warning.
+
+    Raises:
+        TypeError: ``link`` is no link, or ``comm`` no communicator.
+        ValueError: there is no such ``communication_backend``.
+    """
+    require_communicator(comm)
+    check_backend(communication_backend)
+    if not isinstance(link, chainer.Link):
+        raise TypeError(f"rank {comm.rank}: link must be a chainer.Link, got {type(link).__name__}")
+    # What a deep copy shall not copy is entered as its own copy.
+    memo: dict[int, Any] = {id(comm): comm}
+    twins: list[tuple[chainer.Link, chainer.Link]] = []
+    for path, part in link.namedlinks():
+        memo.update({id(hook): hook for hook in part.local_link_hooks.values()})
+        kind: Any = type(part)
+        if kind is L.BatchNormalization:
+            kind = MultiNodeBatchNormalization
+        elif not isinstance(part, chainer.Sequential):  # whose own way to copy refuses lambdas
+            _warn_of_subclass(path, part)
+            continue
+        if id(part) not in memo:
+            twin = memo[id(part)] = kind.__new__(kind)
+            twins.append((part, twin))
+    for part, twin in twins:
+        vars(twin).update(copy.deepcopy(vars(part), memo))
+        if type(part) is L.BatchNormalization:
+            vars(twin).update(comm=comm, communication_backend=communication_backend)
+    return copy.deepcopy(link, memo)
+
+
+def _warn_of_subclass(path: str, part: chainer.Link) -> None:
+    if isinstance(part, L.BatchNormalization) and not isinstance(part, MultiNodeBatchNormalization):
+        warnings.warn(
+            f"create_mnbn_model leaves {path} as it is: {type(part).__name__} is a subclass of "
+            "BatchNormalization, which may compute something else",
+            stacklevel=3,
+        )

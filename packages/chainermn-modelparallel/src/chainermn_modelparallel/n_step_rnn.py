@@ -1,0 +1,120 @@
+"""Recurrent networks whose states come from another rank, or go to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import chainer.links as L
+
+from chainermn_comm import CommunicatorBase
+from chainermn_modelparallel.delegates import connect
+from chainermn_modelparallel.letters import check_peer
+from chainermn_modelparallel.point_to_point import recv_with_thread, send
+from chainermn_modelparallel.sharing import SharesCommunicator
+
+KINDS = (
+    L.NStepLSTM,
+    L.NStepBiLSTM,
+    L.NStepGRU,
+    L.NStepBiGRU,
+    L.NStepRNNTanh,
+    L.NStepRNNReLU,
+    L.NStepBiRNNTanh,
+    L.NStepBiRNNReLU,
+)
+
+
+def create_multi_node_n_step_rnn(
+    actual_link: Any,
+    communicator: CommunicatorBase,
+    rank_in: int | None = None,
+    rank_out: int | None = None,
+) -> MultiNodeNStepRNN:
+    """Make a stacked RNN take its first states from another rank, and pass its last ones on.
+
+    An encoder and a decoder on two ranks::
+
+        # rank 0
+        encoder = create_multi_node_n_step_rnn(L.NStepLSTM(...), comm, rank_out=1)
+        _, _, _, delegate_variable = encoder(xs)
+        delegate_variable.backward()
+        # rank 1
+        decoder = create_multi_node_n_step_rnn(L.NStepLSTM(...), comm, rank_in=0)
+        _, _, ys, _ = decoder(ts)
+
+    Args:
+        actual_link: one of Chainer's ``NStep...`` links, one- or bidirectional.
+        communicator: of the ranks.
+        rank_in: the rank whose link has this one as its ``rank_out``; None to start from the
+            states that are given in the call.
+        rank_out: the rank that the last states go to; None to keep them.
+
+    Returns:
+        The link; see :class:`MultiNodeNStepRNN`.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: there is no such other rank.
+    """
+    if not isinstance(actual_link, KINDS):
+        known = ", ".join(kind.__name__ for kind in KINDS)
+        raise TypeError(
+            f"create_multi_node_n_step_rnn takes one of {known}, not {type(actual_link).__name__}"
+        )
+    for rank in (rank_in, rank_out):
+        if rank is not None:
+            check_peer(communicator, rank, 0)
+    return MultiNodeNStepRNN(actual_link, communicator, rank_in, rank_out)
+
+
+class MultiNodeNStepRNN(SharesCommunicator, chainer.Chain):
+    """A stacked RNN whose states cross ranks.
+
+    A call takes ``xs``, as ``actual_rnn`` does; before it the initial states (``hx, cx`` of an
+    LSTM, ``hx`` of the others) may be given if there is no ``rank_in``. It returns what
+    ``actual_rnn`` does, ``hy, cy, ys`` or ``hy, ys``, and a delegate variable: where there is a
+    ``rank_out``, call its ``backward``, or :func:`~chainermn.functions.pseudo_connect` it to the
+    loss, so that the gradients of the states come back; elsewhere it is None.
+
+    Attributes:
+        actual_rnn: the link.
+    """
+
+    def __init__(
+        self,
+        actual_rnn: Any,
+        communicator: CommunicatorBase,
+        rank_in: int | None,
+        rank_out: int | None,
+    ) -> None:
+        super().__init__()
+        self.communicator = communicator
+        self.rank_in = rank_in
+        self.rank_out = rank_out
+        with self.init_scope():
+            self.actual_rnn = actual_rnn
+
+    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+        """Run the network; see the class."""
+        states, xs = inputs[:-1], inputs[-1]
+        cells = self.actual_rnn.n_cells
+        thread = None
+        if self.rank_in is not None:
+            if states:
+                raise TypeError(
+                    f"rank {self.communicator.rank}: the states come from rank {self.rank_in}, "
+                    "so the call takes xs only"
+                )
+            states, thread = recv_with_thread(self.communicator, self.rank_in)
+            if len(states) != cells:
+                raise ValueError(
+                    f"rank {self.communicator.rank}: {type(self.actual_rnn).__name__} has "
+                    f"{cells} state(s), and rank {self.rank_in} sent {len(states)}; both must be "
+                    "of the same kind"
+                )
+        outputs = self.actual_rnn(*(states or (None,) * cells), xs)
+        delegate = None
+        if self.rank_out is not None:
+            delegate = send(connect(thread, outputs[:-1]), self.communicator, self.rank_out)
+        return *outputs, delegate

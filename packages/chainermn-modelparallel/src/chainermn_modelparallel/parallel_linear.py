@@ -1,0 +1,228 @@
+"""Column- and row-parallel `Linear`: one matrix whose parts are on several ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from chainer import Variable
+
+from chainermn_comm import CommunicatorBase
+from chainermn_modelparallel.calls import attempt, require_communicator
+from chainermn_modelparallel.replicas import join, pick, total, use_everywhere
+
+
+class _ParallelLinear(chainer.Link):
+    """A :class:`chainer.links.Linear` of which each rank keeps a part.
+
+    ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, 1 for the inputs.
+    """
+
+    _axis: int
+    W: Any
+    b: Any
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        comm: CommunicatorBase,
+        nobias: bool = False,
+        initialW: Any = None,
+        initial_bias: Any = None,
+    ) -> None:
+        require_communicator(comm)
+        super().__init__()
+        self.comm = comm
+        self.in_size, self.out_size = in_size, out_size
+        self._initial = (nobias, initialW, initial_bias)
+        self._check_sizes()
+        # The whole of it is drawn, so that it is what one process would draw from this seed.
+        whole = L.Linear(in_size, out_size, nobias, initialW, initial_bias)
+        ends = self._ends()
+        part = slice([0, *ends][comm.rank], ends[comm.rank])
+        mine = whole.W.array[part] if self._axis == 0 else whole.W.array[:, part]
+        with self.init_scope():
+            self.W = chainer.Parameter(mine.copy())
+            self.b = None
+            if not nobias:
+                bias = whole.b.array[part] if self._axis == 0 else whole.b.array
+                self.b = chainer.Parameter(bias.copy())
+
+    def copy(self, mode: str = "share") -> Any:
+        """A copy that talks to the same ranks; for ``mode="init"`` it is drawn anew as a whole."""
+        if mode != "init":
+            return super().copy(mode)
+        twin = super().copy("copy")
+        fresh = type(self)(self.in_size, self.out_size, self.comm, *self._initial)
+        fresh.to_device(self.device)
+        twin.copyparams(fresh)
+        return twin
+
+    def _check_sizes(self) -> None:
+        rank, ranks = self.comm.rank, self.comm.size
+        for axis, name, size in ((0, "out_size", self.out_size), (1, "in_size", self.in_size)):
+            least = ranks if axis == self._axis else 1
+            if isinstance(size, bool) or not isinstance(size, int) or size < least:
+                reason = ", one for each rank" if axis == self._axis else ""
+                raise ValueError(
+                    f"rank {rank}: {name} must be an integer of at least {least}{reason}, got "
+                    f"{size!r}"
+                )
+
+    def _ends(self) -> list[int]:
+        """Where each rank's part ends: the first ranks have one more where it doesn't divide."""
+        each, more = divmod(self.in_size if self._axis else self.out_size, self.comm.size)
+        return [each * rank + min(rank, more) for rank in range(1, self.comm.size + 1)]
+
+    def _input(self, x: Any, columns: int) -> Variable:
+        rank = self.comm.rank
+        if not isinstance(x, (Variable, *chainer.get_array_types())):
+            kind = type(x).__name__
+            raise TypeError(f"rank {rank}: x must be a variable or an array, got {kind}")
+        x = chainer.as_variable(x)
+        if x.array is None or x.dtype != self.W.dtype or x.shape[1:] != (columns,):
+            form = "a parameter that is not initialised" if x.array is None else x.dtype, x.shape
+            raise ValueError(
+                f"rank {rank}: x must be a matrix of {columns} columns of {self.W.dtype}, got "
+                f"{form[0]} {form[1]}"
+            )
+        return x
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo[id(self.comm)] = self.comm  # a copy talks to the same ranks
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__.update(copy.deepcopy(vars(self), memo))
+        return twin
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """A linear layer whose outputs are divided among the ranks: each has some columns of y.
+
+    Rank r holds the rows of ``W``, and the elements of ``b``, that make its columns. All ranks
+    call the link with the same x (collective, as is backward) and go on to the same loss, which
+    counts once: gradients are those of one process with :class:`chainer.links.Linear`.
+
+    Seed all ranks alike: then the parts are those of the matrix that one process would draw, and
+    the random numbers of the ranks stay in step. The parts must not be averaged over ``comm``: a
+    multi-node optimizer needs a communicator of ranks that hold the same part
+    (``comm.split``). A snapshot holds this rank's part alone, so save and load one for each rank,
+    with the same number of ranks; to take over a whole :class:`chainer.links.Linear`, give its
+    arrays as ``initialW`` and ``initial_bias``.
+
+    Args:
+        in_size: number of inputs.
+        out_size: number of outputs of all ranks together, at least one for each.
+        comm: the communicator whose ranks divide the matrix.
+        nobias: without ``b``.
+        initialW: initializer, number, or array of shape ``(out_size, in_size)``, of the whole
+            matrix; as for :class:`chainer.links.Linear`.
+        initial_bias: likewise, of shape ``(out_size,)``.
+        gather_output: whether every rank gets all of y. Without it, a
+            :class:`RowParallelLinear` with ``input_is_parallel`` can go on from its own columns.
+
+    Raises:
+        TypeError: ``comm`` is no communicator.
+        ValueError: a size is none, or too small to be divided.
+    """
+
+    _axis = 0
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        comm: CommunicatorBase,
+        nobias: bool = False,
+        initialW: Any = None,
+        initial_bias: Any = None,
+        gather_output: bool = True,
+    ) -> None:
+        super().__init__(in_size, out_size, comm, nobias, initialW, initial_bias)
+        self.gather_output = gather_output
+
+    def forward(self, x: Any) -> Variable:
+        """The linear map of x (collective).
+
+        Args:
+            x: a variable or an array of shape ``(N, in_size)``, of the parameters' dtype, the
+                same on all ranks.
+
+        Returns:
+            A variable of shape ``(N, out_size)``, or with this rank's columns only.
+
+        Raises:
+            TypeError: ``x`` is no variable or array.
+            ValueError: its shape or dtype is another.
+            PeerError: another rank raised one of these.
+            RankMismatchError: on all ranks, when shapes differ or they call something else.
+        """
+        x, problem = attempt(lambda: self._input(x, self.in_size))
+        y = F.linear(use_everywhere(self.comm, x, problem), self.W, self.b)
+        return join(self.comm, y) if self.gather_output else y
+
+
+class RowParallelLinear(_ParallelLinear):
+    """A linear layer whose inputs are divided among the ranks: each takes some columns of x.
+
+    Rank r holds the columns of ``W`` that take its inputs; ``b`` is the same on all ranks. The
+    ranks' products are added up, and all get the whole of y. What is said of seeds, optimizers
+    and snapshots at :class:`ColumnParallelLinear` holds here too.
+
+    Args:
+        in_size: number of inputs of all ranks together, at least one for each.
+        out_size: number of outputs.
+        comm: the communicator whose ranks divide the matrix.
+        nobias: without ``b``.
+        initialW: initializer, number, or array of shape ``(out_size, in_size)``, of the whole
+            matrix; as for :class:`chainer.links.Linear`.
+        initial_bias: likewise, of shape ``(out_size,)``.
+        input_is_parallel: whether x is this rank's columns alone, as a
+            :class:`ColumnParallelLinear` without ``gather_output`` gives them.
+
+    Raises:
+        TypeError: ``comm`` is no communicator.
+        ValueError: a size is none, or too small to be divided.
+    """
+
+    _axis = 1
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        comm: CommunicatorBase,
+        nobias: bool = False,
+        initialW: Any = None,
+        initial_bias: Any = None,
+        input_is_parallel: bool = False,
+    ) -> None:
+        super().__init__(in_size, out_size, comm, nobias, initialW, initial_bias)
+        self.input_is_parallel = input_is_parallel
+
+    def forward(self, x: Any) -> Variable:
+        """The linear map of x (collective).
+
+        Args:
+            x: a variable or an array of the parameters' dtype: of shape ``(N, in_size)`` and the
+                same on all ranks, or with this rank's columns if ``input_is_parallel``.
+
+        Returns:
+            A variable of shape ``(N, out_size)``, the same on all ranks.
+
+        Raises:
+            TypeError: ``x`` is no variable or array.
+            ValueError: its shape or dtype is another.
+            PeerError: another rank raised one of these.
+            RankMismatchError: on all ranks, when shapes differ or they call something else.
+        """
+        if self.input_is_parallel:
+            y, problem = attempt(lambda: F.linear(self._input(x, self.W.shape[1]), self.W))
+        else:
+            x, problem = attempt(lambda: self._input(x, self.in_size))
+            y, problem = F.linear(pick(self.comm, x, self._ends(), problem), self.W), None
+        y = total(self.comm, y, problem)
+        return y if self.b is None else y + F.broadcast_to(self.b, y.shape)

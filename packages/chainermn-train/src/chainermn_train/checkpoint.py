@@ -1,0 +1,310 @@
+"""The multi-node checkpointer: a job that was killed goes on as if it had not been."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer.training import Extension
+
+from chainermn_comm import CommunicatorBase
+
+from .agreement import call_or_raise, require_communicator
+from .background import BackgroundWriter
+from .durable import Contents, write_durably
+from .generations import Generations
+from .npz_state import OWN, StoredState, capture, restore, write_npz
+from .random_state import capture_random, restore_random
+from .resume import choose, explain, survey
+from .store import Store
+from .synchronized import spare_broadcasts
+
+_RANDOM = OWN + "random"
+_DEFAULT_FOLDER = "result"  # the trainer's own default
+
+
+def create_multi_node_checkpointer(
+    name: str,
+    comm: CommunicatorBase,
+    cp_interval: int = 5,
+    gc_interval: int = 5,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    background: bool = False,
+) -> MultiNodeCheckpointer:
+    """Make an extension that saves the state of all ranks, for the job to go on from.
+
+    Every rank writes a file ``<name>.<rank>.<iteration>``: what Chainer serializes, and the
+    state of NumPy's and Python's random generators. Once all are on the disk, rank 0 writes
+    ``<name>.commit.<iteration>`` with their checksums; a generation without it is never
+    loaded. So a job may be killed at any time. Ranks may share the folder or each have their
+    own, on their node, to which they must come back.
+
+        checkpointer = create_multi_node_checkpointer("run", comm)
+        trainer.extend(checkpointer, trigger=(25, "iteration"))
+        checkpointer.maybe_load(trainer, optimizer)  # after all other extensions are there
+        trainer.run()
+
+    When training has finished without an error on this rank, all checkpoints are removed.
+
+    Args:
+        name: of the run: part of the files' names; the same on all ranks.
+        comm: the ranks that train together.
+        cp_interval: how many generations are kept at least.
+        gc_interval: older ones are removed as soon as there are so many of them.
+        path: the folder; made if need be. None for the trainer's ``out``; for another target,
+            its ``out`` or else ``result``.
+        background: hold training only while the state is copied (which takes as much memory
+            as the state), and write the copy meanwhile. A generation is committed at the next
+            save or :meth:`~MultiNodeCheckpointer.flush`, where errors in writing are raised
+            too; a job that is killed goes on from the generation before the last one written.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: the name can't be part of a file's name, or an interval is less than 1.
+    """
+    require_communicator(comm, "create_multi_node_checkpointer")
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a checkpointer is a str, not {type(name).__name__}")
+    if not name or os.sep in name or not name.isprintable():
+        raise ValueError(
+            f"the name of a checkpointer is part of its files' names, so {name!r} won't do: "
+            "it must not be empty, nor contain a slash or a control character"
+        )
+    if path is not None:
+        path = os.fspath(path)
+    intervals = _positive("cp_interval", cp_interval), _positive("gc_interval", gc_interval)
+    return MultiNodeCheckpointer(name, comm, *intervals, path, bool(background))
+
+
+create_multi_node_checkpoint = create_multi_node_checkpointer  # the manual's older name
+
+
+def _positive(what: str, value: Any) -> int:
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is a number of checkpoints, not {value!r}") from None
+    if value < 1:
+        raise ValueError(f"{what} must be at least 1, not {value}")
+    return int(value)
+
+
+class MultiNodeCheckpointer(Extension):
+    """What :func:`create_multi_node_checkpointer` makes; all its methods are collective."""
+
+    trigger = (1, "epoch")
+    priority = -200  # after all others, also after Chainer's snapshots, so their state is saved
+    default_name = "multi_node_checkpointer"
+
+    def __init__(
+        self,
+        name: str,
+        comm: CommunicatorBase,
+        cp_interval: int,
+        gc_interval: int,
+        path: str | None,
+        background: bool,
+    ) -> None:
+        self.name = name
+        self.comm = comm
+        self.cp_interval = cp_interval
+        self.gc_interval = gc_interval
+        self.path = path
+        self._writer = BackgroundWriter() if background else None
+        self._pending: tuple[int, Future[Contents]] | None = None
+        self._store: Store | None = None  # where it saves, once that is known
+        self._last = 0  # the iteration saved or loaded last
+        self._random: str | None = None  # what to begin training with
+        self._failed = False
+        self._handled = sys.exc_info()[1]
+
+    def __call__(self, trainer: Any) -> None:
+        """Save the trainer; Chainer calls it when the trigger fires (collective)."""
+        self.save(trainer)
+
+    def save(self, target: Any, iteration: int | None = None) -> None:
+        """Save the state of all ranks (collective).
+
+        Args:
+            target: what to save: a trainer, or anything that has Chainer's ``serialize``.
+            iteration: number of the generation, the same on all ranks. None for that of the
+                target or its updater; where there is none, one more than the last.
+
+        Raises:
+            TypeError: the target can't be serialized without pickle.
+            ValueError: the iteration is older than the newest generation in the folder,
+                from which a resume would go on; or it differs between ranks.
+            OSError: a file could not be written. Older generations are as they were.
+            PeerError: another rank raised one of these.
+        """
+        self.flush()
+        state: dict[str, np.ndarray] = {}
+
+        def prepare() -> tuple[int, bool]:
+            number = self._number(target, iteration)
+            state.update(capture(target))
+            state[_RANDOM] = np.array(capture_random(target))
+            return number, self._store is None or self._where(target) != self._store.generations
+
+        views = call_or_raise(self.comm, prepare)
+        if len({number for number, _ in views}) > 1:
+            numbers = ", ".join(f"{each} on rank {rank}" for rank, (each, _) in enumerate(views))
+            raise ValueError(f"a checkpoint needs one iteration on all ranks, not {numbers}")
+        if any(elsewhere for _, elsewhere in views):
+            self._open(self._where(target))
+        assert self._store is not None
+        self._last = views[0][0]
+        self._store.make_room(self._last)
+        write = functools.partial(_write, self._store.path(self._last))
+        if self._writer is None:
+            self._commit(self._last, functools.partial(write, state))
+        else:
+            self._pending = self._last, _started(self._writer, write, state)
+
+    def flush(self) -> None:
+        """Wait for what is being written in the background, and commit it (collective).
+
+        Raises:
+            OSError: a file could not be written.
+            PeerError: it failed on another rank.
+        """
+        if self._pending is not None:
+            (iteration, future), self._pending = self._pending, None
+            self._commit(iteration, future.result)
+
+    def maybe_load(
+        self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None
+    ) -> int | None:
+        """Load the newest checkpoint that is committed and whole on all ranks (collective).
+
+        Call it after all extensions have been added to the trainer. Rank 0 prints which
+        generations it skipped, and why. What a killed job left half written is removed.
+
+        Args:
+            trainer: what was saved, made in the same way.
+            optimizer: a multi-node optimizer whose first update needn't broadcast the
+                parameters when they were loaded with the same bits on all ranks. Those of a
+                trainer are found without it.
+            path: another folder to look in, this time. None for the one where it saves.
+
+        Returns:
+            The iteration that training goes on from; None, with nothing changed, where
+            nothing was ever committed.
+
+        Raises:
+            RuntimeError: on all ranks: there are checkpoints, but none is whole, or another
+                number of ranks wrote them.
+            ValueError: a checkpoint doesn't fit ``trainer``, which may be partly loaded.
+            PeerError: another rank raised.
+        """
+        self.flush()
+        self._require_equal_settings()
+        here: list[Generations] = []
+        call_or_raise(self.comm, lambda: here.append(self._where(trainer, path)))
+        choice = choose(self.comm, here[0], survey(self.comm, here[0]))
+        begin = 0 if choice.record is None else choice.record.iteration
+        if choice.skipped and self.comm.rank == 0:
+            text = f"{explain(choice.skipped)}; training goes on from iteration {begin}"
+            print(f"chainermn: checkpoint {self.name!r}: {text}", file=sys.stderr, flush=True)
+        if path is None:
+            self._open(here[0], choice.skipped)
+        if choice.record is None:
+            return None
+        call_or_raise(self.comm, lambda: self._load(trainer, here[0], begin))
+        spare_broadcasts(self.comm, trainer, optimizer)
+        self._last = begin
+        return begin
+
+    def initialize(self, trainer: Any) -> None:
+        """Begin with the random numbers that come next in the run, whatever was drawn since."""
+        self._handled = sys.exc_info()[1]
+        if self._random is not None:
+            restore_random(trainer, self._random)
+            self._random = None
+
+    def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
+        """Keep the checkpoints; the others may not have failed, so nothing is agreed on."""
+        self._failed = True
+
+    def finalize(self) -> None:
+        """Remove all checkpoints, unless training ended by an exception (collective).
+
+        Without a trainer, call it when all is done.
+
+        Raises:
+            OSError: what was written in the background could not be. Then the older
+                generations are kept.
+            PeerError: that happened on another rank.
+        """
+        failed = self._failed or sys.exc_info()[1] is not self._handled
+        try:
+            if not failed and self._store is not None:
+                self.flush()
+                self._store.clear()
+        finally:
+            self._pending = self._store = None
+            if self._writer is not None:
+                self._writer.close()
+
+    def _number(self, target: Any, iteration: int | None) -> int:
+        if iteration is None:
+            iteration = getattr(getattr(target, "updater", target), "iteration", None)
+        number = self._last + 1 if iteration is None else operator.index(iteration)
+        if number < 0:
+            raise ValueError(f"an iteration is not negative, as {number} is")
+        return number
+
+    def _where(self, target: Any, path: Any = None) -> Generations:
+        for folder in (path, self.path, getattr(target, "out", None)):
+            if folder is not None:
+                return Generations(Path(os.fspath(folder)).absolute(), self.name)
+        return Generations(Path(_DEFAULT_FOLDER).absolute(), self.name)
+
+    def _open(self, generations: Generations, damaged: Iterable[int] = ()) -> None:
+        """Save there from now on (collective)."""
+        self._require_equal_settings()
+        self._store = Store(self.comm, generations, damaged)
+
+    def _require_equal_settings(self) -> None:
+        settings = (self.name, self.cp_interval, self.gc_interval, self._writer is not None)
+        views = call_or_raise(self.comm, lambda: settings)
+        if len(set(views)) > 1:
+            raise ValueError(
+                "ranks made the checkpointer with arguments that differ (name, cp_interval, "
+                "gc_interval, background): "
+                + ", ".join(f"{view} on rank {rank}" for rank, view in enumerate(views))
+            )
+
+    def _commit(self, iteration: int, written: Callable[[], Contents]) -> None:
+        assert self._store is not None
+        self._store.commit(iteration, written)
+        self._store.collect(self.cp_interval, self.gc_interval)
+
+    def _load(self, target: Any, generations: Generations, iteration: int) -> None:
+        with generations.state(self.comm.rank, iteration).open("rb") as file:
+            state = StoredState(file)
+            restore(target, state)
+            self._random = str(state[_RANDOM])
+        restore_random(target, self._random)
+
+
+def _write(path: Path, state: dict[str, np.ndarray]) -> Contents:
+    return write_durably(path, lambda file: write_npz(file, state))
+
+
+def _started(writer: BackgroundWriter, write: Callable[..., Any], state: Any) -> Future[Contents]:
+    """What is being written; a state that can't be copied fails there, as one unwritten does."""
+    try:
+        return writer.start(write, state)
+    except Exception as error:
+        failed: Future[Contents] = Future()
+        failed.set_exception(error)
+        return failed

@@ -1,0 +1,17 @@
+"""Extensions of Chainer's Trainer that work over ranks."""
+
+from .allreduce_persistent import AllreducePersistent
+from .early_stopping import MultiNodeEarlyStoppingTrigger
+from .generic_evaluator import GenericMultiNodeEvaluator
+from .observation_aggregator import ObservationAggregator
+from .one_rank import on_rank
+from .throughput import ThroughputReport
+
+__all__ = [
+    "AllreducePersistent",
+    "GenericMultiNodeEvaluator",
+    "MultiNodeEarlyStoppingTrigger",
+    "ObservationAggregator",
+    "ThroughputReport",
+    "on_rank",
+]

@@ -1,0 +1,153 @@
+"""The extension that averages a model's persistent values, such as running means, over ranks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from chainer import training
+from chainer.backends import cuda
+
+from chainermn_comm import CommunicatorBase, RankMismatchError
+
+from ..agreement import call_or_raise, require_communicator
+from ..copying import SharesCommunicator
+
+
+class AllreducePersistent(SharesCommunicator, training.Extension):
+    """Replaces each persistent float of a model by its mean over ranks.
+
+    It is meant for the running mean and variance of
+    :class:`~chainer.links.BatchNormalization`, of which each rank has its own, and makes them
+    those of more examples. Calling it before the model is stored or evaluated is enough: by
+    default it runs once an epoch, before extensions of ``PRIORITY_WRITER`` such as evaluators.
+
+    Floats of every width, as arrays on the host or a GPU or as scalars, are averaged in
+    float32 or wider; all of them travel together. Arrays are changed in place. Everything
+    else (integers such as ``BatchNormalization.N``, complex numbers, strings) is left alone.
+    A value that is still None on some ranks, as in a link that has had no examples there,
+    counts nothing there, and gets the others' mean.
+
+    Calling it is collective: its trigger has to fire on all ranks at the same time.
+
+    Args:
+        model: the :class:`chainer.Link` whose persistent values are averaged.
+        comm: the ranks.
+
+    Raises:
+        TypeError: an argument is not a link or not a communicator.
+    """
+
+    trigger = (1, "epoch")
+    priority = training.PRIORITY_WRITER + 1
+
+    def __init__(self, model: Any, comm: CommunicatorBase) -> None:
+        require_communicator(comm, "AllreducePersistent")
+        if not hasattr(model, "namedlinks"):
+            raise TypeError(
+                f"AllreducePersistent needs a model, a chainer.Link, not {type(model).__name__}"
+            )
+        self.model = model
+        self.comm = comm
+
+    def __call__(self, trainer: Any = None) -> None:
+        """Average the persistent values (collective).
+
+        Args:
+            trainer: not used; it may be left out.
+
+        Raises:
+            RankMismatchError: on all ranks, when a persistent float is missing on some of
+                them, or is no float, or has another shape or dtype there.
+        """
+        found: dict[str, _Slot] = {}
+
+        def view() -> dict[str, Any]:
+            found.update((slot.name, slot) for slot in _slots(self.model))
+            return {name: slot.kind for name, slot in found.items()}
+
+        kinds, counts = _agree(call_or_raise(self.comm, view))
+        if not kinds:
+            return
+        wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
+        terms = [
+            np.zeros(shape, wide) if found[name].value is None else found[name].on_host()
+            for name, (_, shape) in kinds.items()
+        ]
+        flat = np.concatenate([np.asarray(term, wide).reshape(-1) for term in terms])
+        mean = self.comm.multi_node_mean(flat)
+        start = 0
+        for name, (dtype, shape) in kinds.items():
+            end = start + int(np.prod(shape, dtype=int))
+            part = mean[start:end].reshape(shape)
+            if counts[name] < self.comm.size:  # those that have none gave zeros
+                part = part * (self.comm.size / counts[name])
+            found[name].put(part.astype(dtype))
+            start = end
+
+
+class _Slot(NamedTuple):
+    """Where a persistent value is, and what it was."""
+
+    link: Any
+    attribute: str
+    name: str  # with the path of the link
+    value: Any
+
+    @property
+    def kind(self) -> tuple[np.dtype, tuple[int, ...]] | str | None:
+        """Dtype and shape of a float; None for None; the type's name of anything else."""
+        if self.value is None:
+            return None
+        if not isinstance(self.value, (float, np.ndarray, np.generic, cuda.ndarray)):
+            return type(self.value).__name__
+        dtype = getattr(self.value, "dtype", np.dtype(float))
+        return (dtype, np.shape(self.value)) if dtype.kind == "f" else str(dtype)
+
+    def on_host(self) -> Any:
+        return cuda.to_cpu(self.value) if isinstance(self.value, cuda.ndarray) else self.value
+
+    def put(self, mean: np.ndarray) -> None:
+        """Make ``mean`` the value: in the same array where there is one that can be written."""
+        value = self.value
+        if isinstance(value, cuda.ndarray) or (
+            isinstance(value, np.ndarray) and value.flags.writeable
+        ):
+            value[...] = self.link.xp.asarray(mean) if isinstance(value, cuda.ndarray) else mean
+        elif isinstance(value, (float, np.generic)):
+            setattr(self.link, self.attribute, type(value)(mean))
+        else:
+            setattr(self.link, self.attribute, self.link.device.send(mean))
+
+
+def _slots(model: Any) -> list[_Slot]:
+    """The persistent values of the model and its links."""
+    # Chainer has no public name for the set; 7.8.1 is its last release but for repairs.
+    return [
+        _Slot(link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute))
+        for path, link in model.namedlinks()
+        for attribute in link._persistent
+    ]
+
+
+def _agree(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
+    """The kinds of the floats, by name, and how many ranks have each."""
+    names = sorted({name for view in views for name in view})
+    kinds, counts = {}, {}
+    for name in names:
+        seen = [view.get(name, "missing") for view in views]
+        floats = [kind for kind in seen if isinstance(kind, tuple)]
+        if not floats:
+            continue
+        if any(kind is not None and kind != floats[0] for kind in seen):
+            raise RankMismatchError(
+                f"persistent value {name!r} has no mean, because it differs between ranks: "
+                + ", ".join(f"{_in_words(kind)} on rank {rank}" for rank, kind in enumerate(seen))
+                + "; build the same model on all ranks"
+            )
+        kinds[name], counts[name] = floats[0], len(floats)
+    return kinds, counts
+
+
+def _in_words(kind: Any) -> str:
+    return f"{kind[0]} of shape {kind[1]}" if isinstance(kind, tuple) else str(kind)

@@ -1,0 +1,143 @@
+"""The stop trigger that ends training on all ranks at once, when a value no longer improves."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+import numpy as np
+from chainer.training.triggers import EarlyStoppingTrigger
+
+from chainermn_comm import CommunicatorBase
+
+from ..agreement import call_or_raise, gather_or_raise, require_communicator
+from ..copying import SharesCommunicator
+from ..values import on_host
+
+
+class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
+    """Chainer's :class:`~chainer.training.triggers.EarlyStoppingTrigger` for all ranks together.
+
+    Pass it as ``stop_trigger`` to the :class:`~chainer.training.Trainer` of every rank. At
+    each check the mean of what all ranks observed since the last one is compared with the
+    best mean so far, so all ranks come to the same decision. Ranks that observed nothing
+    count nothing. Where none did, rank 0 warns, and training goes on.
+
+    Each call is collective (a sum of three integers): as soon as ``max_trigger`` fires on one
+    rank, all ranks stop, and as soon as ``check_trigger`` fires on one, all ranks check.
+    Either may thus be a trigger that depends on the rank, such as a
+    :class:`~chainer.training.triggers.TimeTrigger`.
+
+    Unlike Chainer's, it is saved with the trainer, so that a resumed training stops when
+    an uninterrupted one would have.
+
+    Args:
+        comm: the ranks.
+        check_trigger: when to compare: a trigger, or a tuple such as ``(1, 'epoch')``.
+        monitor: the observation to compare, such as ``'validation/main/loss'``: a number.
+        patience: the number of checks in a row without a better mean after which training
+            stops; None for 3. ``patients`` is accepted for it, as in Chainer.
+        mode: ``'min'`` or ``'max'``, what is better; ``'auto'`` takes ``'max'`` if
+            ``monitor`` has ``accuracy`` in it.
+        verbose: print on rank 0 when training stops early.
+        max_trigger: when to stop in any case.
+
+    Raises:
+        TypeError: ``comm`` is not a communicator.
+    """
+
+    best: float
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        check_trigger: Any = (1, "epoch"),
+        monitor: str = "main/loss",
+        patience: int | None = None,
+        mode: str = "auto",
+        verbose: bool = False,
+        max_trigger: Any = (100, "epoch"),
+        **kwargs: Any,
+    ) -> None:
+        require_communicator(comm, "MultiNodeEarlyStoppingTrigger")
+        verbose = verbose and comm.rank == 0
+        super().__init__(check_trigger, monitor, patience, mode, verbose, max_trigger, **kwargs)
+        self.comm = comm
+        self._observed = 0  # values in the summary
+        self._seen: Any = None  # the observation that was added last
+        self._trainer: Any = lambda: None  # a weak reference to the trainer
+
+    def __call__(self, trainer: Any) -> bool:
+        """Whether training should stop: the same answer on all ranks (collective).
+
+        Raises:
+            Exception: whatever a trigger raises on this rank (a
+                :class:`~chainermn_comm.errors.PeerError` on the others).
+        """
+        self._trainer = weakref.ref(trainer)
+        error: Exception | None = None
+        stop = check = False
+        try:
+            self._observe(trainer.observation)
+            stop, check = bool(self._max_trigger(trainer)), bool(self._interval_trigger(trainer))
+        except Exception as exception:
+            error = exception
+        flags = np.array([stop, check, error is not None], dtype=np.int64)
+        stops, checks, errors = self.comm.allreduce(flags)
+        if errors:
+            gather_or_raise(self.comm, error)
+        if stops:
+            return True
+        if not checks:
+            return False
+        stop = self._check()
+        if stop and self.verbose:
+            print(f"Epoch {trainer.updater.epoch}: early stopping")
+        return stop
+
+    def _observe(self, observation: dict[str, Any]) -> None:
+        """Add what was observed to the summary, once."""
+        if self.monitor in observation and observation is not self._seen:
+            self._summary.add({self.monitor: observation[self.monitor]})
+            self._observed += 1
+            self._seen = observation
+
+    def _check(self) -> bool:
+        """Compare the mean over ranks with the best so far (collective)."""
+        ranks = call_or_raise(self.comm, self._mean_here)
+        found = [each for each in ranks if each is not None]
+        if not found:
+            if self.comm.rank == 0:
+                warnings.warn(f"{self.monitor} is not in observation", stacklevel=3)
+            return False
+        # All ranks add up the same list in the same order, so they get the same bits.
+        current = sum(mean * count for mean, count in found) / sum(count for _, count in found)
+        self._init_summary()
+        self._observed = 0
+        if self._compare(current, self.best):
+            self.best = current
+            self.count = 0
+        else:
+            self.count += 1
+        return self._stop_condition()
+
+    def _mean_here(self) -> tuple[float, int] | None:
+        """This rank's mean since the last check, and of how many values; None without any."""
+        mean = self._summary.compute_mean().get(self.monitor)
+        return None if mean is None else (float(on_host(mean)), self._observed)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the best mean, the patience used up, and what was observed since."""
+        # A snapshot is taken within an iteration, before the trainer asks the stop trigger.
+        # Whoever resumes from it won't have this iteration's observation.
+        trainer = self._trainer()
+        if trainer is not None:
+            self._observe(trainer.observation)
+        self.count = serializer("count", self.count)
+        self.best = serializer("best", self.best)
+        self._observed = serializer("observed", self._observed)
+        self._summary.serialize(serializer["summary"])
+        for name, trigger in ("check", self._interval_trigger), ("max", self._max_trigger):
+            if hasattr(trigger, "serialize"):
+                trigger.serialize(serializer[name])

@@ -1,0 +1,125 @@
+"""The extension that combines what ranks observed, and shows the result to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import training
+
+from chainermn_comm import CommunicatorBase
+
+from ..agreement import bcast_or_raise, call_or_raise, require_communicator
+from ..copying import SharesCommunicator
+from ..values import as_number
+
+
+class ObservationAggregator(SharesCommunicator, training.Extension):
+    """Combines a reported value over all ranks, so that each rank's ``LogReport`` sees the same.
+
+    It runs at every iteration, after extensions that report values (such as evaluators) and
+    before those that read them. Values are kept until ``comm_trigger`` fires; then those of
+    all ranks are combined, and the result is the observation ``aggregated_key`` of that
+    iteration, on every rank. Ranks that observed nothing since add nothing. Where no rank
+    did, nothing is reported.
+
+    If ``aggregated_key`` is ``original_key``, a rank's own value is taken out of the
+    observation when it is kept, so that no log mixes it with the result.
+
+    Communication is collective: ``comm_trigger`` has to fire on all ranks at the same
+    iterations. What is kept is part of the trainer's snapshot.
+
+    Args:
+        comm: the ranks.
+        original_key: the observation to combine, such as ``'main/loss'``: a number, or an
+            array of numbers.
+        aggregated_key: the name of the result; ``original_key`` if None.
+        comm_trigger: when to combine: a trigger, or a tuple such as ``(1, 'epoch')``.
+        aggregator: called on rank 0 with a list of each rank's list of values, in rank
+            order, oldest first, in float64 or wider; it returns the result, any picklable
+            object. None for the mean of all values.
+
+    Raises:
+        TypeError: ``comm`` is not a communicator, or ``aggregator`` can't be called.
+    """
+
+    trigger = (1, "iteration")
+    priority = training.PRIORITY_EDITOR
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        original_key: str,
+        aggregated_key: str | None = None,
+        *,
+        comm_trigger: Any = (1, "iteration"),
+        aggregator: Callable[[list[list[Any]]], Any] | None = None,
+    ) -> None:
+        require_communicator(comm, "ObservationAggregator")
+        if aggregator is not None and not callable(aggregator):
+            raise TypeError(f"aggregator must be a function, not {type(aggregator).__name__}")
+        self.comm = comm
+        self.original_key = original_key
+        self.aggregated_key = original_key if aggregated_key is None else aggregated_key
+        self.comm_trigger = training.get_trigger(comm_trigger)
+        self.aggregator = aggregator
+        self._values: list[Any] = []  # kept as observed: reading a GPU's number would wait for it
+
+    def __call__(self, trainer: Any) -> None:
+        """Keep this iteration's value; combine those kept if it is time (collective then).
+
+        Raises:
+            TypeError: this rank observed something that is neither a number nor an array of
+                them (a :class:`~chainermn_comm.errors.PeerError` on the others).
+            Exception: whatever the aggregator raises, on rank 0 (a ``PeerError`` elsewhere).
+        """
+        observation = trainer.observation
+        if self.original_key in observation:
+            self._values.append(_copy(observation[self.original_key]))
+            if self.aggregated_key == self.original_key:
+                del observation[self.original_key]
+        if not self.comm_trigger(trainer):
+            return
+        try:
+            ranks = call_or_raise(self.comm, self._numbers)
+        finally:
+            self._values = []
+        if any(ranks):
+            observation[self.aggregated_key] = self._combine(ranks)
+
+    def _numbers(self) -> list[Any]:
+        return [as_number(self.original_key, value, "the training loop") for value in self._values]
+
+    def _combine(self, ranks: list[list[Any]]) -> Any:
+        if self.aggregator is None:  # all ranks add up the same list: they get the same bits
+            values = [value for rank in ranks for value in rank]
+            return sum(values) / len(values)
+        error: Exception | None = None
+        result = None
+        if self.comm.rank == 0:
+            try:
+                result = self.aggregator(ranks)
+            except Exception as exception:
+                error = exception
+        return bcast_or_raise(self.comm, error, result)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load what is kept, and the state of ``comm_trigger``."""
+        if hasattr(self.comm_trigger, "serialize"):
+            self.comm_trigger.serialize(serializer["comm_trigger"])
+        kept = serializer["values"]
+        if isinstance(serializer, chainer.Serializer):
+            serializer("count", len(self._values))
+            for index, value in enumerate(self._numbers()):
+                kept(str(index), np.asarray(value))
+        else:
+            self._values = [kept(str(index), None) for index in range(serializer("count", 0))]
+
+
+def _copy(value: Any) -> Any:
+    """A copy that stays as it is when the user's array changes."""
+    if isinstance(value, chainer.Variable):
+        value = value.array
+    return value.copy() if hasattr(value, "copy") else value

@@ -1,0 +1,185 @@
+"""The extension that says how fast all ranks train together, and what they spend the time on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chainer
+from chainer import training
+from chainer.backends import cuda
+
+from chainermn_comm import CommunicatorBase
+
+from ..agreement import call_or_raise, gather_or_raise, require_communicator
+from ..copying import SharesCommunicator
+from .timing import StepClock, TimedUpdater, time_calls
+
+
+class ThroughputReport(SharesCommunicator, training.Extension):
+    """Reports how fast all ranks train, what the time goes to, and which rank is the slowest.
+
+    Rank 0 prints a line each time it is triggered, by default once an epoch::
+
+        epoch 1, iteration 300: 5,123.4 examples/s on 4 ranks; a step takes 78.1 ms: 71 %
+        computing, 20 % waiting, 9 % on the wire; slowest: rank 2, which computes 1.31 times
+        the mean
+
+    and all ranks report the same observations, so that ``LogReport`` keeps them:
+    ``throughput/examples_per_second`` (all ranks' examples), ``throughput/seconds_per_step``
+    (the mean over ranks), the shares of it ``throughput/computing``, ``throughput/waiting``
+    and ``throughput/wire``, which add up to 1, and ``throughput/slowest_rank``.
+
+    A step is a call of the updater's ``update``: evaluation, snapshots and other extensions
+    don't count. *On the wire* is the time in the exchange of gradients (and of parameters, in
+    the first step). Just before it, the multi-node optimizer agrees on a few integers; what
+    a rank spends there is *waiting* for slower ranks, but for some microseconds. All else is
+    *computing*, reading the data included. The slowest rank is the one that computes longest.
+    What goes on behind a step, as with double buffering, is no part of it.
+
+    Nothing more is communicated in a step, and on CPUs timing costs some microseconds. On
+    GPUs the shares are measured in one step of 16, which waits for its kernels.
+
+    While the trainer runs, ``trainer.updater`` is an object that forwards to the original one,
+    and the calls of the optimizer's communicator are timed. Nothing is kept in snapshots: the
+    first report of a resumed training covers what was done since.
+
+    Calling it is collective: its trigger has to fire on all ranks at the same time.
+
+    Args:
+        comm: the ranks.
+
+    Raises:
+        TypeError: ``comm`` is not a communicator.
+    """
+
+    trigger = (1, "epoch")
+    default_name = "throughput"
+    priority = training.PRIORITY_WRITER
+
+    def __init__(self, comm: CommunicatorBase) -> None:
+        require_communicator(comm, "ThroughputReport")
+        self.comm = comm
+        self._clock = StepClock()
+        self._examples = 0.0  # how many there had been at the last report
+        self._undo: list[Callable[[], None]] = []
+
+    def initialize(self, trainer: Any) -> None:
+        """Start timing (collective).
+
+        Raises:
+            TypeError: the trainer's updater has no multi-node optimizer on this rank, or its
+                main iterator no data set (a :class:`~chainermn_comm.errors.PeerError` on the
+                others).
+        """
+        updater = trainer.updater
+        optimizers: list[Any] = []
+
+        def check() -> None:
+            optimizers.extend(_multi_node_optimizers(updater))
+            self._examples = _examples(updater)
+
+        call_or_raise(self.comm, check)
+        on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)
+        self._clock = StepClock(_wait_for_kernels if on_gpu else None)
+        self._undo.append(lambda: setattr(trainer, "updater", updater))
+        trainer.updater = TimedUpdater(updater, self._clock)
+        for optimizer in optimizers:
+            self._undo.append(time_calls(optimizer.communicator))
+
+    def finalize(self) -> None:
+        """Stop timing, and leave the trainer and its communicators as they were."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __call__(self, trainer: Any) -> None:
+        """Report on the steps since the last call (collective)."""
+        clock, examples = self._clock, _examples(trainer.updater)
+        mine = _Share(
+            examples - self._examples,
+            clock.steps,
+            clock.seconds,
+            clock.sampled,
+            clock.waiting,
+            clock.wire,
+        )
+        self._examples = examples
+        clock.clear()
+        ranks = gather_or_raise(self.comm, None, mine)
+        if not all(rank.steps and rank.sampled for rank in ranks):
+            return
+        summary = _summary(ranks)
+        prefix = self.name or self.default_name
+        chainer.report({f"{prefix}/{key}": value for key, value in summary.items()})
+        if self.comm.rank == 0:
+            updater = trainer.updater
+            print(f"epoch {updater.epoch}, iteration {updater.iteration}:", end=" ")
+            print(_line(summary, ranks), flush=True)
+
+
+class _Share(NamedTuple):
+    """What one rank did since the last report; see :class:`StepClock`."""
+
+    examples: float
+    steps: int
+    seconds: float
+    sampled: float
+    waiting: float
+    wire: float
+
+    @property
+    def computing(self) -> float:
+        """The time that was neither waiting nor on the wire."""
+        return self.seconds * (1 - (self.waiting + self.wire) / self.sampled)
+
+
+def _summary(ranks: list[_Share]) -> dict[str, float]:
+    sampled = sum(rank.sampled for rank in ranks)
+    waiting = sum(rank.waiting for rank in ranks) / sampled
+    wire = sum(rank.wire for rank in ranks) / sampled
+    return {
+        "examples_per_second": sum(r.examples for r in ranks) / max(r.seconds for r in ranks),
+        "seconds_per_step": sum(r.seconds for r in ranks) / sum(r.steps for r in ranks),
+        "computing": 1 - waiting - wire,
+        "waiting": waiting,
+        "wire": wire,
+        "slowest_rank": max(range(len(ranks)), key=lambda rank: ranks[rank].computing),
+    }
+
+
+def _line(summary: dict[str, float], ranks: list[_Share]) -> str:
+    slowest = int(summary["slowest_rank"])
+    times = [rank.computing for rank in ranks]
+    return (
+        f"{summary['examples_per_second']:,.1f} examples/s on {len(ranks)} ranks; a step takes "
+        f"{1000 * summary['seconds_per_step']:,.1f} ms: {100 * summary['computing']:.0f} % "
+        f"computing, {100 * summary['waiting']:.0f} % waiting, {100 * summary['wire']:.0f} % on "
+        f"the wire; slowest: rank {slowest}, which computes "
+        f"{times[slowest] * len(times) / sum(times):.2f} times the mean"
+    )
+
+
+def _multi_node_optimizers(updater: Any) -> list[Any]:
+    found = [
+        optimizer
+        for optimizer in updater.get_all_optimizers().values()
+        if isinstance(getattr(optimizer, "communicator", None), CommunicatorBase)
+    ]
+    if not found:
+        raise TypeError(
+            "ThroughputReport needs an updater with a multi-node optimizer: make it with "
+            "create_multi_node_optimizer"
+        )
+    return found
+
+
+def _examples(updater: Any) -> float:
+    """How many examples this rank has trained on, all epochs together."""
+    dataset = getattr(updater.get_iterator("main"), "dataset", None)
+    if dataset is None:
+        raise TypeError("ThroughputReport can't count examples: the main iterator has no data set")
+    return updater.epoch_detail * len(dataset) if len(dataset) else 0.0
+
+
+def _wait_for_kernels() -> None:
+    cuda.cupy.cuda.get_current_stream().synchronize()

@@ -1,0 +1,137 @@
+"""The state of a Chainer object as NumPy arrays, and in a file that needs no pickle to be read."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+from chainer.serializers import DictionarySerializer, NpzDeserializer
+
+# Names that begin with it are ours; the others are what Chainer calls them.
+OWN = "chainermn/"
+# The names that have the value None, for which NumPy would pickle.
+_NONE = OWN + "none"
+
+
+class StateError(ValueError):
+    """A stored state doesn't fit the object that it is loaded into."""
+
+
+def capture(target: Any) -> dict[str, np.ndarray]:
+    """The state of ``target``.
+
+    Args:
+        target: has Chainer's ``serialize``: a trainer, updater, optimizer, link or iterator.
+
+    Returns:
+        Arrays by name, in host memory. They may be those of ``target``, and change with it.
+
+    Raises:
+        TypeError: it has no ``serialize``, or a value that only pickle could store.
+    """
+    if not callable(getattr(target, "serialize", None)):
+        raise TypeError(
+            f"a checkpoint holds what Chainer can serialize, not {type(target).__name__}: "
+            "give a trainer, updater, optimizer, link or iterator"
+        )
+    serializer = DictionarySerializer()
+    serializer.save(target)
+    arrays: dict[str, np.ndarray] = {}
+    none: list[str] = []
+    for name, value in serializer.target.items():
+        array = np.asarray(value)
+        if name.startswith(OWN):
+            raise ValueError(f"names that begin with {OWN!r}, as {name!r} does, are not free")
+        if array.dtype.hasobject:
+            if array.shape != () or array[()] is not None:
+                raise TypeError(
+                    f"{name!r} can't be stored in a checkpoint: only pickle could store "
+                    f"{_kind(array)}, and a checkpoint is never unpickled; let its `serialize` "
+                    "store numbers, strings, None or arrays of them"
+                )
+            none.append(name)
+        else:
+            arrays[name] = array
+    arrays[_NONE] = np.array(none, dtype=np.str_)
+    return arrays
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"an object of {type(array[()]).__name__}" if array.ndim == 0 else "an array of objects"
+
+
+def write_npz(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as :func:`numpy.savez` does; the file needs only ``write`` and ``flush``."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(name + ".npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+class StoredState(Mapping[str, Any]):
+    """The arrays of an open file of :func:`write_npz`, read when they are asked for."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._npz = np.load(file, allow_pickle=False)
+        self._none = set(self._npz[_NONE].tolist()) if _NONE in self._npz else set()
+        self._last: tuple[str, Any] = ("", None)  # it is asked for twice: for its shape first
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._none:
+            return np.asarray(None)
+        if name not in self._npz:
+            raise KeyError(name)
+        if name != self._last[0]:
+            self._last = (name, self._npz[name])
+        return self._last[1]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._none or name in self._npz
+
+    def __iter__(self) -> Any:
+        return iter([*self._npz.files, *self._none])
+
+    def __len__(self) -> int:
+        return len(self._npz.files) + len(self._none)
+
+
+def restore(target: Any, state: Mapping[str, Any]) -> None:
+    """Give ``target`` a stored state.
+
+    Args:
+        target: made as that one whose state was captured.
+        state: arrays by name.
+
+    Raises:
+        StateError: the state lacks something, or an array has another shape than that of
+            ``target``, which may be partly loaded then.
+    """
+    try:
+        _CheckedDeserializer(state).load(target)
+    except KeyError as error:
+        raise StateError(
+            f"the stored state lacks {error}: it was taken of an "
+            "object that was made differently (other layers, optimizer or extensions?)"
+        ) from error
+
+
+class _CheckedDeserializer(NpzDeserializer):
+    """Refuses arrays of another shape, which NumPy would repeat to fill the one that is there."""
+
+    def __getitem__(self, key: str) -> _CheckedDeserializer:
+        return _CheckedDeserializer(self.npz, f"{self.path}{key.strip('/')}/")
+
+    def __call__(self, key: str, value: Any) -> Any:
+        shape = getattr(value, "shape", None)
+        name = self.path + key.lstrip("/")
+        if shape is not None and name in self.npz:
+            stored = self.npz[name]
+            if stored.dtype != object and stored.shape != shape:
+                raise StateError(
+                    f"{name!r} has shape {stored.shape} in the stored state and {shape} here: it "
+                    "was taken of an object that was made differently, or it belongs to a rank "
+                    "(the order of its examples, for one) and their number has changed"
+                )
+        return super().__call__(key, value)

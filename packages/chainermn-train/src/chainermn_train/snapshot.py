@@ -1,0 +1,245 @@
+"""Chainer's snapshots for several ranks: ranks that have the same state share one file."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer.training import Extension
+from chainer.training.extensions._snapshot import _Snapshot  # it has no public name
+from chainer.training.extensions.snapshot_writers import SimpleWriter
+
+from chainermn_comm import CommunicatorBase
+
+from .agreement import call_or_raise, require_communicator
+from .npz_state import OWN, StateError, StoredState, capture, restore
+from .synchronized import spare_broadcasts
+
+_TAKEN_BY = OWN + "taken_by"  # int64 of shape (3,): replica set, sets that were named, ranks
+
+
+def multi_node_snapshot(
+    comm: CommunicatorBase,
+    snapshot: Any,
+    replica_sets: Iterable[int | Iterable[int]],
+) -> MultiNodeSnapshot:
+    """Make a snapshot extension write one file for each set of ranks that have the same state.
+
+    For trainers that are the same on all ranks but, say, for reports on rank 0. With
+    ``autoload``, each set's first rank reads its file and gives it to the others, also where
+    the number of ranks has changed since. That only works for state that belongs to no rank:
+    where ranks hold different examples, iterators belong to theirs. Use
+    :func:`create_multi_node_checkpointer` to go on exactly as before.
+
+        snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
+        trainer.extend(snapshot, trigger=(1, "epoch"))  # files of rank 0, and of all others
+
+    Files are called as the snapshot says, and ``.<number of the set>``, unless
+    ``replica_sets`` is empty. Nothing is pickled, nor unpickled.
+
+    Args:
+        comm: the ranks that train together.
+        snapshot: what :func:`chainer.training.extensions.snapshot` returned.
+        replica_sets: each a rank or several ranks; those not named are one more set. The same
+            on all ranks. So ``[]`` means that all have the same state.
+
+    Returns:
+        The extension, to be used on all ranks (collective when it is called and initialized).
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: a rank doesn't exist or is named twice; or the snapshot would also be taken
+            on errors, which the other ranks may not have.
+    """
+    require_communicator(comm, "multi_node_snapshot")
+    if not isinstance(snapshot, _Snapshot):
+        raise TypeError(
+            "multi_node_snapshot needs what chainer.training.extensions.snapshot returns, not "
+            f"{type(snapshot).__name__}"
+        )
+    if snapshot._snapshot_on_error:
+        raise ValueError(
+            "a snapshot of several ranks can't be taken on an error (snapshot_on_error=True): "
+            "the others may not have one; create_multi_node_checkpointer keeps what it saved"
+        )
+    named = [_ranks(each, comm.size) for each in replica_sets]
+    return MultiNodeSnapshot(comm, snapshot, named)
+
+
+def _ranks(replica_set: Any, size: int) -> list[int]:
+    try:
+        several = replica_set if isinstance(replica_set, Iterable) else [replica_set]
+        ranks = sorted(operator.index(rank) for rank in several)
+    except TypeError:
+        raise TypeError(f"a replica set is a rank or several ranks, not {replica_set!r}") from None
+    if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+        raise ValueError(f"the replica set {ranks} must name some of the ranks 0 to {size - 1}")
+    return ranks
+
+
+class MultiNodeSnapshot(Extension):
+    """What :func:`multi_node_snapshot` makes."""
+
+    default_name = "multi_node_snapshot"
+
+    def __init__(
+        self, comm: CommunicatorBase, snapshot: Any, named: Sequence[Sequence[int]]
+    ) -> None:
+        rest = sorted(set(range(comm.size)).difference(*named))
+        sets = [*named, rest] if rest else [*named]
+        if sum(map(len, sets)) != comm.size:
+            raise ValueError(f"a rank is named twice in the replica sets {list(named)}")
+        self.trigger = snapshot.trigger
+        self.priority = snapshot.priority
+        self._comm = comm
+        self._set = next(index for index, ranks in enumerate(sets) if comm.rank in ranks)
+        self._named = len(named)
+        self._masters = [ranks[0] for ranks in sets]
+        self._master = comm.rank in self._masters
+        self._autoload = snapshot.autoload
+        self._settings = (sets, self._named, bool(snapshot.autoload))
+        self._snapshot = copy.copy(snapshot)
+        self._snapshot.autoload = False
+        self._suffix = f".{self._set}" if named else ""
+        name = snapshot.filename
+        if callable(name):
+            self._snapshot.filename = lambda trainer: name(trainer) + self._suffix
+        else:
+            self._snapshot.filename = name + self._suffix
+
+    def __call__(self, trainer: Any) -> None:
+        """Take a snapshot, where the condition of each set's first rank holds (collective).
+
+        All ranks serialize, since some objects can only do so together.
+        """
+        wanted = call_or_raise(self._comm, self._snapshot.condition)
+        if not any(wanted[master] for master in self._masters):
+            return
+        state: dict[str, np.ndarray] = {}
+        call_or_raise(self._comm, lambda: state.update(capture(self._target(trainer))))
+        state[_TAKEN_BY] = np.array([self._set, self._named, self._comm.size])
+        mine = self._master and wanted[self._comm.rank]
+        call_or_raise(self._comm, lambda: self._write(trainer, state) if mine else None)
+
+    def initialize(self, trainer: Any) -> None:
+        """Load the newest snapshot, if ``autoload`` says so (collective).
+
+        Raises:
+            RuntimeError: on all ranks: only some sets have a snapshot.
+            ValueError: the snapshot doesn't fit the trainer: another model, or a state that
+                belongs to a rank while their number has changed.
+            PeerError: another rank raised.
+        """
+        views = call_or_raise(self._comm, lambda: self._settings)
+        if any(view != views[0] for view in views):
+            raise ValueError(
+                "multi_node_snapshot has arguments that differ between ranks (sets, how many were "
+                "named, autoload): "
+                + ", ".join(f"{view} on rank {rank}" for rank, view in enumerate(views))
+            )
+        if self._autoload and not callable(self._snapshot.filename):
+            self._load(trainer)
+        if self._master:
+            self._snapshot.initialize(trainer)
+
+    def finalize(self) -> None:
+        """Wait for a writer in the background."""
+        self._snapshot.finalize()
+
+    def _target(self, trainer: Any) -> Any:
+        return trainer if self._snapshot._target is None else self._snapshot._target
+
+    def _write(self, trainer: Any, state: dict[str, np.ndarray]) -> None:
+        name, writer = self._snapshot.filename, self._snapshot.writer
+        if not isinstance(writer, SimpleWriter):  # it writes while training goes on
+            state = {key: array.copy() for key, array in state.items()}
+        writer(name(trainer) if callable(name) else name.format(trainer), trainer.out, state)
+
+    def _load(self, trainer: Any) -> None:
+        found = call_or_raise(self._comm, lambda: self._found(Path(trainer.out)))
+        found = [found[master] for master in self._masters]
+        if not any(found):
+            return
+        shared = set(found[0]).intersection(*found)
+        if not shared:
+            raise RuntimeError(
+                f"rank {self._comm.rank}: there is no snapshot that all replica sets have in "
+                f"{trainer.out}: "
+                + "; ".join(
+                    f"set {index} (read by rank {master}) has {names or 'none'}"
+                    for index, (master, names) in enumerate(zip(self._masters, found, strict=True))
+                )
+            )
+        newest = [name for name in found[0] if name in shared][-1]
+        ahead = sorted({names[-1] for names in found} - {newest})
+        if ahead and self._comm.rank == 0:
+            text = f"{', '.join(ahead)} skipped: not all replica sets have it; loading {newest}"
+            print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
+        path = Path(trainer.out, newest + self._suffix)
+        state: dict[str, Any] = {}
+        call_or_raise(self._comm, lambda: state.update(_read(path)) if self._master else None)
+        state = self._shared(state)
+        call_or_raise(self._comm, lambda: self._restore(self._target(trainer), state, newest))
+        spare_broadcasts(self._comm, self._target(trainer))
+
+    def _found(self, folder: Path) -> list[str]:
+        """This set's snapshots without their suffix, oldest first, at its first rank."""
+        if not self._master or not folder.is_dir():
+            return []
+        name = self._snapshot.filename.removesuffix(self._suffix)
+        prefix, suffix = name.split("{")[0], name.split("}")[-1] if "{" in name else ""
+        _sweep(folder, prefix)
+        pattern = re.compile(re.escape(prefix) + ".*" + re.escape(suffix + self._suffix))
+        paths = [folder / each for each in os.listdir(folder) if pattern.fullmatch(each)]
+        paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+        return [path.name.removesuffix(self._suffix) for path in paths]
+
+    def _shared(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state of the first rank of this rank's set (collective)."""
+        members = self._comm.split(self._set, self._comm.rank)
+        try:
+            return members.bcast_obj(state)
+        finally:
+            members.finalize()
+
+    def _restore(self, target: Any, state: dict[str, Any], name: str) -> None:
+        index, named, size = state[_TAKEN_BY].tolist()
+        if (index, named) != (self._set, self._named):
+            raise StateError(
+                f"the snapshot {name} was taken by replica set {index} with {named} sets named, "
+                f"not by set {self._set} with {self._named}"
+            )
+        try:
+            restore(target, state)
+        except ValueError as error:
+            raise StateError(
+                f"the snapshot {name}, taken with {size} ranks, doesn't fit this job with "
+                f"{self._comm.size}: {error}"
+            ) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        try:
+            state = dict(StoredState(file))
+        except Exception as error:  # a damaged file may lead zipfile to raise anything
+            raise StateError(f"{path} can't be read as a snapshot: {error}") from error
+    if _TAKEN_BY not in state:
+        raise StateError(f"{path} was not taken by multi_node_snapshot")
+    return state
+
+
+def _sweep(folder: Path, prefix: str) -> None:
+    """Remove the folders in which killed jobs of Chainer's writers left half a snapshot."""
+    if prefix:
+        for path in folder.glob("tmp*"):
+            if path.name.startswith("tmp" + prefix) and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)

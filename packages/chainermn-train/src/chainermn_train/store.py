@@ -1,0 +1,128 @@
+"""The folder that a job saves its checkpoints in: commits them, and removes those not needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from chainermn_comm import CommunicatorBase
+
+from .agreement import call_or_raise
+from .commit_record import CommitRecord
+from .durable import Contents, sync_folder, write_durably
+from .generations import Generations
+from .resume import survey, sweep
+
+
+class Store:
+    """The generations in one folder (that of rank 0 has the records); methods are collective.
+
+    Attributes:
+        generations: what the files are called; each rank may have its own folder.
+        committed: iterations that have a record.
+        damaged: those of them that were found damaged.
+    """
+
+    def __init__(
+        self, comm: CommunicatorBase, generations: Generations, damaged: Iterable[int] = ()
+    ) -> None:
+        """Make the folder, or find what is there and remove what a killed job left half done."""
+        self._comm = comm
+        self.generations = generations
+        call_or_raise(comm, lambda: _make(generations.folder))
+        found = survey(comm, generations)
+        sweep(comm, generations, found)
+        self.committed = set(found.records)
+        self.damaged = self.committed.intersection(damaged)
+
+    def path(self, iteration: int) -> Path:
+        """This rank's file of a generation."""
+        return self.generations.state(self._comm.rank, iteration)
+
+    def make_room(self, iteration: int) -> None:
+        """Prepare for a new generation; one of that iteration is no longer committed then.
+
+        Raises:
+            ValueError: there is a newer one, on all ranks.
+        """
+        newest = max(self.committed - self.damaged, default=0)
+        if iteration < newest:
+            raise ValueError(
+                f"rank {self._comm.rank}: a checkpoint at iteration {iteration} would never be "
+                f"used, because {self.generations.folder} has one of iteration {newest}: call "
+                "maybe_load before training to go on from there, remove the files, or give the "
+                "run another name"
+            )
+        if iteration in self.committed:
+            self.remove([iteration])
+
+    def commit(self, iteration: int, written: Callable[[], Contents]) -> None:
+        """Write the record once every rank's file is on the disk.
+
+        Args:
+            iteration: of the generation.
+            written: writes this rank's file, or waits for it.
+
+        Raises:
+            Exception: whatever failed; nothing of the generation is left then.
+        """
+        try:
+            files = call_or_raise(self._comm, written)
+            record = CommitRecord(self.generations.name, iteration, files)
+            self._at_root(lambda: _write_record(self.generations.record(iteration), record))
+        except Exception:
+            with contextlib.suppress(OSError):
+                self._remove_records([iteration])
+                self.path(iteration).unlink(missing_ok=True)
+            raise
+        self.committed.add(iteration)
+        self.damaged.discard(iteration)
+
+    def collect(self, cp_interval: int, gc_interval: int) -> None:
+        """Once there are ``gc_interval`` generations more, keep the newest ``cp_interval``."""
+        whole = sorted(self.committed - self.damaged)
+        if len(whole) - cp_interval >= gc_interval:
+            oldest = whole[-cp_interval]
+            self.remove([each for each in self.committed if each < oldest])
+
+    def clear(self) -> None:
+        """Remove all generations; the newest last, so that a job killed here can go on from it."""
+        newest = {max(self.committed - self.damaged, default=0)}
+        self.remove(self.committed - newest)
+        self.remove(self.committed & newest)
+
+    def remove(self, iterations: Iterable[int]) -> None:
+        """Remove generations: their records first, so that none is left without its files."""
+        iterations = sorted(iterations)
+        if not iterations:
+            return
+        self._at_root(lambda: self._remove_records(iterations))
+        call_or_raise(self._comm, lambda: _unlink(map(self.path, iterations)))
+        self.committed.difference_update(iterations)
+        self.damaged.difference_update(iterations)
+
+    def _remove_records(self, iterations: Iterable[int]) -> None:
+        if self._comm.rank == 0:
+            _unlink(map(self.generations.record, iterations))
+            sync_folder(self.generations.folder)
+
+    def _at_root(self, action: Callable[[], Any]) -> None:
+        """Do something on rank 0 before any rank goes on."""
+        call_or_raise(self._comm, action if self._comm.rank == 0 else lambda: None)
+
+
+def _make(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def _write_record(path: Path, record: CommitRecord) -> None:
+    write_durably(path, lambda file: file.write(record.encode()))
+
+
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)

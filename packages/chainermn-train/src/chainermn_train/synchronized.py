@@ -1,0 +1,43 @@
+"""Spares multi-node optimizers the broadcast of parameters that were loaded equal on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from chainer.backends import cuda
+
+from chainermn_comm import CommunicatorBase
+
+from .agreement import gather_or_raise
+from .optimizer import MultiNodeOptimizer
+
+
+def spare_broadcasts(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:
+    """Tell optimizers that their parameters are synchronized, if they are (collective).
+
+    Args:
+        comm: the ranks that train together.
+        target: a trainer or an updater, whose optimizers are told; others are left alone.
+        optimizer: another optimizer to tell.
+    """
+    updater = getattr(target, "updater", target)
+    optimizers = list(getattr(updater, "get_all_optimizers", dict)().values())
+    if all(optimizer is not each for each in optimizers):
+        optimizers.append(optimizer)
+    ours = [each for each in optimizers if isinstance(each, MultiNodeOptimizer) and each.target]
+    views = gather_or_raise(comm, None, [_digest(each.target) for each in ours])
+    for index, each in enumerate(ours):
+        if len({tuple(view[index : index + 1]) for view in views}) == 1:
+            each.assume_synchronized()
+
+
+def _digest(model: Any) -> str:
+    """A checksum of the names, dtypes, shapes and values of a model's initialised parameters."""
+    digest = hashlib.sha256()
+    for name, param in sorted(model.namedparams()):
+        if param.is_initialized:
+            array = cuda.to_cpu(param.array)
+            digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()

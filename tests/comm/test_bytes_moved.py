@@ -1,0 +1,126 @@
+"""The bytes that a rank moves for a mean do not grow with the number of ranks: they are counted."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from .models import with_grads
+
+pytestmark = pytest.mark.world
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+MANY_RANKS = (2, 3, 4, 5, 6, 8)
+ON_ONE_NODE = ("hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
+# Each rank's record in an agreement, and what the ways tell each other: not the gradients' bytes.
+TALK = 4096
+# Arrays of less than 1 MiB go through the window; larger ones now and then in place.
+SHARED = {f"p{i}": 100_003 for i in range(8)}
+TINY = {f"p{i:03}": 100 for i in range(700)}
+IN_PLACE = {f"p{i}": (1 << 18) + i for i in range(6)}
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The benchmark's module of that name."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    yield importlib.import_module("counted")
+    sys.modules.pop("counted")
+
+
+def model_and_mean(world, sizes: dict[str, int]):
+    """This rank's gradients, and the mean that they must become."""
+    rows = [
+        {name: np.arange(size, dtype="f4") % 1000 * (rank + 1) for name, size in sizes.items()}
+        for rank in range(world.size)
+    ]
+    mean = {name: sum(row[name] for row in rows) / world.size for name in sizes}
+    return with_grads(**rows[world.rank]), mean
+
+
+def counts_of_calls(counted, comm, name, sizes, wire=None, calls=1):
+    """What this rank moves in each of some calls, after the first, which tries the memory out."""
+    found = []
+    with counted.counted(name, comm, wire) as (communicator, counts):
+        for _ in range(1 + calls):
+            model, mean = model_and_mean(comm, sizes)
+            counts.forget()
+            communicator.allreduce_grad(model)
+            found.append(counted.Counts(**vars(counts)))
+            for key, expected in mean.items():
+                np.testing.assert_allclose(model[key].grad, expected, rtol=1e-2)
+    return found[1:]
+
+
+def nbytes_of(sizes: dict[str, int], wire: str | None = None) -> int:
+    return sum(sizes.values()) * np.dtype(wire or "f4").itemsize
+
+
+@pytest.mark.sizes(*MANY_RANKS)
+@pytest.mark.parametrize("sizes", [SHARED, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize(
+    ("name", "wire"), [*((name, None) for name in ON_ONE_NODE), ("hierarchical", "float16")]
+)
+def test_a_rank_writes_and_reads_shared_memory_a_few_times(world, counted, name, sizes, wire):
+    nbytes = nbytes_of(sizes, wire)
+    (counts,) = counts_of_calls(counted, world, name, sizes, wire)
+    assert counts.sent + counts.received < TALK
+    if world.size == 2:  # packed; and the other's, with what is packed of one's own
+        assert counts.written == nbytes
+        assert nbytes <= counts.read <= 2 * nbytes
+    else:  # packed, and a shard of sums written; a shard of all ranks and all sums read
+        assert counts.written == pytest.approx((1 + 1 / world.size) * nbytes, rel=1e-3)
+        assert counts.read == pytest.approx(2 * nbytes, rel=1e-3)
+
+
+@pytest.mark.sizes(*MANY_RANKS)
+@pytest.mark.parametrize("name", ["hierarchical", "single_node", "naive", "flat"])
+def test_large_gradients_are_moved_at_most_four_times_on_any_number_of_ranks(world, counted, name):
+    nbytes = nbytes_of(IN_PLACE)
+    found = counts_of_calls(counted, world, name, IN_PLACE, calls=3)
+    assert all(counts.moved <= 4 * nbytes + TALK for counts in found)
+    # Both ways were taken where there are two, and counted.
+    in_messages = [counts.sent + counts.received > nbytes for counts in found]
+    assert any(in_messages)
+    assert all(in_messages) == (name in ("naive", "flat"))
+
+
+@pytest.mark.sizes(4)
+def test_more_ranks_move_no_more(world, counted):
+    moved = {}
+    for size in (3, 4):
+        part = world.Split(int(world.rank < size), world.rank)
+        if world.rank < size:
+            (counts,) = counts_of_calls(counted, part, "hierarchical", SHARED)
+            moved[size] = counts.moved
+        part.Free()
+    assert moved[4] <= moved.get(3, moved[4]) + TALK
+
+
+@pytest.mark.sizes(3, 4)
+def test_sums_that_each_rank_takes_of_all_would_be_noticed(world, counted, monkeypatch):
+    monkeypatch.setattr("chainermn_comm.node_stream.REDUNDANT_RANKS", world.size)
+    (counts,) = counts_of_calls(counted, world, "hierarchical", TINY)
+    assert counts.read == world.size * nbytes_of(TINY)
+
+
+@pytest.mark.sizes(2)
+def test_shared_memory_can_not_be_touched_uncounted(counted):
+    counts = counted.Counts()
+    memory = counted.Counted(np.arange(8, dtype="f4"), counts)
+    for touch in (memoryview, np.sum, np.array_equal, lambda it: it.sum(), lambda it: it.copy()):
+        with pytest.raises((TypeError, AttributeError)):
+            touch(memory) if touch is not np.array_equal else touch(memory, memory)
+    plain = np.zeros(4, "f4")
+    plain[:] = memory[:4]
+    plain += memory[4:]
+    memory[2:5] = 7
+    np.add(plain, plain, out=memory[:4])
+    assert (counts.read, counts.written) == (32, 28)
+    assert (plain == [4, 6, 8, 10]).all()

@@ -1,0 +1,169 @@
+"""A training job that goes on from its checkpoints, and kills itself where it is told to.
+
+    python killed.py '{"out": FOLDER, "stop": 12, "background": false, "kill": KILL or null}'
+
+A KILL has a "rank", and by "at" the function below that prepares it, and its arguments. Prints
+the iteration that the job goes on from, and at its end a digest of all that was trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import threading
+
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+
+from chainermn_comm import create_communicator
+from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
+from chainermn_train.checkpoint import MultiNodeCheckpointer
+from chainermn_train.npz_state import capture
+
+INTERVAL = 3  # iterations between saves
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_at(owner, name, now, after=False):
+    """Replace a function by one that kills this process when `now(*arguments)`."""
+    real = getattr(owner, name)
+
+    def function(*arguments, **options):
+        fatal = now(*arguments)
+        if fatal and not after:
+            die()
+        result = real(*arguments, **options)
+        if fatal:
+            die()
+        return result
+
+    setattr(owner, name, function)
+
+
+def at_save(updater, iteration):
+    """As a save begins."""
+    kill_at(MultiNodeCheckpointer, "save", lambda *_: updater.iteration == iteration)
+
+
+def at_write(updater, iteration, arrays=10):
+    """When some arrays of a file have been written, of more."""
+    written = []
+
+    def now(*_):
+        written.append(updater.iteration)
+        return written.count(iteration) > arrays
+
+    kill_at(np.lib.format, "write_array", now)
+
+
+def at_sync(updater, iteration):
+    """When a whole file has been written, and nothing done to keep it."""
+    kill_at(os, "fsync", lambda _: updater.iteration == iteration)
+
+
+def at_replace(updater, path, after=False):
+    """Before a file gets its name, or after."""
+    kill_at(os, "replace", lambda _, target: target.name == path, after)
+
+
+def at_unlink(updater, path, after=False):
+    """Before a file is removed, or after."""
+    kill_at(pathlib.Path, "unlink", lambda file, **_: file.name == path, after)
+
+
+def at_step(updater, iteration):
+    """When the loss of a step has been computed."""
+    kill_at(Model, "forward", lambda *_: updater.iteration == iteration - 1, after=True)
+
+
+def at_mean(updater, iteration):
+    """When other ranks wait in the mean of a step's gradients."""
+    owner = type(updater.get_optimizer("main").communicator)
+    kill_at(owner, "multi_node_mean_grad", lambda *_: updater.iteration == iteration - 1)
+
+
+def at_moment(updater, iteration, seconds):
+    """So long after a step began, whatever goes on then."""
+    real = Model.forward
+
+    def forward(self, x, y):
+        if updater.iteration == iteration - 1:
+            threading.Timer(seconds, die).start()
+        return real(self, x, y)
+
+    Model.forward = forward
+
+
+class Model(chainer.Chain):
+    """Its loss draws from NumPy's generator and from Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.hidden = L.Linear(None, 8)
+            self.norm = L.BatchNormalization(8)
+            self.out = L.Linear(8, 1)
+
+    def forward(self, x, y):
+        h = chainer.functions.dropout(self.norm(self.hidden(x)), 0.3)
+        loss = chainer.functions.mean_squared_error(self.out(h), y) * (1 + random.random())
+        chainer.report({"loss": loss}, self)
+        return loss
+
+
+def make_trainer(comm, out, stop):
+    random.seed(comm.rank)
+    np.random.seed(comm.rank)
+    x = np.random.uniform(size=(10, 4)).astype("f4")
+    dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
+    iterator = chainer.iterators.SerialIterator(dataset, 4)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(Model())
+    updater = training.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(updater, (stop, "iteration"), out=out)
+    trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(2, "iteration"))
+    if comm.rank == 0:
+        trainer.extend(extensions.LogReport(trigger=(4, "iteration")))
+    return trainer
+
+
+def digest(updater) -> str:
+    """Of parameters, statistics, the optimizer's and the iterator's state, and generators."""
+    state = {**capture(updater), "random": np.array([random.random(), np.random.uniform()])}
+    found = hashlib.sha256()
+    for name, array in sorted(state.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    comm = create_communicator("flat")
+    trainer = make_trainer(comm, options["out"], options["stop"])
+    checkpointer = create_multi_node_checkpointer(
+        "run", comm, cp_interval=1, gc_interval=1, background=options["background"]
+    )
+    trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
+    begin = checkpointer.maybe_load(trainer)
+    if comm.rank == 0:
+        print(f"BEGIN {begin or 0}\n", end="", flush=True)
+    kill = options["kill"]
+    if kill is not None and kill.pop("rank") == comm.rank:
+        globals()[f"at_{kill.pop('at')}"](trainer.updater, **kill)
+    trainer.run()
+    # In one piece, since the ranks share the output.
+    print(f"END {comm.rank} {digest(trainer.updater)}\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()

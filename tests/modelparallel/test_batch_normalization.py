@@ -1,0 +1,389 @@
+"""`MultiNodeBatchNormalization` on parts of a batch, against `BatchNormalization` on all of it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import Variable
+
+from chainermn_comm import PeerError, RankMismatchError
+from chainermn_modelparallel import MultiNodeBatchNormalization, pseudo_connect
+
+pytestmark = pytest.mark.world
+
+# How many examples each rank has.
+SHARDS = {
+    "even": (3, 3, 3, 3),
+    "uneven": (5, 1, 3, 2),
+    "first empty": (0, 4, 1, 3),
+    "last empty": (2, 0, 3, 0),
+    "one in all": (1, 0, 0, 0),
+}
+# Shape of an example, number of channels, axes that are averaged over.
+FORMS: dict[str, tuple[tuple[int, ...], Any, Any]] = {
+    "vectors": ((4,), 4, None),
+    "images": ((3, 2, 5), 3, None),
+    "channels of two axes": ((3, 2, 2), (3, 2), None),
+    "channels last": ((2, 5, 3), None, (0, 1, 2)),
+}
+TOLERANCE = {np.float16: 5e-3, np.float32: 2e-5, np.float64: 1e-12}
+
+COMBINATIONS = [
+    *itertools.product(SHARDS, FORMS, [np.float64]),
+    *itertools.product(["uneven", "first empty"], ["images"], [np.float16, np.float32]),
+]
+
+
+class Both:
+    """The link on this rank's part, and Chainer's on the whole batch, from the same numbers."""
+
+    def __init__(
+        self, comm: Any, random: Any, shards: str, form: str, dtype: Any, **options: Any
+    ) -> None:
+        shape, size, axis = FORMS[form]
+        counts = SHARDS[shards][: comm.size]
+        counts = counts if any(counts) else (2,)  # Chainer's own fails with nothing at all
+        ends = np.cumsum(counts)
+        self.mine = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
+        self.comm = comm
+        self.dtype = dtype
+        self.data = (random.standard_normal((ends[-1], *shape)) * 3 + 5).astype(dtype)
+        self.weights = random.standard_normal((ends[-1], *shape)).astype(dtype)
+        self.channels = channels = size if axis is None else 3
+        # The reference of float16 is computed in float32.
+        self.wide = np.dtype(np.float32 if dtype == np.float16 else dtype)
+        options.setdefault("dtype", self.wide)
+        options.setdefault("initial_gamma", random.uniform(0.5, 2, channels).astype(self.wide))
+        options.setdefault("initial_beta", random.standard_normal(channels).astype(self.wide))
+        self.alone = L.BatchNormalization(size, axis=axis, **(options | {"dtype": self.wide}))
+        self.link = MultiNodeBatchNormalization(size, comm, axis=axis, **options)
+
+    def total(self, array: Any) -> Any:
+        """The sum over ranks, by way of pickles."""
+        rows = self.comm.allgather_obj(array)
+        return sum(row.astype(self.wide) for row in rows)
+
+    def close(self, actual: Any, desired: Any) -> None:
+        """Equal but for rounding, of the largest values too: sums contain them."""
+        tolerance = TOLERANCE[self.dtype] * max(1, np.abs(desired).max(initial=0))
+        np.testing.assert_allclose(actual, desired, rtol=TOLERANCE[self.dtype], atol=tolerance)
+
+
+@pytest.mark.filterwarnings("ignore:A batch with no more than one sample")  # Chainer's own link
+@pytest.mark.parametrize(("shards", "form", "dtype"), COMBINATIONS)
+def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype):
+    both = Both(comm, random, shards, form, dtype)
+    for _ in range(2):  # twice, for the running statistics
+        both.alone.cleargrads()
+        both.link.cleargrads()
+        x, w = Variable(both.data.astype(both.wide)), both.weights.astype(both.wide)
+        y = both.alone(x)
+        F.sum(y * y * w).backward()
+        mine = Variable(both.data[both.mine])
+        z = both.link(mine)
+        F.sum(F.cast(z * z * both.weights[both.mine], both.wide)).backward()
+        assert z.dtype == mine.grad.dtype == dtype
+        both.close(z.array, y.array[both.mine])
+        both.close(mine.grad, x.grad[both.mine])
+        both.close(both.total(both.link.gamma.grad), both.alone.gamma.grad)
+        both.close(both.total(both.link.beta.grad), both.alone.beta.grad)
+        both.close(both.link.avg_mean, both.alone.avg_mean)
+        both.close(both.link.avg_var, both.alone.avg_var)
+    with chainer.using_config("train", False):
+        both.close(
+            both.link(both.data[both.mine]).array,
+            both.alone(both.data.astype(both.wide)).array[both.mine],
+        )
+
+
+@pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shards", SHARDS)
+def test_second_derivatives_are_those_of_the_whole_batch(comm, random, shards, form):
+    both = Both(comm, random, shards, form, np.float64, eps=1e-3)
+    v = random.standard_normal(both.channels)
+
+    def second(link: Any, x: Variable, w: np.ndarray) -> None:
+        link.cleargrads()
+        loss = F.sum(link(x) ** 3 * w)
+        inputs = [x, link.gamma, link.beta]
+        gx, ggamma, gbeta = chainer.grad([loss], inputs, enable_double_backprop=True)
+        (F.sum(F.sin(gx * 0.1)) + F.sum(ggamma * v) + F.sum(gbeta * v)).backward()
+
+    x = Variable(both.data)
+    second(both.alone, x, both.weights)
+    mine = Variable(both.data[both.mine])
+    second(both.link, mine, both.weights[both.mine])
+    both.close(mine.grad, x.grad[both.mine])
+    for ours, theirs in zip(both.link.params(), both.alone.params(), strict=True):
+        if theirs.grad is not None:
+            both.close(both.total(ours.grad), theirs.grad)
+
+
+def test_second_derivatives_where_ranks_go_on_from_different_gradients(comm, random):
+    """Rank 0 from that of gamma alone, with a loss that is linear in y; others from that of x."""
+    both = Both(comm, random, "uneven", "vectors", np.float64)
+    v = random.standard_normal(4)
+
+    def part(y: Variable, w: np.ndarray, rank: int) -> Variable:
+        return F.sum(y * w) if rank == 0 else F.sum(y**3 * w)
+
+    counts = SHARDS["uneven"][: comm.size]
+    starts = np.cumsum((0, *counts))
+    x = Variable(both.data)
+    y = both.alone(x)
+    rows = [slice(a, b) for a, b in itertools.pairwise(starts)]
+    # In one process, the gamma of rank 0 has to be told from the others'.
+    gammas = [Variable(both.alone.gamma.array.copy()) for _ in rows]
+    hat = (y - F.broadcast_to(both.alone.beta, y.shape)) / F.broadcast_to(both.alone.gamma, y.shape)
+    losses = []
+    for rank, row in enumerate(rows):
+        z = hat[row] * F.broadcast_to(gammas[rank], hat[row].shape)
+        losses.append(part(z + F.broadcast_to(both.alone.beta, z.shape), both.weights[row], rank))
+    gx, ggamma = chainer.grad([sum(losses)], [x, gammas[0]], enable_double_backprop=True)
+    s = F.sum(ggamma * v) + F.sum(F.sin(gx[starts[1] :]))
+    s.backward()
+
+    mine = Variable(both.data[both.mine])
+    loss = part(both.link(mine), both.weights[both.mine], comm.rank)
+    gx, ggamma = chainer.grad([loss], [mine, both.link.gamma], enable_double_backprop=True)
+    (F.sum(ggamma * v) if comm.rank == 0 else F.sum(F.sin(gx))).backward()
+    both.close(mine.grad, x.grad[both.mine])
+
+
+def test_running_statistics_are_the_same_bits_on_all_ranks(comm, random):
+    both = Both(comm, random, "uneven", "images", np.float32)
+    for _ in range(3):
+        both.link(both.data[both.mine] * np.float32(random.standard_normal()))
+    stats = comm.allgather_obj((both.link.avg_mean.tobytes(), both.link.avg_var.tobytes()))
+    assert len(set(stats)) == 1
+
+
+def test_a_batch_that_is_empty_on_all_ranks_changes_nothing(comm):
+    link = MultiNodeBatchNormalization(3, comm)
+    link.cleargrads()
+    x = Variable(np.zeros((0, 3, 2), "f"))
+    y = link(x)
+    F.sum(y).backward()
+    assert (y.shape, x.grad.shape) == ((0, 3, 2), (0, 3, 2))
+    np.testing.assert_array_equal(link.gamma.grad, np.zeros(3))
+    np.testing.assert_array_equal([link.avg_mean, link.avg_var], [[0] * 3, [1] * 3])
+
+
+def test_large_means_keep_their_digits(comm, random):
+    """Sums of squares would lose all of them: 1e4 squared is 1e8, the variance is 1e-4."""
+    data = (10_000 + 0.01 * random.standard_normal((8 * comm.size, 2))).astype(np.float32)
+    link = MultiNodeBatchNormalization(2, comm, eps=1e-12)
+    y = link(data[8 * comm.rank : 8 * comm.rank + 8])
+    wide = data.astype(np.float64)
+    expected = (wide - wide.mean(0)) / wide.std(0)
+    np.testing.assert_allclose(y.array, expected[8 * comm.rank :][:8], atol=0.1)
+    unbiased = wide.var(0) * len(data) / (len(data) - 1)
+    np.testing.assert_allclose((link.avg_var - 0.9) / 0.1, unbiased, atol=1e-5)
+
+
+def test_float16_throughout_is_computed_in_float32(comm, random):
+    """Values whose squares overflow float16, with float16 parameters."""
+    data = (random.standard_normal((4 * comm.size, 3)) * 1000).astype(np.float16)
+    link = MultiNodeBatchNormalization(3, comm, dtype=np.float16)
+    x = Variable(data[4 * comm.rank :][:4])
+    y = link(x)
+    F.sum(y * y).backward()
+    assert {y.dtype, x.grad.dtype, link.gamma.dtype, link.gamma.grad.dtype} == {
+        np.dtype(np.float16)
+    }
+    wide = data.astype(np.float64)
+    expected = ((wide - wide.mean(0)) / wide.std(0))[4 * comm.rank :][:4]
+    np.testing.assert_allclose(y.array, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("use_gamma", [False, True])
+@pytest.mark.parametrize("use_beta", [False, True])
+def test_parameters_may_be_left_out(comm, random, use_gamma, use_beta):
+    both = Both(
+        comm, random, "uneven", "vectors", np.float64, use_gamma=use_gamma, use_beta=use_beta
+    )
+    assert (both.link.gamma is None, both.link.beta is None) == (not use_gamma, not use_beta)
+    x, mine = Variable(both.data), Variable(both.data[both.mine])
+    y, z = both.alone(x), both.link(mine)
+    F.sum(y**3).backward()
+    F.sum(z**3).backward()
+    both.close(z.array, y.array[both.mine])
+    both.close(mine.grad, x.grad[both.mine])
+
+
+def test_data_needs_no_exchange_in_backward(comm, random):
+    """The first layer of a model: only the parameters have gradients, from this rank's part."""
+    both = Both(comm, random, "even", "vectors", np.float32)
+    y = both.link(both.data[both.mine])
+    before = comm.allgather_obj(None)
+    if comm.rank == 0:  # alone: would hang if it asked the others
+        F.sum(y * y).backward()
+        assert both.link.gamma.grad is not None
+    assert comm.allgather_obj(None) == before
+
+
+def test_an_input_that_needs_a_gradient_on_one_rank_is_enough(comm, random):
+    """The others take part in backward, even with nothing of their own that needs one."""
+    data = random.standard_normal((2 * comm.size, 3))
+    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+    link = MultiNodeBatchNormalization(3, comm, dtype="d", use_gamma=False, use_beta=False)
+    alone = L.BatchNormalization(3, dtype="d", use_gamma=False, use_beta=False)
+    x = Variable(data)
+    F.sum(alone(x) ** 3).backward()
+    part = Variable(data[mine], requires_grad=comm.rank == 0)
+    F.sum(link(part) ** 3).backward()
+    if comm.rank == 0:
+        np.testing.assert_allclose(part.grad, x.grad[mine], rtol=1e-12, atol=1e-12)
+    else:
+        assert part.grad is None
+
+
+def test_finetuning_gives_equal_weights(comm, random):
+    both = Both(comm, random, "uneven", "vectors", np.float64)
+    for factor in (1, 2, 3):
+        both.alone(both.data * factor, finetune=True)
+        both.link(both.data[both.mine] * factor, finetune=True)
+    assert both.link.N == 3
+    both.close(both.link.avg_mean, both.alone.avg_mean)
+    both.close(both.link.avg_var, both.alone.avg_var)
+
+
+def test_recomputing_leaves_the_running_statistics_alone(comm, random):
+    both = Both(comm, random, "uneven", "vectors", np.float64)
+    x, mine = Variable(both.data), Variable(both.data[both.mine])
+    F.sum(F.forget(both.alone, x) ** 3).backward()
+    F.sum(F.forget(both.link, mine) ** 3).backward()
+    both.close(mine.grad, x.grad[both.mine])
+    both.close(both.link.avg_var, both.alone.avg_var)
+
+
+def test_two_layers_and_an_unused_one_between_ranks(comm, random):
+    """A rank that makes no use of the result connects it to its loss."""
+    link = MultiNodeBatchNormalization(2, comm)
+    x = Variable(random.standard_normal((3, 2)).astype("f"))
+    y = link(link(x))
+    loss = F.sum(y * y * x) if comm.rank == 0 else pseudo_connect(y, Variable(np.zeros((), "f")))
+    loss.backward()
+    assert x.grad.shape == (3, 2)
+
+
+def test_copies_talk_to_the_same_ranks(comm, random):
+    link = MultiNodeBatchNormalization(2, comm)
+    x = random.standard_normal((3, 2)).astype("f")
+    copies = [link.copy(mode) for mode in ("share", "copy", "init")]
+    copies += [copy.deepcopy(link), *link.repeat(2, mode="copy")]
+    y = link(x)
+    for each in copies:
+        assert each.comm is comm
+        np.testing.assert_array_equal(each(x).array, y.array)
+
+
+def test_snapshots_fit_the_link_of_one_process(comm, random, tmp_path):
+    both = Both(comm, random, "uneven", "images", np.float32)
+    both.link(both.data[both.mine])
+    file = tmp_path / "link.npz"
+    chainer.serializers.save_npz(file, both.link)
+    chainer.serializers.load_npz(file, both.alone)
+    np.testing.assert_array_equal(both.alone.avg_var, both.link.avg_var)
+    fresh = MultiNodeBatchNormalization(3, comm)
+    chainer.serializers.load_npz(file, fresh)
+    with chainer.using_config("train", False):
+        np.testing.assert_array_equal(fresh(both.data).array, both.link(both.data).array)
+
+
+def test_in_a_trainer_parts_end_where_the_whole_batch_ends(comm, random, tmp_path):
+    """Sums of gradients by hand, so that any communicator will do."""
+    data = random.standard_normal((6 * comm.size, 3)).astype("d") * 4 + 1
+    targets = random.standard_normal((6 * comm.size, 1)).astype("d")
+
+    class Model(chainer.Chain):
+        def __init__(self, normalization: Any) -> None:
+            super().__init__()
+            with self.init_scope():
+                self.first = L.Linear(3, 4, initialW=np.linspace(-1, 1, 12).reshape(4, 3))
+                self.bn = normalization
+                self.last = L.Linear(4, 1, initialW=np.linspace(-1, 2, 4).reshape(1, 4))
+
+        def forward(self, x: Any, t: Any) -> Variable:
+            y = self.last(F.relu(self.bn(self.first(x))))
+            return F.sum((y - t) ** 2) * (1 / len(data))
+
+    class SumOfGradients:
+        name = "SumOfGradients"
+        call_for_each_param = False
+
+        def __call__(self, optimizer: Any) -> None:
+            for _, param in sorted(optimizer.target.namedparams()):
+                param.grad = sum(comm.allgather_obj(param.grad))
+
+    def train(model: Model, rows: slice, hooks: Sequence[Any]) -> Model:
+        pairs = chainer.datasets.TupleDataset(data[rows], targets[rows])
+        iterator = chainer.iterators.SerialIterator(pairs, len(pairs), shuffle=False)
+        optimizer = chainer.optimizers.MomentumSGD(lr=0.05).setup(model)
+        for hook in hooks:
+            optimizer.add_hook(hook)
+        updater = chainer.training.StandardUpdater(iterator, optimizer)
+        chainer.training.Trainer(updater, (6, "iteration"), out=str(tmp_path)).run()
+        return model
+
+    with chainer.using_config("dtype", np.float64):
+        serial = train(Model(L.BatchNormalization(4)), slice(None), [])
+        part = slice(6 * comm.rank, 6 * comm.rank + 6)
+        parallel = train(Model(MultiNodeBatchNormalization(4, comm)), part, [SumOfGradients()])
+    for mine, other in zip(parallel.params(), serial.params(), strict=True):
+        np.testing.assert_allclose(mine.array, other.array, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(parallel.bn.avg_mean, serial.bn.avg_mean, rtol=1e-10)
+    np.testing.assert_allclose(parallel.bn.avg_var, serial.bn.avg_var, rtol=1e-10)
+
+
+WRONG = {
+    "text": ("text", TypeError, "got str"),
+    "None": (None, TypeError, "got NoneType"),
+    "integers": (np.ones((2, 3), int), TypeError, "must hold floats, got int64"),
+    "channels": (np.ones((2, 4), "f"), ValueError, r"x of shape \(2, 4\)"),
+    "vector": (np.ones(3, "f"), ValueError, r"x of shape \(3,\)"),
+    "scalar": (np.ones((), "f"), ValueError, r"x of shape \(\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_input_on_one_rank_raises_on_all(comm, name):
+    x, error, text = WRONG[name]
+    link = MultiNodeBatchNormalization(3, comm)
+    with pytest.raises(error if comm.rank == 0 else PeerError, match=text) as raised:
+        link(x if comm.rank == 0 else np.ones((2, 3), "f"))
+    assert "rank 0" in str(raised.value)
+    np.testing.assert_array_equal(link.avg_var, np.ones(3))
+    link(np.ones((2, 3), "f"))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_ranks_that_differ_raise_on_all(comm):
+    channels = MultiNodeBatchNormalization(3 + (comm.rank == 1), comm)
+    with pytest.raises(RankMismatchError, match=r"\(3,\) on rank 0; float32 \(4,\) on rank 1"):
+        channels(np.ones((2, channels.avg_mean.size), "f"))
+    link = MultiNodeBatchNormalization(3, comm)
+    x = Variable(np.ones((2, 3), "f"))
+    losses = [F.sum(link(x)), F.sum(link(x))]
+    with pytest.raises(RankMismatchError, match="disagree on the call"):
+        losses[comm.rank == 0].backward()
+
+
+def test_a_backend_is_one_of_three(comm):
+    for backend in ("auto", "mpi"):
+        MultiNodeBatchNormalization(3, comm, communication_backend=backend)(np.ones((2, 3), "f"))
+    with pytest.raises(ValueError, match="one of auto, mpi, nccl, got 'gloo'"):
+        MultiNodeBatchNormalization(3, comm, communication_backend="gloo")
+    with pytest.raises(ValueError, match="needs inputs on a GPU"):
+        MultiNodeBatchNormalization(3, comm, communication_backend="nccl")(np.ones((2, 3), "f"))
+    with pytest.raises(TypeError, match="comm must be a communicator"):
+        MultiNodeBatchNormalization(3, None)

@@ -1,0 +1,287 @@
+"""`MultiNodeChainList` computes what the same graph computes in one process."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer import Variable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chainermn_modelparallel import send
+from chainermn_modelparallel.chain_list import MultiNodeChainList
+
+pytestmark = pytest.mark.world
+
+UNITS = 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """A component: on which rank it is, where data come from and go, how many it gives."""
+
+    rank: int
+    rank_in: Any = None
+    rank_out: Any = None
+    gives: int = 1
+    uses_input: bool = True
+
+
+class Component(chainer.Chain):
+    """tanh of a weighted sum of all inputs, once for each output."""
+
+    def __init__(self, seed: int, gives: int, uses_input: bool) -> None:
+        super().__init__()
+        self.uses_input = uses_input
+        random = np.random.default_rng(seed)
+        with self.init_scope():
+            self.w = chainer.Parameter(random.normal(size=(gives, UNITS, UNITS)))
+
+    def forward(self, *arguments: Any) -> Any:
+        total: Any = 0
+        for weight, argument in enumerate(flat(arguments), start=1):
+            total = total + weight * argument
+        if not self.uses_input:
+            total = total.array * 0 + 1 if isinstance(total, Variable) else total * 0 + 1
+        outputs = tuple(F.tanh(F.matmul(F.broadcast_to(total, (2, UNITS)), w)) for w in self.w)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+
+def flat(x: Any) -> list[Any]:
+    return [each for item in x for each in flat(item)] if isinstance(x, tuple) else [x]
+
+
+def listed(ranks: Any) -> list[int]:
+    return [] if ranks is None else [ranks] if isinstance(ranks, int) else list(ranks)
+
+
+def components(graph: list[Part]) -> list[Component]:
+    return [Component(i, part.gives, part.uses_input) for i, part in enumerate(graph)]
+
+
+def model_input() -> np.ndarray:
+    return np.random.default_rng(99).normal(size=(2, UNITS))
+
+
+def loss_of(outputs: Any) -> Any:
+    return sum(F.sum(output * output) for output in flat(outputs))
+
+
+def in_one_process(graph: list[Part], links: list[Component]) -> dict[int, Any]:
+    """Each rank's output; the gradients are left in the links."""
+    waiting: dict[tuple[int, int], deque] = {}
+    outputs: dict[int, Any] = {}
+    for part, link in zip(graph, links, strict=True):
+        arguments: Any = (model_input(),)
+        if part.rank_in is not None:
+            arguments = tuple(waiting[r, part.rank].popleft() for r in listed(part.rank_in))
+        returned = link(*arguments)
+        for dest in listed(part.rank_out):
+            waiting.setdefault((part.rank, dest), deque()).append(returned)
+        if part.rank_out is None:
+            outputs[part.rank] = returned
+    assert not any(waiting.values())
+    total = sum(map(loss_of, outputs.values()))
+    for link in links:
+        link.cleargrads()
+    total.backward()
+    return outputs
+
+
+def check(comm, graph: list[Part]) -> None:
+    """This rank's components give what they give in one process, forward and backward."""
+    reference = components(graph)
+    expected = in_one_process(graph, reference)
+    model = MultiNodeChainList(comm)
+    mine = []
+    for part, link, alone in zip(graph, components(graph), reference, strict=True):
+        if part.rank == comm.rank:
+            model.add_link(link, part.rank_in, part.rank_out)
+            mine.append((link, alone))
+    if not mine:
+        return
+    model.cleargrads()
+    found = model(model_input())
+    if comm.rank in expected:
+        for y, x in zip(flat(found), flat(expected[comm.rank]), strict=True):
+            np.testing.assert_allclose(y.array, x.array, rtol=1e-12, atol=1e-12)
+        loss_of(found).backward()
+    else:
+        assert found.shape == (0,)
+        found.backward()
+    for link, alone in mine:
+        if alone.w.grad is None:
+            assert link.w.grad is None or not link.w.grad.any()
+        else:
+            np.testing.assert_allclose(link.w.grad, alone.w.grad, rtol=1e-12, atol=1e-12)
+
+
+SIMPLE = [Part(0, None, 1), Part(1, 0, None)]
+SPLIT = [Part(0, None, 1), Part(1, 0, 0), Part(0, 1, None)]
+TUPLES = [Part(0, None, 1, gives=2), Part(1, 0, None)]
+CONNECTED = [Part(3, None, 0), Part(0, 3, 1), Part(1, 0, None)]
+NON_CONNECTED = [Part(3, None, 0), Part(0, 3, 1), Part(1, 0, 0), Part(0, 1, 2), Part(2, 0, None)]
+NON_CONNECTED_2 = [Part(1, None, 0), Part(0, 1, None), Part(0, None, 1), Part(1, 0, None)]
+BRANCHES = [Part(0, None, [1, 2]), Part(1, 0, 3), Part(2, 0, 3), Part(3, [1, 2], 0), Part(0, 3)]
+UNUSED = [Part(0, None, 1), Part(1, 0, 0, uses_input=False), Part(0, 1, None)]
+OWN = [Part(0, None, [0, 1]), Part(0, 0, 1), Part(1, [0, 0], None)]
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("graph", [SIMPLE, SPLIT, TUPLES, NON_CONNECTED_2, UNUSED, OWN])
+def test_examples_on_two_ranks(comm, graph):
+    check(comm, graph)
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize("graph", [CONNECTED, NON_CONNECTED, BRANCHES])
+def test_examples_on_four_ranks(comm, graph):
+    check(comm, graph)
+
+
+@st.composite
+def graphs(draw, size: int) -> list[Part]:
+    """Components in an order in which they can run; messages are received as they were sent."""
+    graph: list[Part] = []
+    waiting: list[dict[int, int]] = [{} for _ in range(size)]  # at each rank: how many from whom
+    for _ in range(draw(st.integers(1, 7))):
+        rank = draw(st.integers(0, size - 1))
+        senders = [r for r, count in waiting[rank].items() for _ in range(count)]
+        count = draw(st.integers(min(1, len(senders)), len(senders)))
+        taken = draw(st.permutations(senders))[:count]
+        for sender in taken:
+            waiting[rank][sender] -= 1
+        others = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=2))
+        for dest in others:
+            waiting[dest][rank] = waiting[dest].get(rank, 0) + 1
+        uses = draw(st.booleans())
+        graph.append(Part(rank, taken or None, others, draw(st.integers(1, 2)), uses))
+    for rank in range(size):  # what is left over makes the rank's output
+        senders = [r for r, count in waiting[rank].items() for _ in range(count)]
+        if senders:
+            graph.append(Part(rank, senders, None))
+    return graph
+
+
+def check_drawn_graphs(comm, examples: int) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(graphs(comm.size))
+    def check_one(graph: list[Part]) -> None:
+        check(comm, graph)
+
+    check_one()
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_any_graph(comm):
+    check_drawn_graphs(comm, 15)
+
+
+@pytest.mark.slow
+@pytest.mark.sizes(2, 3, 4)
+def test_any_graph_at_length(comm):
+    check_drawn_graphs(comm, 100)
+
+
+@pytest.mark.sizes(2)
+def test_training_updates_all_components_and_saves_them(comm, tmp_path):
+    model = model_of(comm, SPLIT)
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    before = [param.array.copy() for param in model.params()]
+
+    def lossfun():
+        outputs = model(model_input())
+        return outputs if comm.rank == 1 else loss_of(outputs)
+
+    optimizer.update(lossfun)
+    for old, param in zip(before, model.params(), strict=True):
+        assert (old != param.array).all()
+    chainer.serializers.save_npz(tmp_path / f"{comm.rank}.npz", model)
+    other = model_of(comm, SPLIT)
+    chainer.serializers.load_npz(tmp_path / f"{comm.rank}.npz", other)
+    for a, b in zip(model.params(), other.params(), strict=True):
+        np.testing.assert_array_equal(a.array, b.array)
+
+
+def model_of(comm, graph: list[Part]) -> MultiNodeChainList:
+    model = MultiNodeChainList(comm)
+    for part, link in zip(graph, components(graph), strict=True):
+        if part.rank == comm.rank:
+            model.add_link(link, part.rank_in, part.rank_out)
+    return model
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda m: m.copy("copy")])
+def test_a_copy_works_beside_the_original(comm, duplicate):
+    model = model_of(comm, SPLIT)
+    twin = duplicate(model)
+    assert twin is not model
+    outputs = [each(model_input()) for each in (model, twin)]
+    for output in reversed(outputs):
+        output.backward() if comm.rank == 1 else loss_of(output).backward()
+    assert all(param.grad is not None for param in twin.params())
+
+
+@pytest.mark.sizes(2)
+def test_without_backprop_nothing_waits_for_gradients(comm):
+    model = model_of(comm, SPLIT)
+    with chainer.no_backprop_mode():
+        outputs = model(model_input())
+    assert outputs.creator is None
+
+
+@pytest.mark.sizes(1, 2, 3, 4)
+def test_wrong_components_are_refused_by_name(comm):
+    model, link, mine = MultiNodeChainList(comm), chainer.Chain(), f"rank {comm.rank}: "
+    with pytest.raises(TypeError, match=f"{mine}a component must be a chainer.Link, not str"):
+        model.add_link("link")
+    with pytest.raises(ValueError, match=f"{mine}there is no rank {comm.size}"):
+        model.add_link(link, rank_in=comm.size)
+    with pytest.raises(TypeError, match=f"{mine}rank must be an integer, got float"):
+        model.add_link(link, rank_out=1.0)
+    with pytest.raises(ValueError, match=f"{mine}rank_in must not be empty"):
+        model.add_link(link, rank_in=[])
+    with pytest.raises(ValueError, match=f"{mine}add each component with add_link"):
+        model()
+    model.add_link(link)
+    with pytest.raises(ValueError, match="one output"):
+        model.add_link(chainer.Chain())
+    assert len(model) == 1
+    with pytest.raises(TypeError, match="create_communicator, not str"):
+        MultiNodeChainList("naive")
+
+
+@pytest.mark.sizes(1, 2)
+def test_what_goes_to_the_own_rank_must_be_received_there(comm):
+    sends, receives = MultiNodeChainList(comm), MultiNodeChainList(comm)
+    sends.add_link(Component(0, 1, True), None, comm.rank)
+    with pytest.raises(ValueError, match=f"no later one has rank_in={comm.rank}"):
+        sends(model_input())
+    receives.add_link(Component(0, 1, True), comm.rank, None)
+    with pytest.raises(ValueError, match=f"no earlier one has rank_out={comm.rank}"):
+        receives(model_input())
+
+
+@pytest.mark.sizes(2)
+def test_it_talks_to_ranks_that_use_the_functions_alone(comm):
+    x = Variable(model_input())
+    if comm.rank == 0:
+        delegate = send(x, comm, 1)
+        delegate.backward()
+        assert x.grad is not None
+    else:
+        loss_of(model_of(comm, SIMPLE)()).backward()

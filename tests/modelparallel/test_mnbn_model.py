@@ -1,0 +1,190 @@
+"""`create_mnbn_model`: what is converted, and what stays."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import Sequential, Variable
+from chainer.link_hooks import TimerHook
+
+from chainermn_modelparallel import MultiNodeBatchNormalization, create_mnbn_model
+
+pytestmark = pytest.mark.world
+
+
+class Block(chainer.Chain):
+    """A chain with a parameter, a persistent value and a setting of its own."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.add_persistent("counter", np.array(7))
+        self.slope = 0.5
+        with self.init_scope():
+            self.scale = chainer.Parameter(np.array(2.0, "f"))
+            self.linear = L.Linear(None, size)
+            self.bn = L.BatchNormalization(size, decay=0.7, eps=1e-3)
+
+    def forward(self, x: Any) -> Variable:
+        return F.leaky_relu(self.bn(self.linear(x)), self.slope) * F.broadcast_to(
+            self.scale, (len(x), 4)
+        )
+
+
+class Blocks(chainer.ChainList):
+    def forward(self, x: Any) -> Variable:
+        for link in self:
+            x = link(x)
+        return x
+
+
+class NamedSequential(Sequential):
+    """A subclass, which Chainer's own `copy` would turn into a plain one."""
+
+
+def model() -> Sequential:
+    inner = Sequential(
+        L.BatchNormalization(axis=0),
+        lambda x: F.relu(x),
+        functools.partial(F.dropout, ratio=0.0),
+        Block(),
+    )
+    blocks = Blocks(Block(), L.BatchNormalization(4), inner)
+    return NamedSequential(Block(), F.tanh, blocks, L.Linear(4, 2))
+
+
+def kinds(link: chainer.Link) -> dict[str, str]:
+    return {path: type(part).__name__ for path, part in link.namedlinks()}
+
+
+def test_every_batch_normalization_is_converted_and_nothing_else(comm):
+    original = model()
+    before = kinds(original)
+    converted = create_mnbn_model(original, comm)
+    assert kinds(original) == before
+    assert kinds(converted) == {
+        path: "MultiNodeBatchNormalization" if kind == "BatchNormalization" else kind
+        for path, kind in before.items()
+    }
+    assert sum(kind == "BatchNormalization" for kind in before.values()) == 5
+    for link in converted.links():
+        if isinstance(link, MultiNodeBatchNormalization):
+            assert (link.comm, link.communication_backend) == (comm, "auto")
+    assert (converted[0].bn.decay, converted[0].bn.eps, converted[0].slope) == (0.7, 1e-3, 0.5)
+    assert [layer for layer in converted if not isinstance(layer, chainer.Link)] == [F.tanh]
+
+
+def test_values_are_kept_and_not_shared(comm, random):
+    original = model()
+    original(random.standard_normal((3, 5)).astype("f"))  # initialises, moves running statistics
+    original[0].counter += 1
+    converted = create_mnbn_model(original, comm)
+    theirs = dict(original.namedparams())
+    ours = dict(converted.namedparams())
+    assert ours.keys() == theirs.keys()
+    for path, param in ours.items():
+        np.testing.assert_array_equal(param.array, theirs[path].array)
+        assert not np.shares_memory(param.array, theirs[path].array)
+    assert converted[0].counter == 8
+    np.testing.assert_array_equal(converted[0].bn.avg_mean, original[0].bn.avg_mean)
+    x = random.standard_normal((3, 5)).astype("f")
+    with chainer.using_config("train", False):
+        np.testing.assert_array_equal(converted(x).array, original(x).array)
+    converted.cleargrads()
+    F.sum(converted(x) ** 2).backward()
+    assert all(param.grad is not None for param in converted.params())
+
+
+def test_the_copy_trains_as_one_process_on_the_whole_batch(comm, random):
+    original = Sequential(L.Linear(3, 4), L.BatchNormalization(4), F.relu, L.Linear(4, 1))
+    data = random.standard_normal((2 * comm.size, 3)).astype("f")
+    start = comm.bcast_obj([param.array for param in original.params()])
+    for param, array in zip(original.params(), start, strict=True):
+        param.array[...] = array
+    converted = create_mnbn_model(original, comm)
+    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+    for link, x in ((original, data), (converted, data[mine])):
+        link.cleargrads()
+        F.sum(link(x) ** 2).backward()
+    for ours, theirs in zip(converted.params(), original.params(), strict=True):
+        total = sum(comm.allgather_obj(ours.grad))
+        np.testing.assert_allclose(total, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_a_link_used_twice_is_converted_once(comm):
+    shared = L.BatchNormalization(4)
+    converted = create_mnbn_model(Sequential(shared, Block(), shared), comm)
+    assert converted[0] is converted[2]
+    assert type(converted[0]) is MultiNodeBatchNormalization
+    chain = chainer.Chain(a=Block(), b=L.BatchNormalization(4))
+    chain.again = chain.a.bn  # an attribute that is not registered
+    tied = chain.b.gamma
+    with chain.a.bn.init_scope():
+        chain.a.bn.gamma = tied
+    converted = create_mnbn_model(chain, comm)
+    assert converted.again is converted.a.bn
+    assert converted.a.bn.gamma is converted.b.gamma
+
+
+def test_hooks_and_update_rules_are_kept(comm):
+    timer = TimerHook()
+    original = Sequential(Block(), L.BatchNormalization(4))
+    original[0].bn.add_hook(timer)
+    original[0].add_hook(timer, name="block")
+    chainer.optimizers.Adam().setup(original)
+    original[0].linear.b.update_rule.hyperparam.alpha = 0.25
+    original[0].scale.update_rule.enabled = False
+    converted = create_mnbn_model(original, comm)
+    assert converted[0].bn.local_link_hooks == {"TimerHook": timer}
+    converted(np.ones((2, 3), "f"))
+    assert len(timer.call_history) == 2
+    assert converted[0].linear.b.update_rule.hyperparam.alpha == 0.25
+    assert not converted[0].scale.update_rule.enabled
+
+
+def test_a_batch_normalization_itself_and_one_already_converted(comm):
+    converted = create_mnbn_model(L.BatchNormalization(3), comm, communication_backend="mpi")
+    assert type(converted) is MultiNodeBatchNormalization
+    assert converted.communication_backend == "mpi"
+    again = create_mnbn_model(Sequential(converted, L.BatchNormalization(3)), comm)
+    assert [link.communication_backend for link in again] == ["mpi", "auto"]
+    assert all(link.comm is comm for link in again)
+    copied = again.copy("copy")
+    assert all(link.comm is comm for link in copied)
+
+
+def test_subclasses_are_left_with_a_warning(comm):
+    model = chainer.Chain(a=L.BatchNormalization(3), b=L.BatchRenormalization(3))
+    with pytest.warns(UserWarning, match="leaves /b as it is: BatchRenormalization is a subclass"):
+        converted = create_mnbn_model(model, comm)
+    assert type(converted.b) is L.BatchRenormalization
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        create_mnbn_model(chainer.Chain(a=converted.a), comm)
+
+
+def test_snapshots_go_both_ways(comm, random, tmp_path):
+    original = model()
+    original(random.standard_normal((3, 5)).astype("f"))
+    converted = create_mnbn_model(model(), comm)
+    converted(random.standard_normal((2, 5)).astype("f"))
+    for number, (source, target) in enumerate([(original, converted), (converted, original)]):
+        source[0].bn.avg_mean += number
+        chainer.serializers.save_npz(tmp_path / f"{number}.npz", source)
+        chainer.serializers.load_npz(tmp_path / f"{number}.npz", target)
+        np.testing.assert_array_equal(source[0].bn.avg_mean, target[0].bn.avg_mean)
+
+
+def test_wrong_arguments_raise(comm):
+    with pytest.raises(TypeError, match=r"link must be a chainer\.Link, got function"):
+        create_mnbn_model(F.relu, comm)
+    with pytest.raises(TypeError, match="comm must be a communicator"):
+        create_mnbn_model(Block(), None)
+    with pytest.raises(ValueError, match="must be one of auto, mpi, nccl, got 'tcp'"):
+        create_mnbn_model(Block(), comm, communication_backend="tcp")

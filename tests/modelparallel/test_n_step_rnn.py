@@ -1,0 +1,130 @@
+"""Recurrent networks over ranks give what one network gives in one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from chainermn_modelparallel.n_step_rnn import KINDS, create_multi_node_n_step_rnn
+
+pytestmark = pytest.mark.world
+
+LAYERS, UNITS = 2, 3
+LENGTHS = (4, 2, 3)
+
+
+def rnn_of(kind: Any, seed: int) -> Any:
+    link = kind(LAYERS, UNITS, UNITS, 0.0)
+    random = np.random.default_rng(seed)
+    for _, param in sorted(link.namedparams()):
+        param.array = random.normal(size=param.shape)
+    link.cleargrads()  # which are NaN of the old dtype
+    return link
+
+
+def sequences(seed: int) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [random.normal(size=(length, UNITS)) for length in LENGTHS]
+
+
+def first_states(link: Any) -> list[np.ndarray]:
+    directions = 1 + link.use_bi_direction
+    return [np.zeros((LAYERS * directions, len(LENGTHS), UNITS))] * link.n_cells
+
+
+def loss_of(outputs: Any) -> Any:
+    *states, ys = outputs
+    return sum(F.sum(y * y) for y in [*states, *ys])
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_and_their_gradients_cross_ranks(comm, kind):
+    """A chain over all ranks: each starts from the states that the one before ended with."""
+    links = [rnn_of(kind, rank) for rank in range(comm.size)]
+    states: Any = first_states(links[0])
+    for rank, link in enumerate(links):
+        *states, ys = link(*states, sequences(rank))
+    expected = *states, ys
+    loss_of(expected).backward()
+
+    last = comm.rank == comm.size - 1
+    rank_in = comm.rank - 1 if comm.rank else None
+    rank_out = None if last else comm.rank + 1
+    mine = rnn_of(kind, comm.rank)
+    link = create_multi_node_n_step_rnn(mine, comm, rank_in=rank_in, rank_out=rank_out)
+    given = [] if comm.rank else first_states(mine)
+    *found, delegate = link(*given, sequences(comm.rank))
+    if last:
+        assert delegate is None
+        for y, x in zip([*found[:-1], *found[-1]], [*states, *ys], strict=True):
+            np.testing.assert_allclose(y.array, x.array, rtol=1e-12, atol=1e-12)
+        loss_of(found).backward()
+    else:
+        delegate.backward()
+    reference = dict(links[comm.rank].namedparams())
+    for name, param in mine.namedparams():
+        np.testing.assert_allclose(param.grad, reference[name].grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.sizes(1, 2)
+def test_first_states_may_be_given(comm):
+    mine = rnn_of(L.NStepGRU, 0)
+    link = create_multi_node_n_step_rnn(mine, comm)
+    hx = np.ones((LAYERS, len(LENGTHS), UNITS))
+    hy, _, delegate = link(hx, sequences(0))
+    np.testing.assert_array_equal(hy.array, mine(hx, sequences(0))[0].array)
+    assert delegate is None
+
+
+@pytest.mark.sizes(2)
+def test_a_loss_of_its_own_is_connected_to_the_delegate(comm):
+    from chainermn_modelparallel import pseudo_connect
+
+    link = create_multi_node_n_step_rnn(
+        rnn_of(L.NStepLSTM, 0),
+        comm,
+        rank_in=0 if comm.rank else None,
+        rank_out=None if comm.rank else 1,
+    )
+    given = [] if comm.rank else first_states(link.actual_rnn)
+    *outputs, delegate = link(*given, sequences(0))
+    loss = loss_of(outputs)
+    if delegate is not None:
+        loss = pseudo_connect(delegate, loss)
+    loss.backward()
+    assert all(param.grad is not None for param in link.params())
+
+
+@pytest.mark.sizes(2)
+def test_other_kinds_of_states_are_refused_by_name(comm):
+    if comm.rank == 0:
+        link = create_multi_node_n_step_rnn(rnn_of(L.NStepGRU, 0), comm, rank_out=1)
+        with chainer.no_backprop_mode():
+            link(*first_states(link.actual_rnn), sequences(0))
+    else:
+        link = create_multi_node_n_step_rnn(rnn_of(L.NStepLSTM, 0), comm, rank_in=0)
+        with pytest.raises(TypeError, match="rank 1: the states come from rank 0"):
+            link(None, None, sequences(0))
+        with pytest.raises(ValueError, match=r"rank 1: NStepLSTM has 2 state.* rank 0 sent 1"):
+            link(sequences(0))
+
+
+@pytest.mark.sizes(1, 2)
+def test_wrong_arguments_and_copies(comm):
+    with pytest.raises(TypeError, match=r"takes one of NStepLSTM.*, not Linear"):
+        create_multi_node_n_step_rnn(L.Linear(2, 3), comm)
+    with pytest.raises(TypeError, match="communicator must be a communicator, got int"):
+        create_multi_node_n_step_rnn(rnn_of(L.NStepGRU, 0), 3, rank_in=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"there is no rank {comm.size}"):
+        create_multi_node_n_step_rnn(rnn_of(L.NStepGRU, 0), comm, rank_out=comm.size)
+    link = create_multi_node_n_step_rnn(rnn_of(L.NStepGRU, 0), comm)
+    twin = copy.deepcopy(link)
+    assert twin.communicator is comm
+    assert twin.actual_rnn is not link.actual_rnn

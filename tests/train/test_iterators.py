@@ -1,0 +1,494 @@
+"""The multi-node iterator gives the master's batches on every rank."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import multiprocessing
+import pickle
+import weakref
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+from chainer import training
+from chainer.dataset import Iterator
+from chainer.datasets import DictDataset, TransformDataset, TupleDataset
+from chainer.iterators import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    ShuffleOrderSampler,
+)
+from chainer.serializers import load_npz, save_npz
+from chainer.training import extensions
+
+from chainermn_comm import PeerError, RankMismatchError
+from chainermn_train import (
+    ResumableOrderSampler,
+    create_multi_node_checkpointer,
+    create_multi_node_evaluator,
+    create_multi_node_iterator,
+    create_multi_node_optimizer,
+    create_synchronized_iterator,
+    use_forkserver,
+)
+
+pytestmark = pytest.mark.world
+
+PROPERTIES = (
+    "epoch",
+    "is_new_epoch",
+    "epoch_detail",
+    "previous_epoch_detail",
+    "current_position",
+    "repeat",
+    "batch_size",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forkserver():
+    use_forkserver()
+    yield
+    multiprocessing.set_start_method(None, force=True)
+
+
+def serial(dataset, batch_size=3, **options):
+    return SerialIterator(dataset, batch_size, **options)
+
+
+def threads(dataset, batch_size=3, **options):
+    return MultithreadIterator(dataset, batch_size, n_threads=2, **options)
+
+
+def processes(dataset, batch_size=3, **options):
+    return MultiprocessIterator(dataset, batch_size, n_processes=1, **options)
+
+
+# Not all pairs: what starts worker processes takes seconds.
+PAIRS = [
+    ("naive", serial),
+    ("flat", serial),
+    ("plain", serial),
+    ("naive", threads),
+    ("plain", processes),
+]
+every_kind = pytest.mark.parametrize(("comm", "kind"), PAIRS, indirect=["comm"])
+
+
+def shared(comm, iterator, master=0):
+    """A multi-node iterator, of `iterator` at the master and of nothing elsewhere."""
+    return create_multi_node_iterator(iterator if comm.rank == master else None, comm, master)
+
+
+def equal(one, other):
+    """Whether two examples or batches have the same types, dtypes, shapes and bits."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray):
+        bits = one.dtype == object or one.tobytes() == other.tobytes()
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and bits
+    return one == other
+
+
+def on_all_ranks(comm, value):
+    """The value, once it is known to be equal on all ranks."""
+    for rank, other in enumerate(comm.allgather_obj(value)):
+        assert equal(value, other), f"rank {rank} has {other}, this one {value}"
+    return value
+
+
+def properties(comm, iterator):
+    return on_all_ranks(comm, {name: getattr(iterator, name) for name in PROPERTIES})
+
+
+EXAMPLES = {
+    **{
+        dtype: [np.arange(4).astype(dtype) for _ in range(3)]
+        for dtype in ("f2", "f4", "f8", "i1", "u8", "?", "c16", ">f4", "U3", "S2", "M8[s]")
+    },
+    "several shapes": [np.ones((n, 2), np.float16) for n in (1, 0, 5)],
+    "0-d": [np.array(1.5), np.float32(2.5), np.int8(3)],
+    "layouts": [np.arange(6.0).reshape(2, 3).T, np.arange(9)[::2], np.broadcast_to(1.0, (2, 2))],
+    "structured": [np.zeros(2, [("a", "i4"), ("b", "f8", 2)])],
+    "tuples": [(np.ones(2, "f4"), np.int32(1)), (np.ones(3, "f4"), np.int32(2))],
+    "nested": [{"x": (np.ones(2), [np.zeros(1), {"y": "text"}]), "n": None, "m": ()}],
+    "numbers and strings": [1, 2.5, "été", b"bytes", None, True, 1 << 80],
+    "objects": [np.array([None, "a"], dtype=object)],
+}
+
+
+@pytest.mark.parametrize("examples", EXAMPLES.values(), ids=EXAMPLES)
+def test_any_example_arrives_as_it_is(comm, examples):
+    last = comm.size - 1
+    iterator = shared(comm, serial(examples, 2, repeat=False, shuffle=False), last)
+    found = [example for batch in iterator for example in on_all_ranks(comm, batch)]
+    assert equal(found, examples)
+
+
+def test_arrays_can_be_written_to_and_are_aligned(comm):
+    iterator = shared(comm, serial([(np.ones(3, "i1"), np.ones(5, "c16"))] * 3))
+    for example in next(iterator):
+        for array in example:
+            array += 1
+            assert array.flags.aligned
+
+
+@every_kind
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_epochs_go_by_as_those_of_the_actual_iterator(comm, kind, shuffle):
+    def order():
+        return {"order_sampler": ShuffleOrderSampler(np.random.RandomState(1))}
+
+    iterator = shared(comm, kind(np.arange(7), **order() if shuffle else {"shuffle": False}))
+    expected = serial(np.arange(7), **order() if shuffle else {"shuffle": False})
+    for _ in range(6):
+        assert properties(comm, iterator) == {n: getattr(expected, n) for n in PROPERTIES}
+        assert equal(on_all_ranks(comm, iterator.next()), next(expected))
+    assert iterator.epoch == 2
+    assert iterator.__class__.__name__ == "MultiNodeIterator"
+    assert isinstance(iterator, Iterator)
+    iterator.finalize()
+    iterator.finalize()
+
+
+@every_kind
+def test_it_stops_on_all_ranks_and_starts_again_after_reset(comm, kind):
+    with shared(comm, kind(np.arange(5), repeat=False, shuffle=False)) as iterator:
+        for _ in range(2):
+            sizes = [len(batch) for batch in iterator]
+            assert on_all_ranks(comm, sizes) == [3, 2]
+            with pytest.raises(StopIteration):
+                next(iterator)
+            assert properties(comm, iterator)["epoch"] == 1
+            iterator.reset()
+            assert properties(comm, iterator)["epoch"] == 0
+
+
+@every_kind
+@pytest.mark.parametrize("repeat", [True, False])
+def test_it_resumes_in_the_middle_of_an_epoch_from_any_ranks_file(comm, kind, repeat, tmp_path):
+    master = comm.size - 1
+
+    def make():
+        return shared(comm, kind(np.arange(10), repeat=repeat), master)
+
+    with make() as first, make() as second:
+        for _ in range(2):
+            next(first)
+        path = tmp_path / f"{comm.rank}.npz"
+        save_npz(path, first)
+        before = properties(comm, first)
+        rest = [next(first) for _ in range(2)]  # to the end of this epoch
+        files = comm.allgather_obj(path.read_bytes())
+        with np.load(path, allow_pickle=True) as mine:
+            assert {"current_position", "epoch", "is_new_epoch"} <= set(mine.files)
+        path.write_bytes(files[0])  # the file of a rank that is not the master
+        load_npz(path, second)
+        assert properties(comm, second) == before
+        resumed = [on_all_ranks(comm, next(second)) for _ in range(2)]
+        # The last batch of a repeating iterator goes on into the next epoch's own order.
+        assert equal(resumed[0], rest[0])
+        assert resumed[1][0] == rest[1][0]
+
+
+class Fails:
+    """A data set whose last example can't be had."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 3:
+            raise KeyError("no such picture")
+        return index
+
+
+@pytest.mark.parametrize("kind", [serial, threads])
+def test_an_error_in_making_a_batch_is_raised_on_all_ranks(comm, kind):
+    iterator = shared(comm, kind(Fails(), 2, repeat=False, shuffle=False))
+    assert next(iterator) == [0, 1]
+    expected = KeyError if comm.rank == 0 else PeerError
+    text = "no such picture" if comm.rank == 0 else "rank 0: KeyError: 'no such picture'"
+    with pytest.raises(expected, match=text):
+        next(iterator)
+    properties(comm, iterator)
+    iterator.reset()
+    assert on_all_ranks(comm, next(iterator)) == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_in_a_worker_process_is_raised_on_all_ranks(naive):
+    """Chainer's iterator alone would wait for the batch without end."""
+    roots = TransformDataset([1.0, 4.0, 9.0, 16.0, -1.0, 25.0, 36.0, 49.0], math.sqrt)
+    iterator = shared(naive, processes(roots, 2, shuffle=False))
+    assert [next(iterator), next(iterator)] == [[1.0, 2.0], [3.0, 4.0]]
+    expected = RuntimeError if naive.rank == 0 else PeerError
+    for _ in range(2):
+        with pytest.raises(expected, match="an example raised an error in a worker process"):
+            next(iterator)
+    iterator.finalize()
+    with pytest.raises(AttributeError if naive.rank == 0 else PeerError):
+        next(iterator)
+
+
+def unpickled_only_here(rank):
+    if not Unpicklable.allowed:
+        raise ValueError("it has no sense here")
+    return Unpicklable(rank)
+
+
+class Unpicklable:
+    """Can be pickled where `allowed`, and then not be unpickled elsewhere."""
+
+    allowed = True
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __reduce__(self):
+        if self.rank < 0:
+            raise ValueError("it must not travel")
+        return unpickled_only_here, (self.rank,)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("rank", [-1, 0])
+def test_an_example_that_cannot_travel_is_an_error_on_all_ranks(comm, rank, monkeypatch):
+    iterator = shared(comm, serial([1, Unpicklable(rank), 2], 1, shuffle=False))
+    monkeypatch.setattr(Unpicklable, "allowed", comm.rank != 1)
+    assert next(iterator) == [1]
+    failing = 0 if rank < 0 else 1
+    with pytest.raises(ValueError if comm.rank == failing else PeerError, match="it "):
+        next(iterator)
+    assert next(iterator) == [2]  # the ranks are still in step
+
+
+def test_bad_arguments_are_told_on_all_ranks(comm):
+    last = comm.size - 1
+    error = TypeError if comm.rank == last else PeerError
+    for iterator in (None, [1, 2], iter([1]), np.arange(3)):
+        with pytest.raises(error, match="needs a Chainer iterator at rank_master"):
+            create_multi_node_iterator(iterator, comm, last)
+    bad: Any
+    for bad, kind, text in (
+        (comm.size, ValueError, "from 0 to"),
+        (-1, ValueError, "from 0 to"),
+        ("0", TypeError, "must be an integer"),
+        (None, TypeError, "must be an integer"),
+    ):
+        mine = comm.rank == last
+        with pytest.raises(kind if mine else PeerError, match=text):
+            create_multi_node_iterator(serial([1]), comm, bad if mine else 0)
+    with pytest.raises(TypeError, match="needs a communicator"):
+        create_multi_node_iterator(serial([1]), None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="already"):
+        create_multi_node_iterator(shared(comm, serial([1])), comm)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_ranks_that_name_different_masters_or_call_different_methods_are_told(comm):
+    with pytest.raises(ValueError, match="must name the same rank_master"):
+        create_multi_node_iterator(serial([1]), comm, int(comm.rank == 1))
+    iterator = shared(comm, serial([1, 2, 3, 4], 1, shuffle=False))
+    with pytest.raises(RankMismatchError if comm.rank == 1 else PeerError, match="reset on rank 1"):
+        iterator.reset() if comm.rank == 1 else next(iterator)
+    assert on_all_ranks(comm, next(iterator)) == [2]
+    text = "serialize, loading on rank 1, serialize, saving on rank 0"
+    with pytest.raises(RankMismatchError if comm.rank == 1 else PeerError, match=text):
+        iterator.serialize(
+            chainer.serializers.NpzDeserializer({})
+            if comm.rank == 1
+            else chainer.serializers.DictionarySerializer()
+        )
+    assert on_all_ranks(comm, next(iterator)) == [3]
+
+
+def test_an_error_in_loading_is_raised_on_all_ranks(comm):
+    iterator = shared(comm, serial(np.arange(4)))
+    full = chainer.serializers.NpzDeserializer({})
+    with pytest.raises(KeyError if comm.rank == 0 else PeerError, match="current_position"):
+        iterator.serialize(full)
+    assert len(next(iterator)) == 3
+
+
+def test_attributes_are_forwarded_both_ways(comm):
+    own = serial(np.arange(6), 2, shuffle=False)
+    iterator = create_multi_node_iterator(own, comm)
+    assert iterator.dataset is own.dataset
+    assert iterator.order_sampler is None
+    iterator.order_sampler = "mine"
+    assert own.order_sampler == "mine"
+    assert {"order_sampler", "epoch", "communicator"} <= set(dir(iterator))
+    iterator.order_sampler = None
+    iterator.batch_size = 4
+    assert properties(comm, iterator)["batch_size"] == 4
+    assert list(on_all_ranks(comm, next(iterator))) == [0, 1, 2, 3]
+    with pytest.raises(AttributeError, match="nonsense"):
+        iterator.nonsense  # noqa: B018
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_rank_without_the_examples_knows_how_many_there_are(comm):
+    for own in (None, serial([()] * 2)):
+        iterator = create_multi_node_iterator(serial([5, 6, 7]) if comm.rank == 0 else own, comm)
+        assert len(iterator.dataset) == 3
+        if comm.rank:
+            with pytest.raises(RuntimeError, match="the examples are on rank 0"):
+                iterator.dataset[0]
+    iterator = shared(comm, serial([5, 6, 7]))
+    iterator.batch_size, iterator.mine = 2, "mine"
+    assert (iterator.batch_size, iterator.mine) == (2, "mine")
+    if comm.rank:
+        with pytest.raises(AttributeError, match="was given no iterator"):
+            iterator.order_sampler  # noqa: B018
+    iterator.finalize()
+
+
+def test_an_empty_data_set(comm):
+    iterator = shared(comm, serial([], repeat=False, shuffle=False))
+    assert len(iterator.dataset) == 0
+    with pytest.raises(ZeroDivisionError if comm.rank == 0 else PeerError):  # as Chainer's own
+        next(iterator)
+
+
+def test_copies_go_on_by_themselves_and_pickles_are_refused(comm):
+    iterator = shared(comm, serial(np.arange(6), 2, shuffle=False))
+    next(iterator)
+    for twin in (copy.copy(iterator), copy.deepcopy(iterator)):
+        assert twin.communicator is comm
+        assert on_all_ranks(comm, list(next(twin))) == [2, 3]
+        assert properties(comm, twin)["epoch_detail"] == 4 / 6
+    assert properties(comm, iterator)["epoch_detail"] == 2 / 6
+    with pytest.raises(TypeError, match="can't be pickled"):
+        pickle.dumps(iterator)
+
+
+def test_being_forgotten_finalizes_nothing_that_is_still_in_use(comm):
+    finalized = []
+
+    class Noting(SerialIterator):
+        def finalize(self):
+            finalized.append(self.batch_size)
+
+    own = Noting(np.arange(4), 1)
+    reference = weakref.ref(create_multi_node_iterator(own, comm))
+    gc.collect()
+    assert reference() is None
+    assert finalized == []
+    with create_multi_node_iterator(own, comm):
+        pass
+    assert finalized == [1]
+
+
+class Regression(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.layer = chainer.links.Linear(3, 1, initialW=0.5)
+
+    def forward(self, x, t):
+        loss = chainer.functions.mean_squared_error(self.layer(x), t)
+        chainer.report({"loss": loss}, self)
+        return loss
+
+
+def regression_data(kind):
+    random = np.random.RandomState(0)
+    x, t = random.rand(2, 10, 3).astype(np.float32)
+    return (DictDataset if kind == "dict" else TupleDataset)(
+        *(() if kind == "dict" else (x, t[:, :1])),
+        **({"x": x, "t": t[:, :1]} if kind == "dict" else {}),
+    )
+
+
+@every_kind
+@pytest.mark.parametrize("examples", ["tuple", "dict"])
+def test_a_trainer_gives_the_weights_of_one_process(comm, kind, examples, tmp_path):
+    """All ranks see the same batches, so the mean of their gradients is that of each."""
+    dataset = regression_data(examples)
+
+    def train(train_iter, test_iter, wrap_optimizer, wrap_evaluator):
+        model = Regression()
+        optimizer = wrap_optimizer(chainer.optimizers.SGD(0.1)).setup(model)
+        updater = training.StandardUpdater(train_iter, optimizer)
+        trainer = training.Trainer(updater, (2, "epoch"), out=str(tmp_path / str(comm.rank)))
+        trainer.extend(wrap_evaluator(extensions.Evaluator(test_iter, model)))
+        log = extensions.LogReport()
+        trainer.extend(log)
+        trainer.run()
+        return [model.layer.W.array, *(entry["validation/main/loss"] for entry in log.log)]
+
+    np.random.seed(3)
+    mine = train(
+        shared(comm, kind(dataset, 4)),
+        shared(comm, serial(dataset, 4, repeat=False, shuffle=False)),
+        lambda optimizer: create_multi_node_optimizer(optimizer, comm),
+        lambda evaluator: create_multi_node_evaluator(evaluator, comm),
+    )
+    on_all_ranks(comm, mine[0])
+    np.random.seed(3)
+    alone = train(
+        serial(dataset, 4),
+        serial(dataset, 4, repeat=False, shuffle=False),
+        lambda optimizer: optimizer,
+        lambda evaluator: evaluator,
+    )
+    assert len(mine) == 3
+    for one, other in zip(mine, alone, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def master_shares(comm, iterator):
+    return shared(comm, iterator, comm.size - 1)
+
+
+def all_in_step(comm, iterator):
+    return create_synchronized_iterator(iterator, comm)
+
+
+@pytest.mark.parametrize("share", [master_shares, all_in_step])
+@every_kind
+@pytest.mark.parametrize("interval", [2, 3])  # before the end of an epoch, and after it
+def test_a_checkpointed_run_ends_with_the_bits_of_an_uninterrupted_one(
+    comm, kind, share, interval, tmp_path
+):
+    folder = comm.bcast_obj(str(tmp_path))
+
+    def train(out, failing=None):
+        """The weights after 8 iterations of 4 of 10 examples; it fails after `failing`."""
+        np.random.seed(comm.rank)
+        model = Regression()
+        optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
+        # Those that fetch ahead have drawn from NumPy's generator by the time it is saved.
+        sampler = {} if kind is serial else {"order_sampler": ResumableOrderSampler()}
+        iterator = share(comm, kind(regression_data("tuple"), 4, **sampler))
+        updater = training.StandardUpdater(iterator, optimizer.setup(model))
+        trainer = training.Trainer(updater, (8, "iteration"), out=out)
+
+        def fail(trainer):
+            if trainer.updater.iteration == failing:
+                raise InterruptedError
+
+        trainer.extend(fail, trigger=(1, "iteration"))
+        checkpointer = create_multi_node_checkpointer("run", comm)
+        trainer.extend(checkpointer, trigger=(interval, "iteration"))
+        begin = checkpointer.maybe_load(trainer, optimizer)
+        trainer.run()
+        return begin, model.layer.W.array.tobytes()
+
+    begin, expected = train(folder + "/whole")
+    assert begin is None
+    with pytest.raises(InterruptedError):
+        train(folder + "/killed", failing=5)
+    begin, found = train(folder + "/killed")
+    assert begin == 5 // interval * interval
+    assert found == expected
+    on_all_ranks(comm, found)

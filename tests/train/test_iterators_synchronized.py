@@ -1,0 +1,283 @@
+"""The synchronized iterator reads each rank's own data set, in the same order on all ranks."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+
+import chainer
+import numpy as np
+import pytest
+from chainer import training
+from chainer.datasets import TupleDataset
+from chainer.iterators import (
+    MultiprocessIterator,
+    MultithreadIterator,
+    SerialIterator,
+    ShuffleOrderSampler,
+)
+from chainer.serializers import load_npz, save_npz
+
+from chainermn_comm import PeerError, RankMismatchError
+from chainermn_train import (
+    create_multi_node_optimizer,
+    create_synchronized_iterator,
+    use_forkserver,
+)
+
+pytestmark = pytest.mark.world
+
+N = 25
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forkserver():
+    use_forkserver()
+    yield
+    multiprocessing.set_start_method(None, force=True)
+
+
+def serial(dataset, batch_size=4, **options):
+    return SerialIterator(dataset, batch_size, **options)
+
+
+def threads(dataset, batch_size=4, **options):
+    return MultithreadIterator(dataset, batch_size, n_threads=2, **options)
+
+
+def processes(dataset, batch_size=4, **options):
+    return MultiprocessIterator(dataset, batch_size, n_processes=1, **options)
+
+
+# Not all pairs: what starts worker processes takes seconds.
+PAIRS = [
+    ("naive", serial),
+    ("flat", serial),
+    ("plain", serial),
+    ("naive", threads),
+    ("plain", processes),
+]
+every_kind = pytest.mark.parametrize(("comm", "kind"), PAIRS, indirect=["comm"])
+
+
+@pytest.fixture(autouse=True)
+def generators_that_differ(world):
+    np.random.seed(world.rank)
+
+
+def the_same_on_all_ranks(comm, value):
+    assert comm.allgather_obj(value) == [value] * comm.size
+    return value
+
+
+def numbers(batch):
+    return [int(example) for example in batch]
+
+
+def epoch(iterator):
+    """The examples to the end of the epoch."""
+    found = []
+    while True:
+        found += numbers(next(iterator))
+        if iterator.is_new_epoch:
+            return found
+
+
+@every_kind
+def test_orders_are_the_same_across_epochs_and_resets(comm, kind):
+    with create_synchronized_iterator(kind(np.arange(N), 5), comm) as iterator:
+        orders = [epoch(iterator) for _ in range(3)]
+        next(iterator)
+        iterator.reset()
+        assert (iterator.epoch, iterator.is_new_epoch) == (0, False)
+        orders += [epoch(iterator) for _ in range(2)]
+        iterator.reset()
+        orders += [epoch(iterator) for _ in range(2)]
+    the_same_on_all_ranks(comm, orders)
+    assert all(sorted(order) == list(range(N)) for order in orders)
+    assert len(set(map(tuple, orders))) == len(orders)  # each is another one
+
+
+def test_ranks_may_use_different_classes(naive):
+    kind = [serial, threads][naive.rank % 2]
+    iterator = create_synchronized_iterator(kind(np.arange(N)), naive)
+    the_same_on_all_ranks(naive, [numbers(next(iterator)) for _ in range(20)])
+
+
+def test_the_order_comes_from_rank_0s_generator(comm):
+    def order(seed):
+        sampler = ShuffleOrderSampler(np.random.RandomState(seed + comm.rank))
+        iterator = create_synchronized_iterator(serial(np.arange(N), order_sampler=sampler), comm)
+        return the_same_on_all_ranks(comm, epoch(iterator))
+
+    assert order(7) == order(7)
+    assert order(7) != order(8)
+
+
+def test_generators_stay_in_step(naive):
+    """What ranks draw after making it, they also draw where the iterator is made on one only."""
+    np.random.seed(5)
+    create_synchronized_iterator(serial(np.arange(N)), naive)
+    the_same_on_all_ranks(naive, np.random.rand())
+
+
+@every_kind
+def test_it_resumes_with_the_batches_of_an_uninterrupted_run(comm, kind, tmp_path):
+    """To the end of the next epoch and on; other random draws don't matter."""
+    path = str(tmp_path / f"{comm.rank}.npz")
+
+    def make():
+        np.random.seed(comm.rank)
+        return create_synchronized_iterator(kind(np.arange(N)), comm)
+
+    with make() as first, make() as second:
+        for _ in range(8):  # into the second epoch
+            next(first)
+        save_npz(path, first)
+        rest = [numbers(next(first)) for _ in range(20)]
+        np.random.rand(100)
+        load_npz(path, second)
+        assert (second.epoch, second.current_position) == (1, 8 * 4 - N)
+        assert [numbers(next(second)) for _ in range(20)] == rest
+        the_same_on_all_ranks(comm, rest)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_states_that_differ_are_told_when_they_are_loaded(comm, tmp_path):
+    path = str(tmp_path / f"{comm.rank}.npz")
+    iterator = serial(np.arange(N))  # not synchronized
+    save_npz(path, iterator)
+    wrapped = create_synchronized_iterator(iterator, comm)
+    with pytest.raises(RankMismatchError, match="ranks differ in order"):
+        load_npz(path, wrapped)
+    error = KeyError if comm.rank == 1 else PeerError
+    with np.load(path) as file, pytest.raises(error, match="current_position"):
+        wrapped.serialize(chainer.serializers.NpzDeserializer({} if comm.rank == 1 else file))
+
+
+@every_kind
+def test_without_repeat_it_ends_at_the_same_time(comm, kind):
+    with create_synchronized_iterator(kind(np.arange(6), repeat=False), comm) as iterator:
+        first = the_same_on_all_ranks(comm, [numbers(batch) for batch in iterator])
+        assert list(map(len, first)) == [4, 2]
+        with pytest.raises(StopIteration):
+            next(iterator)
+        iterator.reset()
+        again = the_same_on_all_ranks(comm, [numbers(batch) for batch in iterator])
+    assert sorted(again[0] + again[1]) == list(range(6))
+
+
+@every_kind
+def test_without_shuffle_it_goes_by_the_index(comm, kind):
+    with create_synchronized_iterator(kind(np.arange(6), shuffle=False), comm) as iterator:
+        assert [numbers(next(iterator)) for _ in range(3)] == [
+            [0, 1, 2, 3],
+            [4, 5, 0, 1],
+            [2, 3, 4, 5],
+        ]
+        iterator.reset()
+        assert numbers(next(iterator)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_tiny_data_sets(naive, n):
+    iterator = create_synchronized_iterator(serial(np.arange(n), 3, repeat=False), naive)
+    if n == 0:
+        with pytest.raises(ZeroDivisionError):  # as Chainer's own
+            next(iterator)
+    else:
+        assert sorted(the_same_on_all_ranks(naive, numbers(next(iterator)))) == list(range(n))
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"n": 9}, "number of examples: 10 on rank 0, 9 on rank 1"),
+        ({"batch_size": 2}, "batch_size: 3 on rank 0, 2 on rank 1"),
+        ({"repeat": False}, "repeat: True on rank 0, False on rank 1"),
+        ({"shuffle": False}, "shuffles: True on rank 0, False on rank 1"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_ranks_that_differ_are_told_so(comm, options, text):
+    mine = {"n": 10, "batch_size": 3, **(options if comm.rank == 1 else {})}
+    iterator = serial(np.arange(mine.pop("n")), **mine)
+    with pytest.raises(RankMismatchError, match=text):
+        create_synchronized_iterator(iterator, comm)
+
+
+def test_bad_arguments_are_told_on_all_ranks(comm):
+    last = comm.size - 1
+    error = TypeError if comm.rank == last else PeerError
+    for bad in (None, [1, 2], np.arange(3), chainer.dataset.Iterator()):
+        with pytest.raises(error, match="needs a SerialIterator, MultiprocessIterator or Multi"):
+            create_synchronized_iterator(bad if comm.rank == last else serial([1]), comm)
+    own = serial([1, 2], order_sampler=lambda order, _: order)
+    with pytest.raises(error, match="can't make function draw the same order"):
+        create_synchronized_iterator(own if comm.rank == last else serial([1, 2]), comm)
+    with pytest.raises(TypeError, match="needs a communicator"):
+        create_synchronized_iterator(serial([1]), comm.size)
+    with pytest.raises(TypeError, match="already"):
+        create_synchronized_iterator(create_synchronized_iterator(serial([1]), comm), comm)
+    ended = processes([1, 2])
+    ended.finalize()
+    with pytest.raises(NotImplementedError if comm.rank == last else PeerError, match="finalized"):
+        create_synchronized_iterator(ended if comm.rank == last else serial([1, 2]), comm)
+
+
+def test_attributes_are_forwarded_both_ways(comm):
+    own = serial(np.arange(N))
+    iterator = create_synchronized_iterator(own, comm)
+    assert iterator.dataset is own.dataset
+    iterator.batch_size = 7
+    assert own.batch_size == 7
+    assert len(next(iterator)) == 7
+    assert (iterator.epoch, iterator.current_position, iterator.repeat) == (0, 7, True)
+    assert iterator.previous_epoch_detail == 0
+    assert iterator.epoch_detail == 7 / N
+    assert isinstance(iterator, chainer.dataset.Iterator)
+
+
+def test_copies_go_on_by_themselves_and_pickles_are_refused(comm):
+    iterator = create_synchronized_iterator(serial(np.arange(N)), comm)
+    next(iterator)
+    twins = [iterator, copy.copy(iterator), copy.deepcopy(iterator)]
+    found = [[numbers(next(twin)) for _ in range(10)] for twin in twins]
+    assert found[0] == found[1] == found[2]
+    the_same_on_all_ranks(comm, found)
+    with pytest.raises(TypeError, match="can't be pickled"):
+        pickle.dumps(iterator)
+
+
+class Regression(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.layer = chainer.links.Linear(3, 1, initialW=0.5)
+
+    def forward(self, x, t):
+        return chainer.functions.mean_squared_error(self.layer(x), t)
+
+
+@every_kind
+def test_a_trainer_gives_the_weights_of_one_process(comm, kind, tmp_path):
+    """All ranks see the same batches, so the mean of their gradients is that of each."""
+    x, t = np.random.RandomState(0).rand(2, 10, 3).astype(np.float32)
+    dataset = TupleDataset(x, t[:, :1])
+
+    def train(iterator, wrap):
+        model = Regression()
+        optimizer = wrap(chainer.optimizers.SGD(0.1)).setup(model)
+        updater = training.StandardUpdater(iterator, optimizer)
+        training.Trainer(updater, (3, "epoch"), out=str(tmp_path / str(comm.rank))).run()
+        return model.layer.W.array
+
+    def make(kind):
+        np.random.seed(comm.rank)
+        return create_synchronized_iterator(kind(dataset), comm)
+
+    mine = train(make(kind), lambda optimizer: create_multi_node_optimizer(optimizer, comm))
+    the_same_on_all_ranks(comm, mine.tolist())
+    np.testing.assert_allclose(mine, train(make(serial), lambda optimizer: optimizer), rtol=1e-5)

@@ -1,0 +1,84 @@
+"""Worker processes under MPI: one line has them started without a fork, and a fork is warned of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..launch.jobs import PRELUDE, Job, run
+
+# Importing it starts MPI: what a script does at its top, a worker does again.
+SCRIPT = (
+    PRELUDE
+    + """\
+import multiprocessing, sys, warnings
+import numpy as np
+from mpi4py import MPI
+import chainermn
+from chainer.iterators import MultiprocessIterator, SerialIterator
+
+class Where:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return index, multiprocessing.get_start_method(), MPI.Is_initialized()
+
+def main():
+    {first}
+    comm = chainermn.create_communicator("naive")
+    create = chainermn.iterators.create_multi_node_iterator
+    create(SerialIterator(Where(), 2), comm)
+    with create(MultiprocessIterator(Where(), 2, n_processes=1), comm):
+        pass
+    create = chainermn.iterators.create_synchronized_iterator
+    workers = MultiprocessIterator(Where(), 2, n_processes=1, shuffle=False)
+    with create(workers, comm) as iterator:
+        found = [next(iterator) for _ in range(4)]
+    assert [index for batch in found for index, *_ in batch] == list(range(8))
+    # The first batch is made in the process itself.
+    methods = {{tuple(where) for batch in found[1:] for _, *where in batch}}
+    print(comm.rank, sorted(methods), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+)
+
+
+def launch(folder: Path, first: str) -> Job:
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(first=first))
+    job = run(2, script, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}, seconds=120)
+    assert job.returncode == 0, job
+    return job
+
+
+def test_one_line_keeps_workers_from_being_forked_and_from_mpi(tmp_path):
+    job = launch(tmp_path, "[chainermn.iterators.use_forkserver() for _ in range(2)]")
+    rows = sorted(job.out.splitlines())
+    assert rows == [f"{rank} [('forkserver', False)]" for rank in (0, 1)]
+    assert "Warning" not in job.err
+
+
+def test_a_fork_is_warned_of_once_on_one_rank(tmp_path):
+    job = launch(tmp_path, "multiprocessing.set_start_method('fork')")
+    rows = sorted(job.out.splitlines())
+    assert rows == [f"{rank} [('fork', True)]" for rank in (0, 1)]
+    assert job.err.count("RuntimeWarning: MultiprocessIterator is about to fork") == 1, job
+    where = next(line for line in job.err.splitlines() if "about to fork" in line)
+    assert "script.py" in where, "the warning must point at the user's line"
+    assert "use_forkserver()" in job.err
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_too_late_is_told(method):
+    script = (
+        f"import multiprocessing; multiprocessing.set_start_method({method!r})\n"
+        "import chainermn_train; chainermn_train.use_forkserver()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert done.returncode == 1
+    assert f"starts processes by {method!r} already; call it first of all" in done.stderr.decode()

@@ -1,0 +1,284 @@
+"""Snapshots that ranks with the same state share: who writes, who loads, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import training
+from chainer.training import extensions
+
+from chainermn_train import create_multi_node_optimizer, multi_node_snapshot
+
+pytestmark = pytest.mark.world
+
+
+@pytest.fixture
+def folder(tmp_path, world) -> Path:
+    """One folder for all ranks."""
+    return world.bcast(tmp_path)
+
+
+def make_trainer(comm, out, stop=4, examples=6, shuffle=False):
+    """A trainer with state that is the same on all ranks; rank 0 also logs."""
+    x = np.linspace(0, 1, examples * 2, dtype="f4").reshape(examples, 2)
+    np.random.seed(comm.rank)
+    model = L.Classifier(
+        L.Linear(2, 1), lossfun=lambda y, t: chainer.functions.mean_squared_error(y, t)
+    )
+    model.compute_accuracy = False
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+    dataset = chainer.datasets.TupleDataset(x, x[:, :1])
+    iterator = chainer.iterators.SerialIterator(dataset, 2, shuffle=shuffle)
+    updater = training.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(updater, (stop, "iteration"), out=str(out))
+    if comm.rank == 0:
+        trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
+    return trainer, model
+
+
+def bits(model) -> dict[str, bytes]:
+    return {name: param.array.tobytes() for name, param in model.namedparams()}
+
+
+def snapshots(comm, folder: Path) -> set[str]:
+    """The files there, seen by all ranks before any goes on (collective)."""
+    comm.allgather_obj(None)
+    found = {path.name for path in folder.iterdir()} - {"log"} if folder.exists() else set()
+    comm.allgather_obj(None)
+    return found
+
+
+def run(comm, out, stop, sets, autoload=True, **options):
+    trainer, model = make_trainer(comm, out, stop)
+    snapshot = extensions.snapshot(autoload=autoload, **options)
+    trainer.extend(multi_node_snapshot(comm, snapshot, sets), trigger=(2, "iteration"))
+    trainer.run()
+    return trainer, model
+
+
+def names(*numbers: str) -> set[str]:
+    return {f"snapshot_iter_{number}" for number in numbers}
+
+
+def test_resumed_training_ends_with_the_bits_of_uninterrupted_training(comm, folder):
+    _, expected = run(comm, folder / "whole", 8, [0])
+    run(comm, folder / "run", 4, [0])
+    both = ("0", "1") if comm.size > 1 else ("0",)
+    assert snapshots(comm, folder / "run") == names(*(f"{i}.{s}" for i in (2, 4) for s in both))
+    trainer, model = run(comm, folder / "run", 8, [0])
+    assert bits(model) == bits(expected)
+    if comm.rank == 0:
+        log = trainer.get_extension("LogReport").log
+        assert [each["iteration"] for each in log] == list(range(1, 9))
+
+
+def test_one_file_where_all_have_the_same_state(comm, folder):
+    def trainer_of(stop):
+        trainer, model = make_trainer(comm, folder, stop)
+        trainer._extensions.clear()  # no log on rank 0
+        snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
+        trainer.extend(snapshot, trigger=(2, "iteration"))
+        trainer.run()
+        return model
+
+    trainer_of(4)
+    assert snapshots(comm, folder) == names("2", "4")
+    trainer_of(6)
+    assert snapshots(comm, folder) == names("2", "4", "6")
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        ([0], [{0}, {1, 2, 3}]),
+        ([0, 1], [{0}, {1}, {2, 3}]),
+        ([[0, 1], [2, 3]], [{0, 1}, {2, 3}]),
+        ([], [{0, 1, 2, 3}]),
+        ([range(0, 4, 2)], [{0, 2}, {1, 3}]),
+        ([{3, 1}, 2], [{1, 3}, {2}, {0}]),
+        ([(i for i in (1, 2))], [{1, 2}, {0, 3}]),
+    ],
+    ids=str,
+)
+def test_sets_are_those_documented(naive, sets, expected):
+    found = multi_node_snapshot(naive, extensions.snapshot(), sets)._settings[0]
+    assert [set(each) for each in found] == expected
+
+
+@pytest.mark.sizes(4)
+def test_each_set_has_a_state_of_its_own(naive, folder):
+    """The first rank of a set writes and reads; the others of the set get its state."""
+
+    def extension(target):
+        snapshot = extensions.snapshot(target=target, autoload=True)
+        return multi_node_snapshot(naive, snapshot, [[0, 2], [1]])
+
+    def link(value):
+        made = chainer.Link()
+        made.add_persistent("value", np.array([value], "f8"))
+        made.add_persistent("nothing", None)
+        return made
+
+    trainer, _ = make_trainer(naive, folder, 2)
+    trainer.extend(extension(link(naive.rank * 10)), trigger=(2, "iteration"))
+    trainer.run()
+    assert snapshots(naive, folder) == names("2.0", "2.1", "2.2")
+    target = link(-1)
+    extension(target).initialize(trainer)
+    assert target.value.tolist() == [{0: 0, 2: 0, 1: 10, 3: 30}[naive.rank]]
+    assert target.nothing is None
+
+
+def test_fewer_and_more_ranks(naive, folder):
+    """State that belongs to no rank; see also tests/launch for eight ranks."""
+    run(naive, folder, 4, [0])
+    for size in range(1, naive.size):
+        part = naive.split(int(naive.rank < size), naive.rank)
+        if naive.rank < size:
+            trainer, _ = make_trainer(part, folder)
+            snapshot = multi_node_snapshot(part, extensions.snapshot(autoload=True), [0])
+            snapshot.initialize(trainer)
+            assert trainer.updater.iteration == 4
+        part.finalize()
+    naive.allgather_obj(None)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_state_of_a_rank_is_told(naive, folder):
+    """The order of a rank's examples: with another number of ranks it has another length."""
+
+    def load(comm, examples):
+        trainer, _ = make_trainer(comm, folder, 2, examples, shuffle=True)
+        trainer.extend(
+            multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0]),
+            trigger=(2, "iteration"),
+        )
+        return trainer
+
+    load(naive, 12 // naive.size).run()
+    half = naive.split(naive.rank, 0)
+    with pytest.raises(ValueError, match=r"ranks, doesn't fit this job with 1: .*/order' has sha"):
+        load(half, 12).run()
+    half.finalize()
+    naive.allgather_obj(None)
+
+
+def test_newest_that_all_sets_have_is_loaded(naive, folder, capfd):
+    run(naive, folder, 6, [0])
+    last = min(naive.size - 1, 1)
+    if naive.rank == 0:
+        (folder / f"snapshot_iter_6.{last}").unlink()
+        if last:
+            (folder / "tmpsnapshot_iter_8.0xyz").mkdir()  # left by a killed writer
+    naive.allgather_obj(None)
+    trainer, _ = make_trainer(naive, folder)
+    snapshot = multi_node_snapshot(naive, extensions.snapshot(autoload=True), [0])
+    snapshot.initialize(trainer)
+    assert trainer.updater.iteration == 4
+    assert not any(name.startswith("tmp") for name in snapshots(naive, folder))
+    if naive.rank == 0 and last:
+        assert "snapshot_iter_6 skipped" in capfd.readouterr().err
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_sets_without_a_snapshot_are_told(naive, folder):
+    run(naive, folder, 2, [0])
+    if naive.rank == 0:
+        (folder / "snapshot_iter_2.1").unlink()
+    naive.allgather_obj(None)
+    with pytest.raises(RuntimeError, match=r"set 1 \(read by rank 1\) has none"):
+        run(naive, folder, 4, [0])
+
+
+def test_damaged_snapshot_is_told_on_all_ranks(naive, folder):
+    run(naive, folder, 2, [0])
+    if naive.rank == 0:
+        path = folder / "snapshot_iter_2.0"
+        path.write_bytes(path.read_bytes()[:-100])
+    naive.allgather_obj(None)
+    with pytest.raises((ValueError, RuntimeError), match=r"iter_2\.0 can't be read"):
+        run(naive, folder, 4, [0])
+
+
+def test_snapshot_of_one_process_is_not_unpickled(naive, folder):
+    class Trap:
+        def __reduce__(self):
+            return (pytest.exit, ("unpickled",))
+
+    if naive.rank == 0:
+        with (folder / "snapshot_iter_2").open("wb") as file:
+            np.savez(file, a=np.array([Trap()], dtype=object))
+    naive.allgather_obj(None)
+    with pytest.raises((ValueError, RuntimeError), match="can't be read"):
+        run(naive, folder, 4, [])
+
+
+@pytest.mark.parametrize("writer", ["ThreadWriter", "ThreadQueueWriter", "SimpleWriter"])
+def test_writers_and_n_retains(naive, folder, writer):
+    made = getattr(extensions.snapshot_writers, writer)()
+    run(naive, folder, 8, [0], writer=made, n_retains=2)
+    both = ("0", "1") if naive.size > 1 else ("0",)
+    kept = names(*(f"{i}.{s}" for i in (6, 8) for s in both))
+    found = snapshots(naive, folder)
+    assert kept <= found
+    if writer == "SimpleWriter":
+        assert found == kept
+    trainer, _ = run(naive, folder, 10, [0])
+    assert trainer.updater.iteration == 10
+
+
+def test_condition_and_callable_file_name(naive, folder):
+    trainer, _ = make_trainer(naive, folder)
+    snapshot = extensions.snapshot(
+        filename=lambda trainer: f"at{trainer.updater.iteration}",
+        condition=lambda: naive.rank == 0 and trainer.updater.iteration > 2,
+    )
+    trainer.extend(multi_node_snapshot(naive, snapshot, [0]), trigger=(1, "iteration"))
+    trainer.run()
+    assert snapshots(naive, folder) == {"at3.0", "at4.0"}
+
+
+def test_error_of_a_writer_is_raised_on_all_ranks(naive, folder):
+    def fail(path, state):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises((OSError, RuntimeError), match="No space left"):
+        run(naive, folder, 4, [0], savefun=fail)
+
+
+@pytest.mark.parametrize(
+    ("sets", "error", "words"),
+    [
+        ([99], ValueError, r"\[99\] must name some of the ranks 0 to"),
+        ([-1], ValueError, "must name"),
+        ([[]], ValueError, "must name"),
+        ([0, [0]], ValueError, "named twice"),
+        (["a"], TypeError, "'a'"),
+        ([None], TypeError, "None"),
+    ],
+)
+def test_wrong_sets(naive, sets, error, words):
+    with pytest.raises(error, match=words):
+        multi_node_snapshot(naive, extensions.snapshot(), sets)
+
+
+def test_wrong_snapshots(naive):
+    with pytest.raises(TypeError, match="not LogReport"):
+        multi_node_snapshot(naive, extensions.LogReport(), [])
+    with pytest.raises(ValueError, match="snapshot_on_error"):
+        multi_node_snapshot(naive, extensions.snapshot(snapshot_on_error=True), [])
+    with pytest.raises(TypeError, match="create_communicator"):
+        multi_node_snapshot(None, extensions.snapshot(), [])
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_sets_that_differ_between_ranks(naive, folder):
+    trainer, _ = make_trainer(naive, folder)
+    sets = [0] if naive.rank == 0 else []
+    with pytest.raises(ValueError, match="differ between ranks"):
+        multi_node_snapshot(naive, extensions.snapshot(), sets).initialize(trainer)
