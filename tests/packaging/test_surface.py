@@ -262,10 +262,6 @@ def comm():
         yield comm
 
 
-class NotBuiltError(Exception):
-    """What an option that comes with a later issue raises here."""
-
-
 NAMES = "naive flat hierarchical two_dimensional single_node pure_nccl non_cuda_aware dummy"
 
 
