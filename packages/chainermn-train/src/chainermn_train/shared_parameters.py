@@ -69,6 +69,10 @@ class SharedParameters(SharesCommunicator):
         """All ranks have the same parameters now."""
         self._known = [param for param in target.params() if param.is_initialized]
 
+    def forget(self) -> None:
+        """This rank's parameters may not be the others': the next update broadcasts."""
+        self._known = None
+
     def broadcast(self, target: Any) -> None:
         """Give rank 0's parameters to all ranks (collective)."""
         self.communicator.bcast_data(target)
