@@ -377,6 +377,9 @@ def test_object_that_needs_pickle_is_refused_on_all_ranks(comm, folder):
     with pytest.raises((TypeError, RuntimeError), match=r"'strange'.*only pickle"):
         create_multi_node_checkpointer("run", comm, path=folder / "new").save(target)
     assert not (folder / "new").exists() or files(comm, folder / "new") == set()
+    target = link(1, 2)
+    target.add_persistent("other_order", np.ones(2, ">f4"))
+    create_multi_node_checkpointer("fits", comm, path=folder / "new").save(target)
     with pytest.raises(TypeError, match="not int"):
         create_multi_node_checkpointer("run", comm, path=folder / "new").save(3)
 
@@ -402,6 +405,25 @@ def test_pickle_in_a_file_is_not_loaded(naive, folder):
 class Trap:
     def __reduce__(self):
         return (pytest.exit, ("unpickled",))
+
+
+def test_name_of_the_extension_is_not_that_of_the_run(naive, folder):
+    trainer, _, _ = make_trainer(naive, folder)
+    checkpointer = create_multi_node_checkpointer("run", naive)
+    trainer.extend(checkpointer, name="checkpoints", trigger=(2, "iteration"))
+    trainer.extend(checkpointer, name="checkpoints", trigger=(5, "iteration"))
+    assert trainer.get_extension("checkpoints_1") is checkpointer
+    run_until(trainer, 6)
+    assert files(naive, folder) == generation(naive, 2, 4, 5, 6)
+
+
+def test_used_again_after_it_is_finalized(naive, folder):
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder, background=True)
+    for _ in range(2):
+        save_and_flush(checkpointer, 3)
+        assert files(naive, folder) == generation(naive, 3)
+        checkpointer.finalize()
+        assert files(naive, folder) == set()
 
 
 def test_iterations_that_differ_or_go_back(naive, folder):
