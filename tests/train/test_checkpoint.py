@@ -14,7 +14,13 @@ import pytest
 from chainer import training
 from chainer.training import extensions
 
-from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer, durable
+from chainermn_train import (
+    create_multi_node_checkpointer,
+    create_multi_node_iterator,
+    create_multi_node_optimizer,
+    create_synchronized_iterator,
+    durable,
+)
 
 pytestmark = pytest.mark.world
 
@@ -40,14 +46,14 @@ def rng(seed):
     return np.random.RandomState(seed)
 
 
-def make_trainer(comm, out, stop=8, seed=None, sampler=None):
+def make_trainer(comm, out, stop=8, seed=None, sampler=None, shared=lambda iterator: iterator):
     """A trainer of this rank's examples, with state in every place that has one."""
     random.seed(comm.rank)
     np.random.seed(comm.rank)
     x = rng(comm.rank).uniform(size=(10, 4)).astype("f4")
     dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
     options = {"order_sampler": sampler} if sampler else {"shuffle": True}
-    iterator = chainer.iterators.SerialIterator(dataset, 4, **options)
+    iterator = shared(chainer.iterators.SerialIterator(dataset, 4, **options))
     model = Noisy(comm.rank if seed is None else seed)
     optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
     trainer = training.Trainer(
@@ -140,6 +146,25 @@ def test_iterator_with_a_generator_of_its_own(naive, folder):
         checkpointer = create_multi_node_checkpointer("run", naive)
         trainer.extend(checkpointer, trigger=(1, "iteration"))
         assert checkpointer.maybe_load(trainer) == (None if end else 3)
+        if end:
+            run_until(trainer, end)
+        else:
+            trainer.run()
+    assert bits(model) == bits(expected)
+
+
+@pytest.mark.parametrize("create", [create_multi_node_iterator, create_synchronized_iterator])
+def test_iterator_that_the_ranks_share(comm, folder, create):
+    def shared(iterator):
+        return create(iterator, comm)
+
+    whole, expected, _ = make_trainer(comm, folder / "whole", shared=shared)
+    whole.run()
+    for end in (5, None):
+        trainer, model, _ = make_trainer(comm, folder / "run", shared=shared)
+        checkpointer = create_multi_node_checkpointer("run", comm)
+        trainer.extend(checkpointer, trigger=(2, "iteration"))
+        assert checkpointer.maybe_load(trainer) == (None if end else 4)
         if end:
             run_until(trainer, end)
         else:
