@@ -102,7 +102,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             A variable of x's shape and dtype.
 
         Raises:
-            TypeError: ``x`` is no variable or array of floats.
+            TypeError: ``x`` is no variable or array of floats, or on another device.
             ValueError: its shape doesn't fit, or it is not on a GPU as ``"nccl"`` demands.
             PeerError: another rank raised one of these.
             RankMismatchError: on all ranks, when they call something else, or channels differ.
@@ -149,10 +149,16 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         if x.array is None or x.dtype.kind != "f":
             kind = "a parameter that is not initialised" if x.array is None else x.dtype
             raise TypeError(f"rank {rank}: x must hold floats, got {kind}")
-        if self.communication_backend == "nccl" and backend.get_array_module(x.array) is np:
+        module = backend.get_array_module(x.array)
+        if self.communication_backend == "nccl" and module is np:
             raise ValueError(
                 f'rank {rank}: communication_backend="nccl" needs inputs on a GPU, got a NumPy '
                 'array; use "auto" or "mpi"'
+            )
+        if module is not self.xp:
+            raise TypeError(
+                f"rank {rank}: x is an array of {module.__name__}, but the link's are of "
+                f"{self.xp.__name__}; move one of them with to_device"
             )
         return x
 
