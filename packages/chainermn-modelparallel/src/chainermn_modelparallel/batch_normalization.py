@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import chainer
@@ -13,11 +12,12 @@ from chainer import Variable, backend
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.batch_statistics import NAME, Normalize, normalize
 from chainermn_modelparallel.calls import agree, attempt, require_communicator
+from chainermn_modelparallel.sharing import SharesCommunicator
 
 BACKENDS = ("auto", "mpi", "nccl")
 
 
-class MultiNodeBatchNormalization(L.BatchNormalization):
+class MultiNodeBatchNormalization(SharesCommunicator, L.BatchNormalization):
     """Batch normalization by the statistics of all ranks' batches together.
 
     It gives what :class:`chainer.links.BatchNormalization` gives for the ranks' batches put
@@ -175,12 +175,6 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             for running, value in ((self.avg_mean, node.mean), (self.avg_var, node.var * unbiased)):
                 running *= decay
                 running += (1 - decay) * value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeBatchNormalization:
-        memo[id(self.comm)] = self.comm  # a copy talks to the same ranks
-        twin = memo[id(self)] = type(self).__new__(type(self))
-        twin.__dict__.update(copy.deepcopy(vars(self), memo))
-        return twin
 
 
 def check_backend(communication_backend: Any) -> None:
