@@ -431,7 +431,7 @@ def test_another_kind_of_message_is_refused_by_name(comm):
         x = Variable(np.ones(2))
         send(x, comm, 1, tag=4).backward()
     else:
-        with pytest.raises(TypeError, match=r"rank 1: .*rank 0 .*tag 4, got a dict"):
+        with pytest.raises(TypeError, match=r"rank 1: .*rank 0 .*tag 4, (got|but .*an obj)"):
             recv(comm, 0, tag=4)
         with pytest.raises(TypeError, match="rank 1"):
             recv(comm, 0, tag=4)

@@ -11,8 +11,12 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from chainermn_comm import CommunicatorBase
 
+# What a letter's note begins with, so that other arrays are not taken for one.
+_MARK = int.from_bytes(b"letter", "little")
 # The greatest tag that every MPI has, less one.
 GRADIENT_TAG = 32766
 
@@ -38,30 +42,39 @@ class Letter:
 
 
 def post(letter: Letter, communicator: CommunicatorBase, rank: int, tag: int) -> None:
-    """Send a letter to ``rank``, which calls :func:`fetch` with the same tag."""
-    note = (__name__, letter.number, letter.answers, letter.wants, letter.positions)
-    communicator.send_obj(note, rank, tag)
-    if letter.arrays:
-        communicator.send(letter.arrays, rank, tag)
+    """Send a letter to ``rank``, which calls :func:`fetch` with the same tag.
+
+    The note goes before the arrays, as one more of them: two messages would cost twice.
+    """
+    answers = -1 if letter.answers is None else letter.answers
+    note = [_MARK, letter.number, answers, len(letter.wants), *letter.wants, *letter.positions]
+    communicator.send((np.array(note, np.int64), *letter.arrays), rank, tag)
 
 
 def fetch(communicator: CommunicatorBase, rank: int, tag: int) -> Letter:
     """Wait for a letter of ``rank``.
 
     Raises:
-        TypeError: it sent an object of another kind with this tag (or, from the communicator,
-            a bare array).
+        TypeError: it sent something else with this tag.
     """
-    match communicator.recv_obj(rank, tag):
-        case (str(sender), number, answers, wants, positions) if sender == __name__:
-            arrays = tuple(communicator.recv(rank, tag)) if positions else ()
-            return Letter(number, answers, wants, positions, arrays)
-        case other:
-            raise TypeError(
-                f"rank {communicator.rank}: expected what rank {rank} sends with "
-                f"chainermn.functions.send and tag {tag}, got a {type(other).__name__} (now "
-                "discarded); use different tags for different kinds of messages"
-            )
+    expected = (
+        f"rank {communicator.rank}: expected what rank {rank} sends with "
+        f"chainermn.functions.send and tag {tag}"
+    )
+    try:
+        found = communicator.recv(rank, tag)
+    except TypeError as error:  # an object, says a communicator that can tell
+        raise TypeError(f"{expected}, but {error}") from error
+    note = found[0] if isinstance(found, tuple) and found else None
+    own = isinstance(note, np.ndarray) and note.dtype == np.int64 and note.ndim == 1
+    if note is None or not own or list(note[:1]) != [_MARK]:
+        raise TypeError(
+            f"{expected}, got a {type(found).__name__} (now discarded); use different tags for "
+            "different kinds of messages"
+        )
+    _, number, answers, count, *rest = note.tolist()
+    wants, positions = tuple(map(bool, rest[:count])), tuple(rest[count:])
+    return Letter(number, None if answers < 0 else answers, wants, positions, found[1:])
 
 
 def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:

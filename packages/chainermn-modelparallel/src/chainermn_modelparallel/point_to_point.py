@@ -210,8 +210,14 @@ class Recv(chainer.FunctionNode):
             for position, gradient in enumerate(grad_outputs[:-1])
             if gradient is not None and self._wants[position]
         }
+        if not chainer.config.enable_backprop:  # no graph of the gradients: the letter will do
+            arrays = tuple(gradient.array for gradient in found.values())
+            unwanted = (False,) * len(arrays)
+            letter = Letter(next(_numbers), self._number, unwanted, tuple(found), arrays)
+            post(letter, self._communicator, self._peer, GRADIENT_TAG)
+            return zeros
         gradients = tuple(found.values())
-        if gradients and chainer.config.enable_backprop:
+        if gradients:
             # A second backward comes back here, whether or not the gradients depend on us:
             # the other rank will wait for it.
             gradients = _several(pseudo_connect(self.get_retained_outputs()[0], *gradients))
