@@ -23,7 +23,7 @@ from chainer import training
 from chainer.iterators import MultiprocessIterator
 from chainer.training import extensions
 from images import Images, find
-from models import ARCHITECTURES
+from convnets import ARCHITECTURES
 
 SEED = 0  # of the shares and the first weights
 RUN = "imagenet"  # what its checkpoints are called
