@@ -22,8 +22,8 @@ import numpy as np
 from chainer import training
 from chainer.iterators import MultiprocessIterator
 from chainer.training import extensions
-from images import Images, find
 from convnets import ARCHITECTURES
+from images import Images, find
 
 SEED = 0  # of the shares and the first weights
 RUN = "imagenet"  # what its checkpoints are called

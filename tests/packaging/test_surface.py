@@ -149,7 +149,6 @@ CALLABLES = [
     row("chainermn:CommunicatorBase.get_config"),
     row("chainermn:CommunicatorBase.finalize"),
     row("chainermn.extensions:multi_node_snapshot", "comm", "snapshot", "replica_sets"),
-    row("chainermn.extensions:multi_node_snapshot", "comm", "snapshot", "replica_sets"),
     row(
         "chainermn.extensions:ObservationAggregator",
         "comm",
