@@ -16,6 +16,7 @@ from .held import HeldGradients
 from .losses import compute_gradients, scale_missing_gradients
 from .shared_parameters import SharedParameters
 from .state import serialize_state
+from .timing import part
 
 
 class MultiNodeOptimizer(Forwarding, SharesCommunicator):
@@ -226,7 +227,8 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         Returns:
             How many updates' gradients all ranks together have added up.
         """
-        lost = None if buffer is None else buffer.wait()
+        with part("wire"):
+            lost = None if buffer is None else buffer.wait()
         try:
             found = self._shared.count(self._group.terms, error is not None, lost is not None)
             if buffer is not None and found[2]:
@@ -249,7 +251,8 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         self._step_along(arrived)
 
     def _exchange_and_step(self) -> None:
-        self.communicator.multi_node_mean_grad(self.target, self.zero_fill)
+        with part("wire"):
+            self.communicator.multi_node_mean_grad(self.target, self.zero_fill)
         self._step()
 
     def _step_along(self, means: HeldGradients | None) -> None:

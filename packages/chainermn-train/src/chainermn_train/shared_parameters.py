@@ -12,6 +12,7 @@ from chainermn_comm import CommunicatorBase
 from .agreement import gather_or_raise
 from .copying import SharesCommunicator
 from .mixed_precision import agree_on_loss_scaling, broadcast_masters, loss_scaling
+from .timing import part
 
 
 class Views(NamedTuple):
@@ -59,7 +60,8 @@ class SharedParameters(SharesCommunicator):
 
     def count(self, *numbers: int) -> Any:
         """Each number's sum over ranks: int64 of shape (len(numbers),) (collective)."""
-        return self.communicator.allreduce(np.array(numbers, dtype=np.int64))
+        with part("waiting"):
+            return self.communicator.allreduce(np.array(numbers, dtype=np.int64))
 
     def note_loss_scaling(self, optimizer: Any) -> None:
         """All ranks scale their losses alike now."""
@@ -75,8 +77,9 @@ class SharedParameters(SharesCommunicator):
 
     def broadcast(self, target: Any) -> None:
         """Give rank 0's parameters to all ranks (collective)."""
-        self.communicator.bcast_data(target)
-        broadcast_masters(self.communicator, target)
+        with part("wire"):
+            self.communicator.bcast_data(target)
+            broadcast_masters(self.communicator, target)
         self.note_parameters(target)
 
     def broadcast_new(self, target: Any) -> set[str]:
