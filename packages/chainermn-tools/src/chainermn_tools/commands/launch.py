@@ -15,7 +15,7 @@ from chainermn_tools.launch import command_line, hosts, job, verdict
 from chainermn_tools.launch.records import with_plain_ranks
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "ranks", type=click.IntRange(1), help="Number of ranks.")
 @click.option("--hosts", "host_list", metavar="A,B", help="Hosts, also with ranks: a:2,b:2.")
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
@@ -93,6 +93,8 @@ def _run(
             except FileNotFoundError as problem:  # a script's interpreter, too, may be missing
                 _say(f"mpiexec doesn't start: {problem}")
                 return 2
+            if outcome.tail and not outcome.tail.endswith(b"\n"):
+                click.echo(err=True)
             if outcome.interrupted is not None:
                 _say(f"ended by signal {outcome.interrupted}")
                 return 128 + outcome.interrupted

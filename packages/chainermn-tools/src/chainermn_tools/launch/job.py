@@ -19,7 +19,7 @@ from chainermn_tools.launch.records import Reader
 
 # How long a job may go on once a rank said that it failed: the abort hook ends it in about one
 # second, but a rank that fails before MPI is initialized leaves the others waiting.
-FAILED_SECONDS = 8.0
+FAILED_SECONDS = 4.0
 # What was told to end has this long before it is killed.
 PATIENCE_SECONDS = 5.0
 # After mpiexec has ended, output may still be on its way, or the pipe be held by an orphan.
@@ -60,13 +60,15 @@ def noting_signals() -> Iterator[list[int]]:
     """Meanwhile signals that would end this process only go into the list that is given."""
     noted: list[int] = []
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
+    # Those that are ignored stay so: nohup's, or a background job's.
+    ours = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
+    for number in ours:
         signal.signal(number, lambda number, _: noted.append(number))
     try:
         yield noted
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def run(
@@ -101,7 +103,7 @@ def run(
     outcome = Outcome()
     try:
         _pass_on(process, environment[LAUNCH_VARIABLE], signals, change, outcome)
-        code = process.wait(PATIENCE_SECONDS)
+        code = process.wait()
         outcome.status = code if code >= 0 else 128 - code
     finally:
         _kill_all(process, environment[LAUNCH_VARIABLE])
@@ -126,7 +128,7 @@ def _pass_on(
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             selector.register(stream, selectors.EVENT_READ)
-        while selector.get_map():
+        while selector.get_map() or process.poll() is None:
             ready = selector.select(POLL_SECONDS)
             now = time.monotonic()
             for key, _ in ready:
