@@ -40,7 +40,10 @@ def launch(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a Python SCRIPT on several ranks, with the mpiexec that is on PATH.
+    """Run a Python SCRIPT on several ranks, through mpiexec.
+
+    It is a thin wrapper of the mpiexec that is on PATH, of MPICH or Open MPI or a relative, and
+    prints the line that it runs.
 
     The job is good only if every rank came to the script's end and said goodbye after
     MPI_Finalize. Otherwise the first rank that failed is shown, with its traceback and exit

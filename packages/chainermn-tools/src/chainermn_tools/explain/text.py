@@ -11,6 +11,7 @@ from chainermn_tools.explain.search import Found
 if TYPE_CHECKING:
     from rich.console import Console
 
+COMMAND_INDENT = 4
 NOTHING = (
     "Nothing in it is known to `chainermn explain`. Read the earliest traceback of all ranks; "
     "`chainermn env` prints what a bug report needs."
@@ -31,12 +32,22 @@ def render(found: Sequence[Found], console: Console) -> None:
     """
     for style, text in _lines(found):
         if console.is_terminal:
-            from rich.text import Text
-
-            # Commands stay unbroken, so that they can be copied.
-            console.print(Text(text, style=style), soft_wrap=text.startswith("    "))
+            _print_on_terminal(style, text, console)
         else:
             print(text, file=console.file)
+
+
+def _print_on_terminal(style: str, text: str, console: Console) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    indented = len(text) - len(text.lstrip())
+    if not text:
+        console.print()
+    elif indented == COMMAND_INDENT:  # unbroken, so that it can be copied
+        console.print(Text(text, style=style), soft_wrap=True)
+    else:
+        console.print(Padding.indent(Text(text.lstrip(), style=style), indented))
 
 
 def _lines(found: Sequence[Found]) -> Iterator[tuple[str, str]]:
@@ -50,7 +61,7 @@ def _lines(found: Sequence[Found]) -> Iterator[tuple[str, str]]:
         yield "bold red" if known.kind is Kind.CAUSE else "bold", f"{known.name}: {one.text}"
         yield "dim", f"  line {one.line}{often}; {known.component}; {known.kind.value}"
         yield "", f"  {known.meaning}"
-        yield from (("green", f"    {fix}") for fix in known.fix)
+        yield from (("green", f"{' ' * COMMAND_INDENT}{fix}") for fix in known.fix)
         yield "", ""
     if all(one.known.kind is Kind.ECHO for one in found):
         yield "bold", ECHOES_ONLY
