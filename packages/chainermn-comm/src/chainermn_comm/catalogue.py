@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +127,7 @@ def make_communicator(
         view = (
             ("communicator", str(name)),
             ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
-            (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
+            (CHUNK_VARIABLE, found and found[1].chunk_bytes),
         )
         note = blas_threads.note(comm.size)
         notes = Agreement(traffic)("create_communicator", view, note, problem)

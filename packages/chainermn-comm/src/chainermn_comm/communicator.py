@@ -52,7 +52,8 @@ class MpiCommunicator(CommunicatorBase):
     All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
     operations or give arguments that don't fit; where one rank's argument is wrong in itself,
     ``TypeError`` or ``ValueError`` there and ``PeerError`` elsewhere. The communicator can be
-    used on afterwards.
+    used on afterwards. Only one thread at a time may use it; give another thread a communicator of
+    its own, with :meth:`split`.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class MpiCommunicator(CommunicatorBase):
         return tuple(message.value() for message in found)
 
     def allreduce(self, data: Any) -> Any:
-        return allreduce.sum_arrays(self._group, self._open.transport, data)
+        return allreduce.sum_arrays(self._group, self._open.transport, data, self._settings)
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
         found = collectives.allgather(self._group, "allgather", self._array(x))
@@ -244,8 +245,7 @@ class MpiCommunicator(CommunicatorBase):
             RankMismatchError: on all ranks, naming the first parameter that differs in name,
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
         """
-        wire = self._settings.allreduce_grad_dtype
-        mean_gradients(self._group, self._reducer_of, model, wire, zero_fill)
+        mean_gradients(self._group, self._reducer_of, model, self._settings, zero_fill)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """The mean of all ranks' arrays (collective).
@@ -256,7 +256,8 @@ class MpiCommunicator(CommunicatorBase):
             recvbuf: an array of that shape where the mean is written; None for a new array.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        return allreduce.mean_arrays(self._group, self._open.transport, data, recvbuf)
+        transport = self._open.transport
+        return allreduce.mean_arrays(self._group, transport, data, recvbuf, self._settings)
 
     # Settings and end of life.
 
@@ -348,7 +349,9 @@ class MpiCommunicator(CommunicatorBase):
                 self._group.comm, self._topology, self._open.transport, self._settings.chunk_bytes
             )
             plan = self._plans.on_gpus if on_gpu else self._plans.on_cpus
-            self._reducers[on_gpu] = plan(ground)
+            reducer, problem = prepare(lambda: plan(ground))
+            self._group.agreement("allreduce_grad, its first use", problem=problem)
+            self._reducers[on_gpu] = reducer
         return self._reducers[on_gpu]
 
     def _array(self, data: Any) -> Callable[[], Message]:
