@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
-from chainermn_tools.explain import KNOWN, Kind, Known, search
+from chainermn_tools.explain import KNOWN, Kind, Known, render, search
 from chainermn_tools.explain import search as search_function
 from tests.launch import jobs
 
@@ -190,6 +191,27 @@ def test_a_long_log_takes_little_memory(piece, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def on_terminal(width: int, **how) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, **how)
+    text = "\n".join(line for row in KNOWN for line in row.lines).encode()
+    render(search(io.BytesIO(text)), console)
+    return file.getvalue().splitlines()
+
+
+def test_a_narrow_terminal_wraps_sentences_and_leaves_commands_whole():
+    fixes = {f"    {fix}" for row in KNOWN for fix in row.fix}
+    lines = on_terminal(40, no_color=True, color_system=None)
+    assert fixes <= set(lines)
+    assert max(len(line) for line in lines if line not in fixes) <= 40
+
+
+def test_a_terminal_gets_colours_unless_they_are_refused():
+    assert any("\x1b[32m" in line for line in on_terminal(100, color_system="standard"))
+    refused = "".join(on_terminal(100, color_system="standard", no_color=True))
+    assert "\x1b[3" not in refused
 
 
 def test_exit_status_says_whether_something_was_recognised(tmp_path):

@@ -85,6 +85,31 @@ def test_script_runs_as_python_would_run_it_whatever_its_name_and_arguments(tmp_
     assert again.stdout == done.stdout, again.stderr
 
 
+WORKERS = """\
+import multiprocessing, os
+
+def double(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    if not (pid := os.fork()):
+        raise SystemExit(0)  # a child that comes to its end is no rank that does
+    os.waitpid(pid, 0)
+    from mpi4py import MPI  # here: spawned, the pool's process would start MPI a second time
+    for method in ("spawn", "forkserver", "fork"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.map(double, [1, 2]) == [2, 4]
+    MPI.COMM_WORLD.Barrier()
+    print("done")
+"""
+
+
+def test_a_ranks_own_processes_find_its_functions_and_say_no_goodbye(tmp_path):
+    done = launch("-n", 2, script(tmp_path, WORKERS))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\ndone\n"
+
+
 def test_users_choice_of_threads_stays(tmp_path):
     name = script(tmp_path, "import os; print(os.environ.get('OMP_NUM_THREADS'))")
     assert launch("-n", 1, name, OMP_NUM_THREADS="5").stdout == "5\n"
@@ -234,14 +259,43 @@ time.sleep(300)
 
 @pytest.mark.parametrize(
     ("number", "arguments"),
-    [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGINT, ("stubborn",))],
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ()),
+        (signal.SIGINT, ("stubborn",)),
+    ],
 )
 def test_ctrl_c_ends_everything(tmp_path, number, arguments):
-    pids = tmp_path / "pids"
+    code, said, started = signalled(tmp_path, number, *arguments)
+    assert code == 128 + number
+    assert f"ended by signal {int(number)}" in said
+    assert "starting again" not in said
+    assert len(started) == 4
+    for pid in started:
+        assert is_gone(pid), f"process {pid} outlived the launch"
+
+
+def test_a_kill_ends_the_ranks_too(tmp_path):
+    """Nothing can be done by then but what was prepared: mpiexec hears of it and ends them."""
+    code, _, started = signalled(tmp_path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    children = started[1::2]  # of ranks; nobody is left to look for them
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in started:
+        assert is_gone(pid), f"process {pid} outlived the launch"
+
+
+def signalled(folder: Path, number: int, *arguments: str) -> tuple[int, str, list[int]]:
+    """Send a launch a signal once its ranks run.
+
+    Returns:
+        How it ended, what it said, and the processes: each rank's own and its child.
+    """
+    pids = folder / "pids"
     pids.mkdir()
-    name = script(tmp_path, WAITS)
     process = subprocess.Popen(
-        command("-n", 2, "--max-restarts", 5, name, pids, *arguments),
+        command("-n", 2, "--max-restarts", 5, script(folder, WAITS), pids, *arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -260,12 +314,7 @@ def test_ctrl_c_ends_everything(tmp_path, number, arguments):
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 128 + number
-    assert f"ended by signal {int(number)}" in said
-    assert "starting again" not in said
-    assert len(started) == 4
-    for pid in started:
-        assert is_gone(pid), f"process {pid} outlived the launch"
+    return process.returncode, said, started
 
 
 def is_gone(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import sys
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chainermn_tools
-from chainermn_tools.launch import command_line, hosts, records, verdict
+from chainermn_tools.launch import command_line, hosts, rank, records, verdict
 from chainermn_tools.launch.hosts import Host
 from chainermn_tools.launch.job import Outcome
 
@@ -172,10 +173,10 @@ contents = st.dictionaries(st.text(max_size=5), st.text(max_size=50) | st.intege
 @given(st.lists(st.tuples(texts, ranks, contents), max_size=5), texts, st.data())
 def test_records_are_taken_out_wherever_the_stream_is_cut(said, last, data):
     stream, shown = b"", b""
-    for serial, (text, rank, record) in enumerate(said):
+    for serial, (text, number, record) in enumerate(said):
         # A rank's tag before a record is the launcher's and goes with it.
         text = text.rstrip(b"] ")
-        stream += text + b"".join(records.frames(LAUNCH, rank, serial, record))
+        stream += text + b"".join(records.frames(LAUNCH, number, serial, record))
         shown += text
     reader, got, position = records.Reader(LAUNCH), b"", 0
     stream, shown = stream + b"." + last, shown + b"." + last
@@ -184,7 +185,7 @@ def test_records_are_taken_out_wherever_the_stream_is_cut(said, last, data):
         got += reader.feed(stream[position : position + size])
         position += size
     got += reader.close()
-    assert reader.records == [(rank, record) for _, rank, record in said]
+    assert reader.records == [(number, record) for _, number, record in said]
     assert got.replace(b"\n", b"").replace(b"\r", b"") == shown.replace(b"\n", b"").replace(
         b"\r", b""
     )
@@ -209,6 +210,13 @@ def test_long_records_travel_in_frames_that_a_pipe_keeps_whole():
     other = records.frames(LAUNCH, 2, 0, {"a": 1})[0]
     assert reader.feed(b"".join([*frames[:3], other, *frames[3:]])) == b""
     assert sorted(reader.records) == [(1, record), (2, {"a": 1})]
+
+
+@pytest.mark.parametrize("text", [b"[" * 60_000, b"[1," * 20_000, b"\x1e" * 60_000])
+def test_output_that_looks_like_tags_or_marks_takes_no_longer(text):
+    """Quadratic time would be minutes."""
+    reader = records.Reader(LAUNCH)
+    assert records.with_plain_ranks(reader.feed(text) + reader.close()) == text
 
 
 def test_anothers_records_and_a_lone_mark_are_shown():
@@ -283,6 +291,43 @@ def test_ranks_that_are_alone_show_the_wrong_mpiexec_and_arent_started_again():
 def test_where_no_rank_began_starting_again_is_no_use():
     found = verdict.judge(Outcome(status=255), 2)
     assert (found.good, found.again, found.status) == (False, False, 255)
+
+
+class Said(list):
+    def say(self, **record):
+        self.append(record)
+
+
+def test_a_process_that_a_rank_forked_says_no_goodbye():
+    voice = Said()
+    rank._say_goodbye(voice, os.getpid() + 1)
+    assert voice == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (SystemExit(None), 0),
+        (SystemExit(0), 0),
+        (SystemExit(3), 3),
+        (SystemExit(256), 1),
+        (SystemExit("text"), 1),
+        (KeyboardInterrupt(), 130),
+        (ValueError(), 1),
+    ],
+)
+def test_status_is_what_python_ends_with(error, status):
+    assert rank._status(error) == status
+
+
+def test_an_error_without_a_text_is_still_described():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    assert "Mute" in rank._described(Mute())["what"]
+    assert rank._described(ValueError("first\nsecond"))["what"] == "ValueError: first"
+    assert len(json.dumps(rank._described(ValueError("x" * 100_000)))) < 30_000
 
 
 def test_records_are_json_objects_without_line_ends():

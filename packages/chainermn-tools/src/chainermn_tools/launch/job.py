@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import signal
@@ -27,6 +28,8 @@ SILENCE_SECONDS = 1.0
 POLL_SECONDS = 0.1
 # The end of the output, where mpiexec says what it thinks of the ranks.
 TAIL_BYTES = 1 << 16
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -98,7 +101,8 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=dict(environment),
-        start_new_session=True,  # so that Ctrl-C reaches us alone, and we can end all of it
+        start_new_session=True,  # so that Ctrl-C reaches us alone
+        preexec_fn=_end_with_parent,
     )
     outcome = Outcome()
     try:
@@ -109,6 +113,11 @@ def run(
         _kill_all(process, environment[LAUNCH_VARIABLE])
     outcome.interrupted = signals[0] if signals else None
     return outcome
+
+
+def _end_with_parent() -> None:
+    """Let the kernel tell this process, a child of ours, to end when we are killed."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _pass_on(

@@ -18,8 +18,8 @@ PART_CHARACTERS = 2000
 LONGEST_FRAME = 4096
 # What mpiexec puts before a line when it is asked for ranks: MPICH's `[0] `, Open MPI's
 # `[1,0]<stderr>: ` with the job's name or number before the comma.
-TAG = rb"\[(?:[^\],\s]*,)?(\d+)\](?:<std(?:out|err)>:)? ?"
-OMPI_TAG = re.compile(rb"\[[^\],\s]*,(\d+)\]<std(?:out|err)>: ?")
+TAG = rb"\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?"
+OMPI_TAG = re.compile(rb"\[[^\[\],\s]{0,200},(\d{1,9})\]<std(?:out|err)>: ?")
 
 
 def frames(launch: str, rank: int, serial: int, record: dict[str, Any]) -> list[bytes]:
