@@ -258,7 +258,7 @@ ROWS = (
             "cupy.cuda.nvrtc.NVRTCError: NVRTC_ERROR_INVALID_OPTION (5)",
         ),
         meaning="This CUDA can't compile for this GPU: the card is newer than the toolkit, or "
-        "CUDA dropped it (13 knows none before the RTX 20 series).",
+        "CUDA dropped it (13 knows none older than Turing: GTX 16, RTX 20).",
         fix=(
             "nvidia-smi --query-gpu=name,compute_cap --format=csv",
             "an old card: cupy-cuda12x instead of cupy-cuda13x; a new one: pip install -U",
