@@ -82,6 +82,7 @@ bench-scatter: $(READY)
 # Over two hosts of this machine; like tests/cluster, it needs root and what `make hosts` installs.
 bench-hosts: $(READY)
 	$(BIN)/python benchmarks/hosts.py
+	$(BIN)/python benchmarks/double_buffering.py
 
 # Debian packages with which tests/cluster makes hosts of namespaces; it skips without them.
 hosts:

@@ -1,11 +1,13 @@
 """How long a checkpoint holds training: written at once, and in the background.
 
     python benchmarks/checkpoint.py [--ranks 1] [--megabytes 200] [--rounds 7] [--folder FOLDER]
+        [--realtime]
 
 In each round a rank's state is saved both ways, one after the other, into the same file system.
 A save in the background also commits the one before, whose writing has ended by then, as it has
 in training. Exits 1 if it holds training for more than a tenth of the other (median of the
-rounds' ratios).
+rounds' ratios). With --realtime (root only) it has the cores to itself while it saves, where
+others share the machine.
 """
 
 from __future__ import annotations
@@ -29,22 +31,24 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; made and removed")
+    parser.add_argument("--realtime", action="store_true", help="see allreduce.py; needs root")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        return measure(options.megabytes, options.rounds, options.folder)
+        return measure(options.megabytes, options.rounds, options.folder, options.realtime)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         arguments = [f"--megabytes={options.megabytes}", f"--rounds={options.rounds}"]
         mpiexec = Path(sys.executable).parent / "mpiexec"
         command = [mpiexec, "-n", options.ranks, sys.executable, __file__, "--measure"]
-        command += [*arguments, f"--folder={folder}"]
+        command += [*arguments, f"--folder={folder}", *["--realtime"] * options.realtime]
         return subprocess.run(list(map(str, command)), timeout=1800).returncode
 
 
-def measure(megabytes: int, rounds: int, folder: Path) -> int:
+def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     """What every rank does; the slowest rank counts."""
     import chainer
     import numpy as np
+    from measure import priority
 
     from chainermn_comm import create_communicator
     from chainermn_train import create_multi_node_checkpointer
@@ -60,9 +64,11 @@ def measure(megabytes: int, rounds: int, folder: Path) -> int:
 
     def slowest(action: Callable[[], None]) -> float:
         comm.allgather_obj(None)
-        begin = time.perf_counter()
-        action()
-        return max(comm.allgather_obj(time.perf_counter() - begin))
+        with priority(realtime):
+            begin = time.perf_counter()
+            action()
+            took = time.perf_counter() - begin
+        return max(comm.allgather_obj(took))
 
     first, seconds = 0.0, []
     for number in range(rounds + 1):

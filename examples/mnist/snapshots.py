@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import chainer
@@ -14,6 +15,7 @@ import numpy as np
 from chainer.training import extensions
 from mistakes import stop_if
 
+CHECKPOINTS = "mnist"  # what they are called
 # Weights don't get smaller by compression, which took most of an epoch's time.
 save_npz = functools.partial(chainer.serializers.save_npz, compression=False)
 
@@ -54,9 +56,11 @@ def _path(folder: str, comm: Any, epoch: int) -> str:
 
 
 def forget(folder: str, comm: Any) -> None:
-    """Remove this rank's snapshots of an earlier run, lest a resume mixes the two runs."""
+    """Remove snapshots and checkpoints of an earlier run, lest a resume mixes the two runs."""
     for epoch in _epochs(folder, comm):
         os.remove(_path(folder, comm, epoch))
+    for path in Path(folder).glob(f"{CHECKPOINTS}.*.[0-9]*"):
+        path.unlink(missing_ok=True)  # other ranks may do so, too
 
 
 def resume(trainer: Any, folder: str, comm: Any) -> None:

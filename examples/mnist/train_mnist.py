@@ -5,7 +5,8 @@
     mpiexec -n 8 python train_mnist.py --gpu    a GPU for each rank
 
 Rank 0 leaves `log`, `model.npz`, `curves.png` and the graph `cg.dot` in the folder `--out`;
-each rank leaves its snapshots there, from which `--resume` goes on.
+each rank leaves its snapshots there, from which `--resume` goes on. While it runs there are
+checkpoints, too: with those a job that was killed in the middle of an epoch goes on from there.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from chainer import training
 from chainer.training import extensions
 from mistakes import no_gpu, not_writable, program, stop_if, too_few, too_large
 from mpi4py import MPI
-from options import BATCHSIZE, options, parse
-from snapshots import forget, resume, save_npz, shuffled_by_its_past, snapshot
+from options import BATCHSIZE, options, parse, positive
+from snapshots import CHECKPOINTS, forget, resume, save_npz, shuffled_by_its_past, snapshot
 
 SEED = 0  # of the split, the shards and the first weights: a run can be repeated
 DIGITS_FOR_TRAINING = 1440  # of 1,797
@@ -77,7 +78,9 @@ def main() -> None:
     model = L.Classifier(MLP(args.unit, 10))
     if args.gpu:
         model.to_gpu()
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(), comm, double_buffering=args.double_buffering
+    )
     optimizer.setup(model)
 
     updater = training.StandardUpdater(train_iter, optimizer, device=device)
@@ -88,9 +91,17 @@ def main() -> None:
     if comm.rank == 0:
         report(trainer, model, title=f"{args.dataset}, {comm.size} ranks, {args.communicator}")
 
-    if args.resume:
+    checkpointer = chainermn.create_multi_node_checkpointer(CHECKPOINTS, comm)
+    trainer.extend(checkpointer, trigger=(args.checkpoint, "iteration"))
+    elsewhere = args.resume and not same_folder(args.resume, args.out)
+    # There are checkpoints only where a run was killed; else its last snapshots serve.
+    if (
+        args.resume
+        and checkpointer.maybe_load(trainer, optimizer, path=args.resume if elsewhere else None)
+        is None
+    ):
         resume(trainer, args.resume, comm)
-    if not args.resume or not os.path.samefile(args.resume, args.out):
+    if elsewhere or not args.resume:
         forget(args.out, comm)
     trainer.run()
 
@@ -98,11 +109,21 @@ def main() -> None:
         print_results(trainer)
 
 
+def same_folder(one: str, other: str) -> bool:
+    return os.path.exists(one) and os.path.samefile(one, other)
+
+
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = options("ChainerMN example: handwritten digits")
     parser.add_argument(
-        "--resume", "-r", metavar="FOLDER", help="go on from the snapshots of the run in FOLDER"
+        "--resume", "-r", metavar="FOLDER", help="go on with the run in FOLDER, killed or finished"
+    )
+    parser.add_argument(
+        "--checkpoint", type=positive, default=20, help="iterations between two (%(default)s)"
+    )
+    parser.add_argument(
+        "--double-buffering", action="store_true", help="exchange gradients while computing"
     )
     return parse(parser)
 

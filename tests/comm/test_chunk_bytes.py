@@ -152,3 +152,23 @@ def test_one_rank_without_the_variable_is_told(world, monkeypatch):
         monkeypatch.delenv(CHUNK_VARIABLE, raising=False)
     with pytest.raises(RankMismatchError, match="CHAINERMN_CHUNK_BYTES: None on rank 0"):
         create_communicator("flat")
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("name", ["flat", "hierarchical"])
+def test_a_size_that_one_rank_sets_alone_is_told(world, name):
+    with create_communicator(name) as comm:
+        if comm.rank == 1:
+            comm.set_config("chunk_bytes", 128)
+        with pytest.raises(RankMismatchError, match=r"chunk_bytes: None on rank.* 128 on rank"):
+            comm.allreduce_grad(with_grads(w=np.ones(500, "f4")))
+        with pytest.raises(RankMismatchError, match="chunk_bytes"):
+            comm.allreduce(np.ones(500, "f4"))
+        comm.set_config("chunk_bytes", 128)
+        np.testing.assert_array_equal(comm.allreduce(np.ones(500, "f4")), np.full(500, comm.size))
+
+
+@pytest.mark.sizes(2)
+def test_the_same_size_written_otherwise_is_the_same(world, monkeypatch):
+    monkeypatch.setenv(CHUNK_VARIABLE, " 128" if world.rank else "128")
+    create_communicator("flat").finalize()

@@ -316,3 +316,57 @@ def test_a_scalar_gradient_becomes_an_array(comm):
     model = Model(w=Param(np.zeros(()), np.float64(comm.rank)))
     comm.allreduce_grad(model)
     np.testing.assert_array_equal(model["w"].grad, np.array((comm.size - 1) / 2))
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("verb", ["replaced", "zeros", "allreduce", "first use"])
+def test_memory_that_one_rank_lacks_is_told_on_all(world, monkeypatch, verb):
+    """Before any data move, so that nobody waits and the communicator can be used on."""
+    from chainermn_comm import allreduce, gradients, plans
+
+    def fail(*_, **__):
+        raise MemoryError("no room here")
+
+    where = {
+        "replaced": (gradients, "_targets"),
+        "zeros": (gradients, "_zeros"),
+        "allreduce": (allreduce, "_copied"),
+        "first use": (plans, "_through_nodes"),
+    }
+    with create_communicator("hierarchical") as comm:
+
+        def call() -> None:
+            if verb == "allreduce":
+                comm.allreduce(np.ones(3, "f4"))
+            else:
+                grad = None if verb == "zeros" and comm.rank == 0 else np.ones(3, "f4")
+                model = Model(w=Param(np.ones(3, "f4"), grad))
+                comm.multi_node_mean_grad(model, verb == "zeros")
+
+        if verb == "first use" or comm.rank == 1:  # whose making is collective
+            monkeypatch.setattr(*where[verb], fail)
+        expected = MemoryError if verb == "first use" or comm.rank == 1 else PeerError
+        with pytest.raises(expected, match="no room here"):
+            call()
+        monkeypatch.undo()
+        call()
+
+
+@pytest.mark.parametrize("wire", ["float16", "float64", "bfloat16"])
+def test_complex_gradients_never_travel_as_floats(world, wire):
+    with create_communicator("hierarchical") as comm:
+        model = with_grads(w=np.full(3, 1 + 2j * comm.rank, "c8"))
+        comm.set_config("allreduce_grad_dtype", wire)
+        with pytest.raises(TypeError, match=f"rank {comm.rank}: parameter .*w is complex"):
+            comm.allreduce_grad(model)
+        comm.set_config("allreduce_grad_dtype", None)
+        comm.allreduce_grad(model)
+        np.testing.assert_array_equal(model["w"].grad, np.full(3, 1 + 1j * (comm.size - 1), "c8"))
+
+
+def test_structured_gradients_are_refused_by_name(world):
+    with (
+        create_communicator("flat") as comm,
+        pytest.raises(TypeError, match=r"parameter .*w has dtype .*, expected a float"),
+    ):
+        comm.allreduce_grad(with_grads(w=np.zeros(3, [("a", "f4"), ("b", "f4")])))

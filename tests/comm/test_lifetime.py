@@ -211,7 +211,11 @@ def test_a_block_left_by_an_exception_waits_for_nobody(world, name):
 
 
 def test_settings_of_old_scripts(naive):
-    assert naive.get_config() == {"allreduce_grad_dtype": None, "batched_copy": False}
+    assert naive.get_config() == {
+        "allreduce_grad_dtype": None,
+        "batched_copy": False,
+        "chunk_bytes": None,
+    }
     naive.set_config("batched_copy", True)
     assert naive.get_config("batched_copy") is True
     naive.set_config("allreduce_grad_dtype", np.float16)

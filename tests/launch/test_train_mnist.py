@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from .jobs import Job, run
+from .killing import kill_when
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "mnist" / "train_mnist.py"
-SECONDS = 120  # ends a hang, no more
+SECONDS = 300  # ends a hang, no more
 SMALL = ("--unit", "60", "--batchsize", "20")
 KEYS = {
     "epoch",
@@ -130,6 +131,25 @@ def test_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(three_epochs, tm
             np.testing.assert_array_equal(actual[key], expected[key], err_msg=f"{name}: {key}")
 
 
+def test_killed_run_goes_on_from_the_middle_of_an_epoch_with_the_same_bits(three_epochs, tmp_path):
+    whole, _ = three_epochs
+    arguments = (*SMALL, "--epoch", "3", "--out", tmp_path, "--checkpoint", "5")
+    kill_when(  # an epoch has 36 iterations
+        lambda: list(tmp_path.glob("mnist.commit.*")),
+        *(SCRIPT, *arguments),
+        cwd=tmp_path,
+        seconds=SECONDS,
+    )
+    assert not (tmp_path / "snapshot_rank1of2_epoch3.npz").exists()
+    job = succeeded(train(*arguments, "--resume", tmp_path, ranks=2))
+    assert rows_of_table(job.out)[-1] == 3
+    assert not list(tmp_path.glob("mnist.*"))
+    expected, actual = numbers(whole / "model.npz"), numbers(tmp_path / "model.npz")
+    assert actual.keys() == expected.keys()
+    for key in expected:
+        np.testing.assert_array_equal(actual[key], expected[key], err_msg=key)
+
+
 def numbers(path: Path) -> dict[str, np.ndarray]:
     """The numeric arrays of a snapshot, but for the time it took."""
     with np.load(path, allow_pickle=True) as file:  # Chainer writes None as an object
@@ -140,8 +160,11 @@ def numbers(path: Path) -> dict[str, np.ndarray]:
 def test_new_run_forgets_the_snapshots_of_the_last_one(three_epochs, tmp_path):
     for stale in ("snapshot_rank0of1_epoch7.npz", "snapshot_rank0of1_epoch8.npz"):
         (tmp_path / stale).write_bytes(b"")
+    for stale in ("mnist.0.1000", "mnist.commit.1000"):
+        (tmp_path / stale).write_bytes(b"")
     succeeded(train(*SMALL, "--epoch", "1", "--out", tmp_path, ranks=None))
     assert [f.name for f in tmp_path.glob("*of1_epoch*")] == ["snapshot_rank0of1_epoch1.npz"]
+    assert not list(tmp_path.glob("mnist.*"))
 
 
 def told_once(job: Job, *words: str) -> None:

@@ -251,7 +251,7 @@ except RankMismatchError as error:
     job = jobs.run(2, path)
     assert job.returncode == 0, job
     for rank in range(2):
-        told = f"on rank {rank}: ranks disagree on CHAINERMN_TIMEOUT: 10 on rank 0; 11 on rank 1"
+        told = f"on rank {rank}: ranks disagree on CHAINERMN_TIMEOUT: 10 s and the end on rank 0; "
         assert told in job.out, job
 
 

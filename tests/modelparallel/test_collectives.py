@@ -424,24 +424,28 @@ def test_backward_in_different_orders_raises_on_all(comm):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_graphs_of_different_depth_are_ordered_by_pseudo_connect(comm):
-    """Chainer visits the deeper function first: ranks with different depths need a connection."""
+@pytest.mark.parametrize("connect", [False, True])
+def test_graphs_may_be_of_different_depth_on_each_rank(comm, connect):
+    """Chainer visits the deeper function first, but ours in the reverse of their order."""
 
     def deeper(x: Variable, wanted: bool) -> Variable:
         return F.identity(F.identity(x)) if wanted else x
 
-    for connect in (False, True):
-        x, y = Variable(np.ones(2)), Variable(np.ones(2))
-        a = allreduce(comm, deeper(x, comm.rank == 0))
-        b = allreduce(comm, pseudo_connect(a, y) if connect else deeper(y, comm.rank == 1))
-        loss = F.sum(a) + F.sum(b) * 2
-        if connect:
-            loss.backward()
-            np.testing.assert_array_equal(x.grad, np.full(2, comm.size))
-            np.testing.assert_array_equal(y.grad, np.full(2, comm.size * 2))
-        else:
-            with pytest.raises(RankMismatchError, match="pseudo_connect"):
-                loss.backward()
+    x, y = Variable(np.ones(2)), Variable(np.ones(2))
+    a = allreduce(comm, deeper(x, comm.rank == 0))
+    b = allreduce(comm, pseudo_connect(a, y) if connect else deeper(y, comm.rank == 1))
+    (F.sum(a) + F.sum(b) * 2).backward()
+    np.testing.assert_array_equal(x.grad, np.full(2, comm.size))
+    np.testing.assert_array_equal(y.grad, np.full(2, comm.size * 2))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_backward_in_different_orders_is_told_to_all_ranks(naive):
+    x, y = Variable(np.ones(2)), Variable(np.ones(2))
+    losses = [F.sum(allreduce(naive, x)), F.sum(allreduce(naive, y))]
+    with pytest.raises(RankMismatchError, match="pseudo_connect"):
+        losses[naive.rank % 2].backward()
+    usable(naive)
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -80,6 +81,30 @@ def test_json_holds_every_section_and_real_values(usual):
     assert found["machine"]["cores"]["usable"] <= len(os.sched_getaffinity(0))
     assert found["machine"]["memory"]["total_bytes"] > 2**28
     assert found["variables"]["OMP_NUM_THREADS"] == "1"
+    assert found["mpi"]["mpicc"] == str(BIN / "mpicc")
+    assert found["topology"]["thread level"] == "multiple"
+    assert found["topology"]["CUDA-aware MPI"] is False  # both wheels are built without CUDA
+    assert found["machine"]["limits"]["open files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert "lo" in found["machine"]["interfaces"]
+    assert found["python"]["prefix"] == sys.prefix
+    assert found["packages"]["rich"] == metadata.version("rich")
+
+
+def test_json_says_unavailable_only_for_what_this_machine_lacks(usual):
+    """A probe that fails on every machine would be a bug; GPUs may be missing."""
+    lacking = [
+        path for path, value in leaves(usual) if isinstance(value, dict) and path[0] != "gpus"
+    ]
+    assert lacking == []
+
+
+def leaves(value, path=()):
+    """Every part of the report that holds no other, "unavailable" ones as their dict."""
+    if isinstance(value, dict) and "unavailable" not in value:
+        for name, inner in value.items():
+            yield from leaves(inner, (*path, name))
+    else:
+        yield path, value
 
 
 def test_startup_finder_is_found_registered(usual):

@@ -89,6 +89,20 @@ def test_a_quota_below_one_core_leaves_one_core(monkeypatch, tmp_path):
     assert machine.cores()["usable"] == 1
 
 
+def test_a_quota_between_two_numbers_of_cores_counts_as_the_lower(monkeypatch, tmp_path):
+    """As the ranks count them when they limit the BLAS's threads."""
+    write(tmp_path / "cpu.max", "290000 100000\n")
+    monkeypatch.setattr(machine, "cgroup_folders", lambda controller: iter([tmp_path]))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert machine.cores()["usable"] == 2
+
+
+def test_no_limit_is_none(monkeypatch):
+    infinite = machine.resource.RLIM_INFINITY
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (infinite, infinite))
+    assert set(machine.limits().values()) == {None}
+
+
 def test_one_probe_that_fails_or_hangs_leaves_the_others():
     never = threading.Event()
 

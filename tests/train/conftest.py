@@ -100,3 +100,16 @@ def trainer_for(tmp_path):
         return training.Trainer(updater, stop_trigger, out=str(tmp_path))
 
     return make
+
+
+@pytest.fixture(scope="module")
+def forkserver():
+    """Workers that are not forked, whatever other tests have started processes by."""
+    import multiprocessing
+
+    from chainermn_train import use_forkserver
+
+    multiprocessing.set_start_method(None, force=True)
+    use_forkserver()
+    yield
+    multiprocessing.set_start_method(None, force=True)

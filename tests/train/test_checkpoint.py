@@ -14,7 +14,13 @@ import pytest
 from chainer import training
 from chainer.training import extensions
 
-from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer, durable
+from chainermn_train import (
+    create_multi_node_checkpointer,
+    create_multi_node_iterator,
+    create_multi_node_optimizer,
+    create_synchronized_iterator,
+    durable,
+)
 
 pytestmark = pytest.mark.world
 
@@ -40,14 +46,14 @@ def rng(seed):
     return np.random.RandomState(seed)
 
 
-def make_trainer(comm, out, stop=8, seed=None, sampler=None):
+def make_trainer(comm, out, stop=8, seed=None, sampler=None, shared=lambda iterator: iterator):
     """A trainer of this rank's examples, with state in every place that has one."""
     random.seed(comm.rank)
     np.random.seed(comm.rank)
     x = rng(comm.rank).uniform(size=(10, 4)).astype("f4")
     dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
     options = {"order_sampler": sampler} if sampler else {"shuffle": True}
-    iterator = chainer.iterators.SerialIterator(dataset, 4, **options)
+    iterator = shared(chainer.iterators.SerialIterator(dataset, 4, **options))
     model = Noisy(comm.rank if seed is None else seed)
     optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
     trainer = training.Trainer(
@@ -140,6 +146,25 @@ def test_iterator_with_a_generator_of_its_own(naive, folder):
         checkpointer = create_multi_node_checkpointer("run", naive)
         trainer.extend(checkpointer, trigger=(1, "iteration"))
         assert checkpointer.maybe_load(trainer) == (None if end else 3)
+        if end:
+            run_until(trainer, end)
+        else:
+            trainer.run()
+    assert bits(model) == bits(expected)
+
+
+@pytest.mark.parametrize("create", [create_multi_node_iterator, create_synchronized_iterator])
+def test_iterator_that_the_ranks_share(comm, folder, create):
+    def shared(iterator):
+        return create(iterator, comm)
+
+    whole, expected, _ = make_trainer(comm, folder / "whole", shared=shared)
+    whole.run()
+    for end in (5, None):
+        trainer, model, _ = make_trainer(comm, folder / "run", shared=shared)
+        checkpointer = create_multi_node_checkpointer("run", comm)
+        trainer.extend(checkpointer, trigger=(2, "iteration"))
+        assert checkpointer.maybe_load(trainer) == (None if end else 4)
         if end:
             run_until(trainer, end)
         else:
@@ -377,6 +402,9 @@ def test_object_that_needs_pickle_is_refused_on_all_ranks(comm, folder):
     with pytest.raises((TypeError, RuntimeError), match=r"'strange'.*only pickle"):
         create_multi_node_checkpointer("run", comm, path=folder / "new").save(target)
     assert not (folder / "new").exists() or files(comm, folder / "new") == set()
+    target = link(1, 2)
+    target.add_persistent("other_order", np.ones(2, ">f4"))
+    create_multi_node_checkpointer("fits", comm, path=folder / "new").save(target)
     with pytest.raises(TypeError, match="not int"):
         create_multi_node_checkpointer("run", comm, path=folder / "new").save(3)
 
@@ -402,6 +430,25 @@ def test_pickle_in_a_file_is_not_loaded(naive, folder):
 class Trap:
     def __reduce__(self):
         return (pytest.exit, ("unpickled",))
+
+
+def test_name_of_the_extension_is_not_that_of_the_run(naive, folder):
+    trainer, _, _ = make_trainer(naive, folder)
+    checkpointer = create_multi_node_checkpointer("run", naive)
+    trainer.extend(checkpointer, name="checkpoints", trigger=(2, "iteration"))
+    trainer.extend(checkpointer, name="checkpoints", trigger=(5, "iteration"))
+    assert trainer.get_extension("checkpoints_1") is checkpointer
+    run_until(trainer, 6)
+    assert files(naive, folder) == generation(naive, 2, 4, 5, 6)
+
+
+def test_used_again_after_it_is_finalized(naive, folder):
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder, background=True)
+    for _ in range(2):
+        save_and_flush(checkpointer, 3)
+        assert files(naive, folder) == generation(naive, 3)
+        checkpointer.finalize()
+        assert files(naive, folder) == set()
 
 
 def test_iterations_that_differ_or_go_back(naive, folder):
@@ -516,19 +563,16 @@ def test_error_in_the_background_ends_training_on_all_ranks(comm, folder, monkey
     assert "run.commit.4" not in files(comm, folder)
 
 
-def test_one_ranks_failure_alone_leaves_no_rank_waiting(naive, folder):
-    """The others notice by other means; its checkpoints must stay."""
-    trainer, _, _ = make_trainer(naive, folder)
-    checkpointer = create_multi_node_checkpointer("run", naive)
-    trainer.extend(checkpointer, trigger=(2, "iteration"))
+def test_rank_that_fails_alone_waits_for_nobody(naive, folder):
+    """As a trainer does it; the others may be anywhere, and its checkpoints must stay."""
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder, background=True)
+    save_and_flush(checkpointer, 2)
+    checkpointer.save(link(3, 3), 3)
     if naive.rank == 0:
-        trainer.extend(stop_at(4), name="stop")  # after the save at 4
-    else:
-        trainer.stop_trigger = training.get_trigger((4, "iteration"))
-        trainer.extend(stop_at(4), name="stop")
-    with pytest.raises(InterruptedError):
-        trainer.run(show_loop_exception_msg=False)
-    assert files(naive, folder) == generation(naive, 2, 4)
+        checkpointer.on_error(None, InterruptedError(), None)
+        checkpointer.finalize()
+        assert (folder / "run.0.3").exists()
+    assert generation(naive, 2) <= files(naive, folder)
 
 
 def test_interrupt_from_the_keyboard_keeps_the_checkpoints(naive, folder):

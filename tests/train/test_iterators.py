@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import multiprocessing
 import pickle
 import weakref
 from typing import Any
@@ -33,10 +32,9 @@ from chainermn_train import (
     create_multi_node_iterator,
     create_multi_node_optimizer,
     create_synchronized_iterator,
-    use_forkserver,
 )
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]
 
 PROPERTIES = (
     "epoch",
@@ -47,13 +45,6 @@ PROPERTIES = (
     "repeat",
     "batch_size",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forkserver():
-    use_forkserver()
-    yield
-    multiprocessing.set_start_method(None, force=True)
 
 
 def serial(dataset, batch_size=3, **options):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 
 import chainer
@@ -23,19 +22,11 @@ from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import (
     create_multi_node_optimizer,
     create_synchronized_iterator,
-    use_forkserver,
 )
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]
 
 N = 25
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forkserver():
-    use_forkserver()
-    yield
-    multiprocessing.set_start_method(None, force=True)
 
 
 def serial(dataset, batch_size=4, **options):

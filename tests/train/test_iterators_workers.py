@@ -24,7 +24,8 @@ class Where:
     def __len__(self):
         return 8
     def __getitem__(self, index):
-        return index, multiprocessing.get_start_method(), MPI.Is_initialized()
+        where = multiprocessing.get_start_method(), MPI.Is_initialized()
+        return index, np.random.rand(), *where
 
 def main():
     {first}
@@ -34,12 +35,15 @@ def main():
     with create(MultiprocessIterator(Where(), 2, n_processes=1), comm):
         pass
     create = chainermn.iterators.create_synchronized_iterator
-    workers = MultiprocessIterator(Where(), 2, n_processes=1, shuffle=False)
+    workers = MultiprocessIterator(Where(), 2, n_processes=2, shuffle=False)
     with create(workers, comm) as iterator:
         found = [next(iterator) for _ in range(4)]
     assert [index for batch in found for index, *_ in batch] == list(range(8))
+    drawn = {{number for batch in found[1:] for _, number, *_ in batch}}
+    if multiprocessing.get_start_method() != "fork":  # where it is up to the script
+        assert len(drawn) == 6
     # The first batch is made in the process itself.
-    methods = {{tuple(where) for batch in found[1:] for _, *where in batch}}
+    methods = {{tuple(where) for batch in found[1:] for _, _, *where in batch}}
     print(comm.rank, sorted(methods), flush=True)
 
 if __name__ == "__main__":
@@ -51,7 +55,7 @@ if __name__ == "__main__":
 def launch(folder: Path, first: str) -> Job:
     script = folder / "script.py"
     script.write_text(SCRIPT.format(first=first))
-    job = run(2, script, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}, seconds=120)
+    job = run(2, script, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}, seconds=300)
     assert job.returncode == 0, job
     return job
 
@@ -79,6 +83,6 @@ def test_too_late_is_told(method):
         f"import multiprocessing; multiprocessing.set_start_method({method!r})\n"
         "import chainermn_train; chainermn_train.use_forkserver()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=300)
     assert done.returncode == 1
     assert f"starts processes by {method!r} already; call it first of all" in done.stderr.decode()

@@ -287,8 +287,13 @@ def test_wrong_arguments_are_named(naive):
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
     with pytest.raises(TypeError, match="already a multi-node optimizer"):
         create_multi_node_optimizer(optimizer, naive)
-    with pytest.raises(NotImplementedError, match="double_buffering=True comes with a later"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), naive, True)
+    for steps, error in ((0, ValueError), (2.5, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=f"accumulate_steps.*not {steps}"):
+            create_multi_node_optimizer(
+                chainer.optimizers.SGD(),
+                naive,
+                accumulate_steps=steps,  # type: ignore[arg-type]
+            )
 
 
 def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm):
@@ -304,6 +309,25 @@ def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm):
     optimizer.setup(model)
     optimizer.update(model, X)
     assert optimizer.t == 1
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("timing", ["pre", "post"])
+def test_ranks_have_the_same_parameters_again_after_a_hook_has_failed_on_one(comm, timing):
+    def fail(_):
+        if comm.rank == 0 and optimizer.t >= 1 and not failed:
+            failed.append(True)
+            raise FloatingPointError("planted")
+
+    failed: list[bool] = []
+    model = Model(0)
+    optimizer = sgd(comm, model)
+    optimizer.add_hook(fail, name="fail", timing=timing)
+    for _ in range(4):
+        with contextlib.suppress(FloatingPointError):
+            optimizer.update(model, X)
+    assert comm.rank or failed
+    assert same_everywhere(comm, model)
 
 
 # In a trainer.

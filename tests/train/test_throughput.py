@@ -13,8 +13,8 @@ import pytest
 from chainer.training import extensions
 
 from chainermn_comm import PeerError
-from chainermn_train import create_multi_node_optimizer
-from chainermn_train.extensions import ThroughputReport, timing
+from chainermn_train import create_multi_node_optimizer, timing
+from chainermn_train.extensions import ThroughputReport
 
 pytestmark = pytest.mark.world
 

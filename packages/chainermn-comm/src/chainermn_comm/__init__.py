@@ -7,6 +7,7 @@ from .base import CommunicatorBase
 from .catalogue import create_communicator
 from .errors import CommunicationError, FinalizedError, PeerError, RankMismatchError
 from .topology import Topology
+from .waiting import patient_waits
 
 __all__ = [
     "CommunicationError",
@@ -16,6 +17,7 @@ __all__ = [
     "RankMismatchError",
     "Topology",
     "create_communicator",
+    "patient_waits",
 ]
 
 _register_finder()  # again, for where `.pth` files don't run (--target, PYTHONPATH)

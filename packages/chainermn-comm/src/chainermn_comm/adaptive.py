@@ -13,6 +13,9 @@ from .reducer import Reducer
 # How often another way than the fastest is tried. Two cores of one machine were seen to change
 # within seconds between ways of which now the one, now the other was three times as fast.
 TRIAL_INTERVAL = 32
+# So many uses of a way are remembered, of which the fastest counts: with two of them, the slower
+# way was taken for whole runs of the benchmark on a busy machine.
+MEMORY = 3
 
 
 class Fastest(Reducer):
@@ -22,10 +25,9 @@ class Fastest(Reducer):
         """Own the ways, which all give the same bits; ``comm`` stays the caller's."""
         self._comm = comm
         self._ways = list(ways)
-        # Of each way's last two uses: one that something else held up doesn't rule a way out until
-        # its next trial. Zero makes a way the next choice; its first use, which allocates, doesn't
-        # count.
-        self._seconds_per_byte = [(0.0, 0.0)] * len(self._ways)
+        # Of each way's last uses: one that something else held up doesn't rule a way out until its
+        # next trial. Zero makes a way the next choice; its first use, which allocates, leaves it.
+        self._seconds_per_byte = [(0.0,) * MEMORY for _ in self._ways]
         self._used = [False] * len(self._ways)
         self._calls = 0
         self._choice = bytearray(1)
@@ -44,8 +46,7 @@ class Fastest(Reducer):
         if self._used[way]:
             nbytes = sum(target.nbytes for target in targets)
             last = (time.perf_counter() - start) / max(nbytes, 1)
-            before, _ = self._seconds_per_byte[way]
-            self._seconds_per_byte[way] = last, before or last
+            self._seconds_per_byte[way] = (*self._seconds_per_byte[way][1:], last)
         self._used[way] = True
 
     def _next(self) -> int:

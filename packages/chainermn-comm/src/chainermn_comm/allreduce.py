@@ -12,23 +12,25 @@ from .agreement import prepare
 from .arrays import can_be_summed
 from .collectives import Group
 from .messages import Message
+from .settings import Settings
 from .summation import telling_of_overflow
 from .transport import Transport
 
 
-def sum_arrays(group: Group, transport: Transport, data: Any) -> Any:
+def sum_arrays(group: Group, transport: Transport, data: Any, settings: Settings) -> Any:
     """The sum of all ranks' arrays, on every rank (collective).
 
     Args:
         group: the ranks.
         transport: among the same ranks.
         data: an array, a scalar, or a tuple or list of them; numbers of any dtype.
+        settings: the communicator's.
     """
     message, problem = prepare(lambda: _summable(group, "allreduce", data))
-    return _reduce(group, transport, "allreduce", message, problem, 1)
+    return _reduce(group, transport, "allreduce", message, problem, 1, settings)
 
 
-def mean_arrays(group: Group, transport: Transport, data: Any, out: Any) -> Any:
+def mean_arrays(group: Group, transport: Transport, data: Any, out: Any, settings: Settings) -> Any:
     """The mean of all ranks' arrays, on every rank (collective).
 
     Args:
@@ -36,6 +38,7 @@ def mean_arrays(group: Group, transport: Transport, data: Any, out: Any) -> Any:
         transport: among the same ranks.
         data: as for :func:`sum_arrays`, but floats.
         out: where the mean is written and which is then returned; None for a new array.
+        settings: the communicator's.
     """
     operation = "multi_node_mean"
 
@@ -55,7 +58,7 @@ def mean_arrays(group: Group, transport: Transport, data: Any, out: Any) -> Any:
         return message
 
     message, problem = prepare(mine)
-    mean = _reduce(group, transport, operation, message, problem, group.size)
+    mean = _reduce(group, transport, operation, message, problem, group.size, settings)
     if out is None:
         return mean
     if devices.on_gpu(out) != devices.on_gpu(mean):
@@ -79,16 +82,28 @@ def _reduce(
     message: Message | None,
     problem: BaseException | None,
     divisor: int,
+    settings: Settings,
 ) -> Any:
     arrays = message.arrays if message else ()
-    view = tuple([("array", array.dtype, array.shape) for array in arrays])
+    buffers: list[np.ndarray] = []
+    if problem is None:
+        made, problem = prepare(lambda: [_copied(array) for array in arrays])
+        buffers = made or []
+    forms = [("array", array.dtype, array.shape) for array in arrays]
+    view = (("chunk_bytes", settings.chunk_bytes), *forms)
     nbytes = sum(array.nbytes for array in arrays)
     group.agreement(operation, view, problem=problem, nbytes=nbytes)
     assert message is not None  # else there was a problem
-    sums = []
     with telling_of_overflow() if divisor > 1 else np.errstate(all="ignore"):
-        for array in message.arrays:
-            buffer = np.array(array, array.dtype.newbyteorder("="), order="C")
+        for buffer in buffers:
             transport.allreduce([buffer.reshape(-1)], divisor)
-            sums.append(buffer.astype(array.dtype, copy=False))
+    sums = [
+        buffer.astype(array.dtype, copy=False)
+        for buffer, array in zip(buffers, arrays, strict=True)
+    ]
     return replace(message, arrays=tuple(sums)).value()
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    """A contiguous copy in this machine's byte order, for the sum to be taken in."""
+    return np.array(array, array.dtype.newbyteorder("="), order="C")

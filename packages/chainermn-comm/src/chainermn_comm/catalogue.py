@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -137,8 +136,8 @@ def make_communicator(
     view = (
         ("communicator", str(name)),
         ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
-        (CHUNK_VARIABLE, os.environ.get(CHUNK_VARIABLE)),
-        (watchdog.VARIABLE, os.environ.get(watchdog.VARIABLE)),
+        (CHUNK_VARIABLE, found and found[1].chunk_bytes),
+        (watchdog.VARIABLE, str(found and found[1].limit)),
     )
     note = blas_threads.note(comm.size)
     with watchdog.meeting("create_communicator"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -45,15 +45,16 @@ class MpiCommunicator(CommunicatorBase):
     """A communicator over MPI, for NumPy and CuPy arrays.
 
     Made by :func:`chainermn_comm.create_communicator`. Its settings (:meth:`set_config`) are
-    ``allreduce_grad_dtype`` and ``batched_copy``. Arrays received are new ones; what a rank
-    gives to itself is copied, but for ``bcast``, whose root gets its own array back. CuPy's arrays
-    travel through host memory (gradients are faster), and arrive on the receiver's current device;
-    ``bcast``'s root gets a copy of them.
+    ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``. Arrays received are new ones;
+    what a rank gives to itself is copied, but for ``bcast``, whose root gets its own array back.
+    CuPy's arrays travel through host memory (gradients are faster), and arrive on the receiver's
+    current device; ``bcast``'s root gets a copy of them.
 
     All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
     operations or give arguments that don't fit; where one rank's argument is wrong in itself,
     ``TypeError`` or ``ValueError`` there and ``PeerError`` elsewhere. The communicator can be
-    used on afterwards.
+    used on afterwards. Only one thread at a time may use it; give another thread a communicator of
+    its own, with :meth:`split`.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def allreduce(self, data: Any) -> Any:
-        return allreduce.sum_arrays(self._group, self._open.transport, data)
+        return allreduce.sum_arrays(self._group, self._open.transport, data, self._settings)
 
     @watched
     def allgather(self, x: Any) -> tuple[Any, ...]:
@@ -265,8 +266,7 @@ class MpiCommunicator(CommunicatorBase):
             RankMismatchError: on all ranks, naming the first parameter that differs in name,
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
         """
-        wire = self._settings.allreduce_grad_dtype
-        mean_gradients(self._group, self._reducer_of, model, wire, zero_fill)
+        mean_gradients(self._group, self._reducer_of, model, self._settings, zero_fill)
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -278,13 +278,29 @@ class MpiCommunicator(CommunicatorBase):
             recvbuf: an array of that shape where the mean is written; None for a new array.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        return allreduce.mean_arrays(self._group, self._open.transport, data, recvbuf)
+        transport = self._open.transport
+        return allreduce.mean_arrays(self._group, transport, data, recvbuf, self._settings)
 
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change ``allreduce_grad_dtype`` or ``batched_copy``; the same on all ranks."""
-        self._settings = self._settings.changed(name, value)
+        """Change ``allreduce_grad_dtype``, ``batched_copy`` or ``chunk_bytes``, on all ranks alike.
+
+        ``chunk_bytes``, the size of the chunks in which gradients travel (see
+        :func:`chainermn_comm.create_communicator`; None for the default), can't be changed any
+        more once gradients have travelled.
+        """
+        settings = self._settings.changed(name, value)
+        if settings.chunk_bytes != self._settings.chunk_bytes:
+            if self._reducers:
+                raise ValueError(
+                    f"rank {self._rank}: chunk_bytes can't be changed any more, since gradients "
+                    "have travelled; change it right after making the communicator"
+                )
+            transport = MpiTransport(self._group.comm, self._max_tag + 1, settings.chunk_bytes)
+            self._open.transport.close()
+            self._resources = replace(self._open, transport=transport)
+        self._settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict()
@@ -358,7 +374,9 @@ class MpiCommunicator(CommunicatorBase):
                 self._group.comm, self._topology, self._open.transport, self._settings.chunk_bytes
             )
             plan = self._plans.on_gpus if on_gpu else self._plans.on_cpus
-            self._reducers[on_gpu] = plan(ground)
+            reducer, problem = prepare(lambda: plan(ground))
+            self._group.agreement("allreduce_grad, its first use", problem=problem)
+            self._reducers[on_gpu] = reducer
         return self._reducers[on_gpu]
 
     def _array(self, data: Any) -> Callable[[], Message]:

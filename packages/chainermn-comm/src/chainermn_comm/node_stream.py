@@ -18,6 +18,7 @@ from .reducer import Reducer
 from .shared_window import SharedWindow
 from .summation import sum_rows, telling_of_overflow
 from .topology import Topology
+from .waiting import wait_all
 
 # A chunk stays in a core's cache from packing to unpacking; of 256 KiB to 1.5 MiB this was best for
 # 102 MB and two ranks on two cores (256 KiB: 1.3 times as long). Across nodes it is a message too,
@@ -174,7 +175,7 @@ class NodeStream(Reducer):
         """Sum this node's shard over nodes, and send the mean to the others."""
         if self._inter == MPI.COMM_NULL:
             return
-        MPI.Request.Waitall(self._requests.pop(number))
+        wait_all(self._requests.pop(number))
         node = self._inter.rank
         own = self._lane_shards(self._sums, number, chunk)[node]
         rows = self._rows(number, own)
@@ -187,7 +188,7 @@ class NodeStream(Reducer):
     def _collect(self, number: int, chunk: Chunk) -> None:
         """Wait for the means of the other nodes' shards."""
         if self._inter != MPI.COMM_NULL:
-            MPI.Request.Waitall(self._requests.pop(number))
+            wait_all(self._requests.pop(number))
 
     def _exchange(
         self, number: int, outgoing: list[np.ndarray], incoming: list[np.ndarray], tag: int

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import devices
-from .arrays import as_array
+from .arrays import as_array, can_be_summed
 
 # In the number of NumPy's flags; of a thousand gradients, reading them by name takes 90 us more.
 _OWN_DATA = 0x4
@@ -47,7 +47,7 @@ def checked(array: Any, name: str, rank: int) -> Any:
             )
         return array
     array = as_array(array, rank)
-    if array.dtype.kind in "biuSUmM":
+    if array.dtype.kind in "biuSUmM" or not can_be_summed(array.dtype):
         raise TypeError(f"rank {rank}: parameter {name} has dtype {array.dtype}, expected a float")
     return array
 

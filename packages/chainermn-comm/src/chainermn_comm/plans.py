@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mpi4py import MPI
 
 from .adaptive import Fastest
+from .in_place import InPlace
 from .node_stream import NodeStream, window_bytes
 from .reducer import BySize, Direct, Nothing, Reducer
 from .shared_window import FOLDER, has_room
@@ -92,10 +93,14 @@ def _through_nodes(ground: Ground, lanes: int) -> Reducer:
     if comm.size == 1:
         return batched(ground)
     ranks = topology.intra_size(comm.rank)
-    room = has_room(window_bytes(topology, ranks, ground.chunk_bytes))
-    if comm.allreduce(room, MPI.LAND):
-        stream = NodeStream(comm, topology, lanes, ground.chunk_bytes)
+    for chunk_bytes in dict.fromkeys((ground.chunk_bytes, None)):  # the latter, if smaller, may fit
+        room = has_room(window_bytes(topology, ranks, chunk_bytes))
+        if not comm.allreduce(room, MPI.LAND):
+            continue
+        stream = NodeStream(comm, topology, lanes, chunk_bytes)
         if comm.allreduce(stream.is_shared(), MPI.LAND):
+            if topology.inter_size == comm.size:  # they share no memory
+                return BySize(InPlace(comm, ground.chunk_bytes), stream, LARGE_BYTES)
             if topology.inter_size > 1:
                 return stream
             in_place = Direct(ground.transport, False, ground.chunk_bytes, LAG)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .integers import as_integer
 from .watchdog import NO_LIMIT, Limit
 
 _WIRE_DTYPES = ("float16", "float32", "float64")
@@ -46,6 +47,8 @@ class Settings:
             return replace(self, allreduce_grad_dtype=wire_dtype(value))
         if name == "batched_copy":
             return replace(self, batched_copy=bool(value))
+        if name == "chunk_bytes":
+            return replace(self, chunk_bytes=None if value is None else _checked_bytes(name, value))
         raise ValueError(f"no setting {name!r}; there are {', '.join(self.as_dict())}")
 
     def as_dict(self) -> dict[str, Any]:
@@ -53,6 +56,7 @@ class Settings:
         return {
             "allreduce_grad_dtype": self.allreduce_grad_dtype,
             "batched_copy": self.batched_copy,
+            "chunk_bytes": self.chunk_bytes,
         }
 
 
@@ -93,10 +97,19 @@ def chunk_bytes() -> int | None:
     text = os.environ.get(CHUNK_VARIABLE, "").strip()
     if not text:
         return None
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value % CHUNK_STEP or not CHUNK_STEP <= value <= CHUNK_MAXIMUM:
+    try:
+        return _checked_bytes(CHUNK_VARIABLE, int(text) if text.isascii() else 0)
+    except ValueError:
         raise ValueError(
-            f"{CHUNK_VARIABLE} must be a number of bytes, a multiple of {CHUNK_STEP} from "
-            f"{CHUNK_STEP} to {CHUNK_MAXIMUM}, got {text!r}; unset it for the default"
-        )
-    return value
+            f"{CHUNK_VARIABLE} must be {_SIZES}, got {text!r}; unset it for the default"
+        ) from None
+
+
+_SIZES = f"a number of bytes, a multiple of {CHUNK_STEP} from {CHUNK_STEP} to {CHUNK_MAXIMUM}"
+
+
+def _checked_bytes(name: str, value: Any) -> int:
+    number = as_integer(value)
+    if number is None or number % CHUNK_STEP or not CHUNK_STEP <= number <= CHUNK_MAXIMUM:
+        raise ValueError(f"{name} must be {_SIZES}, got {value!r}")
+    return number

@@ -8,6 +8,8 @@ import secrets
 import numpy as np
 from mpi4py import MPI
 
+from .waiting import barrier
+
 # Windows lie here on MPICH and on Open MPI. A page that can't be had is SIGBUS at its first
 # touch, not an exception, so there must be room for all of it before. The reserve is for
 # what MPI itself puts there.
@@ -39,7 +41,7 @@ class SharedWindow:
         """Wait for the node's ranks; what each wrote before is then visible to all."""
         # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both syncs.
         self._window.Sync()
-        self._comm.Barrier()
+        barrier(self._comm)
         self._window.Sync()
 
     def is_shared(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import chainer
@@ -13,11 +12,12 @@ from chainer import Variable, backend
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.batch_statistics import NAME, Normalize, normalize
 from chainermn_modelparallel.calls import agree, attempt, require_communicator
+from chainermn_modelparallel.sharing import SharesCommunicator
 
 BACKENDS = ("auto", "mpi", "nccl")
 
 
-class MultiNodeBatchNormalization(L.BatchNormalization):
+class MultiNodeBatchNormalization(SharesCommunicator, L.BatchNormalization):
     """Batch normalization by the statistics of all ranks' batches together.
 
     It gives what :class:`chainer.links.BatchNormalization` gives for the ranks' batches put
@@ -102,7 +102,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             A variable of x's shape and dtype.
 
         Raises:
-            TypeError: ``x`` is no variable or array of floats.
+            TypeError: ``x`` is no variable or array of floats, or on another device.
             ValueError: its shape doesn't fit, or it is not on a GPU as ``"nccl"`` demands.
             PeerError: another rank raised one of these.
             RankMismatchError: on all ranks, when they call something else, or channels differ.
@@ -149,10 +149,16 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         if x.array is None or x.dtype.kind != "f":
             kind = "a parameter that is not initialised" if x.array is None else x.dtype
             raise TypeError(f"rank {rank}: x must hold floats, got {kind}")
-        if self.communication_backend == "nccl" and backend.get_array_module(x.array) is np:
+        module = backend.get_array_module(x.array)
+        if self.communication_backend == "nccl" and module is np:
             raise ValueError(
                 f'rank {rank}: communication_backend="nccl" needs inputs on a GPU, got a NumPy '
                 'array; use "auto" or "mpi"'
+            )
+        if module is not self.xp:
+            raise TypeError(
+                f"rank {rank}: x is an array of {module.__name__}, but the link's are of "
+                f"{self.xp.__name__}; move one of them with to_device"
             )
         return x
 
@@ -169,12 +175,6 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             for running, value in ((self.avg_mean, node.mean), (self.avg_var, node.var * unbiased)):
                 running *= decay
                 running += (1 - decay) * value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeBatchNormalization:
-        memo[id(self.comm)] = self.comm  # a copy talks to the same ranks
-        twin = memo[id(self)] = type(self).__new__(type(self))
-        twin.__dict__.update(copy.deepcopy(vars(self), memo))
-        return twin
 
 
 def check_backend(communication_backend: Any) -> None:

@@ -14,6 +14,7 @@ from chainer.backends import cuda
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.calls import Call, View, agree
 from chainermn_modelparallel.collectives import allreduce
+from chainermn_modelparallel.communication import Communication
 from chainermn_modelparallel.delegates import pseudo_connect
 from chainermn_modelparallel.verbs import wants_gradient
 
@@ -49,7 +50,7 @@ def normalize(
     return node.apply(inputs)[0], node
 
 
-class Normalize(chainer.FunctionNode):
+class Normalize(Communication):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
     Inputs: x, gamma, beta, and an empty leaf if none of them needs a gradient, since one may be

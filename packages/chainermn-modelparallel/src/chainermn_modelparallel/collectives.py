@@ -5,11 +5,11 @@ Every function is collective, and so is its backward, unless no rank needs a gra
 - The loss that is differentiated is the sum of the losses from which the ranks start backward. So
   what one rank gives to several gets the sum of their gradients.
 - Once an input needs a gradient on any rank, backward has to come to the function on every rank,
-  and to several functions in the same order. A result without a gradient counts as having one of
-  zeros; but a rank where backward doesn't come by at all keeps the others waiting, until it calls
-  something else on the same communicator (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where
-  a rank's loss depends on none of the results, connect one to it:
-  ``loss = pseudo_connect(result, loss)``.
+  and to several functions in the same order; one ``backward`` comes to them in the reverse of the
+  order in which they were called. A result without a gradient counts as having one of zeros; but
+  a rank where backward doesn't come by at all keeps the others waiting, until it calls something
+  else on the same communicator (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where a rank's
+  loss depends on none of the results, connect one to it: ``loss = pseudo_connect(result, loss)``.
 - Gradients can be differentiated again (``enable_double_backprop=True``, on all ranks).
 - Nothing is converted: each array and each gradient travels in its own dtype. Sums are taken in
   float32 or wider and rounded once, by the communicators of ``create_communicator``.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import chainer
@@ -13,9 +12,10 @@ from chainer import Variable
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.calls import attempt, require_communicator
 from chainermn_modelparallel.replicas import join, pick, total, use_everywhere
+from chainermn_modelparallel.sharing import SharesCommunicator
 
 
-class _ParallelLinear(chainer.Link):
+class _ParallelLinear(SharesCommunicator, chainer.Link):
     """A :class:`chainer.links.Linear` of which each rank keeps a part.
 
     ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, 1 for the inputs.
@@ -91,12 +91,6 @@ class _ParallelLinear(chainer.Link):
                 f"{form[0]} {form[1]}"
             )
         return x
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        memo[id(self.comm)] = self.comm  # a copy talks to the same ranks
-        twin = memo[id(self)] = type(self).__new__(type(self))
-        twin.__dict__.update(copy.deepcopy(vars(self), memo))
-        return twin
 
 
 class ColumnParallelLinear(_ParallelLinear):

@@ -17,6 +17,7 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
+from chainermn_modelparallel.communication import Communication
 from chainermn_modelparallel.delegates import pseudo_connect, zeros_for
 from chainermn_modelparallel.letters import GRADIENT_TAG, Letter, check_peer, fetch, post
 
@@ -32,6 +33,8 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     from the other rank and goes on with them; so the other rank has to run backward too. No
     gradients are waited for, nor sent there, for variables that need none here: arrays,
     integers, ``requires_grad=False``, and all of them under ``chainer.no_backprop_mode()``.
+    One ``backward`` comes to what was sent, received and communicated collectively in the reverse
+    of the order in which that was done.
 
     Args:
         x: a variable or an array, or a tuple or list of them; any shapes, memory orders and
@@ -113,7 +116,7 @@ def recv_with_thread(
     return _deliver(fetch(communicator, rank, tag), communicator, rank, delegate_variable)
 
 
-class Send(chainer.FunctionNode):
+class Send(Communication):
     """The end of an edge that sends: its inputs travel, its output is an empty delegate."""
 
     def __init__(
@@ -178,7 +181,7 @@ class Send(chainer.FunctionNode):
         return self._arrived.popleft()
 
 
-class Recv(chainer.FunctionNode):
+class Recv(Communication):
     """The end of an edge that receives.
 
     Inputs: the delegate, if there is one, and, if any gradient is wanted, a leaf that requires

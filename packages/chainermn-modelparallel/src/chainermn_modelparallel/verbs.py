@@ -16,6 +16,7 @@ from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.calls import NO_CALL, View, agree
+from chainermn_modelparallel.communication import Communication
 from chainermn_modelparallel.delegates import pseudo_connect
 
 Arrays = tuple[Any, ...]
@@ -127,7 +128,7 @@ def wants_gradient(variable: Variable) -> bool:
     )
 
 
-class Collective(chainer.FunctionNode):
+class Collective(Communication):
     """One call of a verb.
 
     Inputs: what it uses, bystanders, and an empty leaf if backward will run. Outputs: this rank's

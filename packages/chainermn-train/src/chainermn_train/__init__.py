@@ -8,8 +8,8 @@ from .datasets import create_empty_dataset, scatter_dataset, scatter_index
 from .evaluator import create_multi_node_evaluator
 from .iterators import create_multi_node_iterator
 from .optimizer import create_multi_node_optimizer
-from .snapshot import multi_node_snapshot
 from .order import ResumableOrderSampler
+from .snapshot import multi_node_snapshot
 from .synchronized_iterator import create_synchronized_iterator
 from .workers import use_forkserver
 

@@ -113,7 +113,7 @@ class MultiNodeCheckpointer(Extension):
         path: str | None,
         background: bool,
     ) -> None:
-        self.name = name
+        self.run_name = name  # not `name`, which a trainer sets
         self.comm = comm
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
@@ -161,13 +161,18 @@ class MultiNodeCheckpointer(Extension):
         if any(elsewhere for _, elsewhere in views):
             self._open(self._where(target))
         assert self._store is not None
-        self._last = views[0][0]
-        self._store.make_room(self._last)
-        write = functools.partial(_write, self._store.path(self._last))
+        number = views[0][0]
+        self._store.make_room(number)
+        self._last = number
+        path = self._store.path(number)
         if self._writer is None:
-            self._commit(self._last, functools.partial(write, state))
+            self._store.commit(number, lambda: _write(path, state))
+            self._store.remove(self._outdated())
         else:
-            self._pending = self._last, _started(self._writer, write, state)
+            write = functools.partial(
+                _collect_and_write, self._store.removal(self._outdated()), path
+            )
+            self._pending = number, _started(self._writer, write, state)
 
     def flush(self) -> None:
         """Wait for what is being written in the background, and commit it (collective).
@@ -178,7 +183,8 @@ class MultiNodeCheckpointer(Extension):
         """
         if self._pending is not None:
             (iteration, future), self._pending = self._pending, None
-            self._commit(iteration, future.result)
+            assert self._store is not None
+            self._store.commit(iteration, future.result)
 
     def maybe_load(
         self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None
@@ -213,7 +219,7 @@ class MultiNodeCheckpointer(Extension):
         begin = 0 if choice.record is None else choice.record.iteration
         if choice.skipped and self.comm.rank == 0:
             text = f"{explain(choice.skipped)}; training goes on from iteration {begin}"
-            print(f"chainermn: checkpoint {self.name!r}: {text}", file=sys.stderr, flush=True)
+            print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
         if path is None:
             self._open(here[0], choice.skipped)
         if choice.record is None:
@@ -253,6 +259,7 @@ class MultiNodeCheckpointer(Extension):
             self._pending = self._store = None
             if self._writer is not None:
                 self._writer.close()
+                self._writer = BackgroundWriter()
 
     def _number(self, target: Any, iteration: int | None) -> int:
         if iteration is None:
@@ -265,8 +272,8 @@ class MultiNodeCheckpointer(Extension):
     def _where(self, target: Any, path: Any = None) -> Generations:
         for folder in (path, self.path, getattr(target, "out", None)):
             if folder is not None:
-                return Generations(Path(os.fspath(folder)).absolute(), self.name)
-        return Generations(Path(_DEFAULT_FOLDER).absolute(), self.name)
+                return Generations(Path(os.fspath(folder)).absolute(), self.run_name)
+        return Generations(Path(_DEFAULT_FOLDER).absolute(), self.run_name)
 
     def _open(self, generations: Generations, damaged: Iterable[int] = ()) -> None:
         """Save there from now on (collective)."""
@@ -274,7 +281,7 @@ class MultiNodeCheckpointer(Extension):
         self._store = Store(self.comm, generations, damaged)
 
     def _require_equal_settings(self) -> None:
-        settings = (self.name, self.cp_interval, self.gc_interval, self._writer is not None)
+        settings = (self.run_name, self.cp_interval, self.gc_interval, self._writer is not None)
         views = call_or_raise(self.comm, lambda: settings)
         if len(set(views)) > 1:
             raise ValueError(
@@ -283,10 +290,9 @@ class MultiNodeCheckpointer(Extension):
                 + ", ".join(f"{view} on rank {rank}" for rank, view in enumerate(views))
             )
 
-    def _commit(self, iteration: int, written: Callable[[], Contents]) -> None:
+    def _outdated(self) -> list[int]:
         assert self._store is not None
-        self._store.commit(iteration, written)
-        self._store.collect(self.cp_interval, self.gc_interval)
+        return self._store.outdated(self.cp_interval, self.gc_interval)
 
     def _load(self, target: Any, generations: Generations, iteration: int) -> None:
         with generations.state(self.comm.rank, iteration).open("rb") as file:
@@ -298,6 +304,13 @@ class MultiNodeCheckpointer(Extension):
 
 def _write(path: Path, state: dict[str, np.ndarray]) -> Contents:
     return write_durably(path, lambda file: write_npz(file, state))
+
+
+def _collect_and_write(
+    collect: Callable[[], None], path: Path, state: dict[str, np.ndarray]
+) -> Contents:
+    collect()
+    return _write(path, state)
 
 
 def _started(writer: BackgroundWriter, write: Callable[..., Any], state: Any) -> Future[Contents]:

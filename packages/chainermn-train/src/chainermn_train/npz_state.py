@@ -52,6 +52,8 @@ def capture(target: Any) -> dict[str, np.ndarray]:
                     "store numbers, strings, None or arrays of them"
                 )
             none.append(name)
+        elif np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) != array.dtype:
+            raise TypeError(f"{name!r} can't be stored: NumPy's files have no dtype {array.dtype}")
         else:
             arrays[name] = array
     arrays[_NONE] = np.array(none, dtype=np.str_)

@@ -80,12 +80,12 @@ class Store:
         self.committed.add(iteration)
         self.damaged.discard(iteration)
 
-    def collect(self, cp_interval: int, gc_interval: int) -> None:
-        """Once there are ``gc_interval`` generations more, keep the newest ``cp_interval``."""
+    def outdated(self, cp_interval: int, gc_interval: int) -> list[int]:
+        """All but the newest ``cp_interval``, once these are ``gc_interval`` (not collective)."""
         whole = sorted(self.committed - self.damaged)
-        if len(whole) - cp_interval >= gc_interval:
-            oldest = whole[-cp_interval]
-            self.remove([each for each in self.committed if each < oldest])
+        if len(whole) - cp_interval < gc_interval:
+            return []
+        return [each for each in self.committed if each < whole[-cp_interval]]
 
     def clear(self) -> None:
         """Remove all generations; the newest last, so that a job killed here can go on from it."""
@@ -100,6 +100,25 @@ class Store:
             return
         self._at_root(lambda: self._remove_records(iterations))
         call_or_raise(self._comm, lambda: _unlink(map(self.path, iterations)))
+        self._forget(iterations)
+
+    def removal(self, iterations: Iterable[int]) -> Callable[[], None]:
+        """What removes generations on this rank, in any thread (not collective).
+
+        Only for outdated ones: a job that is killed meanwhile may leave a record without its
+        files, for which nobody asks while there is a newer generation.
+        """
+        iterations = sorted(iterations)
+        self._forget(iterations)
+
+        def remove() -> None:
+            if iterations:
+                self._remove_records(iterations)
+                _unlink(map(self.path, iterations))
+
+        return remove
+
+    def _forget(self, iterations: Iterable[int]) -> None:
         self.committed.difference_update(iterations)
         self.damaged.difference_update(iterations)
 

@@ -32,6 +32,7 @@ def use_forkserver() -> None:
 
     Workers then import the script anew (hence the ``if``), and get the data set as a pickle. A
     worker that imports ``mpi4py.MPI`` on the way does not start MPI, which would end the job.
+    Each draws random numbers of its own, from NumPy's generator too.
 
     It may be called again. Not collective.
 
@@ -41,9 +42,9 @@ def use_forkserver() -> None:
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None:
         multiprocessing.set_start_method("forkserver")
-        # Python's default, and Chainer: imported once, not by each worker. Four workers gave
-        # their first batches three times as early, and took a third of the memory.
-        multiprocessing.set_forkserver_preload(["__main__", __package__])
+        # Python's default, and Chainer. Four workers gave their first batches three times as
+        # early as when each imported it, and took a third of the memory.
+        multiprocessing.set_forkserver_preload(["__main__", f"{__package__}.worker_start"])
     elif method != "forkserver":
         raise RuntimeError(
             f"use_forkserver: multiprocessing starts processes by {method!r} already; call it "

@@ -13,6 +13,7 @@ from ..arrays import as_bytes
 from ..exchange import pieces
 from ..summation import sum_rows
 from ..transport import Transport
+from ..waiting import wait_all
 
 # While a rank receives no more than this, every rank gathers all buffers and sums them: one
 # exchange where shards need two. With two ranks in a node, shards are faster from here on.
@@ -117,7 +118,7 @@ class MpiTransport(Transport):
         byte = MPI.BYTE
         requests = [self._comm.Irecv([incoming[r], byte], r, self._tag) for r in others]
         requests += [self._comm.Isend([outgoing[r], byte], r, self._tag) for r in others]
-        MPI.Request.Waitall(requests)
+        wait_all(requests)
 
     def _space(self, nbytes: int) -> np.ndarray:
         if self._scratch.nbytes < nbytes:

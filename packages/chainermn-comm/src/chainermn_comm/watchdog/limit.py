@@ -23,6 +23,11 @@ class Limit:
     seconds: float = DEFAULT_SECONDS
     ends_job: bool = False
 
+    def __str__(self) -> str:
+        if not self.seconds:
+            return "off"
+        return f"{self.seconds:g} s" + (" and the end" if self.ends_job else " and a report")
+
 
 NO_LIMIT = Limit(0.0)
 

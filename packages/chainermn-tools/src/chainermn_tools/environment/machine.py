@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +23,14 @@ def machine(seconds: float) -> dict[str, Any]:
         "host": socket.gethostname,
         "kernel": lambda: f"{platform.system()} {platform.release()}",
         "architecture": platform.machine,
+        "processor": processor,
         "libc": lambda: " ".join(platform.libc_ver()),
         "cores": cores,
         "memory": memory,
         "/dev/shm": shared_memory,
+        "limits": limits,
+        "ptrace scope": ptrace_scope,
+        "interfaces": interfaces,
     }
     return together(probes, seconds + MARGIN_SECONDS)
 
@@ -40,7 +44,7 @@ def cores() -> dict[str, Any]:
     """
     affinity = len(os.sched_getaffinity(0))
     quota = _least(_cpu_quota(folder) for folder in cgroup_folders("cpu"))
-    usable = affinity if quota is None else min(affinity, max(1, math.ceil(quota)))
+    usable = affinity if quota is None else min(affinity, max(1, int(quota)))
     return {
         "machine": os.cpu_count(),
         "affinity": affinity,
@@ -67,6 +71,38 @@ def shared_memory() -> dict[str, int]:
         "total_bytes": found.f_frsize * found.f_blocks,
         "free_bytes": found.f_frsize * found.f_bavail,
     }
+
+
+def processor() -> str | None:
+    """The model of the CPU, as Linux names it; None where it doesn't."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return None
+
+
+def limits() -> dict[str, int | None]:
+    """What this process may have; None for no limit. InfiniBand needs much locked memory."""
+    kinds = {
+        "locked_bytes": resource.RLIMIT_MEMLOCK,
+        "stack_bytes": resource.RLIMIT_STACK,
+        "open files": resource.RLIMIT_NOFILE,
+        "processes": resource.RLIMIT_NPROC,
+    }
+    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    return {name: None if one == resource.RLIM_INFINITY else one for name, one in soft.items()}
+
+
+def ptrace_scope() -> int | None:
+    """Yama's setting; from 1 on a rank may not read another's memory. None without Yama."""
+    text = _read(Path("/proc/sys/kernel/yama/ptrace_scope"))
+    return None if text is None else int(text)
+
+
+def interfaces() -> list[str]:
+    """The names of the network interfaces, for NCCL_SOCKET_IFNAME and its like."""
+    return [name for _, name in socket.if_nameindex()]
 
 
 def cgroup_folders(

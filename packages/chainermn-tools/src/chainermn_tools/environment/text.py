@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+# rich is imported where it is used: the ranks of `chainermn launch` import this package too.
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Many lines long, and seldom wanted; JSON has it.
 LEFT_OUT = "description"
@@ -21,6 +21,9 @@ def render(report: dict[str, Any], console: Console) -> None:
         console: where to. On a terminal long values are folded to its width; elsewhere each
             value is one line, whatever its length, so that it can be searched.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     for name, section in report.items():
         if name == "schema":
             continue

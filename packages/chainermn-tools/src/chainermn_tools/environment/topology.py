@@ -42,7 +42,8 @@ def topology(seconds: float) -> dict[str, Any]:
         seconds: limit of the ranks.
 
     Returns:
-        The number of ranks and nodes, and a dict for each rank.
+        The number of ranks and nodes, what MPI says of itself once it runs (thread level,
+        whether it takes GPU memory), and a dict for each rank.
 
     Raises:
         Unavailable: MPI does not start, or does not come to an end; or this is not rank 0, which
@@ -65,8 +66,16 @@ def ranks() -> dict[str, Any] | None:
     """
     from mpi4py import MPI
 
+    from chainermn_comm.cuda_aware import mpi_takes_gpu_memory
     from chainermn_comm.topology import Topology
 
+    levels = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
+    level, cuda_aware = levels[MPI.Query_thread()], mpi_takes_gpu_memory()
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
     nodes = Topology.discover(world).nodes
@@ -83,6 +92,8 @@ def ranks() -> dict[str, Any] | None:
     return {
         "size": size,
         "nodes": len(set(nodes)),
+        "thread level": level,
+        "CUDA-aware MPI": cuda_aware,
         "ranks": [
             {"rank": number, "node": node, "host": host, "cores": usable}
             for number, (node, (host, usable)) in enumerate(zip(nodes, places, strict=True))

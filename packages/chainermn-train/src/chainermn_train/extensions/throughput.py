@@ -13,7 +13,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..agreement import call_or_raise, gather_or_raise, require_communicator
 from ..copying import SharesCommunicator
-from .timing import StepClock, TimedUpdater, time_calls
+from ..timing import StepClock, TimedUpdater
 
 
 class ThroughputReport(SharesCommunicator, training.Extension):
@@ -35,14 +35,15 @@ class ThroughputReport(SharesCommunicator, training.Extension):
     the first step). Just before it, the multi-node optimizer agrees on a few integers; what
     a rank spends there is *waiting* for slower ranks, but for some microseconds. All else is
     *computing*, reading the data included. The slowest rank is the one that computes longest.
-    What goes on behind a step, as with double buffering, is no part of it.
+    With double buffering, the wait for what is still on its way is *on the wire*; what goes
+    on behind a step is no part of it.
 
     Nothing more is communicated in a step, and on CPUs timing costs some microseconds. On
     GPUs the shares are measured in one step of 16, which waits for its kernels.
 
-    While the trainer runs, ``trainer.updater`` is an object that forwards to the original one,
-    and the calls of the optimizer's communicator are timed. Nothing is kept in snapshots: the
-    first report of a resumed training covers what was done since.
+    While the trainer runs, ``trainer.updater`` is an object that forwards to the original one.
+    Nothing is kept in snapshots: the first report of a resumed training covers what was done
+    since.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time.
 
@@ -84,11 +85,9 @@ class ThroughputReport(SharesCommunicator, training.Extension):
         self._clock = StepClock(_wait_for_kernels if on_gpu else None)
         self._undo.append(lambda: setattr(trainer, "updater", updater))
         trainer.updater = TimedUpdater(updater, self._clock)
-        for optimizer in optimizers:
-            self._undo.append(time_calls(optimizer.communicator))
 
     def finalize(self) -> None:
-        """Stop timing, and leave the trainer and its communicators as they were."""
+        """Stop timing, and leave the trainer as it was."""
         while self._undo:
             self._undo.pop()()
 

@@ -6,21 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
-from ..forwarding import Forwarding
+from .forwarding import Forwarding
 
-# A communicator's calls, and what they are for the step: the exchange of gradients and
-# parameters, or a few numbers that the multi-node optimizer agrees on just before. Ranks
-# therefore come to the former together, and wait for one another in the latter.
-CALLS = {
-    "multi_node_mean_grad": "wire",
-    "allreduce_grad": "wire",
-    "bcast_data": "wire",
-    "allreduce": "waiting",
-    "allgather_obj": "waiting",
-}
 # Kernels run behind Python's back. A step whose shares are measured has to wait for them, which
 # costs a little overlap, so on GPUs only one step in so many is.
 STEPS_PER_SAMPLE_ON_GPU = 16
@@ -77,6 +66,9 @@ class StepClock:
 def part(kind: str) -> Iterator[None]:
     """Counts what is within as ``'waiting'`` or ``'wire'``, if this thread is in a timed step.
 
+    The exchange of gradients and parameters is on the wire. Just before it ranks agree on a few
+    numbers, in which they wait for one another, so that they come to the former together.
+
     A part within a part belongs to the outer one.
     """
     clock = getattr(_thread, "clock", None)
@@ -90,32 +82,6 @@ def part(kind: str) -> Iterator[None]:
     finally:
         setattr(clock, kind, getattr(clock, kind) + clock.now() - start)
         _thread.clock = clock
-
-
-def time_calls(communicator: Any) -> Callable[[], None]:
-    """Make a communicator's calls parts of the steps they are in; returns what undoes that.
-
-    They are replaced in the object itself: an optimizer's parts may all hold it, so another
-    object in its place would have to be given to each of them.
-    """
-    names = [name for name in CALLS if name not in vars(communicator)]  # or timed already
-    for name in names:
-        setattr(communicator, name, _timed(getattr(communicator, name), CALLS[name]))
-
-    def undo() -> None:
-        for name in names:
-            delattr(communicator, name)
-
-    return undo
-
-
-def _timed(call: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    @wraps(call)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        with part(kind):
-            return call(*args, **kwargs)
-
-    return timed
 
 
 class TimedUpdater(Forwarding):

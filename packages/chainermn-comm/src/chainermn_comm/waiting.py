@@ -1,0 +1,64 @@
+"""How a thread waits for messages: at once and with all of a core, or leaving the core to others.
+
+MPI's own blocking calls poll without pause. That is fastest, and takes a core; a thread that
+communicates while others compute had better look now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # importing it starts MPI
+    from mpi4py import MPI
+
+# Between two looks. A link of 1 Gbit/s brings 250 KB meanwhile, which the sockets' buffers hold.
+LOOK_SECONDS = 2e-3
+# Times MPI is asked in a look: each time it moves what it finds, up to some amount. Asked once
+# every 2 ms, 102 MB took 1785 ms over a link of 1 Gbit/s, asked 12 times 859, which is the link's
+# limit; see docs/decisions/double_buffering.md.
+ASKS = 12
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def patient_waits(hurry: threading.Event) -> Iterator[None]:
+    """Within, this thread's collective calls leave the core to other threads while they wait.
+
+    It is for a thread that communicates in the background, on a communicator made by
+    :func:`~chainermn_comm.create_communicator` (of others' communicators nothing changes), and
+    for calls that take the mean of gradients; other calls wait as always.
+
+    Args:
+        hurry: waits are as fast as ever from when this is set: when somebody waits for them.
+    """
+    before = getattr(_thread, "hurry", None)
+    _thread.hurry = hurry
+    try:
+        yield
+    finally:
+        _thread.hurry = before
+
+
+def wait_all(requests: Sequence[MPI.Request]) -> None:
+    """Wait until all requests are done."""
+    from mpi4py import MPI
+
+    hurry = getattr(_thread, "hurry", None)
+    if hurry is not None:
+        while not any(MPI.Request.Testall(requests) for _ in range(ASKS)):
+            if hurry.wait(LOOK_SECONDS):
+                break
+    MPI.Request.Waitall(requests)
+
+
+def barrier(comm: MPI.Intracomm) -> None:
+    """Wait for all ranks (collective)."""
+    # Told by where it is called, not by whether there is a hurry, which ranks learn at other times.
+    if getattr(_thread, "hurry", None) is not None:
+        wait_all([comm.Ibarrier()])
+    else:
+        comm.Barrier()

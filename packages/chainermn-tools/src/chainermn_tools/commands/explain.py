@@ -1,0 +1,48 @@
+"""`chainermn explain`."""
+
+from __future__ import annotations
+
+import sys
+from typing import BinaryIO
+
+import click
+from rich.console import Console
+
+from chainermn_tools import explain as explaining
+
+
+@click.command()
+@click.argument("file", default="-")
+@click.pass_context
+def explain(ctx: click.Context, file: str) -> None:
+    """Recognise known failures in a log, and say what to do about them.
+
+    FILE is the log of a job; without it, or with "-", standard input is read:
+
+    \b
+        mpiexec -n 4 python train.py 2>&1 | tee log | chainermn explain
+
+    Causes come first; what only says that something else failed comes last.
+
+    Exit status: 0 when something was recognised, 1 when nothing was, 2 when FILE can't be read.
+    """
+    if file == "-":
+        if sys.stdin.isatty():
+            click.echo("Reading a log from the terminal; Ctrl-D ends it.", err=True)
+        found = _search(sys.stdin.buffer, "standard input")
+    else:
+        try:
+            with open(file, "rb") as log:
+                found = _search(log, file)
+        except OSError as problem:
+            raise click.UsageError(f"{file} can't be read: {problem.strerror}") from None
+    explaining.render(found, Console())
+    if not found:
+        ctx.exit(1)
+
+
+def _search(log: BinaryIO, name: str) -> list[explaining.Found]:
+    try:
+        return explaining.search(log)
+    except OSError as problem:
+        raise click.UsageError(f"{name} can't be read: {problem.strerror}") from None

@@ -1,0 +1,165 @@
+"""Failures that ChainerMN's own packages report."""
+
+import re
+
+from chainermn_tools.explain.known.row import Kind, Known
+
+OURS = "chainermn-comm"
+
+ROWS = (
+    Known(
+        name="ranks-disagree",
+        kind=Kind.CAUSE,
+        component=OURS,
+        signs=("RankMismatchError: ",),
+        lines=(
+            "chainermn_comm.errors.RankMismatchError: allreduce on rank 0: ranks disagree on "
+            "array: float64 (2,) on rank 0; float64 (3,) on rank 1",
+            "chainermn_comm.errors.RankMismatchError: bcast on rank 0: ranks disagree on "
+            "operation: bcast on rank 0; allreduce on rank 1",
+        ),
+        meaning="The ranks called different operations, or the same one with arguments that "
+        "don't fit; the message lists what each rank gave.",
+        fix=(
+            "look for an `if comm.rank == ...` around a collective call, or a loop that ends "
+            "earlier on one rank",
+            "for gradients: build the same model on every rank, from the same arguments",
+        ),
+        source="chainermn-comm, run on 2 ranks",
+    ),
+    Known(
+        name="exit-before-finalize",
+        kind=Kind.CAUSE,
+        component=OURS,
+        signs=("before MPI was finalized, ending the job",),
+        lines=(
+            "ChainerMN: rank 1 of 2: os._exit(0) before MPI was finalized, ending the job.",
+            "Where this is meant, call mpi4py.MPI.Finalize() first.",
+        ),
+        meaning="A rank left by os._exit, which skips MPI_Finalize, while others may wait for it.",
+        fix=(
+            "end the rank by sys.exit() or by reaching the end of the script",
+            "if os._exit is meant: call mpi4py.MPI.Finalize() before it",
+        ),
+        source="chainermn-comm, run on 2 ranks",
+    ),
+    Known(
+        name="rank-failed-first",
+        kind=Kind.GENERAL,
+        component=OURS,
+        signs=("ChainerMN: rank ",),
+        pattern=re.compile(r"ChainerMN: rank \d+ of \d+: (?:uncaught \w+|sys\.exit.*), ending"),
+        lines=(
+            "ChainerMN: rank 1 of 2: uncaught ValueError, ending the job.",
+            "ChainerMN: rank 1 of 2: sys.exit(3), ending the job.",
+            "ChainerMN: rank 0 of 2: sys.exit with a message, ending the job.",
+        ),
+        meaning="This rank failed and ended the job on purpose; its traceback or message comes "
+        "right after this line, and is the thing to read.",
+        fix=("read the traceback after the first such line; other ranks only followed",),
+        source="chainermn-comm, run on 2 ranks",
+    ),
+    Known(
+        name="peer-failed",
+        kind=Kind.ECHO,
+        component=OURS,
+        signs=("PeerError: ",),
+        lines=(
+            "chainermn_comm.errors.PeerError: allreduce on rank 0 failed because of rank 1: "
+            "TypeError: rank 1: expected an array, a scalar, or a tuple or list of them, got str; "
+            "objects go through the method that ends in _obj",
+        ),
+        meaning="Another rank, which the message names, found an error before it could take part.",
+        fix=("read that rank's own traceback",),
+        source="chainermn-comm, run on 2 ranks",
+    ),
+    Known(
+        name="finalized",
+        kind=Kind.CAUSE,
+        component=OURS,
+        signs=("the communicator has been finalized",),
+        lines=(
+            "chainermn_comm.errors.FinalizedError: rank 0: the communicator has been finalized",
+        ),
+        meaning="A communicator was used after its finalize(), or after the `with` block that "
+        "made it.",
+        fix=("finalize last, or create another communicator",),
+        source="chainermn-comm",
+    ),
+    Known(
+        name="forked-child-communicates",
+        kind=Kind.CAUSE,
+        component=OURS,
+        signs=("a process that the rank forked can't communicate",),
+        lines=(
+            "chainermn_comm.errors.CommunicationError: rank 0: a process that the rank forked "
+            "can't communicate",
+        ),
+        meaning="A data loader's worker, or another child of a rank, used the communicator.",
+        fix=("call the communicator in the rank itself only; pass children plain data",),
+        source="chainermn-comm",
+    ),
+    Known(
+        name="unknown-communicator",
+        kind=Kind.CAUSE,
+        component=OURS,
+        signs=("unknown communicator '",),
+        lines=(
+            "ValueError: unknown communicator 'x'; use one of: dummy, flat, hierarchical, naive, "
+            "non_cuda_aware, pure_nccl, single_node, two_dimensional",
+        ),
+        meaning="create_communicator got a name that doesn't exist.",
+        fix=("chainermn.create_communicator()   # 'hierarchical', good on CPUs and GPUs",),
+        source="chainermn-comm",
+    ),
+    Known(
+        name="pure-nccl-without-gpus",
+        kind=Kind.CAUSE,
+        component=OURS,
+        signs=("communicator 'pure_nccl' is for GPUs", "communicator 'pure_nccl' takes gradients"),
+        lines=(
+            "ValueError: communicator 'pure_nccl' is for GPUs, and CuPy can't be imported (No "
+            "module named 'cupy'); on CPUs use one of: dummy, flat, hierarchical, naive, "
+            "non_cuda_aware, single_node, two_dimensional",
+            "ValueError: rank 0: communicator 'pure_nccl' takes gradients on GPUs, and these are "
+            "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
+            "hierarchical, naive, single_node, two_dimensional",
+        ),
+        meaning="pure_nccl works on GPU arrays only, and there is no GPU, no CuPy, or the model "
+        "was never moved to the GPU.",
+        fix=(
+            "on CPUs: chainermn.create_communicator('hierarchical')",
+            "on GPUs: model.to_gpu() before training; `chainermn env` shows what CuPy finds",
+        ),
+        source="chainermn-comm",
+    ),
+    Known(
+        name="single-node-on-several",
+        kind=Kind.CAUSE,
+        component=OURS,
+        signs=("takes ranks of one node, and these are on",),
+        lines=(
+            "ValueError: rank 0: communicator 'single_node' takes ranks of one node, and these "
+            "are on 2; use 'hierarchical'",
+        ),
+        meaning="The communicator is for one machine and the ranks are on several.",
+        fix=("chainermn.create_communicator('hierarchical')",),
+        source="chainermn-comm",
+    ),
+    Known(
+        name="no-room-in-shared-memory",
+        kind=Kind.WARNING,
+        component=OURS,
+        signs=("ChainerMN: no room for shared memory in",),
+        lines=(
+            "ChainerMN: no room for shared memory in /dev/shm on some node; gradients go through "
+            "MPI instead",
+        ),
+        meaning="/dev/shm is full or small (containers: 64 MB), so gradients take a slower way.",
+        fix=(
+            "df -h /dev/shm   # a job that was killed may have left files there",
+            "docker run --shm-size=1g ...   # or --ipc=host",
+        ),
+        source="chainermn-comm",
+    ),
+)

@@ -1,0 +1,130 @@
+"""Finds known failures in a log, block by block, in little memory whatever the log's length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from chainermn_tools.explain.known import KNOWN, Kind, Known
+
+BLOCK_BYTES = 1 << 20
+# A "line" longer than a block (binary data) is cut; the pieces overlap by this much, so that a
+# message at a cut is still whole in one of them.
+OVERLAP_BYTES = 4096
+# Of the line that is shown; the rest of a longer one is left out.
+SHOWN_CHARACTERS = 300
+NEWLINE = re.compile(rb"\r\n|\n|\r")
+COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+ORDER = list(Kind)
+
+
+@dataclass
+class Found:
+    """A known failure that is in a log.
+
+    Attributes:
+        known: what is known of it.
+        line: number of the first line that says so, from 1; progress bars' carriage returns
+            don't count.
+        text: that line, without control characters, shortened.
+        times: number of lines that say so.
+    """
+
+    known: Known
+    line: int
+    text: str
+    times: int
+
+
+def search(log: BinaryIO, known: Sequence[Known] = KNOWN) -> list[Found]:
+    """Find known failures.
+
+    Args:
+        log: open for reading bytes; it may hold anything.
+        known: the failures to look for.
+
+    Returns:
+        Each failure once: what says most first, and what only says that something else failed
+        last; among equals in the log's order.
+
+    Raises:
+        OSError: the log can't be read.
+    """
+    found: dict[str, Found] = {}
+    for first_line, fresh, block in _blocks(log):
+        for row in known:
+            _look_for(row, block, fresh, first_line, found)
+    seen = [one for one in found.values() if one.times >= one.known.times]
+    return sorted(seen, key=lambda one: (ORDER.index(one.known.kind), one.line))
+
+
+def _look_for(
+    row: Known, block: bytes, fresh: int, first_line: int, found: dict[str, Found]
+) -> None:
+    """Note in ``found`` the block's lines that mean this failure."""
+    for start, end in _lines_with(row.signs, block, fresh):
+        text = block[start:end].decode(errors="replace")
+        if row.pattern is not None and not row.pattern.search(text):
+            continue
+        if row.name in found:
+            found[row.name].times += 1
+        else:
+            number = first_line + block.count(b"\n", 0, start)
+            found[row.name] = Found(row, number, _shown(text, row.signs), 1)
+
+
+def _lines_with(signs: Sequence[str], block: bytes, fresh: int) -> Iterator[tuple[int, int]]:
+    """Where the lines with one of these texts begin and end, those that end in ``fresh`` alone."""
+    wanted = [sign.encode() for sign in signs]
+    positions = [block.find(sign) for sign in wanted]
+    while any(position >= 0 for position in positions):
+        at = min(position for position in positions if position >= 0)
+        start = max(block.rfind(b"\n", 0, at), block.rfind(b"\r", 0, at)) + 1
+        ending = NEWLINE.search(block, at)
+        end = ending.start() if ending else len(block)
+        length = len(wanted[positions.index(at)])
+        if at + length > fresh:
+            yield start, end
+        positions = [
+            block.find(sign, end) if 0 <= position <= end else position
+            for sign, position in zip(wanted, positions, strict=True)
+        ]
+
+
+def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """The log in blocks of whole lines, without terminals' colours.
+
+    Yields:
+        Number of the block's first line, how many of its bytes were in the one before, and its
+        bytes.
+    """
+    line, fresh, rest = 1, 0, b""
+    while piece := log.read(BLOCK_BYTES):
+        block = _uncoloured(rest + piece)
+        cut = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+        if cut:
+            whole, rest = block[:cut], block[cut:]
+        elif len(block) < BLOCK_BYTES:
+            rest = block  # so far less than a line
+            continue
+        else:
+            whole, rest = block, block[-OVERLAP_BYTES:]
+        yield line, fresh, whole
+        line += whole.count(b"\n")
+        fresh = 0 if cut else len(rest)
+    yield line, fresh, rest
+
+
+def _uncoloured(block: bytes) -> bytes:
+    return COLOUR.sub(b"", block) if b"\x1b" in block else block
+
+
+def _shown(text: str, signs: Sequence[str]) -> str:
+    """The line, printable and no longer than is good to read, with the sign in it."""
+    text = "".join(c if c.isprintable() else " " for c in text).strip()
+    at = next((text.find(sign) for sign in signs if sign in text), 0)
+    start = max(0, at - SHOWN_CHARACTERS // 3) if len(text) > SHOWN_CHARACTERS else 0
+    shown = text[start : start + SHOWN_CHARACTERS]
+    return f"{'...' if start else ''}{shown}{'...' if start + len(shown) < len(text) else ''}"

@@ -1,0 +1,116 @@
+"""Sees to it that all ranks train the same parameters: rank 0's, whenever any rank's change."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from chainermn_comm import CommunicatorBase
+
+from .agreement import gather_or_raise
+from .copying import SharesCommunicator
+from .mixed_precision import agree_on_loss_scaling, broadcast_masters, loss_scaling
+from .timing import part
+
+
+class Views(NamedTuple):
+    """What holds on any rank, and the number of ranks to which no loss function was given."""
+
+    changed: bool
+    incomplete: bool
+    without_loss: int
+
+
+class SharedParameters(SharesCommunicator):
+    """Knows which parameters, and which loss scale, all ranks are known to share."""
+
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        self.communicator = communicator
+        # The parameters that were initialised at the last broadcast. They are kept, not
+        # their ids: a new parameter may be given the id of one that is gone.
+        self._known: list[Any] | None = None
+        self._scaling: tuple[Any, ...] | None = None
+
+    def agree(self, optimizer: Any, without_loss: bool) -> Views:
+        """Whether on any rank parameters have changed, or some are not initialised (collective).
+
+        One sum of a few integers, since it is part of every update.
+
+        Raises:
+            RuntimeError: the optimizer has no model (PeerError on the ranks whose has one).
+            RankMismatchError: ranks scale their losses differently.
+        """
+        target = optimizer.target
+        params = [] if target is None else list(target.params())
+        ready = [param for param in params if param.is_initialized]
+        old = self._known
+        changed = old is None or len(old) != len(ready) or not all(map(operator.is_, old, ready))
+        incomplete = len(ready) < len(params)
+        rescaled = self._scaling != loss_scaling(optimizer)
+        total = self.count(changed, incomplete, without_loss, rescaled, target is None)
+        if total[4]:
+            error = RuntimeError("the optimizer has no model: call its `setup(model)` first")
+            gather_or_raise(self.communicator, error if target is None else None)
+        if total[3]:
+            agree_on_loss_scaling(self.communicator, optimizer)
+            self.note_loss_scaling(optimizer)
+        return Views(bool(total[0]), bool(total[1]), int(total[2]))
+
+    def count(self, *numbers: int) -> Any:
+        """Each number's sum over ranks: int64 of shape (len(numbers),) (collective)."""
+        with part("waiting"):
+            return self.communicator.allreduce(np.array(numbers, dtype=np.int64))
+
+    def note_loss_scaling(self, optimizer: Any) -> None:
+        """All ranks scale their losses alike now."""
+        self._scaling = loss_scaling(optimizer)
+
+    def note_parameters(self, target: Any) -> None:
+        """All ranks have the same parameters now."""
+        self._known = [param for param in target.params() if param.is_initialized]
+
+    def forget(self) -> None:
+        """This rank's parameters may not be the others': the next update broadcasts."""
+        self._known = None
+
+    def broadcast(self, target: Any) -> None:
+        """Give rank 0's parameters to all ranks (collective)."""
+        with part("wire"):
+            self.communicator.bcast_data(target)
+            broadcast_masters(self.communicator, target)
+        self.note_parameters(target)
+
+    def broadcast_new(self, target: Any) -> set[str]:
+        """The names of parameters that rank 0 has got since the last broadcast (collective).
+
+        Rank 0's are all that counts: the other ranks are about to get them. After a start or a
+        resume there are none.
+        """
+        known = set(map(id, self._known or ()))
+        names = [
+            name
+            for name, param in target.namedparams()
+            if self._known is not None and id(param) not in known
+        ]
+        return set(self.communicator.bcast_obj(names))
+
+    def initialize_as_others_did(self, target: Any) -> None:
+        """Initialise the parameters whose shapes only other ranks have learnt (collective).
+
+        Any rank, rank 0 too, may be the one without examples.
+        """
+        named = list(target.namedparams())
+        known = {name: param.shape for name, param in named if param.is_initialized}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for others in gather_or_raise(self.communicator, None, known):
+            shapes = others | shapes
+        error = None
+        try:
+            for name, param in named:
+                if not param.is_initialized and name in shapes:
+                    param.initialize(shapes[name])
+        except Exception as exception:
+            error = exception
+        gather_or_raise(self.communicator, error)

@@ -1,0 +1,44 @@
+"""Backward meets communications in the reverse of the order in which forward did."""
+
+from __future__ import annotations
+
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer import Variable
+
+from chainermn_modelparallel import allreduce, pseudo_connect, recv, send
+
+pytestmark = pytest.mark.world
+
+
+@pytest.mark.sizes(2, 3)
+def test_an_exchange_needs_no_delegate_between_send_and_recv(comm):
+    """Each rank would wait for the other's gradient before it sends its own."""
+    x = Variable(np.arange(3.0))
+    if comm.rank < 2:
+        if comm.rank == 0:
+            delegate = send(x, comm, 1)
+            y = recv(comm, 1)
+        else:
+            y = recv(comm, 0)
+            delegate = send(x, comm, 0)
+        pseudo_connect(delegate, F.sum(y * y)).backward()
+        np.testing.assert_array_equal(x.grad, 2 * x.array)
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("deeper", [0, 1])
+def test_sends_and_collectives_keep_their_order(comm, deeper):
+    """Visited by depth alone, one rank would wait in `send`, the other in `allreduce`."""
+    x, z = Variable(np.arange(3.0)), Variable(np.arange(3.0))
+    total = allreduce(comm, F.identity(F.identity(z)) if comm.rank == deeper else z)
+    loss = F.sum(total)
+    if comm.rank == 0:
+        loss = pseudo_connect(send(F.identity(x), comm, 1), loss)
+    elif comm.rank == 1:
+        loss = loss + F.sum(recv(comm, 0) ** 2)
+    loss.backward()
+    np.testing.assert_array_equal(z.grad, np.full(3, comm.size))
+    if comm.rank == 0:
+        np.testing.assert_array_equal(x.grad, 2 * x.array)

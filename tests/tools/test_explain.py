@@ -1,0 +1,253 @@
+"""`chainermn explain`: each row on real lines, and no row on what healthy jobs print."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from chainermn_tools.explain import KNOWN, Kind, Known, render, search
+from chainermn_tools.explain import search as search_function
+from tests.launch import jobs
+
+LIMIT_SECONDS = 100
+BY_NAME = {row.name: row for row in KNOWN}
+each_row = pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.name)
+
+HEALTHY = """\
+==========================================
+Num process (COMM_WORLD): 4
+Using hierarchical communicator
+Num unit: 1000
+Num Minibatch-size: 100
+epoch       main/loss   validation/main/loss  main/accuracy  validation/main/accuracy  elapsed_time
+1           0.224002    0.102322              0.9335         0.9695                    17.1059
+     total [###...............................................]  7.33%
+this epoch [#################################.................] 66.67%
+       100 iter, 0 epoch / 20 epochs
+    14.432 iters/sec. Estimated time to finish: 0:13:43.260349.
+ChainerMN: limited BLAS threads to 2 for each of 4 ranks on 8 cores (set OMP_NUM_THREADS to choose)
+Process 0 of 4 on host0, process 1 of 4 on host0, rank 0 of 10
+loading 0 of 1
+loading 0 of 1
+Collecting numpy<3,>=1.26; Requirement already satisfied: mpi4py in ./venv/lib (4.1.2)
+Successfully installed chainer-7.8.1 chainermn-comm-2.0.0 mpich-5.0.2 nvidia-nccl-cu12-2.22.3
+Resuming from iteration 1200, the newest checkpoint that is whole on all ranks
+[0] main/loss 0.01  [1] main/loss 0.02
+host0:2143:2561 [0] NCCL INFO Bootstrap : Using eth0:192.0.2.1<0>
+host0:2143:2561 [0] NCCL INFO Connected all rings, comm 0x55d0 nRanks 04 busId 1000 - Init COMPLETE
+srun: job 1234 queued and waiting for resources
+Warning: Permanently added 'host1' (ED25519) to the list of known hosts.
+UserWarning: Accessing a deprecated name; it will be removed in a later release.
+DeprecationWarning: 'pkg_resources' is deprecated as an API
+error: 0.031, test error rate: 0.02, 11 failed examples of 1797
+memory: 3.2 GiB of 64 GiB, out of memory events: 0
+"""
+
+
+def names(text: str | bytes) -> list[str]:
+    raw = text if isinstance(text, bytes) else text.encode()
+    return [one.known.name for one in search(io.BytesIO(raw))]
+
+
+def explain(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "chainermn_tools", "explain", *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=LIMIT_SECONDS,
+    )
+
+
+def test_names_are_unique_and_every_row_is_complete():
+    assert len(BY_NAME) == len(KNOWN)
+    for row in KNOWN:
+        assert row.signs, row.name
+        assert row.lines, row.name
+        assert row.fix, row.name
+        assert row.source, row.name
+        assert row.meaning.endswith("."), row.name
+
+
+@each_row
+def test_row_is_recognised_first_on_its_real_lines(row: Known):
+    found = names("\n".join(row.lines))
+    assert found[0] == row.name
+    # What else its lines show says less.
+    assert all(BY_NAME[name].kind in (Kind.GENERAL, Kind.ECHO) for name in found[1:])
+
+
+@each_row
+def test_every_sign_of_a_row_is_on_a_real_line_that_means_it(row: Known):
+    for sign in row.signs:
+        meant = [line for line in row.lines if sign in line]
+        assert meant, sign
+        assert any(row.pattern is None or row.pattern.search(line) for line in meant), sign
+
+
+@each_row
+def test_row_is_recognised_after_a_launcher_a_terminal_or_windows_passed_it(row: Known):
+    for before, after in (
+        ("[1] ", "\n"),
+        ("[1,0]<stderr>: ", "\n"),
+        ("\x1b[31m", "\x1b[0m\n"),
+        ("50%|#####     |\r", "\n"),
+        ("2026-11-20 13:00:01 host0 ", "\r\n"),
+        ("", "\r"),
+    ):
+        text = HEALTHY + "".join(f"{before}{line}{after}" for line in row.lines) + HEALTHY
+        assert names(text)[0] == row.name, (before, after)
+
+
+def test_a_healthy_log_shows_nothing():
+    assert names(HEALTHY) == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/gpu.md", "docs/decisions/abort.md"])
+def test_prose_about_training_shows_nothing_but_what_it_quotes(name):
+    """Not even pages about failures: signs are what programs print, not what people say."""
+    found = names((Path(__file__).parents[2] / name).read_bytes())
+    assert [one for one in found if BY_NAME[one].kind is Kind.CAUSE] == []
+
+
+WORDS = [word for line in HEALTHY.splitlines() for word in line.split()]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=12), max_size=12))
+def test_words_of_healthy_logs_in_any_order_show_nothing(lines):
+    # One row counts "rank 0 of 1" lines, which such words can well make.
+    found = names("\n".join(" ".join(line) for line in lines).encode("utf8", "surrogatepass"))
+    assert set(found) <= {"mpiexec-of-another-mpi"}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from(KNOWN), st.binary(max_size=300))
+def test_binary_around_a_message_is_harmless(before, row, after):
+    text = before + b"\n" + "\n".join(row.lines).encode() + b"\n" + after
+    found = search(io.BytesIO(text))
+    (mine,) = (one for one in found if one.known is row)
+    assert mine.text.isprintable()
+
+
+def test_causes_come_before_general_ones_and_echoes_last():
+    echo, general, cause, warning = (
+        next(row for row in KNOWN if row.kind is kind)
+        for kind in (Kind.ECHO, Kind.GENERAL, Kind.CAUSE, Kind.WARNING)
+    )
+    lines = [*echo.lines, *warning.lines, *general.lines, *cause.lines]
+    assert names("\n".join(lines)) == [cause.name, general.name, warning.name, echo.name]
+
+
+def test_a_message_across_blocks_is_found_once_with_its_line(monkeypatch):
+    module = sys.modules[search_function.__module__]
+    text = b"".join(b"line %d\n" % n for n in range(40)) + b"Host key verification failed.\n" * 2
+    for size in (1, 2, 3, 7, 8, 9, 20, 29, 30, 31, 58, 59, 60, 61, 300, 1000):
+        monkeypatch.setattr(module, "BLOCK_BYTES", size)
+        monkeypatch.setattr(module, "OVERLAP_BYTES", 40)
+        (found,) = search(io.BytesIO(text))
+        assert (found.times, found.line) == (2, 41)
+
+
+def test_a_message_in_a_line_that_never_ends_is_found_once(monkeypatch):
+    module = sys.modules[search_function.__module__]
+    monkeypatch.setattr(module, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(module, "OVERLAP_BYTES", 40)
+    for shift in range(0, 120, 7):
+        text = b"x" * (300 + shift) + b"Host key verification failed." + b"y" * 500
+        (found,) = search(io.BytesIO(text))
+        assert (found.times, found.line) == (1, 1)
+        assert "Host key verification failed" in found.text
+        assert len(found.text) < 400
+
+
+class Endless(io.RawIOBase):
+    """So many bytes without a newline, or lines, made as they are read."""
+
+    def __init__(self, piece: bytes, total: int) -> None:
+        self.piece, self.left = piece, total
+
+    def read(self, size: int = -1) -> bytes:
+        size = min(size, self.left)
+        self.left -= size
+        return (self.piece * (size // len(self.piece) + 1))[:size]
+
+
+FAILURES = b"Host key verification failed." + b"." * 500 + b"\n"
+
+
+@pytest.mark.parametrize("piece", [b"\0\xff", b"main/loss 0.1\n", FAILURES])
+def test_a_long_log_takes_little_memory(piece, monkeypatch):
+    monkeypatch.setattr(sys.modules[search_function.__module__], "BLOCK_BYTES", 1 << 16)
+    tracemalloc.start()
+    search(Endless(piece, 2 << 20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def on_terminal(width: int, **how) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, **how)
+    text = "\n".join(line for row in KNOWN for line in row.lines).encode()
+    render(search(io.BytesIO(text)), console)
+    return file.getvalue().splitlines()
+
+
+def test_a_narrow_terminal_wraps_sentences_and_leaves_commands_whole():
+    fixes = {f"    {fix}" for row in KNOWN for fix in row.fix}
+    lines = on_terminal(40, no_color=True, color_system=None)
+    assert fixes <= set(lines)
+    assert max(len(line) for line in lines if line not in fixes) <= 40
+
+
+def test_a_terminal_gets_colours_unless_they_are_refused():
+    assert any("\x1b[32m" in line for line in on_terminal(100, color_system="standard"))
+    refused = "".join(on_terminal(100, color_system="standard", no_color=True))
+    assert "\x1b[3" not in refused
+
+
+def test_exit_status_says_whether_something_was_recognised(tmp_path):
+    log = tmp_path / "a log; with 'quotes'"
+    log.write_bytes(b"\xff\xfe\0 Host key verification failed.\n")
+    done = explain(str(log))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"ssh-host-key: ")
+    assert b"\x1b" not in done.stdout
+    done = explain(stdin=HEALTHY.encode())
+    assert done.returncode == 1
+    assert b"Nothing" in done.stdout
+    assert explain("-", stdin=b"Host key verification failed.").returncode == 0
+    for unreadable in (tmp_path / "not there", tmp_path):
+        done = explain(str(unreadable))
+        assert done.returncode == 2
+        assert b"can't be read" in done.stderr
+
+
+def test_echoes_alone_are_said_to_explain_nothing():
+    echoes = [row for row in KNOWN if row.kind is Kind.ECHO]
+    assert echoes
+    done = explain(stdin="\n".join(echoes[0].lines).encode())
+    assert done.returncode == 0
+    assert b"only says that something else failed" in done.stdout.splitlines()[-1]
+
+
+def test_a_rank_that_really_fails_is_explained(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import numpy, chainermn_comm\n"
+        "comm = chainermn_comm.create_communicator('naive')\n"
+        "comm.allreduce(numpy.zeros(2 + comm.rank))\n"
+    )
+    job = jobs.run(2, script)
+    found = names(job.out + job.err)
+    assert found[0] == "ranks-disagree"
+    assert "rank-failed-first" in found
+    assert BY_NAME[found[-1]].kind is Kind.ECHO

@@ -1,0 +1,402 @@
+"""`chainermn launch` with real jobs: good ones, each kind of failure, restarts, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+# Ends a test that hangs; every launch here ends by itself.
+LIMIT_SECONDS = 100
+BASE = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith("CHAINERMN_") and not name.endswith("_NUM_THREADS")
+}
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "chainermn_tools", "launch", *map(str, arguments)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**BASE, "PATH": f"{BIN}:{BASE['PATH']}", "PYTHONUNBUFFERED": "", **variables}
+
+
+def launch(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        stdin=subprocess.DEVNULL,
+        env=environment(**variables),
+    )
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+SHOW = """\
+import json, os, sys
+from mpi4py import MPI
+import beside
+mine = (sys.argv, __file__, os.environ["OMP_NUM_THREADS"], __name__, beside.VALUE)
+everybody = MPI.COMM_WORLD.gather(mine)
+if MPI.COMM_WORLD.rank == 0:
+    print(json.dumps(everybody))
+"""
+
+
+def test_script_runs_as_python_would_run_it_whatever_its_name_and_arguments(tmp_path):
+    folder = tmp_path / "a folder; with 'quotes' \" and $(touch trap)"
+    name = script(folder, SHOW, "my script;.py")
+    script(folder, "VALUE = 7\n", "beside.py")
+    arguments = ["", " ", "a b", "'", '"', ";", "$(touch trap)", "`id`", "*", "-n", ":", "\\:", "é"]
+    done = launch("-n", 2, name, *arguments)
+    assert done.returncode == 0, done.stderr
+    for argv, file, threads, module, value in json.loads(done.stdout):
+        assert [argv, file, module, value] == [[str(name), *arguments], str(name), "__main__", 7]
+        assert int(threads) >= 1
+    assert not list(tmp_path.rglob("trap"))
+    # The line that is printed can be pasted, and does the same.
+    (said,) = done.stderr.splitlines()
+    pasted = said.removeprefix("chainermn launch: ")
+    again = subprocess.run(
+        ["env", *shlex.split(pasted)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env=environment(),
+    )
+    assert again.stdout == done.stdout, again.stderr
+
+
+WORKERS = """\
+import multiprocessing, os
+
+def double(number):
+    return 2 * number
+
+if __name__ == "__main__":
+    if not (pid := os.fork()):
+        raise SystemExit(0)  # a child that comes to its end is no rank that does
+    os.waitpid(pid, 0)
+    from mpi4py import MPI  # here: spawned, the pool's process would start MPI a second time
+    for method in ("spawn", "forkserver", "fork"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.map(double, [1, 2]) == [2, 4]
+    MPI.COMM_WORLD.Barrier()
+    print("done")
+"""
+
+
+def test_a_ranks_own_processes_find_its_functions_and_say_no_goodbye(tmp_path):
+    done = launch("-n", 2, script(tmp_path, WORKERS))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\ndone\n"
+
+
+def test_users_choice_of_threads_stays(tmp_path):
+    name = script(tmp_path, "import os; print(os.environ.get('OMP_NUM_THREADS'))")
+    assert launch("-n", 1, name, OMP_NUM_THREADS="5").stdout == "5\n"
+    assert launch("-n", 1, name, OPENBLAS_NUM_THREADS="5").stdout == "None\n"
+
+
+FAILS = """\
+import sys
+import chainermn_comm
+comm = chainermn_comm.create_communicator("naive")
+print("line of", comm.rank)
+how = sys.argv[1]
+if how == "raise" and comm.rank == 1:
+    raise ValueError("bad \\x1e data")
+if how == "exit" and comm.rank == 1:
+    sys.exit(3)
+if how == "array":  # rank 1 finds the error, rank 0 only hears of it
+    comm.allgather_obj(0)
+    comm.bcast_obj("x" if comm.rank == 0 else lambda: 0)
+    comm.allreduce([0.0] if comm.rank == 0 else "text")
+comm.bcast_obj(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "what"),
+    [
+        ("raise", 1, "ValueError: bad "),
+        ("exit", 3, "sys.exit(3)"),
+        ("array", 1, "TypeError: rank 1: expected an array"),
+    ],
+)
+def test_first_rank_that_failed_is_shown_last(tmp_path, how, status, what):
+    done = launch("-n", 2, "--prefix", script(tmp_path, FAILS), how)
+    assert done.returncode == status
+    end = done.stderr[done.stderr.rindex("chainermn launch: ") :]
+    assert end.startswith("chainermn launch: rank 1 on ")
+    assert f"failed first: {what}" in end
+    assert f"(exit status {status})" in end
+    if how != "exit":
+        assert "Traceback (most recent call last)" in end
+        assert "runpy" not in end
+    assert sorted(line for line in done.stdout.splitlines() if "line of" in line) == [
+        "[0] line of 0",
+        "[1] line of 1",
+    ]
+
+
+BEFORE_MPI = """\
+import os, sys
+rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+if rank == "1":
+    import a_module_that_is_not_there
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_a_rank_that_fails_before_mpi_starts_ends_the_job(tmp_path):
+    done = launch("-n", 2, script(tmp_path, BEFORE_MPI))
+    assert done.returncode == 1
+    assert "rank 1 on" in done.stderr
+    assert "ModuleNotFoundError: No module named 'a_module_that_is_not_there'" in done.stderr
+
+
+DIES = """\
+import os, sys
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    if sys.argv[1] == "kill":
+        os.kill(os.getpid(), 9)
+    MPI.Finalize() if sys.argv[1] == "finalized" else None
+    os._exit(0)
+if sys.argv[1] != "finalized":
+    MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "what"),
+    [
+        ("kill", 137, "rank 1 on .* failed first: ended by signal 9"),
+        ("finalized", 1, "rank 1 of 2 ended without saying goodbye"),
+    ],
+)
+def test_a_rank_that_says_no_goodbye_makes_a_bad_job(tmp_path, how, status, what):
+    done = launch("-n", 2, script(tmp_path, DIES), how)
+    assert done.returncode == status
+    assert re.search(what, done.stderr), done.stderr
+
+
+RESUMES = """\
+import os, sys
+import chainermn_comm
+comm = chainermn_comm.create_communicator("naive")
+folder = sys.argv[1]
+done = comm.bcast_obj(len(os.listdir(folder)))  # what a checkpoint is to a training
+for step in range(done, 6):
+    comm.allgather_obj(step)
+    if comm.rank == 0:
+        open(os.path.join(folder, str(step)), "w").close()
+    comm.allgather_obj(step)
+    if step in map(int, sys.argv[2:]) and comm.rank == 1:
+        raise RuntimeError(f"step {step} failed")
+if comm.rank == 0:
+    print("went on from", done)
+"""
+
+
+def test_a_job_starts_again_from_its_last_checkpoint(tmp_path):
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    done = launch("-n", 2, "--max-restarts", 2, script(tmp_path, RESUMES), steps, 1, 3)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "went on from 4\n"
+    said = [line for line in done.stderr.splitlines() if line.startswith("chainermn launch: ")]
+    assert [line for line in said if "starting again" in line] == [
+        "chainermn launch: starting again, 1 of 2",
+        "chainermn launch: starting again, 2 of 2",
+    ]
+    assert "RuntimeError: step 1 failed" in said[1]
+    assert len(list(steps.iterdir())) == 6
+
+
+def test_restarts_come_to_an_end(tmp_path):
+    name = script(tmp_path, "import sys; print('tried'); sys.exit(4)")
+    done = launch("-n", 1, "--max-restarts", 2, name)
+    assert done.returncode == 4
+    assert done.stdout == "tried\n" * 3
+
+
+WAITS = """\
+import os, pathlib, signal, subprocess, sys, time
+from mpi4py import MPI
+folder = pathlib.Path(sys.argv[1])
+stubborn = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
+stubborn += "time.sleep(300)"
+child = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
+text = f"{os.getpid()} {child.pid}"
+(folder / f".{MPI.COMM_WORLD.rank}").write_text(text)
+os.rename(folder / f".{MPI.COMM_WORLD.rank}", folder / str(MPI.COMM_WORLD.rank))
+if len(sys.argv) > 2:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "arguments"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ()),
+        (signal.SIGINT, ("stubborn",)),
+    ],
+)
+def test_ctrl_c_ends_everything(tmp_path, number, arguments):
+    code, said, started = signalled(tmp_path, number, *arguments)
+    assert code == 128 + number
+    assert f"ended by signal {int(number)}" in said
+    assert "starting again" not in said
+    assert len(started) == 4
+    for pid in started:
+        assert is_gone(pid), f"process {pid} outlived the launch"
+
+
+def test_a_kill_ends_the_ranks_too(tmp_path):
+    """Nothing can be done by then but what was prepared: mpiexec hears of it and ends them."""
+    code, _, started = signalled(tmp_path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    children = started[1::2]  # of ranks; nobody is left to look for them
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for pid in started:
+        assert is_gone(pid), f"process {pid} outlived the launch"
+
+
+def signalled(folder: Path, number: int, *arguments: str) -> tuple[int, str, list[int]]:
+    """Send a launch a signal once its ranks run.
+
+    Returns:
+        How it ended, what it said, and the processes: each rank's own and its child.
+    """
+    pids = folder / "pids"
+    pids.mkdir()
+    process = subprocess.Popen(
+        command("-n", 2, "--max-restarts", 5, script(folder, WAITS), pids, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        end = time.monotonic() + LIMIT_SECONDS
+        while len([one for one in pids.iterdir() if one.name in "01"]) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        started = [int(pid) for one in pids.iterdir() for pid in one.read_text().split()]
+        process.send_signal(number)
+        said = process.communicate(timeout=LIMIT_SECONDS)[1]
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, said, started
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(100):
+        with suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state != "Z":
+                time.sleep(0.05)
+                continue
+        return True
+    return False
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+ALONE = f"""#!{sys.executable}
+import os, subprocess, sys
+if "--version" in sys.argv:
+    print("HYDRA build details: Version: 4.2.0")
+    sys.exit()
+words = sys.argv[sys.argv.index("-n") + 2:]
+started = [
+    subprocess.Popen(words, env={{**os.environ, "OMPI_COMM_WORLD_RANK": str(n)}}) for n in (0, 1)
+]
+sys.exit(max(one.wait() for one in started))
+"""
+
+
+def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
+    program(tmp_path / "bin" / "mpiexec", ALONE)
+    name = script(tmp_path, "from mpi4py import MPI\n")
+    path = f"{tmp_path / 'bin'}:{BASE['PATH']}"
+    done = launch("-n", 2, "--max-restarts", 3, name, PATH=path)
+    assert done.returncode == 1
+    assert "mpiexec is not that of mpi4py's MPI" in done.stderr
+    assert "starting again" not in done.stderr
+
+
+def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):
+    """What a stand-in for mpiexec is given; real hosts are in tests/cluster."""
+    text = f"""#!{sys.executable}
+import json, sys
+print("HYDRA Version: 4.2.0" if "--version" in sys.argv else json.dumps(sys.argv[1:]))
+"""
+    program(tmp_path / "bin" / "mpiexec", text)
+    path = f"{tmp_path / 'bin'}:{BASE['PATH']}"
+    name = script(tmp_path, "")
+    hostfile = tmp_path / "my hosts"
+    hostfile.write_text("node0 slots=2\nnode1:2\n")
+    done = launch("--hostfile", hostfile, name, PATH=path)
+    assert json.loads(done.stdout)[:4] == ["-hosts", "node0:2,node1:2", "-n", "4"]
+    assert done.returncode == 1
+    assert "no rank began" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("SCRIPT",), "give -n, --hosts or --hostfile"),
+        (("-n", "0", "SCRIPT"), "0 is not in the range"),
+        (("-n", "2", "no such script.py"), "there is no no such script.py"),
+        (("--hosts", "a;b", "SCRIPT"), "'a;b' in --hosts"),
+        (("--hosts", "a", "--hostfile", "f", "SCRIPT"), "exclude each other"),
+        (("--hostfile", "no such file", "SCRIPT"), "no such file can't be read"),
+        (("-n", "3", "--hosts", "a:1,b:1", "SCRIPT"), "3 ranks don't fit"),
+        (("--nonsense", "-n", "1", "SCRIPT"), "nonsense"),
+        (("-n", "2"), "Missing argument 'SCRIPT'"),
+    ],
+)
+def test_what_cannot_be_started_is_a_usage_error(tmp_path, arguments, text):
+    name = script(tmp_path, "")
+    done = launch(*(str(name) if word == "SCRIPT" else word for word in arguments))
+    assert done.returncode == 2, done.stderr
+    assert text in " ".join(done.stderr.split())
+
+
+def test_without_mpiexec_it_says_where_one_is(tmp_path):
+    done = launch("-n", 1, script(tmp_path, ""), PATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "no mpiexec on PATH" in done.stderr

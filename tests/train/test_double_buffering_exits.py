@@ -1,0 +1,64 @@
+"""A job with gradients in flight ends as any other; and what happens where MPI bears no threads."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..launch.jobs import PRELUDE, run
+
+SCRIPT = (
+    PRELUDE
+    + """
+import sys, warnings
+import chainer, numpy as np
+from chainermn_comm import create_communicator
+from chainermn_train import create_multi_node_optimizer
+
+class Model(chainer.Link):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(np.zeros(3_000_000, np.float32))
+
+def update():
+    model.cleargrads()
+    model.w.grad = np.full_like(model.w.array, comm.rank)
+    optimizer.update()
+
+comm = create_communicator()
+model = Model()
+optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(1.0), comm, True).setup(model)
+for _ in range(4):
+    update()
+assert optimizer.t == 2
+assert (model.w.array == -2 * (comm.size - 1) / 2).all()
+"""
+)
+HOOK = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
+NO_HOOK = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
+
+
+def test_a_job_may_end_with_gradients_in_flight():
+    job = run(2, "-c", SCRIPT)
+    assert job.returncode == 0, job
+    assert job.err == "", job
+
+
+def test_a_failing_rank_ends_the_job():
+    job = run(2, "-c", SCRIPT + "if comm.rank: raise ValueError('planted')", environment=HOOK)
+    assert job.returncode not in (0, None), job
+    assert "ValueError: planted" in job.err
+
+
+@pytest.mark.parametrize("how", ["raise ValueError('planted')", "sys.exit(3)"])
+def test_without_the_hook_a_rank_that_fails_does_not_hang_in_its_exit(how):
+    """The exchange that all ranks have begun is waited for."""
+    job = run(2, "-c", SCRIPT + how, environment=NO_HOOK)
+    assert job.returncode not in (0, None), job
+
+
+def test_without_threads_in_mpi_it_is_as_stale_and_says_so_once():
+    script = "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n" + SCRIPT
+    job = run(2, "-c", script)
+    assert job.returncode == 0, job
+    assert job.err.count("RuntimeWarning: this MPI was not started with") == 2, job
