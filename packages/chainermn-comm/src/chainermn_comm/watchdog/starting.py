@@ -11,7 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +179,8 @@ def _start(orders: dict[str, Any], listener: socket.socket | None) -> None:
 
 
 def _warn(problem: object) -> None:
-    warnings.warn(
-        f"calls that wait too long won't be reported: {problem}", RuntimeWarning, stacklevel=4
-    )
+    # As an error it would leave the other ranks waiting.
+    with suppress(RuntimeWarning):
+        warnings.warn(
+            f"calls that wait too long won't be reported: {problem}", RuntimeWarning, stacklevel=4
+        )
