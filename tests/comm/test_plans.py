@@ -7,6 +7,7 @@ import random
 import time
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from chainermn_comm import node_stream
+from chainermn_comm import node_stream, shared_window
 from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.settings import CHUNK_VARIABLE
 from chainermn_comm.shared_window import SharedWindow
 from chainermn_comm.topology import Topology
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.world
 
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional")
 # Ranks draw the same examples only if nothing but the test's name decides.
-LOCKSTEP = {"derandomize": True, "database": None, "deadline": None}
+LOCKSTEP: dict[str, Any] = {"derandomize": True, "database": None, "deadline": None}
 LAYOUTS = ("C", "F", "reversed", "read-only", "strided")
 
 
@@ -227,17 +229,59 @@ def plant_delays(world, monkeypatch, likelihood: float) -> None:
     monkeypatch.setattr(SharedWindow, "meet", late)
 
 
-def test_without_room_mpi_serves_and_one_line_says_so(world, monkeypatch, capfd):
-    from chainermn_comm import plans
+def check_mean(world, comm, calls: int = 2) -> None:
+    for _ in range(calls):
+        model = with_grads(w=np.full(9, float(world.rank)))
+        comm.allreduce_grad(model)
+        np.testing.assert_array_equal(model["w"].grad, np.full(9, (world.size - 1) / 2))
 
-    monkeypatch.setattr(plans, "has_room", lambda _: world.rank != world.size - 1)
-    with make_communicator("hierarchical") as comm:
-        for _ in range(2):
-            model = with_grads(w=np.full(9, float(world.rank)))
-            comm.allreduce_grad(model)
-            np.testing.assert_array_equal(model["w"].grad, np.full(9, (world.size - 1) / 2))
+
+@pytest.mark.parametrize("nodes_at", range(6))
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("has_room", "no room for shared memory in /dev/shm on some node"),
+        ("take_pages", "no room for shared memory in /dev/shm on some node"),
+        ("__init__", "shared memory could not be allocated on some node: no such memory"),
+        ("is_shared", "the memory that MPI calls shared is not, on some node"),
+    ],
+)
+def test_where_one_node_has_no_window_mpi_serves_and_one_line_says_why(
+    world, monkeypatch, capfd, nodes_at, what, line
+):
+    if nodes_at >= len(IMPOSED[world.size]):
+        return
+    unlucky = world.rank == world.size - 1
+    real: Any = getattr(SharedWindow, what, None)
+
+    def fail(*args):
+        result = real(*args)
+        if unlucky and what == "__init__":
+            raise MemoryError("no such memory")
+        return result and not unlucky
+
+    if what == "has_room":
+        monkeypatch.setattr(shared_window, "has_room", lambda _: not unlucky)
+    else:
+        monkeypatch.setattr(SharedWindow, what, fail)
+    topology = Topology.of(IMPOSED[world.size][nodes_at])
+    with make_communicator("hierarchical", topology=topology) as comm:
+        check_mean(world, comm)
     said = capfd.readouterr().err
-    assert said.count("no room for shared memory") == (world.rank == 0 and world.size > 1)
+    expected = f"ChainerMN: {line}; gradients go through MPI instead\n"
+    assert said.count(expected) == said.count("ChainerMN") == (world.rank == 0 and world.size > 1)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "complex256"])
+def test_the_widest_numbers_in_the_smallest_chunks(world, monkeypatch, dtype):
+    monkeypatch.setenv(CHUNK_VARIABLE, "64")
+    for nodes in IMPOSED[world.size]:
+        with make_communicator("two_dimensional", topology=Topology.of(nodes)) as comm:
+            for size in (1, 2, 3, 41):
+                rows = [np.arange(size) * (1 + 2j) + 12 * rank for rank in range(comm.size)]
+                model = with_grads(w=rows[comm.rank].astype(dtype))
+                comm.allreduce_grad(model)
+                np.testing.assert_array_equal(model["w"].grad, sum(rows) / comm.size)
 
 
 def test_memory_that_is_not_shared_is_noticed(world):
