@@ -102,7 +102,7 @@ if __name__ == "__main__":
 )
 
 
-@pytest.mark.parametrize("method, warnings", [("fork", 1), ("spawn", 0)])
+@pytest.mark.parametrize(("method", "warnings"), [("fork", 1), ("spawn", 0)])
 def test_a_fork_by_a_plain_iterator_is_warned_of_once_but_no_program(method, warnings, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PLAIN.format(method=method))
