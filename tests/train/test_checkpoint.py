@@ -223,6 +223,19 @@ def loaded(comm, folder: Path) -> chainer.Link:
     return target
 
 
+def test_model_with_children_called_as_what_a_trainer_has(naive, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    model = chainer.Chain(out=L.Linear(2, 3), updater=L.Linear(2, 3), iteration=L.Linear(2, 3))
+    checkpointer = create_multi_node_checkpointer("run", naive)
+    checkpointer.save(model)
+    expected = bits(model)
+    model.out.W.array[:] = 0
+    assert create_multi_node_checkpointer("run", naive).maybe_load(model) == 1
+    assert bits(model) == expected
+    assert files(naive, folder / "result") == generation(naive, 1)
+    naive.allgather_obj(None)
+
+
 def test_without_a_trainer(comm, folder, monkeypatch):
     monkeypatch.chdir(folder)
     target = link(1, comm.rank)
@@ -468,6 +481,57 @@ def test_iterations_that_differ_or_go_back(naive, folder):
     assert loaded(naive, folder).values.tolist() == [5, 5]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_triggers_that_fire_at_once_save_once(comm, folder, monkeypatch, background):
+    written = []
+    real = durable.os.replace
+
+    def replace(source, target):
+        written.append(target.name)
+        real(source, target)
+
+    monkeypatch.setattr(durable.os, "replace", replace)
+    trainer, _, _ = make_trainer(comm, folder)
+    checkpointer = create_multi_node_checkpointer("run", comm, background=background)
+    trainer.extend(checkpointer, trigger=(2, "iteration"))
+    trainer.extend(checkpointer, name="again", trigger=(4, "iteration"))
+    run_until(trainer, 5)
+    assert written.count(f"run.{comm.rank}.4") == 1
+    assert not any(name.endswith(".new") for name in written)
+
+
+@pytest.mark.parametrize("failing", ["run.{last}.5.new", "run.commit.5"])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_failed_replacement_leaves_a_whole_generation(
+    naive, folder, monkeypatch, failing, background, after
+):
+    """The only one there is: the old one, or the new one once its record has its name."""
+    checkpointer = create_multi_node_checkpointer(
+        "run", naive, 1, 1, path=folder, background=background
+    )
+    save_and_flush(checkpointer, 5)
+    name = failing.format(last=naive.size - 1)
+    real = durable.os.replace
+
+    def fail(source, target):
+        if after and target.name == name:
+            real(source, target)
+        if target.name == name:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "replace", fail)
+        with pytest.raises((OSError, RuntimeError), match="No space left"):
+            save_and_flush(checkpointer, 5, 6)
+    assert files(naive, folder) == generation(naive, 5)
+    is_new = after and "commit" in failing
+    assert loaded(naive, folder).values.tolist() == ([6, 6] if is_new else [5, 5])
+    save_and_flush(checkpointer, 5, 7)
+    assert loaded(naive, folder).values.tolist() == [7, 7]
+
+
 @pytest.mark.sizes(2, 3, 4)
 def test_arguments_that_differ_between_ranks(naive, folder):
     name = f"run{min(naive.rank, 1)}"
@@ -496,8 +560,9 @@ def test_wrong_arguments(naive, arguments, error, words):
         create_multi_node_checkpointer(**{"name": "run", "comm": naive, **arguments})
 
 
-def save_and_flush(checkpointer, iteration: int) -> None:
-    checkpointer.save(link(iteration, iteration), iteration)
+def save_and_flush(checkpointer, iteration: int, value: float | None = None) -> None:
+    value = iteration if value is None else value
+    checkpointer.save(link(value, value), iteration)
     checkpointer.flush()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from chainermn_comm import CommunicatorBase
@@ -43,7 +43,14 @@ def survey(comm: CommunicatorBase, generations: Generations) -> Survey:
 
     views = call_or_raise(comm, look)
     records = views[0][1]
+    whole = [each for each in records.values() if isinstance(each, CommitRecord)]
+    call_or_raise(comm, lambda: _finish_replacing(comm.rank, generations, whole))
     return Survey(records, set().union(*(states for states, _ in views)) - records.keys())
+
+
+def _finish_replacing(rank: int, generations: Generations, records: Iterable[CommitRecord]) -> None:
+    for record in records:
+        generations.finish_replacing(rank, record)
 
 
 def choose(comm: CommunicatorBase, generations: Generations, found: Survey) -> Choice:
