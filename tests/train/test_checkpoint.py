@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import warnings
 from pathlib import Path
 
@@ -349,15 +350,39 @@ def test_everything_damaged_raises_and_removes_nothing(naive, folder):
     naive.allgather_obj(None)
 
 
-def test_lost_records_are_no_reason_to_start_again(naive, folder):
-    saved(naive, folder, 10, 20, 30)
+@pytest.mark.parametrize("background", [False, True])
+def test_lost_records_are_no_reason_to_start_again(naive, folder, background):
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder, background=background)
+    save_and_flush(checkpointer, 10)
+    save_and_flush(checkpointer, 20)
     naive.allgather_obj(None)
     if naive.rank == 0:
         for path in folder.glob("run.commit.*"):
             path.unlink()
     naive.allgather_obj(None)
+    before = files(naive, folder)
     with pytest.raises(RuntimeError, match="never committed"):
         loaded(naive, folder)
+    assert files(naive, folder) == before
+    naive.allgather_obj(None)
+
+
+def test_files_of_others_that_have_the_same_name_stay(naive, folder, capfd):
+    """Such as those of ChainerMN 1.x, which Chainer's own `save_npz` makes."""
+    if naive.rank == 0:
+        for iteration in (100, 200, 300):
+            for rank in range(naive.size):
+                with (folder / f"run.{rank}.{iteration}").open("wb") as file:
+                    chainer.serializers.save_npz(file, link(1, 1))
+        (folder / "run.0.400").write_text("precious")
+    before = files(naive, folder)
+    assert loaded(naive, folder).values.tolist() == [0, 0]
+    assert files(naive, folder) == before
+    said = capfd.readouterr().err
+    assert ("run.0.400" in said and "not touched" in said) == (naive.rank == 0)
+    save_and_flush(create_multi_node_checkpointer("run", naive, path=folder), 350)
+    assert loaded(naive, folder).values.tolist() == [350, 350]
+    assert files(naive, folder) == before | generation(naive, 350)
 
 
 def test_never_committed_starts_at_0_and_is_swept(naive, folder, capfd):
@@ -365,8 +390,9 @@ def test_never_committed_starts_at_0_and_is_swept(naive, folder, capfd):
     naive.allgather_obj(None)
     if naive.rank == 0:
         (folder / "run.commit.10").unlink()
-        for name in ("run.commit.10.tmp", f"run.{naive.size + 3}.20.tmp", "run.7.10"):
+        for name in ("run.commit.10.tmp", f"run.{naive.size + 3}.20.tmp", "run.0.20.new"):
             (folder / name).write_bytes(b"half")
+        shutil.copy(folder / "run.0.10", folder / "run.7.10")
         for name in ("other.0.10", "run.0.10.bak", "run.x.1", "run2.0.1.tmp"):
             (folder / name).write_bytes(b"of others")
     naive.allgather_obj(None)
