@@ -8,11 +8,19 @@ import pytest
 
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
 # Node of each rank, by the number of ranks: one node, one node a rank, uneven, interleaved.
-IMPOSED = {
+IMPOSED: dict[int, list[tuple[int, ...]]] = {
     1: [(0,)],
     2: [(0, 0), (0, 1)],
     3: [(0, 0, 0), (0, 0, 1), (0, 1, 0)],
-    4: [(0, 0, 0, 0), (0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 2, 2), (0, 1, 0, 1), (0, 1, 2, 3)],
+    4: [
+        (0, 0, 0, 0),
+        (0, 0, 1, 1),
+        (0, 0, 0, 1),
+        (0, 1, 2, 2),
+        (0, 1, 0, 1),
+        (0, 1, 1, 0),
+        (0, 1, 2, 3),
+    ],
 }
 
 

@@ -69,6 +69,18 @@ def test_patient_waits_give_the_same_bits_also_when_some_ranks_hurry(world, node
         assert means(comm, "float32") == expected
 
 
+@pytest.mark.parametrize("nodes", ["together", "apart"])
+def test_one_rank_alone_may_be_patient(world, nodes):
+    with create_communicator("hierarchical") if nodes == "together" else apart(world) as comm:
+        expected = means(comm, "float32")
+        for patient in range(world.size):
+            if world.rank == patient:
+                with patient_waits(threading.Event()):
+                    assert means(comm, "float32") == expected
+            else:
+                assert means(comm, "float32") == expected
+
+
 def test_the_size_of_chunks_is_a_setting_until_gradients_travel(world):
     for name in "flat", "hierarchical":
         with create_communicator(name) as comm:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.in_place import InPlace
+from chainermn_comm.reducer import Direct
 from chainermn_comm.topology import Topology
+from chainermn_comm.transports.mpi import MpiTransport
 
 from .conftest import NAMES
 from .models import Model, Param
 
-pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 
 MIB = 1 << 20
 PARAMETERS = 10
@@ -28,7 +33,7 @@ def extra_bytes(comm, megabytes: int, transposed: bool = False) -> int:
     The model has arrays of equal size and some tiny ones; `transposed` makes one of them so.
     """
     side = int((megabytes * MIB / 4 / PARAMETERS) ** 0.5)
-    grads = {f"p{i}": np.ones((side, side), "f4") for i in range(PARAMETERS)}
+    grads: dict[str, np.ndarray] = {f"p{i}": np.ones((side, side), "f4") for i in range(PARAMETERS)}
     if transposed:
         grads["p0"] = grads["p0"].T
     grads |= {f"tiny{i}": np.ones(i, "f4") for i in range(50)}
@@ -50,20 +55,57 @@ def traced():
     tracemalloc.stop()
 
 
+TOGETHER = [(name, "together") for name in NAMES]
+AMONG_NODES = [
+    (name, nodes) for name in ("hierarchical", "two_dimensional") for nodes in ("apart", "in pairs")
+]
+
+
+def topology(nodes: str, size: int) -> Topology:
+    """On which node each rank is."""
+    every = {
+        "together": (0,) * size,
+        "apart": tuple(range(size)),
+        "in pairs": tuple(rank * 2 // size for rank in range(size)),
+    }
+    return Topology.of(every[nodes])
+
+
 @pytest.mark.parametrize("wire", [None, "float16"])
-@pytest.mark.parametrize(
-    ("name", "nodes"),
-    [(name, (0, 0)) for name in NAMES] + [("hierarchical", (0, 1)), ("two_dimensional", (0, 1))],
-)
+@pytest.mark.parametrize(("name", "nodes"), TOGETHER + AMONG_NODES)
 def test_extra_memory_does_not_grow_with_the_model(world, traced, name, nodes, wire):
-    with make_communicator(name, topology=Topology.of(nodes), allreduce_grad_dtype=wire) as comm:
-        extra_bytes(comm, 4)  # what is made at first use
+    where = topology(nodes, world.size)
+    with make_communicator(name, topology=where, allreduce_grad_dtype=wire) as comm:
+        first = extra_bytes(comm, 200)  # with what is made at first use
         small, large = extra_bytes(comm, 4), extra_bytes(comm, 200)
         if world.rank == 0:
-            print(f"{name} {nodes} {wire}: {small / MIB:.2f} MiB, {large / MIB:.2f} MiB")
-        assert large < FEW_CHUNKS
+            print(
+                f"{name} {nodes} {wire}: {first / MIB:.2f} MiB at first, then "
+                f"{small / MIB:.2f} and {large / MIB:.2f} MiB"
+            )
+        assert max(first, large) < FEW_CHUNKS
         # An array takes 20 MB in the large model: not even one of them is copied.
         assert large - small < 8 * MIB
+
+
+@pytest.mark.parametrize("way", ["transport", "in place"])
+@pytest.mark.parametrize(("size", "limit"), [(2, 1), (4, 1), (9, 1), (100, 1), (1000, 2)])
+def test_what_is_received_hardly_grows_with_the_number_of_ranks(
+    world, traced, monkeypatch, way, size, limit
+):
+    # One of many ranks: only how much room it makes for the others' numbers counts here.
+    for of in MpiTransport, InPlace:
+        monkeypatch.setattr(of, "_exchange", lambda *_: [])
+    comm: Any = SimpleNamespace(rank=1, size=size, Dup=lambda: comm)
+    reducer = Direct(MpiTransport(comm, 0), False) if way == "transport" else InPlace(comm)
+    grad = np.zeros(20 * MIB, "f4")
+    before, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    reducer.mean([grad], [grad], [grad.dtype])
+    _, peak = tracemalloc.get_traced_memory()
+    if world.rank == 0:
+        print(f"{way}, {size} ranks: {(peak - before) / MIB:.2f} MiB")
+    assert MIB / 2 < peak - before < limit * FEW_CHUNKS
 
 
 @pytest.mark.parametrize("name", ["flat", "hierarchical"])

@@ -25,7 +25,7 @@ from chainermn_comm.topology import Topology
 from .conftest import IMPOSED
 from .cupy_double import Gpu, installed
 from .models import Model, Param
-from .test_plans import LOCKSTEP, check_model, gradient, models
+from .test_plans import LOCKSTEP, check_model, gradients, has, models
 
 pytestmark = pytest.mark.world
 
@@ -59,16 +59,17 @@ def put(array: np.ndarray, layout: str = "C"):
 
 
 def run(comm, entries, zero_fill) -> list:
-    def mine(index, entry):
-        absent = zero_fill and comm.rank in entry.missing
-        return None if absent else put(gradient(entry, index, comm.rank), entry.layout)
-
+    arrays = gradients(entries, comm.rank)
+    on_device = {
+        id(array): put(array, entry.layout) for entry, array in zip(entries, arrays, strict=True)
+    }
     model = Model(
         **{
             f"p{index:03}": Param(
-                devices.to_device(np.zeros(entry.shape, entry.dtype)), mine(index, entry)
+                devices.to_device(np.zeros(entry.shape, entry.dtype)),
+                on_device[id(array)] if has(entry, comm.rank, zero_fill) else None,
             )
-            for index, entry in enumerate(entries)
+            for index, (entry, array) in enumerate(zip(entries, arrays, strict=True))
         }
     )
     comm.multi_node_mean_grad(model, zero_fill)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from chainermn_comm import node_stream
+from chainermn_comm import node_stream, shared_window
 from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.chunks import SMALL, cut
+from chainermn_comm.plans import LARGE_BYTES
+from chainermn_comm.settings import CHUNK_VARIABLE
 from chainermn_comm.shared_window import SharedWindow
 from chainermn_comm.topology import Topology
 
@@ -24,21 +29,28 @@ from .models import Model, Param, with_grads
 
 pytestmark = pytest.mark.world
 
-NAMES = ("naive", "flat", "hierarchical", "two_dimensional")
+NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
+TOPOLOGIES = max(map(len, IMPOSED.values()))
 # Ranks draw the same examples only if nothing but the test's name decides.
-LOCKSTEP = {"derandomize": True, "database": None, "deadline": None}
-LAYOUTS = ("C", "F", "reversed", "read-only", "strided")
+LOCKSTEP: dict[str, Any] = {"derandomize": True, "database": None, "deadline": None}
+LAYOUTS = ("C", "F", "reversed", "read-only", "strided", "stride 0", "shared", "overlapping")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter: what its gradient is on the ranks that have it."""
+    """One parameter: what its gradient is on the ranks that have it.
+
+    Attributes:
+        missing: the ranks that have none, where missing ones are filled with zeros.
+        nowhere: whether no rank has one.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     layout: str
     missing: frozenset[int]
     exponent: int
+    nowhere: bool = False
 
 
 def models(huge: list[tuple[int, ...]], copies: int) -> st.SearchStrategy[list[Entry]]:
@@ -53,6 +65,7 @@ def models(huge: list[tuple[int, ...]], copies: int) -> st.SearchStrategy[list[E
             st.sampled_from(LAYOUTS),
             st.frozensets(st.integers(0, 3), max_size=3),
             st.integers(-3, 3),
+            st.sampled_from([False] * 5 + [True]),
         )
 
     few = st.lists(entries(small | st.sampled_from([*huge, (1,), (4096,)])), max_size=7)
@@ -84,21 +97,45 @@ def gradient(entry: Entry, index: int, rank: int) -> np.ndarray:
         return np.repeat(array, 2, axis=0)[::2]
     if entry.layout == "read-only":
         array.flags.writeable = False
+    if entry.layout == "stride 0" and array.size:
+        return np.lib.stride_tricks.as_strided(array, array.shape, (0,) * array.ndim)
     return array
 
 
-def exact_mean(entry, index, size, wire, zero_fill):
+def gradients(entries: Sequence[Entry], rank: int) -> list[np.ndarray]:
+    """A rank's gradients; some are, or overlap, the one before."""
+    found: list[np.ndarray] = []
+    for index, entry in enumerate(entries):
+        array = gradient(entry, index, rank)
+        if found and found[-1].dtype == array.dtype:
+            before = found[-1]
+            if entry.layout == "shared" and before.shape == array.shape:
+                array = before
+            if entry.layout == "overlapping" and before.size >= array.size:
+                first = int(before.size > array.size)
+                array = before.reshape(-1)[first : first + array.size].reshape(array.shape)
+        found.append(array)
+    return found
+
+
+def has(entry: Entry, rank: int, zero_fill: bool) -> bool:
+    return not entry.nowhere and not (zero_fill and rank in entry.missing)
+
+
+def exact_mean(entries, grads, index, wire, zero_fill):
     """The mean in float64, and the mean of absolute values; None where no rank has one."""
-    having = [r for r in range(size) if r not in entry.missing or not zero_fill]
+    entry, size = entries[index], len(grads)
+    having = [rank for rank in range(size) if has(entry, rank, zero_fill)]
     if not having:
         return None
-    terms = [gradient(entry, index, r).astype(wire or entry.dtype).astype("f8") for r in having]
+    terms = [grads[rank][index].astype(wire or entry.dtype).astype("f8") for rank in having]
     return sum(terms) / size, sum(map(np.abs, terms)) / size
 
 
 def assert_within_rounding(comm, entries, grads, wire, zero_fill) -> None:
+    before = [gradients(entries, rank) for rank in range(comm.size)]
     for index, (entry, grad) in enumerate(zip(entries, grads, strict=True)):
-        expected = exact_mean(entry, index, comm.size, wire, zero_fill)
+        expected = exact_mean(entries, before, index, wire, zero_fill)
         if expected is None:
             assert grad is None
             continue
@@ -112,14 +149,15 @@ def assert_within_rounding(comm, entries, grads, wire, zero_fill) -> None:
 
 
 def run(comm, entries, zero_fill) -> list:
-    def mine(index, entry):
-        absent = zero_fill and comm.rank in entry.missing
-        return None if absent else gradient(entry, index, comm.rank)
-
     model = Model(
         **{
-            f"p{index:03}": Param(np.zeros(entry.shape, entry.dtype), mine(index, entry))
-            for index, entry in enumerate(entries)
+            f"p{index:03}": Param(
+                np.zeros(entry.shape, entry.dtype),
+                grad if has(entry, comm.rank, zero_fill) else None,
+            )
+            for index, (entry, grad) in enumerate(
+                zip(entries, gradients(entries, comm.rank), strict=True)
+            )
         }
     )
     comm.multi_node_mean_grad(model, zero_fill)
@@ -151,10 +189,12 @@ def check_model(comm, run, entries, wire, zero_fill) -> None:
 
 
 def check_models(world, name, examples) -> None:
+    topologies = [n for n in IMPOSED[world.size] if name != "single_node" or len(set(n)) == 1]
+
     @settings(max_examples=examples, **LOCKSTEP)
     @given(
         MODELS,
-        st.sampled_from(IMPOSED[world.size]),
+        st.sampled_from(topologies),
         st.sampled_from([None, "float16", "float32", "float64"]),
         st.booleans(),
     )
@@ -176,27 +216,36 @@ def test_any_model_over_any_topology_at_length(world, name):
     check_models(world, name, 200)
 
 
-def back_to_back(comm, calls: int) -> None:
+def back_to_back(monkeypatch, comm, calls: int) -> None:
     """Models of 1, 2 and 3 chunks in turn, no barrier of the test's own between calls."""
     comm.set_config("allreduce_grad_dtype", None)  # others use the communicator too
-    chunk = node_stream.CHUNK_BYTES // 4
+    size = 70_000
+    assert node_stream.CHUNK_BYTES // SMALL < 4 * size < LARGE_BYTES  # a chunk each, in the window
+    chunks = []
+
+    def counting(*args):
+        found = cut(*args)
+        chunks.append(len(found))
+        return found
+
+    monkeypatch.setattr(node_stream, "cut", counting)
     for call in range(calls):
-        n = (call % 3) * chunk + 5
-        model = with_grads(w=np.full(n, comm.rank + call, "float32"))
+        model = with_grads(
+            **{f"p{i}": np.full(size, comm.rank + call + i, "f4") for i in range(call % 3 + 1)}
+        )
         comm.allreduce_grad(model)
-        expected = np.float32(call + (comm.size - 1) / 2)
-        grad = model["w"].grad
-        assert grad[0] == grad[-1] == expected
-        assert (grad == expected).all()
+        for i, param in enumerate(model.params.values()):
+            assert (param.grad == np.float32(call + i + (comm.size - 1) / 2)).all()
+    assert chunks == ([] if comm.size == 1 else [call % 3 + 1 for call in range(calls)])
 
 
-@pytest.mark.parametrize("nodes_at", range(6))
+@pytest.mark.parametrize("nodes_at", range(TOPOLOGIES))
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
 def test_back_to_back_with_delays(world, monkeypatch, name, nodes_at):
     if nodes_at < len(IMPOSED[world.size]):
         plant_delays(world, monkeypatch, 0.05)
         comm = communicator(name, IMPOSED[world.size][nodes_at])
-        back_to_back(comm, 60)
+        back_to_back(monkeypatch, comm, 60)
 
 
 # By the number of ranks. A call takes 0.5 ms with two on two idle cores and 1.5 with three, but 7
@@ -210,7 +259,8 @@ def test_many_calls_back_to_back(world, monkeypatch, name):
     plant_delays(world, monkeypatch, 0.002)
     topologies = IMPOSED[world.size]
     for nodes in topologies:
-        back_to_back(communicator(name, nodes), -(-MANY_CALLS[world.size] // len(topologies)))
+        calls = -(-MANY_CALLS[world.size] // len(topologies))
+        back_to_back(monkeypatch, communicator(name, nodes), calls)
 
 
 def plant_delays(world, monkeypatch, likelihood: float) -> None:
@@ -227,17 +277,59 @@ def plant_delays(world, monkeypatch, likelihood: float) -> None:
     monkeypatch.setattr(SharedWindow, "meet", late)
 
 
-def test_without_room_mpi_serves_and_one_line_says_so(world, monkeypatch, capfd):
-    from chainermn_comm import plans
+def check_mean(world, comm, calls: int = 2) -> None:
+    for _ in range(calls):
+        model = with_grads(w=np.full(9, float(world.rank)))
+        comm.allreduce_grad(model)
+        np.testing.assert_array_equal(model["w"].grad, np.full(9, (world.size - 1) / 2))
 
-    monkeypatch.setattr(plans, "has_room", lambda _: world.rank != world.size - 1)
-    with make_communicator("hierarchical") as comm:
-        for _ in range(2):
-            model = with_grads(w=np.full(9, float(world.rank)))
-            comm.allreduce_grad(model)
-            np.testing.assert_array_equal(model["w"].grad, np.full(9, (world.size - 1) / 2))
+
+@pytest.mark.parametrize("nodes_at", range(TOPOLOGIES))
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("has_room", "no room for shared memory in /dev/shm on some node"),
+        ("take_pages", "no room for shared memory in /dev/shm on some node"),
+        ("__init__", "shared memory could not be allocated on some node: no such memory"),
+        ("is_shared", "the memory that MPI calls shared is not, on some node"),
+    ],
+)
+def test_where_one_node_has_no_window_mpi_serves_and_one_line_says_why(
+    world, monkeypatch, capfd, nodes_at, what, line
+):
+    if nodes_at >= len(IMPOSED[world.size]):
+        return
+    unlucky = world.rank == world.size - 1
+    real: Any = getattr(SharedWindow, what, None)
+
+    def fail(*args):
+        result = real(*args)
+        if unlucky and what == "__init__":
+            raise MemoryError("no such memory")
+        return result and not unlucky
+
+    if what == "has_room":
+        monkeypatch.setattr(shared_window, "has_room", lambda _: not unlucky)
+    else:
+        monkeypatch.setattr(SharedWindow, what, fail)
+    topology = Topology.of(IMPOSED[world.size][nodes_at])
+    with make_communicator("hierarchical", topology=topology) as comm:
+        check_mean(world, comm)
     said = capfd.readouterr().err
-    assert said.count("no room for shared memory") == (world.rank == 0 and world.size > 1)
+    expected = f"ChainerMN: {line}; gradients go through MPI instead\n"
+    assert said.count(expected) == said.count("ChainerMN") == (world.rank == 0 and world.size > 1)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "complex256"])
+def test_the_widest_numbers_in_the_smallest_chunks(world, monkeypatch, dtype):
+    monkeypatch.setenv(CHUNK_VARIABLE, "64")
+    for nodes in IMPOSED[world.size]:
+        with make_communicator("two_dimensional", topology=Topology.of(nodes)) as comm:
+            for size in (1, 2, 3, 41):
+                rows = [np.arange(size) * (1 + 2j) + 12 * rank for rank in range(comm.size)]
+                model = with_grads(w=rows[comm.rank].astype(dtype))
+                comm.allreduce_grad(model)
+                np.testing.assert_array_equal(model["w"].grad, sum(rows) / comm.size)
 
 
 def test_memory_that_is_not_shared_is_noticed(world):

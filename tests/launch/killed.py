@@ -1,9 +1,12 @@
 """A training job that goes on from its checkpoints, and kills itself where it is told to.
 
-    python killed.py '{"out": FOLDER, "stop": 12, "background": false, "kill": KILL or null}'
+    python killed.py OPTIONS
 
-A KILL has a "rank", and by "at" the function below that prepares it, and its arguments. Prints
-the iteration that the job goes on from, and at its end a digest of all that was trained.
+OPTIONS: {"out": FOLDER, "stop": 12, "background": false, "again": false, "kill": KILL or null}.
+
+With "again": true, each iteration that is saved is saved a second time. A KILL has a "rank", and
+by "at" the function below that prepares it, and its arguments. Prints the iteration that the job
+goes on from, and at its end a digest of all that was trained.
 """
 
 from __future__ import annotations
@@ -72,9 +75,15 @@ def at_sync(updater, iteration):
     kill_at(os, "fsync", lambda _: updater.iteration == iteration)
 
 
-def at_replace(updater, path, after=False):
-    """Before a file gets its name, or after."""
-    kill_at(os, "replace", lambda _, target: target.name == path, after)
+def at_replace(updater, path, after=False, time=1):
+    """Before a file gets its name, or after; the first time or a later one."""
+    names = []
+
+    def now(_, target):
+        names.append(target.name)
+        return target.name == path and names.count(path) == time
+
+    kill_at(os, "replace", now, after)
 
 
 def at_unlink(updater, path, after=False):
@@ -154,6 +163,11 @@ def main() -> None:
         "run", comm, cp_interval=1, gc_interval=1, background=options["background"]
     )
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
+    if options["again"]:
+        save_again = training.make_extension(priority=-201)(
+            lambda trainer: checkpointer.save(trainer, trainer.updater.iteration)
+        )
+        trainer.extend(save_again, "again", trigger=(INTERVAL, "iteration"))
     begin = checkpointer.maybe_load(trainer)
     if comm.rank == 0:
         print(f"BEGIN {begin or 0}\n", end="", flush=True)

@@ -50,6 +50,15 @@ CHAINS: dict[str, list[tuple[dict[str, Any], int]]] = {
         ({"rank": 0, "at": "mean", "iteration": 13}, 12),
     ],
 }
+# Killed while a generation is being replaced, the only one there is: it stays, old or new.
+AGAIN = [
+    ({"rank": 1, "at": "replace", "path": "run.1.3.new"}, 3),
+    ({"rank": 0, "at": "replace", "path": "run.0.6.new", "after": True}, 6),
+    ({"rank": 0, "at": "replace", "path": "run.commit.9", "time": 2}, 9),
+    ({"rank": 0, "at": "replace", "path": "run.commit.12", "time": 2, "after": True}, 12),
+    ({"rank": 1, "at": "replace", "path": "run.1.15", "time": 2}, 15),
+    ({"rank": 0, "at": "replace", "path": "run.0.18", "time": 2, "after": True}, 18),
+]
 # What was saved last is committed with the next save.
 BACKGROUND = [
     ({"rank": 0, "at": "write", "iteration": 6}, 3),
@@ -59,8 +68,15 @@ BACKGROUND = [
 ]
 
 
-def job(out: Path, kill: dict[str, Any] | None, stop: int = STOP, background: bool = False) -> Any:
+def job(
+    out: Path,
+    kill: dict[str, Any] | None,
+    stop: int = STOP,
+    background: bool = False,
+    again: bool = False,
+) -> Any:
     options = {"out": str(out), "stop": stop, "background": background, "kill": kill}
+    options["again"] = again
     return jobs.run(RANKS, SCRIPT, json.dumps(options), seconds=120)
 
 
@@ -90,15 +106,15 @@ def whole(tmp_path_factory):
     return run
 
 
-def check_chain(out: Path, chain: list[tuple[dict[str, Any], int]], background: bool) -> Any:
+def check_chain(out: Path, chain: list[tuple[dict[str, Any], int]], **options: bool) -> Any:
     begin = 0
     for kill, next_begin in chain:
-        killed = job(out, kill, background=background)
+        killed = job(out, kill, **options)
         assert killed.returncode not in (0, None), (kill, killed)
         assert "END" not in killed.out
         assert begin_of(killed) == begin, (kill, killed)
         begin = next_begin
-    last = job(out, None, background=background)
+    last = job(out, None, **options)
     assert begin_of(last) == begin, last
     assert {path.name for path in out.iterdir()} <= {"log"}  # nor is anything left half written
     return digests(last)
@@ -106,7 +122,11 @@ def check_chain(out: Path, chain: list[tuple[dict[str, Any], int]], background: 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_killed_at_each_point_of(name, tmp_path, whole):
-    assert check_chain(tmp_path, CHAINS[name], background=False) == whole(STOP)
+    assert check_chain(tmp_path, CHAINS[name]) == whole(STOP)
+
+
+def test_killed_while_replacing_the_only_generation(tmp_path, whole):
+    assert check_chain(tmp_path, AGAIN, again=True) == whole(STOP)
 
 
 def test_killed_while_writing_in_the_background(tmp_path, whole):

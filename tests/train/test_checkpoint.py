@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import warnings
 from pathlib import Path
 
@@ -223,6 +224,19 @@ def loaded(comm, folder: Path) -> chainer.Link:
     return target
 
 
+def test_model_with_children_called_as_what_a_trainer_has(naive, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    model = chainer.Chain(out=L.Linear(2, 3), updater=L.Linear(2, 3), iteration=L.Linear(2, 3))
+    checkpointer = create_multi_node_checkpointer("run", naive)
+    checkpointer.save(model)
+    expected = bits(model)
+    model.out.W.array[:] = 0
+    assert create_multi_node_checkpointer("run", naive).maybe_load(model) == 1
+    assert bits(model) == expected
+    assert files(naive, folder / "result") == generation(naive, 1)
+    naive.allgather_obj(None)
+
+
 def test_without_a_trainer(comm, folder, monkeypatch):
     monkeypatch.chdir(folder)
     target = link(1, comm.rank)
@@ -336,15 +350,39 @@ def test_everything_damaged_raises_and_removes_nothing(naive, folder):
     naive.allgather_obj(None)
 
 
-def test_lost_records_are_no_reason_to_start_again(naive, folder):
-    saved(naive, folder, 10, 20, 30)
+@pytest.mark.parametrize("background", [False, True])
+def test_lost_records_are_no_reason_to_start_again(naive, folder, background):
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder, background=background)
+    save_and_flush(checkpointer, 10)
+    save_and_flush(checkpointer, 20)
     naive.allgather_obj(None)
     if naive.rank == 0:
         for path in folder.glob("run.commit.*"):
             path.unlink()
     naive.allgather_obj(None)
+    before = files(naive, folder)
     with pytest.raises(RuntimeError, match="never committed"):
         loaded(naive, folder)
+    assert files(naive, folder) == before
+    naive.allgather_obj(None)
+
+
+def test_files_of_others_that_have_the_same_name_stay(naive, folder, capfd):
+    """Such as those of ChainerMN 1.x, which Chainer's own `save_npz` makes."""
+    if naive.rank == 0:
+        for iteration in (100, 200, 300):
+            for rank in range(naive.size):
+                with (folder / f"run.{rank}.{iteration}").open("wb") as file:
+                    chainer.serializers.save_npz(file, link(1, 1))
+        (folder / "run.0.400").write_text("precious")
+    before = files(naive, folder)
+    assert loaded(naive, folder).values.tolist() == [0, 0]
+    assert files(naive, folder) == before
+    said = capfd.readouterr().err
+    assert ("run.0.400" in said and "not touched" in said) == (naive.rank == 0)
+    save_and_flush(create_multi_node_checkpointer("run", naive, path=folder), 350)
+    assert loaded(naive, folder).values.tolist() == [350, 350]
+    assert files(naive, folder) == before | generation(naive, 350)
 
 
 def test_never_committed_starts_at_0_and_is_swept(naive, folder, capfd):
@@ -352,8 +390,9 @@ def test_never_committed_starts_at_0_and_is_swept(naive, folder, capfd):
     naive.allgather_obj(None)
     if naive.rank == 0:
         (folder / "run.commit.10").unlink()
-        for name in ("run.commit.10.tmp", f"run.{naive.size + 3}.20.tmp", "run.7.10"):
+        for name in ("run.commit.10.tmp", f"run.{naive.size + 3}.20.tmp", "run.0.20.new"):
             (folder / name).write_bytes(b"half")
+        shutil.copy(folder / "run.0.10", folder / "run.7.10")
         for name in ("other.0.10", "run.0.10.bak", "run.x.1", "run2.0.1.tmp"):
             (folder / name).write_bytes(b"of others")
     naive.allgather_obj(None)
@@ -468,6 +507,57 @@ def test_iterations_that_differ_or_go_back(naive, folder):
     assert loaded(naive, folder).values.tolist() == [5, 5]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_triggers_that_fire_at_once_save_once(comm, folder, monkeypatch, background):
+    written = []
+    real = durable.os.replace
+
+    def replace(source, target):
+        written.append(target.name)
+        real(source, target)
+
+    monkeypatch.setattr(durable.os, "replace", replace)
+    trainer, _, _ = make_trainer(comm, folder)
+    checkpointer = create_multi_node_checkpointer("run", comm, background=background)
+    trainer.extend(checkpointer, trigger=(2, "iteration"))
+    trainer.extend(checkpointer, name="again", trigger=(4, "iteration"))
+    run_until(trainer, 5)
+    assert written.count(f"run.{comm.rank}.4") == 1
+    assert not any(name.endswith(".new") for name in written)
+
+
+@pytest.mark.parametrize("failing", ["run.{last}.5.new", "run.commit.5"])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_failed_replacement_leaves_a_whole_generation(
+    naive, folder, monkeypatch, failing, background, after
+):
+    """The only one there is: the old one, or the new one once its record has its name."""
+    checkpointer = create_multi_node_checkpointer(
+        "run", naive, 1, 1, path=folder, background=background
+    )
+    save_and_flush(checkpointer, 5)
+    name = failing.format(last=naive.size - 1)
+    real = durable.os.replace
+
+    def fail(source, target):
+        if after and target.name == name:
+            real(source, target)
+        if target.name == name:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "replace", fail)
+        with pytest.raises((OSError, RuntimeError), match="No space left"):
+            save_and_flush(checkpointer, 5, 6)
+    assert files(naive, folder) == generation(naive, 5)
+    is_new = after and "commit" in failing
+    assert loaded(naive, folder).values.tolist() == ([6, 6] if is_new else [5, 5])
+    save_and_flush(checkpointer, 5, 7)
+    assert loaded(naive, folder).values.tolist() == [7, 7]
+
+
 @pytest.mark.sizes(2, 3, 4)
 def test_arguments_that_differ_between_ranks(naive, folder):
     name = f"run{min(naive.rank, 1)}"
@@ -496,8 +586,9 @@ def test_wrong_arguments(naive, arguments, error, words):
         create_multi_node_checkpointer(**{"name": "run", "comm": naive, **arguments})
 
 
-def save_and_flush(checkpointer, iteration: int) -> None:
-    checkpointer.save(link(iteration, iteration), iteration)
+def save_and_flush(checkpointer, iteration: int, value: float | None = None) -> None:
+    value = iteration if value is None else value
+    checkpointer.save(link(value, value), iteration)
     checkpointer.flush()
 
 

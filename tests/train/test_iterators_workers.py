@@ -77,6 +77,44 @@ def test_a_fork_is_warned_of_once_on_one_rank(tmp_path):
     assert "use_forkserver()" in job.err
 
 
+PLAIN = (
+    PRELUDE
+    + """\
+import multiprocessing, subprocess, sys
+import chainermn, numpy as np
+from chainer.iterators import MultiprocessIterator
+
+def main():
+    multiprocessing.set_start_method({method!r})
+    comm = chainermn.create_communicator("naive")
+    subprocess.run([sys.executable, "-c", ""], check=True, preexec_fn=lambda: None)
+    print(comm.rank, "has run a program", file=sys.stderr, flush=True)
+    comm.allreduce_obj(1)
+    part = chainermn.scatter_dataset(np.arange(16) if comm.rank == 0 else None, comm)
+    for _ in range(2):
+        with MultiprocessIterator(part, 2, n_processes=2) as iterator:
+            [next(iterator) for _ in range(6)]
+    comm.allreduce_obj(1)
+
+if __name__ == "__main__":
+    main()
+"""
+)
+
+
+@pytest.mark.parametrize(("method", "warnings"), [("fork", 1), ("spawn", 0)])
+def test_a_fork_by_a_plain_iterator_is_warned_of_once_but_no_program(method, warnings, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PLAIN.format(method=method))
+    job = run(2, script, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}, seconds=300)
+    assert job.returncode == 0, job
+    before, after = job.err.split("0 has run a program")
+    assert "about to fork" not in before
+    assert after.count("RuntimeWarning: multiprocessing is about to fork") == warnings, job
+    assert after.count("about to fork") == warnings
+    assert ("use_forkserver()" in after) == bool(warnings)
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_too_late_is_told(method):
     script = (

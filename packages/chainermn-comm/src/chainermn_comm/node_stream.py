@@ -15,7 +15,7 @@ from mpi4py import MPI
 from .arrays import accumulator
 from .chunks import Chunk, cut
 from .reducer import Reducer
-from .shared_window import SharedWindow
+from .shared_window import NoSharedMemory, SharedWindow
 from .summation import sum_rows, telling_of_overflow
 from .topology import Topology
 from .waiting import wait_all
@@ -30,6 +30,9 @@ NODE_SLOTS, NETWORK_SLOTS = 2, 4
 # With so few ranks in one node each sums all slots itself, which saves a meeting; with more
 # that would move n times the bytes, so each sums a shard for all.
 REDUNDANT_RANKS = 2
+
+# The widest numbers that are summed: complex256.
+WIDEST_BYTES = 32
 
 # Tags of messages between nodes.
 SUMS, MEANS = 0, 1
@@ -55,6 +58,9 @@ class NodeStream(Reducer):
             lanes: ranks of each node that exchange with other nodes, at most the ranks of the
                 smallest node; each carries an equal share of every chunk.
             chunk_bytes: instead of the size that was measured; a multiple of 16.
+
+        Raises:
+            NoSharedMemory: on all ranks, when some node has no window to give.
         """
         rank = comm.rank
         self._size = comm.size
@@ -72,21 +78,21 @@ class NodeStream(Reducer):
         self._term_bytes = _term_bytes(topology, self._chunk_bytes)
         terms, ring = self._ring * self._term_bytes, self._ring * self._chunk_bytes
         sizes = [terms + 2 * ring] + [terms] * (self._ranks - 1)
-        self._window = SharedWindow(self._intra, sizes)
+        try:
+            self._window = SharedWindow.open(comm, self._intra, sizes)
+        except NoSharedMemory:
+            self._free()
+            raise
         self._slots = [buffer[:terms] for buffer in self._window.buffers]
         self._sums = self._window.buffers[0][terms : terms + ring]
         self._means = self._window.buffers[0][terms + ring :]
         # A sum of 16-bit numbers takes twice their room.
         self._work = np.empty(2 * self._chunk_bytes, np.uint8)
         # Shards differ by an element, and rows are as long as this node's.
-        self._row_space = self._chunk_bytes + 16 * self._nodes
+        self._row_space = self._chunk_bytes + WIDEST_BYTES * self._nodes
         self._received = np.empty(self._ring * self._row_space, np.uint8)
         self._requests: dict[int, list[MPI.Request]] = {}
         self._next = 0  # chunks so far: slots go on from call to call
-
-    def is_shared(self) -> bool:
-        """Whether the node's ranks really see each other's writes (collective)."""
-        return self._window.is_shared()
 
     def mean(
         self,
@@ -234,15 +240,12 @@ class NodeStream(Reducer):
             return
         self._slots, self._sums, self._means = [], np.empty(0), np.empty(0)
         self._window.close()
+        self._free()
+
+    def _free(self) -> None:
         self._intra.Free()
         if self._inter != MPI.COMM_NULL:
             self._inter.Free()
-
-
-def window_bytes(topology: Topology, ranks: int, chunk_bytes: int | None = None) -> int:
-    """What the window of a node with so many ranks takes."""
-    chunk_bytes, slots = _chunk_bytes_and_slots(topology, chunk_bytes)
-    return (ranks * _term_bytes(topology, chunk_bytes) + 2 * chunk_bytes) * slots
 
 
 def _term_bytes(topology: Topology, chunk_bytes: int) -> int:

@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from .adaptive import Fastest
 from .in_place import InPlace
-from .node_stream import NodeStream, window_bytes
+from .node_stream import NodeStream
 from .reducer import BySize, Direct, Nothing, Reducer
-from .shared_window import FOLDER, has_room
+from .shared_window import NoSharedMemory
 from .topology import Topology
 from .transport import Transport
 
@@ -92,25 +92,20 @@ def _through_nodes(ground: Ground, lanes: int) -> Reducer:
     comm, topology = ground.comm, ground.topology
     if comm.size == 1:
         return batched(ground)
-    ranks = topology.intra_size(comm.rank)
+    cause = ""
     for chunk_bytes in dict.fromkeys((ground.chunk_bytes, None)):  # the latter, if smaller, may fit
-        room = has_room(window_bytes(topology, ranks, chunk_bytes))
-        if not comm.allreduce(room, MPI.LAND):
+        try:
+            stream = NodeStream(comm, topology, lanes, chunk_bytes)
+        except NoSharedMemory as error:
+            cause = str(error)
             continue
-        stream = NodeStream(comm, topology, lanes, chunk_bytes)
-        if comm.allreduce(stream.is_shared(), MPI.LAND):
-            if topology.inter_size == comm.size:  # they share no memory
-                return BySize(InPlace(comm, ground.chunk_bytes), stream, LARGE_BYTES)
-            if topology.inter_size > 1:
-                return stream
-            in_place = Direct(ground.transport, False, ground.chunk_bytes, LAG)
-            large = Fastest(comm, [stream, in_place])
-            return BySize(large, stream, LARGE_BYTES)
-        stream.close()
+        if topology.inter_size == comm.size:  # they share no memory
+            return BySize(InPlace(comm, ground.chunk_bytes), stream, LARGE_BYTES)
+        if topology.inter_size > 1:
+            return stream
+        in_place = Direct(ground.transport, False, ground.chunk_bytes, LAG)
+        large = Fastest(comm, [stream, in_place])
+        return BySize(large, stream, LARGE_BYTES)
     if comm.rank == 0:
-        print(
-            f"ChainerMN: no room for shared memory in {FOLDER} on some node; gradients go "
-            "through MPI instead",
-            file=sys.stderr,
-        )
+        print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
     return batched(ground)

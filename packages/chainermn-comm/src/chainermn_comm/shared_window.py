@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import mmap
 import os
 import secrets
 
@@ -15,6 +18,14 @@ from .waiting import barrier
 # what MPI itself puts there.
 FOLDER = "/dev/shm"
 RESERVE_BYTES = 8 << 20
+MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
+
+NO_ROOM = f"no room for shared memory in {FOLDER} on some node"
+NOT_SHARED = "the memory that MPI calls shared is not, on some node"
+
+
+class NoSharedMemory(Exception):
+    """A window can't be had; the text, the same on all ranks, says why."""
 
 
 class SharedWindow:
@@ -36,6 +47,60 @@ class SharedWindow:
         # One passive epoch for the window's life: MPICH wants Sync inside an epoch.
         self._window.Lock_all()
         self.buffers = [np.asarray(self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
+
+    @classmethod
+    def open(cls, comm: MPI.Intracomm, node: MPI.Intracomm, sizes: list[int]) -> SharedWindow:
+        """A window on each node, that is sure to work (collective over ``comm``).
+
+        Args:
+            comm: all ranks; stays the caller's.
+            node: those of this rank's node; stays the caller's.
+            sizes: bytes for each rank of the node.
+
+        Raises:
+            NoSharedMemory: on all ranks, when it can't be had on some node; none is left then.
+        """
+        _agree(comm, "" if has_room(sum(sizes)) else NO_ROOM)
+        window, problem = None, ""
+        try:
+            window = cls(node, sizes)
+        except (MPI.Exception, MemoryError) as error:
+            last = str(error).strip().splitlines()[-1:]
+            problem = ": ".join(["shared memory could not be allocated on some node", *last])
+        # One that a part of the node has can't be freed, which takes all: it stays till the end.
+        everywhere = node.allreduce(window is not None, MPI.LAND)
+        try:
+            if window is not None and everywhere and not window.take_pages():
+                problem = NO_ROOM
+            _agree(comm, problem)
+            assert window is not None  # else there was a problem
+            _agree(comm, "" if window.is_shared() else NOT_SHARED)
+        except NoSharedMemory:
+            if window is not None and everywhere:
+                window.close()
+            raise
+        return window
+
+    def take_pages(self) -> bool:
+        """Take this rank's part of the memory now; False where there isn't as much any more.
+
+        Files of shared memory are sparse: others may take what was free when one was made, and
+        the first touch of a page that can't be had ends the process.
+        """
+        own = self._window.Shared_query(self._comm.rank)[0]
+        if self._comm.size == 1 or not own.nbytes:  # memory of this process
+            return True
+        start = own.address // mmap.PAGESIZE * mmap.PAGESIZE
+        length = own.address + own.nbytes - start
+        libc = ctypes.CDLL(None, use_errno=True)
+        advice = ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_WRITE
+        if libc.madvise(*advice) == 0:
+            return True
+        if ctypes.get_errno() != errno.EINVAL:
+            return False
+        # An older kernel: touching is the only way, and the room was seen just before.
+        np.asarray(own)[...] = 0
+        return True
 
     def meet(self) -> None:
         """Wait for the node's ranks; what each wrote before is then visible to all."""
@@ -60,6 +125,13 @@ class SharedWindow:
         self.buffers = []
         self._window.Unlock_all()
         self._window.Free()
+
+
+def _agree(comm: MPI.Intracomm, problem: str) -> None:
+    """Raise on all ranks if one has a problem (collective)."""
+    problem = comm.allreduce(problem, MPI.MAX)
+    if problem:
+        raise NoSharedMemory(problem)
 
 
 def has_room(nbytes: int) -> bool:

@@ -30,7 +30,8 @@ def patient_waits(hurry: threading.Event) -> Iterator[None]:
 
     It is for a thread that communicates in the background, on a communicator made by
     :func:`~chainermn_comm.create_communicator` (of others' communicators nothing changes), and
-    for calls that take the mean of gradients; other calls wait as always.
+    for calls that take the mean of gradients; other calls wait as always. Ranks needn't be alike:
+    some may be within and others not.
 
     Args:
         hurry: waits are as fast as ever from when this is set: when somebody waits for them.
@@ -56,9 +57,7 @@ def wait_all(requests: Sequence[MPI.Request]) -> None:
 
 
 def barrier(comm: MPI.Intracomm) -> None:
-    """Wait for all ranks (collective)."""
-    # Told by where it is called, not by whether there is a hurry, which ranks learn at other times.
-    if getattr(_thread, "hurry", None) is not None:
-        wait_all([comm.Ibarrier()])
-    else:
-        comm.Barrier()
+    """Wait for all ranks, of which some may be patient and some not (collective)."""
+    # MPI matches no Ibarrier with a Barrier. Waited for at once it takes as long: 11.5 us against
+    # 11.4 with two ranks on two cores.
+    wait_all([comm.Ibarrier()])

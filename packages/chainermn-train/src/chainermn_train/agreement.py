@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, PeerError
@@ -28,7 +29,8 @@ def gather_or_raise(
         PeerError: on the other ranks; it names the ranks that failed and says why.
     """
     text = None if error is None else _described(error, communicator.rank)
-    views = communicator.allgather_obj((text, None if error is not None else value))
+    with told_with(error):
+        views = communicator.allgather_obj((text, None if error is not None else value))
     if error is not None:
         try:
             raise error
@@ -47,14 +49,14 @@ def call_or_raise(communicator: CommunicatorBase, action: Callable[[], Any]) -> 
         What it returned on every rank, in rank order, on every rank.
 
     Raises:
-        Exception: what ``action`` raises, on the rank where it does.
+        BaseException: what ``action`` raises, on the rank where it does.
         PeerError: on the other ranks; it names the ranks that failed and says why.
     """
-    error: Exception | None = None
+    error: BaseException | None = None
     value = None
     try:
         value = action()
-    except Exception as exception:
+    except BaseException as exception:  # the others would wait for who is interrupted, too
         error = exception
     try:
         return gather_or_raise(communicator, error, value)
@@ -85,11 +87,12 @@ def bcast_or_raise(
     if here and error is None:
         try:
             content = pickle.dumps(value, protocol=5)
-        except Exception as exception:
+        except BaseException as exception:
             error = exception
     if here and error is not None:
         text = _described(error, root)
-    text, content = communicator.bcast_obj((text, content), root=root)
+    with told_with(error if here else None):
+        text, content = communicator.bcast_obj((text, content), root=root)
     if here and error is not None:
         try:
             raise error
@@ -98,6 +101,21 @@ def bcast_or_raise(
     if text is not None:
         raise PeerError(f"rank {communicator.rank} failed because of rank {root}: {text}")
     return value if here else pickle.loads(content)
+
+
+@contextmanager
+def told_with(error: BaseException | None) -> Iterator[None]:
+    """Let what fails in telling the others of ``error`` be printed with it, as its cause.
+
+    An error found on one rank before a collective call leads that rank to the wrong one: it is
+    all that explains the :class:`~chainermn_comm.errors.RankMismatchError` that follows.
+    """
+    try:
+        yield
+    except Exception as failure:
+        if error is None or error is failure:
+            raise
+        raise failure from error
 
 
 def _described(error: BaseException, rank: int) -> str:

@@ -25,6 +25,7 @@ from .random_state import capture_random, restore_random
 from .resume import choose, explain, survey
 from .store import Store
 from .synchronized import spare_broadcasts
+from .targets import folder_of, updater_of
 
 _RANDOM = OWN + "random"
 _DEFAULT_FOLDER = "result"  # the trainer's own default
@@ -60,7 +61,7 @@ def create_multi_node_checkpointer(
         cp_interval: how many generations are kept at least.
         gc_interval: older ones are removed as soon as there are so many of them.
         path: the folder; made if need be. None for the trainer's ``out``; for another target,
-            its ``out`` or else ``result``.
+            its ``out`` if that is a path, or else ``result``.
         background: hold training only while the state is copied (which takes as much memory
             as the state), and write the copy meanwhile. A generation is committed at the next
             save or :meth:`~MultiNodeCheckpointer.flush`, where errors in writing are raised
@@ -122,6 +123,10 @@ class MultiNodeCheckpointer(Extension):
         self._pending: tuple[int, Future[Contents]] | None = None
         self._store: Store | None = None  # where it saves, once that is known
         self._last = 0  # the iteration saved or loaded last
+        self._saved: tuple[Any, int] = (
+            None,
+            0,
+        )  # trainer or updater that it was saved of, and when
         self._random: str | None = None  # what to begin training with
         self._failed = False
         self._handled = sys.exc_info()[1]
@@ -133,10 +138,15 @@ class MultiNodeCheckpointer(Extension):
     def save(self, target: Any, iteration: int | None = None) -> None:
         """Save the state of all ranks (collective).
 
+        A trainer or updater that was saved at its iteration already is not saved again, so
+        several triggers may fire at once. Where ``iteration`` is given, the new generation
+        takes the place of an older one of that number; a job that is killed meanwhile goes on
+        from one or the other.
+
         Args:
             target: what to save: a trainer, or anything that has Chainer's ``serialize``.
             iteration: number of the generation, the same on all ranks. None for that of the
-                target or its updater; where there is none, one more than the last.
+                trainer or updater; for another target, one more than the last.
 
         Raises:
             TypeError: the target can't be serialized without pickle.
@@ -145,26 +155,21 @@ class MultiNodeCheckpointer(Extension):
             OSError: a file could not be written. Older generations are as they were.
             PeerError: another rank raised one of these.
         """
+        views = call_or_raise(self.comm, lambda: self._plan(target, iteration))
+        number = views[0][0]
+        if any(each != number for each, _, _ in views):
+            numbers = ", ".join(f"{each} on rank {rank}" for rank, (each, _, _) in enumerate(views))
+            raise ValueError(f"a checkpoint needs one iteration on all ranks, not {numbers}")
+        if all(saved for _, saved, _ in views):
+            return
         self.flush()
         state: dict[str, np.ndarray] = {}
-
-        def prepare() -> tuple[int, bool]:
-            number = self._number(target, iteration)
-            state.update(capture(target))
-            state[_RANDOM] = np.array(capture_random(target))
-            return number, self._store is None or self._where(target) != self._store.generations
-
-        views = call_or_raise(self.comm, prepare)
-        if len({number for number, _ in views}) > 1:
-            numbers = ", ".join(f"{each} on rank {rank}" for rank, (each, _) in enumerate(views))
-            raise ValueError(f"a checkpoint needs one iteration on all ranks, not {numbers}")
-        if any(elsewhere for _, elsewhere in views):
+        call_or_raise(self.comm, lambda: state.update(_state_of(target)))
+        if any(elsewhere for _, _, elsewhere in views):
             self._open(self._where(target))
         assert self._store is not None
-        number = views[0][0]
-        self._store.make_room(number)
+        path = self._store.path_for(number)
         self._last = number
-        path = self._store.path(number)
         if self._writer is None:
             self._store.commit(number, lambda: _write(path, state))
             self._store.remove(self._outdated())
@@ -173,6 +178,7 @@ class MultiNodeCheckpointer(Extension):
                 _collect_and_write, self._store.removal(self._outdated()), path
             )
             self._pending = number, _started(self._writer, write, state)
+        self._saved = (target if updater_of(target) is not None else None), number
 
     def flush(self) -> None:
         """Wait for what is being written in the background, and commit it (collective).
@@ -183,8 +189,10 @@ class MultiNodeCheckpointer(Extension):
         """
         if self._pending is not None:
             (iteration, future), self._pending = self._pending, None
+            saved, self._saved = self._saved, (None, 0)  # unless it can be committed
             assert self._store is not None
             self._store.commit(iteration, future.result)
+            self._saved = saved
 
     def maybe_load(
         self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None
@@ -257,20 +265,26 @@ class MultiNodeCheckpointer(Extension):
                 self._store.clear()
         finally:
             self._pending = self._store = None
+            self._saved = None, 0
             if self._writer is not None:
                 self._writer.close()
                 self._writer = BackgroundWriter()
 
-    def _number(self, target: Any, iteration: int | None) -> int:
+    def _plan(self, target: Any, iteration: int | None) -> tuple[int, bool, bool]:
+        """The iteration to save, whether that is done already, and whether elsewhere."""
+        given = iteration
         if iteration is None:
-            iteration = getattr(getattr(target, "updater", target), "iteration", None)
+            iteration = getattr(updater_of(target), "iteration", None)
         number = self._last + 1 if iteration is None else operator.index(iteration)
         if number < 0:
             raise ValueError(f"an iteration is not negative, as {number} is")
-        return number
+        elsewhere = self._store is None or self._where(target) != self._store.generations
+        of, last = self._saved
+        done = given is None and of is not None and of is target and last == number
+        return number, done and not elsewhere, elsewhere
 
     def _where(self, target: Any, path: Any = None) -> Generations:
-        for folder in (path, self.path, getattr(target, "out", None)):
+        for folder in (path, self.path, folder_of(target)):
             if folder is not None:
                 return Generations(Path(os.fspath(folder)).absolute(), self.run_name)
         return Generations(Path(_DEFAULT_FOLDER).absolute(), self.run_name)
@@ -300,6 +314,10 @@ class MultiNodeCheckpointer(Extension):
             restore(target, state)
             self._random = str(state[_RANDOM])
         restore_random(target, self._random)
+
+
+def _state_of(target: Any) -> dict[str, np.ndarray]:
+    return {**capture(target), _RANDOM: np.array(capture_random(target))}
 
 
 def _write(path: Path, state: dict[str, np.ndarray]) -> Contents:

@@ -74,10 +74,10 @@ def scatter_dataset(
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             _check_arguments(communicator, dataset, root, shuffle, seed, max_buf_len)
-        except Exception as exception:
+        except BaseException as exception:
             error = exception
         _agree_on_root(gather_or_raise(communicator, error, root))
 
@@ -111,12 +111,12 @@ def scatter_index(
         TypeError, ValueError: as in :func:`scatter_dataset`.
     """
     with _chainermn_communicator(comm, "scatter_index") as communicator:
-        error: Exception | None = None
+        error: BaseException | None = None
         count = None
         try:
             if communicator.rank == _check_root(communicator, root):
                 count = _check_integer("n_total_samples", n_total_samples, 0, None)
-        except Exception as exception:
+        except BaseException as exception:
             error = exception
         views = gather_or_raise(communicator, error, (root, count, force_equal_length))
         _agree_on_root([root for root, _, _ in views])

@@ -42,7 +42,7 @@ def deal(
         This rank's part.
 
     Raises:
-        Exception: what failed on this rank, or PeerError that names the rank where it did.
+        BaseException: what failed on this rank, or PeerError that names the rank where it did.
     """
     parcels: Parcels | None = None
     opaque: list[np.ndarray] = []
@@ -122,10 +122,10 @@ def _send_all(
     The files are put in ``files``. If something fails, ranks that still wait are told so, or get
     zeros, before it is raised.
     """
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
     try:
         files.update(_fill(parcels, [rank for rank, is_near in enumerate(near) if is_near]))
-    except Exception as exception:
+    except BaseException as exception:
         failures.append(exception)
     finally:
         if gate is not None:
@@ -168,14 +168,14 @@ def _send_pickled(
     rank: int,
     file: SharedFile | None,
     limit: int,
-    failures: list[Exception],
+    failures: list[BaseException],
 ) -> bool:
     """Send a rank's part and where its arrays lie, or that none comes; return whether one does."""
     payload = None
     if not failures:
         try:
             payload = parcels.pickled(rank, file)
-        except Exception as exception:
+        except BaseException as exception:
             failures.append(exception)
     length = _NONE_COMES if payload is None else len(payload)
     communicator.send(np.array([length], dtype=np.int64), rank, _TAG)
@@ -193,7 +193,7 @@ def _send_pieces(
 
 
 def _to_the_end(
-    data: Iterator[np.ndarray], nbytes: int, failures: list[Exception]
+    data: Iterator[np.ndarray], nbytes: int, failures: list[BaseException]
 ) -> Iterator[np.ndarray]:
     """So many bytes in any case: zeros once something has failed."""
     left = nbytes
@@ -201,7 +201,9 @@ def _to_the_end(
         for block in data if not failures else ():
             left -= len(block)
             yield block
-    except Exception as exception:
+    except GeneratorExit:  # nobody takes any more
+        raise
+    except BaseException as exception:
         failures.append(exception)
     while left > 0:
         zeros = np.zeros(min(left, BLOCK_BYTES), np.uint8)

@@ -66,14 +66,14 @@ class _MultiNodeEvaluator(SharesCommunicator, Evaluator):
 
     def evaluate(self) -> dict[str, Any]:
         """The mean over all ranks of what ``evaluate`` returns on each (collective)."""
-        error: Exception | None = None
+        error: BaseException | None = None
         count: int | None = None
         result: dict[str, Any] = {}
         try:
             count = _number_of_examples(self)
             if count != 0:
                 result = _checked(super().evaluate())
-        except Exception as exception:
+        except BaseException as exception:
             error = exception
         return _mean(gather_or_raise(self._mn_communicator, error, (count, result)))
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .commit_record import CommitRecord, decode
-from .durable import TEMPORARY, contents_of
+from .durable import TEMPORARY, contents_of, sync_folder
+
+# What a file is called that waits to take the place of one of the same iteration.
+_REPLACEMENT = ".new"
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Listing:
 
     states: dict[int, list[Path]]  # files of any rank, by iteration
     records: set[int]  # iterations
-    leftovers: list[Path]  # files that were being written
+    leftovers: list[Path]  # files that were being written, or were to replace others
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,31 @@ class Generations:
         """The commit record, which only rank 0's folder needs to have."""
         return self.folder / f"{self.name}.commit.{iteration}"
 
+    def replacement(self, rank: int, iteration: int) -> Path:
+        """A rank's file that takes the place of :meth:`state` once its record is written.
+
+        The record is what decides: before it is replaced, the old files are the generation,
+        and from then on the new ones, whatever they are called yet.
+        """
+        path = self.state(rank, iteration)
+        return path.with_name(path.name + _REPLACEMENT)
+
+    def finish_replacing(self, rank: int, record: CommitRecord) -> None:
+        """Give a rank's file its name if the record is about it; a job may have been killed."""
+        path = self.replacement(rank, record.iteration)
+        if rank >= len(record.files) or not path.exists():
+            return
+        with path.open("rb") as file:
+            meant = contents_of(file) == record.files[rank]
+        if meant:
+            os.replace(path, self.state(rank, record.iteration))
+            sync_folder(self.folder)
+
     def listing(self) -> Listing:
         """The files of this run; none where there is no folder."""
         listing = Listing({}, set(), [])
-        pattern = re.compile(rf"{re.escape(self.name)}\.(\d+|commit)\.(\d+)({TEMPORARY})?", re.A)
+        unfinished = f"(?:{re.escape(_REPLACEMENT)})?(?:{re.escape(TEMPORARY)})?"
+        pattern = re.compile(rf"{re.escape(self.name)}\.(\d+|commit)\.(\d+)({unfinished})", re.A)
         for path in self._entries():
             if found := pattern.fullmatch(path.name):
                 of, iteration, temporary = found.groups()

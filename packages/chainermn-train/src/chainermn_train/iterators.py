@@ -14,7 +14,7 @@ from chainer.serializers import DictionarySerializer
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from .agreement import call_or_raise, gather_or_raise, require_communicator
+from .agreement import call_or_raise, gather_or_raise, require_communicator, told_with
 from .packing import pack, unpack
 from .workers import await_workers, warn_of_fork
 from .wrapped_iterator import WrappedIterator
@@ -209,38 +209,41 @@ class MultiNodeIterator(WrappedIterator):
         different methods find out.
         """
         communicator, master = self.communicator, self.rank_master
-        error: Exception | None = None
+        error: BaseException | None = None
         value = None
         if communicator.rank == master:
             try:
                 value = make()
-            except Exception as exception:
+            except BaseException as exception:
                 error = exception
             if communicator.size > 1:
                 message, error = self._message(operation, value, error)
-                communicator.bcast(message, root=master)
+                with told_with(error):
+                    communicator.bcast(message, root=master)
         else:
             message = communicator.bcast(None, root=master)
             try:
                 value = self._hear(operation, *message)
-            except Exception as exception:
+            except BaseException as exception:
                 error = exception
         try:
-            if communicator.allreduce(np.array([error is not None], dtype=np.int64))[0]:
+            with told_with(error):
+                failed = communicator.allreduce(np.array([error is not None], dtype=np.int64))[0]
+            if failed:
                 gather_or_raise(communicator, error)
         finally:
             del error  # else a cycle through its traceback would keep the batch's memory
         return value
 
     def _message(
-        self, operation: str, value: Any, error: Exception | None
-    ) -> tuple[tuple[np.ndarray, np.ndarray], Exception | None]:
+        self, operation: str, value: Any, error: BaseException | None
+    ) -> tuple[tuple[np.ndarray, np.ndarray], BaseException | None]:
         """What the master sends, and its error: that which was given, or one in pickling."""
         told = _view(self.actual)
         if error is None:
             try:
                 return pack((operation, told, value)), None
-            except Exception as exception:
+            except BaseException as exception:
                 error = exception
         return pack((operation, told, None)), error
 

@@ -8,7 +8,7 @@ from typing import Any
 from chainermn_comm import CommunicatorBase
 
 from .accumulation import Accumulation
-from .agreement import gather_or_raise
+from .agreement import gather_or_raise, told_with
 from .copying import SharesCommunicator
 from .double_buffering import DoubleBuffer
 from .forwarding import Forwarding
@@ -230,7 +230,8 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         with part("wire"):
             lost = None if buffer is None else buffer.wait()
         try:
-            found = self._shared.count(self._group.terms, error is not None, lost is not None)
+            with told_with(error or lost):
+                found = self._shared.count(self._group.terms, error is not None, lost is not None)
             if buffer is not None and found[2]:
                 buffer.pop()
             if found[1] or found[2]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -11,6 +12,9 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 # Names that begin with it are ours; the others are what Chainer calls them.
 OWN = "chainermn/"
+# The first name in a file, by which it is known as ours; format 1.
+_MARK = OWN + "state1"
+_MARK_AT = 30  # bytes: the length of a zip archive's header before its first name
 # The names that have the value None, for which NumPy would pickle.
 _NONE = OWN + "none"
 
@@ -67,9 +71,19 @@ def _kind(array: np.ndarray) -> str:
 def write_npz(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays as :func:`numpy.savez` does; the file needs only ``write`` and ``flush``."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, array in arrays.items():
+        for name, array in {_MARK: np.empty(0, np.uint8), **arrays}.items():
             with archive.open(name + ".npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether :func:`write_npz` wrote a file, whatever has become of the rest of it."""
+    mark = _MARK.encode() + b".npy"
+    try:
+        with path.open("rb") as file:
+            return file.read(_MARK_AT + len(mark))[_MARK_AT:] == mark
+    except (FileNotFoundError, IsADirectoryError):
+        return False
 
 
 class StoredState(Mapping[str, Any]):
@@ -93,10 +107,10 @@ class StoredState(Mapping[str, Any]):
         return name in self._none or name in self._npz
 
     def __iter__(self) -> Any:
-        return iter([*self._npz.files, *self._none])
+        return iter([*(name for name in self._npz.files if name != _MARK), *self._none])
 
     def __len__(self) -> int:
-        return len(self._npz.files) + len(self._none)
+        return len(list(iter(self)))
 
 
 def restore(target: Any, state: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from .targets import iterators_of
+
 
 def capture_random(target: Any) -> str:
     """The state of the generators.
@@ -43,9 +45,8 @@ def _own(target: Any) -> dict[str, np.random.RandomState]:
 
     Chainer has no public names for them; 7.8.1 is its last release.
     """
-    iterators = getattr(getattr(target, "updater", target), "_iterators", {})
     found = {}
-    for name, iterator in iterators.items():
+    for name, iterator in iterators_of(target).items():
         generator = getattr(getattr(iterator, "order_sampler", None), "_random", None)
         shared = generator is np.random.random.__self__  # type: ignore[attr-defined]
         if isinstance(generator, np.random.RandomState) and not shared:

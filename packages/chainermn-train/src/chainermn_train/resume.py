@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Set
+import sys
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 from chainermn_comm import CommunicatorBase
 
 from .agreement import call_or_raise
 from .commit_record import CommitRecord
 from .generations import Generations
+from .npz_state import is_ours
 
-# A job that is killed leaves one generation without a record; one that writes in the background
-# may leave a second, whose record comes with the next save.
-_UNCOMMITTED_BY_A_KILL = 2
+# A job that is killed leaves one generation without a record: also one that writes in the
+# background commits each before it writes the next.
+_UNCOMMITTED_BY_A_KILL = 1
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Survey:
 
     records: Mapping[int, CommitRecord | str]  # or why it is none
     uncommitted: Set[int]  # iterations for which a rank has a file, and rank 0 no record
+    foreign: Set[str]  # files without a record that only have the name of ours
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,36 @@ class Choice:
 def survey(comm: CommunicatorBase, generations: Generations) -> Survey:
     """Look for checkpoints (collective); each rank in its own folder, which may be the same."""
 
-    def look() -> tuple[set[int], dict[int, CommitRecord | str]]:
+    def look() -> tuple[dict[int, list[Path]], dict[int, CommitRecord | str]]:
         listing = generations.listing()
         mine = listing.records if comm.rank == 0 else ()
-        return set(listing.states), {each: generations.read_record(each) for each in mine}
+        return listing.states, {each: generations.read_record(each) for each in mine}
 
     views = call_or_raise(comm, look)
     records = views[0][1]
-    return Survey(records, set().union(*(states for states, _ in views)) - records.keys())
+    whole = [each for each in records.values() if isinstance(each, CommitRecord)]
+    call_or_raise(comm, lambda: _finish_replacing(comm.rank, generations, whole))
+    without = {
+        iteration: paths
+        for iteration, paths in views[comm.rank][0].items()
+        if iteration not in records
+    }
+    marks = call_or_raise(
+        comm, lambda: {path: is_ours(path) for path in itertools.chain(*without.values())}
+    )
+    foreign = {path.name for view in marks for path, ours in view.items() if not ours}
+    uncommitted = {
+        iteration
+        for states, _ in views
+        for iteration, paths in states.items()
+        if iteration not in records and any(path.name not in foreign for path in paths)
+    }
+    return Survey(records, uncommitted, foreign)
+
+
+def _finish_replacing(rank: int, generations: Generations, records: Iterable[CommitRecord]) -> None:
+    for record in records:
+        generations.finish_replacing(rank, record)
 
 
 def choose(comm: CommunicatorBase, generations: Generations, found: Survey) -> Choice:
@@ -89,12 +115,25 @@ def explain(skipped: Mapping[int, str]) -> str:
 
 
 def sweep(comm: CommunicatorBase, generations: Generations, found: Survey) -> None:
-    """Remove what a killed job left half done (collective: nobody writes before all have swept)."""
+    """Remove what a killed job left half done (collective: nobody writes before all have swept).
+
+    Files of others stay, and rank 0 says so.
+    """
+    if found.foreign and comm.rank == 0:
+        print(
+            f"chainermn: checkpoint {generations.name!r}: {', '.join(sorted(found.foreign))} in "
+            f"{generations.folder} not touched, since no checkpointer of this version wrote "
+            "them; a save at the same iteration would replace them",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def remove() -> None:
         listing = generations.listing()
         abandoned = (listing.states.get(iteration, []) for iteration in found.uncommitted)
         for path in itertools.chain(listing.leftovers, *abandoned):
+            if path.name in found.foreign:
+                continue
             path.unlink(missing_ok=True)  # ranks may share the folder
 
     call_or_raise(comm, remove)

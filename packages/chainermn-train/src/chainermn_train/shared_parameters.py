@@ -106,11 +106,11 @@ class SharedParameters(SharesCommunicator):
         shapes: dict[str, tuple[int, ...]] = {}
         for others in gather_or_raise(self.communicator, None, known):
             shapes = others | shapes
-        error = None
+        error: BaseException | None = None
         try:
             for name, param in named:
                 if not param.is_initialized and name in shapes:
                     param.initialize(shapes[name])
-        except Exception as exception:
+        except BaseException as exception:
             error = exception
         gather_or_raise(self.communicator, error)

@@ -37,12 +37,10 @@ class Store:
         self.committed = set(found.records)
         self.damaged = self.committed.intersection(damaged)
 
-    def path(self, iteration: int) -> Path:
-        """This rank's file of a generation."""
-        return self.generations.state(self._comm.rank, iteration)
+    def path_for(self, iteration: int) -> Path:
+        """What this rank's file of a new generation is called until it is committed.
 
-    def make_room(self, iteration: int) -> None:
-        """Prepare for a new generation; one of that iteration is no longer committed then.
+        Where there is one of that iteration, it stays as it is until then.
 
         Raises:
             ValueError: there is a newer one, on all ranks.
@@ -56,7 +54,11 @@ class Store:
                 "run another name"
             )
         if iteration in self.committed:
-            self.remove([iteration])
+            return self.generations.replacement(self._comm.rank, iteration)
+        return self._path(iteration)
+
+    def _path(self, iteration: int) -> Path:
+        return self.generations.state(self._comm.rank, iteration)
 
     def commit(self, iteration: int, written: Callable[[], Contents]) -> None:
         """Write the record once every rank's file is on the disk.
@@ -66,19 +68,33 @@ class Store:
             written: writes this rank's file, or waits for it.
 
         Raises:
-            Exception: whatever failed; nothing of the generation is left then.
+            Exception: whatever failed; nothing of the generation is left then, and one that it
+                was to replace is as it was.
         """
+        replaces = iteration in self.committed
         try:
             files = call_or_raise(self._comm, written)
             record = CommitRecord(self.generations.name, iteration, files)
             self._at_root(lambda: _write_record(self.generations.record(iteration), record))
         except Exception:
-            with contextlib.suppress(OSError):
-                self._remove_records([iteration])
-                self.path(iteration).unlink(missing_ok=True)
+            if replaces:
+                self._settle(iteration)
+            else:
+                with contextlib.suppress(OSError):
+                    self._remove_records([iteration])
+                    self._path(iteration).unlink(missing_ok=True)
             raise
         self.committed.add(iteration)
         self.damaged.discard(iteration)
+        if replaces:
+            rank = self._comm.rank
+            call_or_raise(self._comm, lambda: self.generations.finish_replacing(rank, record))
+
+    def _settle(self, iteration: int) -> None:
+        """After a failure, leave the generation that the record is about, old or new."""
+        with contextlib.suppress(Exception):
+            survey(self._comm, self.generations)  # the new record may be there all the same
+            self.generations.replacement(self._comm.rank, iteration).unlink(missing_ok=True)
 
     def outdated(self, cp_interval: int, gc_interval: int) -> list[int]:
         """All but the newest ``cp_interval``, once these are ``gc_interval`` (not collective)."""
@@ -99,7 +115,7 @@ class Store:
         if not iterations:
             return
         self._at_root(lambda: self._remove_records(iterations))
-        call_or_raise(self._comm, lambda: _unlink(map(self.path, iterations)))
+        call_or_raise(self._comm, lambda: _unlink(map(self._path, iterations)))
         self._forget(iterations)
 
     def removal(self, iterations: Iterable[int]) -> Callable[[], None]:
@@ -114,7 +130,7 @@ class Store:
         def remove() -> None:
             if iterations:
                 self._remove_records(iterations)
-                _unlink(map(self.path, iterations))
+                _unlink(map(self._path, iterations))
 
         return remove
 

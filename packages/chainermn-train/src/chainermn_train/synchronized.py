@@ -11,6 +11,7 @@ from chainermn_comm import CommunicatorBase
 
 from .agreement import gather_or_raise
 from .optimizer import MultiNodeOptimizer
+from .targets import updater_of
 
 
 def spare_broadcasts(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:
@@ -21,8 +22,8 @@ def spare_broadcasts(comm: CommunicatorBase, target: Any, optimizer: Any = None)
         target: a trainer or an updater, whose optimizers are told; others are left alone.
         optimizer: another optimizer to tell.
     """
-    updater = getattr(target, "updater", target)
-    optimizers = list(getattr(updater, "get_all_optimizers", dict)().values())
+    updater = updater_of(target)
+    optimizers = [] if updater is None else list(updater.get_all_optimizers().values())
     if all(optimizer is not each for each in optimizers):
         optimizers.append(optimizer)
     ours = [each for each in optimizers if isinstance(each, MultiNodeOptimizer) and each.target]

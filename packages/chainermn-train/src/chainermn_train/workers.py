@@ -16,6 +16,10 @@ from chainer.iterators import MultiprocessIterator
 _STARTS_MPI = "MPI4PY_RC_INITIALIZE"
 # How long a lost wake-up delays a batch; Chainer's iterator polls as often.
 _POLL_SECONDS = 0.1
+_FORKS = (
+    "is about to fork a process that has started MPI, which may crash it, on InfiniBand above "
+    "all; call chainermn.iterators.use_forkserver() at the beginning of the script's main part"
+)
 
 _warned = False
 
@@ -69,13 +73,24 @@ def warn_of_fork(iterator: Any) -> None:
     method = multiprocessing.get_start_method(allow_none=True)
     if (method or multiprocessing.get_all_start_methods()[0]) == "fork":
         _warned = True
-        warnings.warn(
-            "MultiprocessIterator is about to fork a process that has started MPI, which may "
-            "crash it, on InfiniBand above all; call chainermn.iterators.use_forkserver() at the "
-            "beginning of the script's main part",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warnings.warn(f"MultiprocessIterator {_FORKS}", RuntimeWarning, stacklevel=3)
+
+
+def _before_fork() -> None:
+    """Warn, once and on rank 0, if multiprocessing forks a process that has started MPI.
+
+    An iterator that no function of ours has seen starts its workers so. What else forks, such as
+    subprocess, goes on to another program at once.
+    """
+    global _warned
+    if _warned or sys._getframe(1).f_globals.get("__name__") != "multiprocessing.popen_fork":
+        return
+    if _has_mpi() and sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 0:
+        _warned = True
+        warnings.warn(f"multiprocessing {_FORKS}", RuntimeWarning, stacklevel=2)
+
+
+os.register_at_fork(before=_before_fork)
 
 
 def _has_mpi() -> bool:

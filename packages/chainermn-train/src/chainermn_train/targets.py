@@ -1,0 +1,29 @@
+"""What a target of a checkpoint has, where it is a trainer or an updater and not a model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from chainer.training import Trainer, Updater
+
+
+def updater_of(target: Any) -> Any:
+    """The updater of a trainer, or ``target`` if it is an updater; otherwise None.
+
+    Only of these: links, for one, have children of any name, ``updater`` and ``out`` too.
+    """
+    if isinstance(target, Trainer):
+        return target.updater
+    return target if isinstance(target, Updater) else None
+
+
+def iterators_of(target: Any) -> dict[str, Any]:
+    """The iterators of a trainer or updater by name; Chainer has no public list of them."""
+    return dict(getattr(updater_of(target), "_iterators", {}))
+
+
+def folder_of(target: Any) -> str | None:
+    """The folder that ``target`` writes to, if it has one."""
+    out = getattr(target, "out", None)
+    return os.fspath(out) if isinstance(out, str | os.PathLike) else None

@@ -1,0 +1,123 @@
+"""What one rank finds wrong is raised on all, and is never lost on the way."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.iterators import SerialIterator
+from chainer.training import extensions
+
+from chainermn_comm import PeerError, RankMismatchError
+from chainermn_train import (
+    create_multi_node_evaluator,
+    create_multi_node_iterator,
+    create_multi_node_optimizer,
+    scatter_dataset,
+)
+from chainermn_train.agreement import bcast_or_raise, call_or_raise, gather_or_raise
+
+pytestmark = pytest.mark.world
+
+
+class Interrupts:
+    """Where it is told to, it raises when it is pickled."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return index
+
+    def __reduce_ex__(self, _):
+        raise self.error
+
+
+def by_call(comm, fail):
+    call_or_raise(comm, fail)
+
+
+def by_evaluator(comm, fail):
+    examples = np.ones((2, 3), np.float32)
+    iterator = SerialIterator(examples, 1, repeat=False, shuffle=False)
+    evaluator = extensions.Evaluator(iterator, L.Linear(3, 1), eval_func=lambda _: fail())
+    create_multi_node_evaluator(evaluator, comm)()
+
+
+def by_iterator(comm, fail):
+    class Fails(SerialIterator):
+        def __next__(self):
+            fail()
+
+    master = comm.size - 1
+    next(create_multi_node_iterator(Fails([1], 1), comm, rank_master=master))
+
+
+@pytest.mark.parametrize("way", [by_call, by_evaluator, by_iterator])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_one_rank_is_told_to_all(comm, way, error):
+    last = comm.size - 1
+
+    def fail():
+        if comm.rank == last:
+            raise error("planted")
+
+    with pytest.raises(error if comm.rank == last else PeerError, match="planted") as raised:
+        way(comm, fail)
+    if comm.rank != last:
+        assert f"rank {last}: {error.__name__}: planted" in str(raised.value)
+    assert comm.allreduce_obj(1) == comm.size
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("error", [KeyboardInterrupt("planted"), SystemExit("planted")])
+@pytest.mark.parametrize("as_example", [False, True])
+def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, error, as_example):
+    examples = [*range(comm.size - 1), Interrupts(error)] if as_example else Interrupts(error)
+    with pytest.raises(type(error) if comm.rank == 0 else PeerError, match="planted"):
+        scatter_dataset(examples if comm.rank == 0 else None, comm)
+    with pytest.raises(type(error) if comm.rank == 0 else PeerError, match="planted"):
+        bcast_or_raise(comm, None, Interrupts(error))
+    assert comm.allreduce_obj(1) == comm.size
+
+
+def by_gather(comm, error):
+    gather_or_raise(comm, error)
+
+
+def by_bcast(comm, error):
+    bcast_or_raise(comm, error)
+
+
+def by_update(comm, error):
+    model = L.Linear(3, 1)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    # The part of `update` that follows what all ranks have agreed on first.
+    optimizer._compute_gradients_or_raise(raising(error), (), {}, 0)
+
+
+def raising(error):
+    def raise_it():
+        raise error
+
+    return raise_it
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("way", [by_gather, by_bcast, by_update])
+def test_the_cause_is_printed_where_ranks_call_different_methods(naive, way):
+    """Rank 0 has an error, and so isn't in the collective call that the others are in."""
+    error = ValueError("planted")
+    call = partial(way, naive, error)
+    if naive.rank:
+        call = partial(naive.alltoall, tuple(range(naive.size)))
+    with pytest.raises(RankMismatchError) as raised:
+        call()
+    assert (raised.value.__cause__ is error) == (naive.rank == 0)
+    assert naive.allreduce_obj(1) == naive.size
