@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import chainer
+import numpy as np
 from chainer import Variable, backend
 
 
@@ -17,8 +18,8 @@ def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
     Not collective; differentiable any number of times.
 
     Args:
-        delegate_variable: what backward is to visit too, of any shape and dtype: usually what
-            :func:`~chainermn.functions.send` returned.
+        delegate_variable: what backward is to visit too, of any shape and dtype, and on any
+            device: usually what :func:`~chainermn.functions.send` returned.
         actual_variables: variables or arrays, at least one, of any shape and dtype.
 
     Returns:
@@ -40,7 +41,9 @@ def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
                 "actual variables must be variables or arrays, one by one (write * before a "
                 f"tuple), got {type(variable).__name__}"
             )
-    outputs = PseudoConnect().apply((delegate_variable, *actual_variables))
+    first = chainer.as_variable(actual_variables[0]).array
+    inputs = (brought_beside(first, delegate_variable), *actual_variables)
+    outputs = PseudoConnect().apply(inputs)
     return outputs[0] if len(outputs) == 1 else outputs
 
 
@@ -52,6 +55,21 @@ def connect(delegate: Variable | None, outputs: Any) -> Any:
         connected = pseudo_connect(delegate, *outputs)
         return connected if isinstance(connected, tuple) else (connected,)
     return pseudo_connect(delegate, outputs)
+
+
+def empty_beside(array: Any) -> Any:
+    """An array without data, of the same array module and device as another."""
+    with chainer.using_device(backend.get_device_from_array(array)):
+        return backend.get_array_module(array).empty_like(array, dtype=np.float32, shape=(0,))
+
+
+def brought_beside(array: Any, delegate: Variable) -> Variable:
+    """The delegate, or one of the array's kind that leads to it: Chainer mixes no kinds."""
+    if array is None or delegate.array is None:
+        return delegate
+    if chainer.is_arrays_compatible((array, delegate.array)):
+        return delegate
+    return Bridge(empty_beside(array)).apply((delegate,))[0]
 
 
 def zeros_for(function: chainer.FunctionNode, index: int, xp: Any) -> Variable:
@@ -74,3 +92,19 @@ class PseudoConnect(chainer.FunctionNode):
             grad_outputs[index - 1] if index > 0 else zeros_for(self, 0, self._xp)
             for index in indexes
         )
+
+
+class Bridge(chainer.FunctionNode):
+    """Leads from an array without data to a delegate whose array is of another kind."""
+
+    def __init__(self, empty: Any) -> None:
+        self._empty = empty
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._xp = backend.get_array_module(*inputs)
+        return (self._empty,)
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
+    ) -> tuple[Variable | None, ...]:
+        return (zeros_for(self, 0, self._xp),)

@@ -18,7 +18,12 @@ from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.communication import Communication
-from chainermn_modelparallel.delegates import pseudo_connect, zeros_for
+from chainermn_modelparallel.delegates import (
+    brought_beside,
+    empty_beside,
+    pseudo_connect,
+    zeros_for,
+)
 from chainermn_modelparallel.letters import GRADIENT_TAG, Letter, check_peer, fetch, post
 
 # Letters of this process are numbered, and those that may still be answered are known.
@@ -144,7 +149,7 @@ class Send(Communication):
         letter = Letter(self._number, self._answers, self._wants, self._positions, inputs)
         post(letter, self._communicator, self._peer, self._tag)
         self.retain_outputs((0,))
-        return (self._xp.empty(0, np.float32),)
+        return (empty_beside(inputs[0]) if inputs else np.empty(0, np.float32),)
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
@@ -200,7 +205,7 @@ class Recv(Communication):
         self._xp = backend.get_array_module(*inputs)
         arrays, self._letter = self._letter.arrays, None  # whose memory isn't ours to hold
         self.retain_outputs((len(arrays),))
-        return (*arrays, np.empty(0, np.float32))
+        return (*arrays, empty_beside((*arrays, *inputs)[0]))
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
@@ -243,12 +248,13 @@ def _deliver(
 
     Also a variable without data, by which backward comes here too; None if it need not.
     """
-    inputs = [] if delegate is None else [delegate]
+    arrays, inputs = letter.arrays, []
+    if delegate is not None:
+        inputs.append(brought_beside(arrays[0], delegate) if arrays else delegate)
     if any(letter.wants):
-        inputs.append(Variable(np.empty(0, np.float32)))
+        inputs.append(Variable(empty_beside(arrays[0])))
     if not inputs:
         return tuple(Variable(array, requires_grad=False) for array in letter.arrays), None
-    arrays = letter.arrays
     *received, thread = Recv(letter, communicator, peer).apply(tuple(inputs))
     if delegate is not None:
         return tuple(received), thread

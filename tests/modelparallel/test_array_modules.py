@@ -1,0 +1,122 @@
+"""What was received by a GPU is of another array class than a delegate that was made without."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import Variable
+from chainer.backends import cuda
+
+from chainermn_modelparallel import (
+    MultiNodeChainList,
+    delegates,
+    point_to_point,
+    pseudo_connect,
+    recv,
+    send,
+)
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
+
+
+class Device(np.ndarray):
+    """Stands in for CuPy's class, which Chainer mixes with no other in one function."""
+
+
+MODULE = SimpleNamespace(
+    zeros=lambda *arguments: np.zeros(*arguments).view(Device),
+    empty=lambda *arguments: np.empty(*arguments).view(Device),
+    empty_like=np.empty_like,  # of the class of what it is given
+)
+
+
+def array_module(*arrays):
+    return MODULE if any(isinstance(array, Device) for array in arrays) else np
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch, comm):
+    """What this rank receives is on its device, but for the letters' notes."""
+    original = comm.recv
+
+    def on_device(source, tag=0):
+        note, *arrays = original(source, tag)
+        return (note, *(array.view(Device) for array in arrays))
+
+    monkeypatch.setattr(cuda, "ndarray", Device)
+    monkeypatch.setattr(cuda.GpuDevice, "from_array", staticmethod(lambda array: None))
+    monkeypatch.setattr(
+        chainer,
+        "is_arrays_compatible",
+        lambda arrays: len({isinstance(a, Device) for a in arrays if a is not None}) < 2,
+    )
+    ours = SimpleNamespace(
+        get_array_module=array_module,
+        get_device_from_array=chainer.backend.get_device_from_array,
+    )
+    monkeypatch.setattr(delegates, "backend", ours)
+    monkeypatch.setattr(point_to_point, "backend", ours)
+    monkeypatch.setattr(comm, "recv", on_device)
+    with pytest.raises(TypeError, match="mixed"):
+        F.add(np.ones(2), np.ones(2).view(Device))
+
+
+def device(*shape):
+    return Variable(np.ones(shape, "f").view(Device))
+
+
+def test_there_and_back(comm):
+    if comm.rank == 0:
+        x = device(3)
+        send(x, comm, 1).backward()
+        np.testing.assert_array_equal(x.grad, [2, 2, 2])
+    else:
+        y = recv(comm, 0)
+        assert type(y.array) is Device
+        F.sum(y * 2).backward()
+
+
+@pytest.mark.parametrize("kind", [np.ndarray, Device])
+def test_a_delegate_of_either_class_is_reached(comm, kind):
+    if comm.rank == 0:
+        x = Variable(np.ones(3, "f").view(kind))
+        y = recv(comm, 1, delegate_variable=send(x, comm, 1))
+        loss = pseudo_connect(Variable(np.zeros(0, "f")), F.sum(y))
+        loss.backward()
+        np.testing.assert_array_equal(x.grad, [5, 5, 5])
+    else:
+        send(recv(comm, 0) * 5, comm, 0).backward()
+
+
+def test_pseudo_connect_reaches_a_delegate_of_another_class():
+    delegate, x = Variable(np.ones(2, np.float16)), device(2)
+    F.sum(pseudo_connect(delegate * 1, x) * 3).backward()
+    np.testing.assert_array_equal(delegate.grad, np.zeros(2))
+    np.testing.assert_array_equal(x.grad, [3, 3])
+    loss = pseudo_connect(x * 1, Variable(np.ones((), "f")))
+    x.cleargrad()
+    loss.backward()
+    np.testing.assert_array_equal(x.grad, [0, 0])
+
+
+def test_a_chain_list_goes_to_and_fro(comm):
+    model = MultiNodeChainList(comm)
+    link = L.Scale(W_shape=(3,))
+    link.W.array = np.full(3, 2, "f").view(Device)
+    link.cleargrads()
+    if comm.rank == 0:
+        model.add_link(link, None, 1)
+        model.add_link(chainer.Sequential(F.square), 1, None)
+        y = model(device(1, 3))
+        y.grad = device(1, 3).array
+        y.backward()
+        np.testing.assert_array_equal(link.W.grad, [16, 16, 16])
+    else:
+        model.add_link(link, 0, 0)
+        model().backward()
+        np.testing.assert_array_equal(link.W.grad, [16, 16, 16])
