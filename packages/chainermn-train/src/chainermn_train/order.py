@@ -26,12 +26,18 @@ class ResumableOrderSampler(OrderSampler):
     Args:
         seed: of the first order after the iterator is made or reset: an integer from 0 to
             2**32 - 1, or several. None for one drawn from NumPy's global generator.
+
+    Raises:
+        TypeError, ValueError: ``seed`` is not as above.
     """
 
     def __init__(self, seed: int | Sequence[int] | None = None) -> None:
         if seed is None:
             seed = np.random.permutation(_SEED_NUMBERS).tolist()
-        self._seed = [int(word) for word in np.atleast_1d(np.asarray(seed))]
+        words = np.atleast_1d(np.asarray(seed))
+        if words.ndim > 1 or not (words.size and np.issubdtype(words.dtype, np.integer)):
+            raise TypeError(f"seed must be an integer, several of them, or None, not {seed!r}")
+        self._seed = [int(word) for word in words]
         np.random.RandomState(self._seed)  # which says what is wrong with it
         self._resets = 0
 
