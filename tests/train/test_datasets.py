@@ -59,6 +59,12 @@ def at(comm, rank, dataset):
     return dataset if comm.rank == rank else None
 
 
+def test_a_dict_of_all_indices_is_a_data_set(naive):
+    dataset = at(naive, 0, {0: "a", 1: "b", 2: "c"})
+    part = scatter_dataset(dataset, naive, force_equal_length=False)
+    assert "".join(naive.allgather_obj("".join(part[:]))) == "abc"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_example_goes_to_exactly_one_rank_unless_lengths_are_made_equal(naive, kind):
     for count in 0, 1, naive.size, 3 * naive.size + 1, 23:
@@ -228,6 +234,9 @@ def test_a_wrong_argument_on_one_rank_is_an_error_on_all(comm, wrong, error, tex
     [
         (None, ValueError, "rank 0 is the root, so its data set must not be None"),
         (iter([]), TypeError, "list_iterator has none"),
+        ({1, 2}, TypeError, "those of this set have not"),
+        ({"a": 1, "b": 2}, TypeError, "those of this dict have not"),
+        ({}.keys(), TypeError, "those of this dict_keys have not"),
     ],
 )
 def test_a_root_without_a_data_set_is_an_error_on_all(comm, dataset, error, text):

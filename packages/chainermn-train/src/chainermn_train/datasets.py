@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -179,6 +180,20 @@ def _check_arguments(
         except TypeError:
             kind = type(dataset).__name__
             raise TypeError(f"the data set must have a len(); {kind} has none") from None
+        _require_indices(dataset)
+
+
+def _require_indices(dataset: Any) -> None:
+    """Raise TypeError if it is plain that the data set has no examples 0, 1, and so on."""
+    has_them = hasattr(dataset, "__getitem__")
+    if isinstance(dataset, Mapping):
+        has_them = all(index in dataset for index in range(len(dataset)))
+    if not has_them:
+        kind = type(dataset).__name__
+        raise TypeError(
+            f"the data set's examples must have the indices 0, 1, ...; those of this {kind} "
+            "have not: pass a list of them"
+        )
 
 
 def _agree_on_root(roots: list[int]) -> None:
