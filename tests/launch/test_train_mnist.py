@@ -118,6 +118,16 @@ def test_two_ranks_leave_one_log_one_table_one_plot(three_epochs):
     check_results(out, job, ranks=2, epochs=3)
 
 
+def test_double_buffering_learns(tmp_path):
+    arguments = (*SMALL, "--epoch", "2", "--double-buffering", "--out", tmp_path)
+    job = succeeded(train(*arguments, ranks=2))
+    log = json.loads((tmp_path / "log").read_text())
+    assert [entry["epoch"] for entry in log] == [1, 2]
+    assert log[1]["main/loss"] < log[0]["main/loss"]
+    assert log[1]["validation/main/accuracy"] > 0.6
+    assert "Warning" not in job.err
+
+
 def test_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(three_epochs, tmp_path):
     whole, _ = three_epochs
     succeeded(train(*SMALL, "--epoch", "1", "--out", tmp_path, ranks=2))
