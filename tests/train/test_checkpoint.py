@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import re
 import shutil
@@ -495,15 +497,16 @@ def test_iterations_that_differ_or_go_back(naive, folder):
     checkpointer.save(link(1, 1), 10)
     with pytest.raises(ValueError, match=r"iteration 9 would never be used.*maybe_load"):
         checkpointer.save(link(1, 1), 9)
+    saved(naive, folder / "before", 10)
     with pytest.raises(ValueError, match="call maybe_load"):
-        saved(naive, folder, 1)
+        saved(naive, folder / "before", 1)
     if naive.size > 1:
         with pytest.raises(ValueError, match="11 on rank 0, 12 on rank 1"):
             checkpointer.save(link(1, 1), 11 + (naive.rank > 0))
     with pytest.raises((ValueError, RuntimeError), match="not negative"):
         checkpointer.save(link(1, 1), -1)
     checkpointer.save(link(5, 5), 10)  # again: it takes the place of the first
-    assert files(naive, folder) == generation(naive, 10)
+    assert files(naive, folder) == generation(naive, 10) | {"before"}
     assert loaded(naive, folder).values.tolist() == [5, 5]
 
 
@@ -776,6 +779,44 @@ def test_model_can_be_taken_out_with_chainers_own_loader(naive, folder):
             folder / f"run.{naive.rank}.4", alone, path="updater/model:main/"
         )
     assert bits(alone) == bits(model)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_two_checkpointers_that_would_write_the_same_files(naive, folder, background):
+    first = create_multi_node_checkpointer("run", naive, path=folder, background=background)
+    second = create_multi_node_checkpointer("run", naive, path=folder / "x" / "..")
+    (folder / "x").mkdir(exist_ok=True)
+    first.save(link(1, 1), 1)
+    assert second.maybe_load(link(0, 0)) == (None if background else 1)  # only reads
+    with pytest.raises(ValueError, match=r"'run' in .*another name or folder"):
+        second.save(link(2, 2), 2)
+    first.flush()
+    assert loaded(naive, folder).values.tolist() == [1, 1]
+    first.finalize()
+    second.save(link(2, 2), 2)
+    assert loaded(naive, folder).values.tolist() == [2, 2]
+
+
+def test_copies_and_pickles_are_refused(naive, folder):
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+    save_and_flush(checkpointer, 1)
+    for twin in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="can't be copied or pickled: it holds a communicator"):
+            twin(checkpointer)
+
+
+@pytest.mark.parametrize("target", [None, 3, "model"])
+def test_nothing_to_load_into_is_told(naive, folder, target):
+    with pytest.raises((TypeError, RuntimeError), match=f"not {type(target).__name__}"):
+        create_multi_node_checkpointer("run", naive, path=folder).maybe_load(target)
+
+
+def test_another_precision_is_told(naive, folder):
+    saved(naive, folder, 1)
+    other = link(0, 0)
+    other.values = other.values.astype("f2")
+    with pytest.raises(ValueError, match=r"'values' has dtype float64 .* and float16 here"):
+        create_multi_node_checkpointer("run", naive, path=folder).maybe_load(other)
 
 
 def test_two_runs_in_one_folder(naive, folder):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from chainer.training import Extension
@@ -18,6 +18,7 @@ from chainermn_comm import CommunicatorBase
 
 from .agreement import call_or_raise, require_communicator
 from .background import BackgroundWriter
+from .claims import claim, release, taken_by_another
 from .durable import Contents, write_durably
 from .generations import Generations
 from .npz_state import OWN, StoredState, capture, restore, write_npz
@@ -151,7 +152,8 @@ class MultiNodeCheckpointer(Extension):
         Raises:
             TypeError: the target can't be serialized without pickle.
             ValueError: the iteration is older than the newest generation in the folder,
-                from which a resume would go on; or it differs between ranks.
+                from which a resume would go on; or it differs between ranks; or another
+                checkpointer of this process, not yet finalized, saves by the same name there.
             OSError: a file could not be written. Older generations are as they were.
             PeerError: another rank raised one of these.
         """
@@ -164,7 +166,12 @@ class MultiNodeCheckpointer(Extension):
             return
         self.flush()
         state: dict[str, np.ndarray] = {}
-        call_or_raise(self.comm, lambda: state.update(_state_of(target)))
+
+        def prepare() -> None:
+            claim(self, self._where(target))
+            state.update(_state_of(target))
+
+        call_or_raise(self.comm, prepare)
         if any(elsewhere for _, _, elsewhere in views):
             self._open(self._where(target))
         assert self._store is not None
@@ -214,6 +221,7 @@ class MultiNodeCheckpointer(Extension):
             nothing was ever committed.
 
         Raises:
+            TypeError: ``trainer`` has no ``serialize``.
             RuntimeError: on all ranks: there are checkpoints, but none is whole, or another
                 number of ranks wrote them.
             ValueError: a checkpoint doesn't fit ``trainer``, which may be partly loaded.
@@ -222,13 +230,23 @@ class MultiNodeCheckpointer(Extension):
         self.flush()
         self._require_equal_settings()
         here: list[Generations] = []
-        call_or_raise(self.comm, lambda: here.append(self._where(trainer, path)))
+
+        def prepare() -> bool:
+            if not callable(getattr(trainer, "serialize", None)):
+                raise TypeError(
+                    "a checkpoint is loaded into what Chainer can serialize, not "
+                    f"{type(trainer).__name__}: give what was saved, made in the same way"
+                )
+            here.append(self._where(trainer, path))
+            return path is None and not taken_by_another(self, here[0])
+
+        views = call_or_raise(self.comm, prepare)
         choice = choose(self.comm, here[0], survey(self.comm, here[0]))
         begin = 0 if choice.record is None else choice.record.iteration
         if choice.skipped and self.comm.rank == 0:
             text = f"{explain(choice.skipped)}; training goes on from iteration {begin}"
             print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
-        if path is None:
+        if all(views):  # otherwise it only reads
             self._open(here[0], choice.skipped)
         if choice.record is None:
             return None
@@ -266,9 +284,16 @@ class MultiNodeCheckpointer(Extension):
         finally:
             self._pending = self._store = None
             self._saved = None, 0
+            release(self)
             if self._writer is not None:
                 self._writer.close()
                 self._writer = BackgroundWriter()
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a MultiNodeCheckpointer can't be copied or pickled: it holds a communicator, and a "
+            "copy would write the same files; make another one, with another name or folder"
+        )
 
     def _plan(self, target: Any, iteration: int | None) -> tuple[int, bool, bool]:
         """The iteration to save, whether that is done already, and whether elsewhere."""

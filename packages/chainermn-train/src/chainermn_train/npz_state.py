@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
@@ -121,8 +122,8 @@ def restore(target: Any, state: Mapping[str, Any]) -> None:
         state: arrays by name.
 
     Raises:
-        StateError: the state lacks something, or an array has another shape than that of
-            ``target``, which may be partly loaded then.
+        StateError: the state lacks something, or an array has another shape or floating dtype
+            than that of ``target``, which may be partly loaded then.
     """
     try:
         _CheckedDeserializer(state).load(target)
@@ -134,7 +135,7 @@ def restore(target: Any, state: Mapping[str, Any]) -> None:
 
 
 class _CheckedDeserializer(NpzDeserializer):
-    """Refuses arrays of another shape, which NumPy would repeat to fill the one that is there."""
+    """Refuses what NumPy would repeat to fill the shape that is there, or round to its dtype."""
 
     def __getitem__(self, key: str) -> _CheckedDeserializer:
         return _CheckedDeserializer(self.npz, f"{self.path}{key.strip('/')}/")
@@ -149,5 +150,11 @@ class _CheckedDeserializer(NpzDeserializer):
                     f"{name!r} has shape {stored.shape} in the stored state and {shape} here: it "
                     "was taken of an object that was made differently, or it belongs to a rank "
                     "(the order of its examples, for one) and their number has changed"
+                )
+            floating = isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
+            if floating and stored.dtype.kind == "f" and stored.dtype != value.dtype:
+                raise StateError(
+                    f"{name!r} has dtype {stored.dtype} in the stored state and {value.dtype} "
+                    "here: make the model with the same chainer.config.dtype"
                 )
         return super().__call__(key, value)
