@@ -32,6 +32,7 @@ class Letter:
         positions: for each array, which of the answered letter's arrays it belongs to. Those
             that are left out have no gradient.
         arrays: any shape, memory order and dtype; the receiver owns fresh ones.
+        graph: whether backward made a graph of these gradients, to be differentiated again.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Letter:
     wants: tuple[bool, ...]
     positions: tuple[int, ...]
     arrays: tuple[Any, ...]
+    graph: bool = False
 
 
 def post(letter: Letter, communicator: CommunicatorBase, rank: int, tag: int) -> None:
@@ -47,8 +49,9 @@ def post(letter: Letter, communicator: CommunicatorBase, rank: int, tag: int) ->
     The note goes before the arrays, as one more of them: two messages would cost twice.
     """
     answers = -1 if letter.answers is None else letter.answers
-    note = [_MARK, letter.number, answers, len(letter.wants), *letter.wants, *letter.positions]
-    communicator.send((np.array(note, np.int64), *letter.arrays), rank, tag)
+    head = [_MARK, letter.number, answers, letter.graph, len(letter.wants)]
+    note = np.array([*head, *letter.wants, *letter.positions], np.int64)
+    communicator.send((note, *letter.arrays), rank, tag)
 
 
 def fetch(communicator: CommunicatorBase, rank: int, tag: int) -> Letter:
@@ -72,9 +75,10 @@ def fetch(communicator: CommunicatorBase, rank: int, tag: int) -> Letter:
             f"{expected}, got a {type(found).__name__} (now discarded); use different tags for "
             "different kinds of messages"
         )
-    _, number, answers, count, *rest = note.tolist()
+    _, number, answers, graph, count, *rest = note.tolist()
     wants, positions = tuple(map(bool, rest[:count])), tuple(rest[count:])
-    return Letter(number, None if answers < 0 else answers, wants, positions, found[1:])
+    answered = None if answers < 0 else answers
+    return Letter(number, answered, wants, positions, found[1:], bool(graph))
 
 
 def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:

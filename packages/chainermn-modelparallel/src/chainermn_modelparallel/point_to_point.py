@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import chainer
 import numpy as np
 from chainer import Variable, backend
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_modelparallel.communication import Communication
 from chainermn_modelparallel.delegates import (
     brought_beside,
@@ -25,6 +25,7 @@ from chainermn_modelparallel.delegates import (
     zeros_for,
 )
 from chainermn_modelparallel.letters import GRADIENT_TAG, Letter, check_peer, fetch, post
+from chainermn_modelparallel.watching import call_of_dropped, watch_recv, watch_send
 
 # Letters of this process are numbered, and those that may still be answered are known.
 _numbers = itertools.count()
@@ -51,7 +52,8 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     Returns:
         A delegate variable: it holds no data (float32 of shape ``(0,)``), only the way back.
         Keep it: make it the ``delegate_variable`` of the next :func:`recv` or of
-        :func:`pseudo_connect`, or call its ``backward``.
+        :func:`pseudo_connect`, or call its ``backward``. If it is dropped before, and gradients
+        would have come, there is a ``RuntimeWarning``.
 
     Raises:
         TypeError: an argument is of the wrong type, or an array holds Python objects.
@@ -60,7 +62,9 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     """
     rank, tag = check_peer(communicator, rank, tag)
     variables = _variables(x, communicator.rank)
-    (delegate,) = Send(communicator, rank, tag, variables).apply(variables)
+    node = Send(communicator, rank, tag, variables)
+    (delegate,) = node.apply(variables)
+    node.watch()
     return delegate
 
 
@@ -96,6 +100,8 @@ def recv(
         TypeError: an argument is of the wrong type, or the other rank sent something else with
             this tag (which is then discarded).
         ValueError: there is no such other rank or tag.
+        RankMismatchError: this rank is in ``chainer.no_backprop_mode()``, and the other one, which
+            is not, would wait for gradients.
     """
     outputs, _ = recv_with_thread(communicator, rank, delegate_variable, tag)
     return outputs[0] if len(outputs) == 1 and not force_tuple else outputs
@@ -118,7 +124,18 @@ def recv_with_thread(
             f"rank {communicator.rank}: delegate_variable must be a chainer.Variable, "
             f"got {type(delegate_variable).__name__}"
         )
-    return _deliver(fetch(communicator, rank, tag), communicator, rank, delegate_variable)
+    letter = fetch(communicator, rank, tag)
+    if any(letter.wants) and not chainer.config.enable_backprop:
+        here = communicator.rank
+        raise RankMismatchError(
+            f"rank {here}: recv(rank={rank}, tag={tag}) runs in no_backprop_mode, but rank {rank} "
+            f"called send(rank={here}, tag={tag}) outside of it and would wait for gradients; use "
+            "the mode on both ranks, or send what needs no gradient (the variable's array)"
+        )
+    variables, thread = _deliver(letter, communicator, rank, delegate_variable)
+    if thread is not None and thread.creator_node is not None:
+        thread.creator_node.watch(tag)
+    return variables, thread
 
 
 class Send(Communication):
@@ -141,12 +158,20 @@ class Send(Communication):
         self._wants = tuple(_wants_gradient(variable) for variable in variables)
         self._number = next(_numbers)
         self._arrived: deque[Letter] = deque()
+        self._watch: finalize | None = None
+
+    def watch(self) -> None:
+        """Let it be told if this is dropped before backward came here."""
+        if any(self._wants):
+            here = self._communicator.rank
+            self._watch = watch_send(self, self._number, here, self._peer, self._tag)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self._xp = backend.get_array_module(*inputs)
         # Known before the letter leaves, since its answer may be read while we wait for another.
         _unanswered[self._number] = self
-        letter = Letter(self._number, self._answers, self._wants, self._positions, inputs)
+        graph = self._answers is not None
+        letter = Letter(self._number, self._answers, self._wants, self._positions, inputs, graph)
         post(letter, self._communicator, self._peer, self._tag)
         self.retain_outputs((0,))
         return (empty_beside(inputs[0]) if inputs else np.empty(0, np.float32),)
@@ -155,8 +180,11 @@ class Send(Communication):
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
         found: dict[int, Variable] = {}
+        if self._watch is not None:
+            self._watch.detach()
         if any(self._wants):
             letter = self._answer()
+            self._check_graph(letter)
             # A second backward through the gradients asks for this edge's gradients again.
             again = self.get_retained_outputs()[0] if any(letter.wants) else None
             variables, _ = _deliver(letter, self._communicator, self._peer, again)
@@ -175,15 +203,34 @@ class Send(Communication):
             letter = fetch(self._communicator, there, GRADIENT_TAG)
             owner = _unanswered.get(letter.answers if letter.answers is not None else -1)
             if owner is None:
+                call = call_of_dropped(letter.answers)
+                why = (
+                    f"its delegate variable was dropped, or backward ran more often on rank {there}"
+                    " than here"
+                )
+                if call is not None:
+                    why = f"the delegate variable that {call} returned was dropped"
                 raise RuntimeError(
                     f"rank {here}: rank {there} ran backward through a variable whose send on "
-                    f"rank {here} is gone: its delegate variable was dropped, or backward ran "
-                    f"more often on rank {there} than here. Keep the result of send with "
+                    f"rank {here} is gone: {why}. Keep the result of send with "
                     "pseudo_connect or as delegate_variable of the next recv, and run backward "
                     "equally often on both; or send without gradients (the variable's array)"
                 )
             owner._arrived.append(letter)
         return self._arrived.popleft()
+
+    def _check_graph(self, letter: Letter) -> None:
+        """Raise unless both ranks, or none, want to differentiate the gradients again."""
+        mine = bool(chainer.config.enable_backprop)
+        if letter.graph == mine:
+            return
+        here, there = self._communicator.rank, self._peer
+        with_graph, without = (here, there) if mine else (there, here)
+        raise RankMismatchError(
+            f"rank {here}: backward of send(rank={there}, tag={self._tag}): rank {with_graph} runs "
+            f"it with enable_double_backprop=True and rank {without} without, so a second "
+            "derivative would lack a part; use it on both ranks"
+        )
 
 
 class Recv(Communication):
@@ -199,6 +246,12 @@ class Recv(Communication):
         self._number, self._wants = letter.number, letter.wants
         self._communicator = communicator
         self._peer = peer
+        self._watch: finalize | None = None
+
+    def watch(self, tag: int) -> None:
+        """Let it be told if this is dropped before backward came here."""
+        if any(self._wants):
+            self._watch = watch_recv(self, self._communicator.rank, self._peer, tag)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         assert self._letter is not None
@@ -211,6 +264,8 @@ class Recv(Communication):
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
         zeros = tuple(zeros_for(self, index, self._xp) for index in indexes)
+        if self._watch is not None:
+            self._watch.detach()
         if not any(self._wants):
             return zeros
         found = {
