@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import chainer
@@ -150,7 +152,7 @@ def test_fewer_and_more_ranks(naive, folder):
 
 @pytest.mark.sizes(2, 3, 4)
 def test_state_of_a_rank_is_told(naive, folder):
-    """The order of a rank's examples: with another number of ranks it has another length."""
+    """A place in a rank's examples: with another number of ranks it has others."""
 
     def load(comm, examples):
         trainer, _ = make_trainer(comm, folder, 2, examples, shuffle=True)
@@ -162,7 +164,9 @@ def test_state_of_a_rank_is_told(naive, folder):
 
     load(naive, 12 // naive.size).run()
     half = naive.split(naive.rank, 0)
-    with pytest.raises(ValueError, match=r"ranks, doesn't fit this job with 1: .*/order' has sha"):
+    with pytest.raises(
+        ValueError, match=r"ranks, doesn't fit this job with 1: iterator 'main' has 12 ex"
+    ):
         load(half, 12).run()
     half.finalize()
     naive.allgather_obj(None)
@@ -282,3 +286,32 @@ def test_sets_that_differ_between_ranks(naive, folder):
     sets = [0] if naive.rank == 0 else []
     with pytest.raises(ValueError, match="differ between ranks"):
         multi_node_snapshot(naive, extensions.snapshot(), sets).initialize(trainer)
+
+
+@pytest.mark.parametrize("sets", [[], [0]])
+@pytest.mark.parametrize("fewer_on", ["all", "last"])
+def test_another_division_of_the_data_is_told_on_all_ranks(naive, folder, sets, fewer_on):
+    """Without shuffling, an iterator's state would seem to fit any number of examples."""
+
+    def make(stop, examples):
+        trainer, _ = make_trainer(naive, folder, stop, examples)
+        snapshot = multi_node_snapshot(naive, extensions.snapshot(autoload=True), sets)
+        trainer.extend(snapshot, trigger=(2, "iteration"))
+        return trainer
+
+    make(2, 8).run()
+    here = 4 if fewer_on == "all" or naive.rank == naive.size - 1 else 8
+    with pytest.raises((ValueError, RuntimeError), match=r"'main' has 4 examples.* had 8 there"):
+        make(4, here).run(show_loop_exception_msg=False)
+    make(4, 8).run()
+
+
+def test_copies_share_the_communicator_and_pickling_is_refused(naive, folder):
+    extension = multi_node_snapshot(naive, extensions.snapshot(), [0])
+    for twin in (copy.copy(extension), copy.deepcopy(extension)):
+        trainer, _ = make_trainer(naive, folder, stop=2)
+        trainer.extend(twin, trigger=(2, "iteration"))
+        trainer.run()
+    assert snapshots(naive, folder) == names(*(f"2.{each}" for each in range(min(naive.size, 2))))
+    with pytest.raises(TypeError, match="communicator"):
+        pickle.dumps(extension)

@@ -20,9 +20,12 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 from chainermn_comm import CommunicatorBase
 
 from .agreement import call_or_raise, require_communicator
+from .copying import SharesCommunicator
 from .npz_state import OWN, StateError, StoredState, capture, restore
 from .synchronized import spare_broadcasts
+from .targets import iterators_of
 
+_EXAMPLES = OWN + "examples/"  # and an iterator's name: how many its dataset has
 _TAKEN_BY = OWN + "taken_by"  # int64 of shape (3,): replica set, sets that were named, ranks
 
 
@@ -85,8 +88,8 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
     return ranks
 
 
-class MultiNodeSnapshot(Extension):
-    """What :func:`multi_node_snapshot` makes."""
+class MultiNodeSnapshot(SharesCommunicator, Extension):
+    """What :func:`multi_node_snapshot` makes; a copy has the same communicator."""
 
     default_name = "multi_node_snapshot"
 
@@ -124,7 +127,7 @@ class MultiNodeSnapshot(Extension):
         if not any(wanted[master] for master in self._masters):
             return
         state: dict[str, np.ndarray] = {}
-        call_or_raise(self._comm, lambda: state.update(capture(self._target(trainer))))
+        call_or_raise(self._comm, lambda: state.update(_state_of(self._target(trainer))))
         state[_TAKEN_BY] = np.array([self._set, self._named, self._comm.size])
         mine = self._master and wanted[self._comm.rank]
         call_or_raise(self._comm, lambda: self._write(trainer, state) if mine else None)
@@ -134,8 +137,9 @@ class MultiNodeSnapshot(Extension):
 
         Raises:
             RuntimeError: on all ranks: only some sets have a snapshot.
-            ValueError: the snapshot doesn't fit the trainer: another model, or a state that
-                belongs to a rank while their number has changed.
+            ValueError: the snapshot doesn't fit the trainer: another model, a state that
+                belongs to a rank while their number has changed, or an iterator over another
+                number of examples.
             PeerError: another rank raised.
         """
         views = call_or_raise(self._comm, lambda: self._settings)
@@ -218,12 +222,39 @@ class MultiNodeSnapshot(Extension):
                 f"not by set {self._set} with {self._named}"
             )
         try:
+            _require_as_many_examples(target, state)
             restore(target, state)
         except ValueError as error:
             raise StateError(
                 f"the snapshot {name}, taken with {size} ranks, doesn't fit this job with "
                 f"{self._comm.size}: {error}"
             ) from error
+
+
+def _state_of(target: Any) -> dict[str, np.ndarray]:
+    counts = {_EXAMPLES + name: np.array(count) for name, count in _examples(target).items()}
+    return {**capture(target), **counts}
+
+
+def _examples(target: Any) -> dict[str, int]:
+    """How many examples the iterators of a trainer or updater have; those that can tell."""
+    datasets: dict[str, Any] = {
+        name: getattr(each, "dataset", None) for name, each in iterators_of(target).items()
+    }
+    return {name: len(each) for name, each in datasets.items() if hasattr(each, "__len__")}
+
+
+def _require_as_many_examples(target: Any, state: dict[str, Any]) -> None:
+    """Refuse an iterator's position in other examples, which would seem to fit."""
+    for name, here in _examples(target).items():
+        taken = state.get(_EXAMPLES + name)
+        if taken is not None and int(taken) != here:
+            raise StateError(
+                f"iterator {name!r} has {here} examples here and had {int(taken)} there: its "
+                "place in them belongs to a rank, and the data are divided differently now. Go "
+                "on with as many ranks and the same data, or take snapshots of the model and "
+                "the optimizer alone (target=...)"
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:
