@@ -6,13 +6,13 @@ import hashlib
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -74,7 +74,14 @@ def models(huge: list[tuple[int, ...]], copies: int) -> st.SearchStrategy[list[E
         entries(small | st.just((4096,))),
         st.integers(copies // 3, copies),
     )
-    return few | alike
+    # Missing on different ranks, so that arrays in the same memory get different means.
+    twins = st.builds(
+        lambda entry, layout, missing: [entry, replace(entry, layout=layout, missing=missing)],
+        entries(small | st.sampled_from([*huge, (4096,)])),
+        st.sampled_from(["shared", "overlapping"]),
+        st.frozensets(st.integers(0, 3), max_size=3),
+    )
+    return few | alike | twins
 
 
 MODELS = models([(300_001,), (700, 600)], 90)
@@ -191,7 +198,11 @@ def check_model(comm, run, entries, wire, zero_fill) -> None:
 def check_models(world, name, examples) -> None:
     topologies = [n for n in IMPOSED[world.size] if name != "single_node" or len(set(n)) == 1]
 
+    twin = Entry((9,), "float32", "C", frozenset(), 0)
+    twins = [twin, replace(twin, layout="shared", missing=frozenset({0}))]
+
     @settings(max_examples=examples, **LOCKSTEP)
+    @example(twins, topologies[0], None, True)
     @given(
         MODELS,
         st.sampled_from(topologies),
