@@ -31,16 +31,15 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
     return tuple(getattr(optimizer, name, None) for name in _SCALING)
 
 
-def agree_on_loss_scaling(communicator: CommunicatorBase, optimizer: Any) -> None:
-    """Raise RankMismatchError on all ranks unless theirs is the same (collective)."""
-    scalings = communicator.allgather_obj(loss_scaling(optimizer))
+def require_same_loss_scaling(rank: int, scalings: list[tuple[Any, ...]]) -> None:
+    """Raise RankMismatchError, as this rank, unless that of all ranks is the same."""
     if any(scaling != scalings[0] for scaling in scalings):
         scales = ", ".join(
-            f"{'dynamic, now ' if dynamic else ''}{scale} on rank {rank}"
-            for rank, (scale, dynamic, *_) in enumerate(scalings)
+            f"{'dynamic, now ' if dynamic else ''}{scale} on rank {each}"
+            for each, (scale, dynamic, *_) in enumerate(scalings)
         )
         raise RankMismatchError(
-            f"rank {communicator.rank}: ranks must scale losses alike, and the scale is {scales}; "
+            f"rank {rank}: ranks must scale losses alike, and the scale is {scales}; "
             "call loss_scaling() or set_loss_scale() with the same arguments on all ranks"
         )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from .accumulation import Accumulation
 from .agreement import gather_or_raise, told_with
@@ -53,7 +53,8 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
-        self._shared = SharedParameters(communicator)
+        settings = {"double_buffering": double_buffering, "accumulate_steps": accumulate_steps}
+        self._shared = SharedParameters(communicator, settings)
         self._group = Accumulation(accumulate_steps)
         self._buffer = DoubleBuffer(communicator, zero_fill) if double_buffering else None
 
@@ -91,8 +92,10 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
-            RankMismatchError: ranks scale losses differently; or, without ``zero_fill``, not all
-                have the same gradients (with double buffering the next call says so).
+            RankMismatchError: ranks scale losses differently, or were given different
+                ``double_buffering`` or ``accumulate_steps``; some flush; or, without
+                ``zero_fill``, not all have the same gradients (with double buffering the next
+                call says so).
             BaseException: whatever ``lossfun`` or its backward raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
                 No rank steps then, and all may go on with the next update. Between the first
@@ -104,13 +107,15 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
             return
         shared, optimizer = self._shared, self.actual_optimizer
         views = shared.agree(optimizer, lossfun is None)
+        if views.apart:
+            self._raise_out_of_step("update")
         changed, incomplete = views.changed, views.incomplete
         if changed and not incomplete and not views.without_loss:
             self._broadcast()
             changed = False
         terms = self._compute_gradients_or_raise(lossfun, args, kwds, views.without_loss)
         if incomplete and not changed:  # the loss may have initialised what was missing
-            changed, incomplete, _ = shared.agree(optimizer, False)
+            changed, incomplete, *_ = shared.agree(optimizer, False)
         if changed:
             shared.initialize_as_others_did(optimizer.target)
             self._broadcast()
@@ -133,9 +138,10 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         whose examples shall all count before the next; it does nothing where nothing is left.
 
         Raises:
+            RankMismatchError: other ranks update: they have made fewer updates, or more.
             BaseException: what made the exchange in flight fail.
         """
-        terms = self._agree_on_failures(None, self._buffer)
+        terms = self._agree_on_failures(None, self._buffer, flushing=True)
         if self._buffer is not None:
             self._step_along(self._buffer.pop())
         if not terms:
@@ -221,7 +227,9 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         """Whether every update exchanges and uses its own gradients."""
         return self._group.steps == 1 and self._buffer is None
 
-    def _agree_on_failures(self, error: BaseException | None, buffer: DoubleBuffer | None) -> int:
+    def _agree_on_failures(
+        self, error: BaseException | None, buffer: DoubleBuffer | None, flushing: bool = False
+    ) -> int:
         """Raise where a rank has an error, or the exchange in flight failed (collective).
 
         Returns:
@@ -230,8 +238,14 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         with part("wire"):
             lost = None if buffer is None else buffer.wait()
         try:
+            numbers = self._group.terms, error is not None, lost is not None
             with told_with(error or lost):
-                found = self._shared.count(self._group.terms, error is not None, lost is not None)
+                if flushing:
+                    found, apart = self._shared.count_at_flush(*numbers)
+                else:
+                    found, apart = self._shared.count(*numbers), False
+            if apart:
+                self._raise_out_of_step("flush")
             if buffer is not None and found[2]:
                 buffer.pop()
             if found[1] or found[2]:
@@ -239,6 +253,19 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
             return int(found[0])
         finally:
             del error, lost
+
+    def _raise_out_of_step(self, method: str) -> NoReturn:
+        """Say where each rank is, since some are in `flush` and some in `update` (collective)."""
+        places = self.communicator.allgather_obj((method, self._group.calls))
+        steps = self._group.steps
+        raise RankMismatchError(
+            f"rank {self.communicator.rank}: some ranks call flush() and others update(), so they "
+            "haven't made the same number of updates: "
+            + ", ".join(
+                f"rank {rank} calls {each}() after {calls} of the {steps} updates of a step"
+                for rank, (each, calls) in enumerate(places)
+            )
+        )
 
     def _exchange(self, terms_per_rank: float) -> None:
         """Exchange what has been added up (collective), and step along it or the one before."""

@@ -7,27 +7,37 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from .agreement import gather_or_raise
 from .copying import SharesCommunicator
-from .mixed_precision import agree_on_loss_scaling, broadcast_masters, loss_scaling
+from .mixed_precision import broadcast_masters, loss_scaling, require_same_loss_scaling
 from .timing import part
 
 
 class Views(NamedTuple):
-    """What holds on any rank, and the number of ranks to which no loss function was given."""
+    """What holds on any rank, and the number of ranks to which no loss function was given.
+
+    Nothing else has been agreed on if ranks are ``apart``: some do not update, but flush.
+    """
 
     changed: bool
     incomplete: bool
     without_loss: int
+    apart: bool
 
 
 class SharedParameters(SharesCommunicator):
-    """Knows which parameters, and which loss scale, all ranks are known to share."""
+    """Knows which parameters, and which loss scale, all ranks are known to share.
 
-    def __init__(self, communicator: CommunicatorBase) -> None:
+    Args:
+        communicator: the ranks.
+        settings: the values of the optimizer's arguments that must be equal on all ranks.
+    """
+
+    def __init__(self, communicator: CommunicatorBase, settings: dict[str, Any]) -> None:
         self.communicator = communicator
+        self._settings = settings
         # The parameters that were initialised at the last broadcast. They are kept, not
         # their ids: a new parameter may be given the id of one that is gone.
         self._known: list[Any] | None = None
@@ -40,7 +50,7 @@ class SharedParameters(SharesCommunicator):
 
         Raises:
             RuntimeError: the optimizer has no model (PeerError on the ranks whose has one).
-            RankMismatchError: ranks scale their losses differently.
+            RankMismatchError: ranks scale their losses, or have set the optimizer, differently.
         """
         target = optimizer.target
         params = [] if target is None else list(target.params())
@@ -49,14 +59,39 @@ class SharedParameters(SharesCommunicator):
         changed = old is None or len(old) != len(ready) or not all(map(operator.is_, old, ready))
         incomplete = len(ready) < len(params)
         rescaled = self._scaling != loss_scaling(optimizer)
-        total = self.count(changed, incomplete, without_loss, rescaled, target is None)
+        total = self.count(changed, incomplete, without_loss, rescaled, target is None, False)
+        if total[5]:
+            return Views(False, False, 0, True)
         if total[4]:
             error = RuntimeError("the optimizer has no model: call its `setup(model)` first")
             gather_or_raise(self.communicator, error if target is None else None)
         if total[3]:
-            agree_on_loss_scaling(self.communicator, optimizer)
+            self._require_same_settings(optimizer)
             self.note_loss_scaling(optimizer)
-        return Views(bool(total[0]), bool(total[1]), int(total[2]))
+        return Views(bool(total[0]), bool(total[1]), int(total[2]), False)
+
+    def count_at_flush(self, *numbers: int) -> tuple[Any, bool]:
+        """Sums as of `count`, of five at most, and whether some ranks are in `agree` (collective).
+
+        In all but its meaning it is the same call as that of `agree`, so that ranks find out.
+        """
+        padding = [0] * (5 - len(numbers))
+        total = self.count(*numbers, *padding, True)
+        return total[: len(numbers)], bool(total[5] < self.communicator.size)
+
+    def _require_same_settings(self, optimizer: Any) -> None:
+        """Raise RankMismatchError on all ranks unless theirs are the same (collective)."""
+        communicator = self.communicator
+        views = communicator.allgather_obj((self._settings, loss_scaling(optimizer)))
+        for name in self._settings:
+            values = [settings[name] for settings, _ in views]
+            if len(set(values)) > 1:
+                raise RankMismatchError(
+                    f"rank {communicator.rank}: create_multi_node_optimizer needs the same {name} "
+                    "on all ranks, not "
+                    + ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                )
+        require_same_loss_scaling(communicator.rank, [scaling for _, scaling in views])
 
     def count(self, *numbers: int) -> Any:
         """Each number's sum over ranks: int64 of shape (len(numbers),) (collective)."""
