@@ -18,6 +18,7 @@ from chainer import training
 from chainer.training import extensions
 
 from chainermn_train import (
+    ResumableOrderSampler,
     create_multi_node_checkpointer,
     create_multi_node_iterator,
     create_multi_node_optimizer,
@@ -831,3 +832,23 @@ def test_two_runs_in_one_folder(naive, folder):
     for checkpointer in checkpointers:
         checkpointer.finalize()
     assert files(naive, folder) == set()
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+@pytest.mark.parametrize("first", ["save", "maybe_load"])
+def test_shuffling_ahead_of_time_is_warned_of_once(naive, folder, resumable, first):
+    sampler = ResumableOrderSampler(1) if resumable else None
+
+    def processes(actual):
+        return chainer.iterators.MultiprocessIterator(
+            actual.dataset, 4, shuffle=None if resumable else True, order_sampler=sampler
+        )
+
+    trainer, _, _ = make_trainer(naive, folder, shared=processes)
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        getattr(checkpointer, first)(trainer.updater)
+        checkpointer.save(trainer.updater)
+    said = [str(each.message) for each in caught if "ResumableOrderSampler" in str(each.message)]
+    assert len(said) == (naive.rank == 0 and not resumable)

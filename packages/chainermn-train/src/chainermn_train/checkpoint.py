@@ -26,7 +26,7 @@ from .random_state import capture_random, restore_random
 from .resume import choose, explain, survey
 from .store import Store
 from .synchronized import spare_broadcasts
-from .targets import folder_of, updater_of
+from .targets import folder_of, updater_of, warn_of_lost_order
 
 _RANDOM = OWN + "random"
 _DEFAULT_FOLDER = "result"  # the trainer's own default
@@ -54,6 +54,9 @@ def create_multi_node_checkpointer(
         checkpointer.maybe_load(trainer, optimizer)  # after all other extensions are there
         trainer.run()
 
+    A ``MultiprocessIterator`` that shuffles draws orders ahead of time, which no checkpoint knows
+    of: give it a :class:`ResumableOrderSampler`, or a resumed run may see other batches.
+
     When training has finished without an error on this rank, all checkpoints are removed.
 
     Args:
@@ -67,6 +70,9 @@ def create_multi_node_checkpointer(
             as the state), and write the copy meanwhile. A generation is committed at the next
             save or :meth:`~MultiNodeCheckpointer.flush`, where errors in writing are raised
             too; a job that is killed goes on from the generation before the last one written.
+
+    Warns:
+        RuntimeWarning: once, on rank 0, when a trainer with such an iterator is saved or loaded.
 
     Raises:
         TypeError: an argument is of the wrong type.
@@ -129,6 +135,7 @@ class MultiNodeCheckpointer(Extension):
             0,
         )  # trainer or updater that it was saved of, and when
         self._random: str | None = None  # what to begin training with
+        self._looked = False  # whether the iterators have been looked at
         self._failed = False
         self._handled = sys.exc_info()[1]
 
@@ -157,6 +164,7 @@ class MultiNodeCheckpointer(Extension):
             OSError: a file could not be written. Older generations are as they were.
             PeerError: another rank raised one of these.
         """
+        self._look(target)
         views = call_or_raise(self.comm, lambda: self._plan(target, iteration))
         number = views[0][0]
         if any(each != number for each, _, _ in views):
@@ -227,6 +235,7 @@ class MultiNodeCheckpointer(Extension):
             ValueError: a checkpoint doesn't fit ``trainer``, which may be partly loaded.
             PeerError: another rank raised.
         """
+        self._look(trainer)
         self.flush()
         self._require_equal_settings()
         here: list[Generations] = []
@@ -288,6 +297,11 @@ class MultiNodeCheckpointer(Extension):
             if self._writer is not None:
                 self._writer.close()
                 self._writer = BackgroundWriter()
+
+    def _look(self, target: Any) -> None:
+        if not self._looked and self.comm.rank == 0:
+            self._looked = True
+            warn_of_lost_order(target)
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise TypeError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
+from chainer.iterators import MultiprocessIterator, ShuffleOrderSampler
 from chainer.training import Trainer, Updater
 
 
@@ -21,6 +23,21 @@ def updater_of(target: Any) -> Any:
 def iterators_of(target: Any) -> dict[str, Any]:
     """The iterators of a trainer or updater by name; Chainer has no public list of them."""
     return dict(getattr(updater_of(target), "_iterators", {}))
+
+
+def warn_of_lost_order(target: Any) -> None:
+    """Warn where a resumed run would see other batches than one that was not interrupted."""
+    for name, iterator in iterators_of(target).items():
+        actual = getattr(iterator, "actual", iterator)  # of one that ranks share
+        shuffles = isinstance(getattr(actual, "order_sampler", None), ShuffleOrderSampler)
+        if isinstance(actual, MultiprocessIterator) and shuffles:
+            warnings.warn(
+                f"iterator {name!r} is a MultiprocessIterator that shuffles and draws orders ahead "
+                "of time, which no checkpoint knows of, so a resumed run may see other batches: "
+                "give it order_sampler=chainermn.iterators.ResumableOrderSampler()",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
 
 def folder_of(target: Any) -> str | None:
