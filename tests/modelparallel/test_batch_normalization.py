@@ -387,3 +387,29 @@ def test_a_backend_is_one_of_three(comm):
         MultiNodeBatchNormalization(3, comm, communication_backend="nccl")(np.ones((2, 3), "f"))
     with pytest.raises(TypeError, match="comm must be a communicator"):
         MultiNodeBatchNormalization(3, None)
+
+
+def test_one_channel_without_an_axis(comm, random):
+    """Which Chainer's own link computes forward only; a single channel has the same values."""
+    whole = random.standard_normal(4 * comm.size).astype("f")
+    part = slice(4 * comm.rank, 4 * comm.rank + 4)
+    alone, link = (
+        L.BatchNormalization(axis=(0,)),
+        MultiNodeBatchNormalization(None, comm, axis=(0,)),
+    )
+    x, mine = Variable(whole[:, None]), Variable(whole[part])
+    for bn, given in ((alone, x), (link, mine)):
+        bn(given)
+        bn.cleargrads()
+        F.sum(bn(given) ** 3).backward()
+    np.testing.assert_allclose(mine.grad, x.grad[part, 0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(link.avg_mean, alone.avg_mean[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(link.avg_var, alone.avg_var[0], rtol=1e-5)
+
+
+def test_a_wrong_first_input_leaves_a_lazy_link_as_it_was(comm):
+    link = MultiNodeBatchNormalization(None, comm, axis=(0, 2, 3))
+    with pytest.raises(ValueError, match=f"rank {comm.rank}: x of shape .* doesn't have channels"):
+        link(np.ones((4, 3), "f"))
+    assert link.avg_mean is None
+    assert link(np.ones((4, 3, 2, 2), "f")).shape == (4, 3, 2, 2)

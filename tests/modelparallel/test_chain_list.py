@@ -285,3 +285,11 @@ def test_it_talks_to_ranks_that_use_the_functions_alone(comm):
         assert x.grad is not None
     else:
         loss_of(model_of(comm, SIMPLE)()).backward()
+
+
+def test_a_component_added_to_a_copy_is_not_the_originals(comm):
+    model = MultiNodeChainList(comm)
+    model.add_link(chainer.Sequential(F.square))
+    twin = model.copy()
+    twin.add_link(chainer.Sequential(F.square), comm.rank, comm.rank)
+    np.testing.assert_array_equal(model(np.full(2, 3, "f")).array, [9, 9])

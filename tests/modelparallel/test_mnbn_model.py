@@ -14,6 +14,7 @@ import pytest
 from chainer import Sequential, Variable
 from chainer.link_hooks import TimerHook
 
+from chainermn_comm import create_communicator
 from chainermn_modelparallel import MultiNodeBatchNormalization, create_mnbn_model
 
 pytestmark = pytest.mark.world
@@ -188,3 +189,12 @@ def test_wrong_arguments_raise(comm):
         create_mnbn_model(Block(), None)
     with pytest.raises(ValueError, match="must be one of auto, mpi, nccl, got 'tcp'"):
         create_mnbn_model(Block(), comm, communication_backend="tcp")
+
+
+def test_a_model_that_holds_a_communicator_shares_it(comm):
+    model = chainer.Chain(bn=L.BatchNormalization(3))
+    with create_communicator("naive") as other:
+        model.partners = other
+        twin = create_mnbn_model(model, comm)
+        assert twin.partners is other
+    assert type(twin.bn) is MultiNodeBatchNormalization

@@ -124,13 +124,15 @@ class MultiNodeBatchNormalization(SharesCommunicator, L.BatchNormalization):
         if axis is None:  # channels are from the axis after the first on
             axis = (0, *range(self.avg_mean.ndim + 1, x.ndim))
         shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
+        known = shape if self.avg_mean is None else self.avg_mean.shape
+        if x.ndim <= max(axis) or shape != known:
+            channels = "channels" if self.avg_mean is None else f"the channels {known}"
+            raise ValueError(
+                f"rank {self.comm.rank}: x of shape {x.shape} doesn't have {channels} beside the "
+                f"axes {axis}"
+            )
         if self.avg_mean is None:
             self._initialize_params(shape)
-        if x.ndim <= max(axis) or shape != self.avg_mean.shape:
-            raise ValueError(
-                f"rank {self.comm.rank}: x of shape {x.shape} doesn't have the channels "
-                f"{self.avg_mean.shape} beside the axes {axis}"
-            )
         with chainer.using_device(self.device):
             gamma, beta = self.gamma, self.beta
             if gamma is None:

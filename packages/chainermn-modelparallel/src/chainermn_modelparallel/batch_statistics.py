@@ -90,10 +90,10 @@ class Normalize(Communication):
         count = x.size // gamma.size if gamma.size else 0
         own = xp.zeros((2, *gamma.shape), self._dtype)  # mean of each channel; squares about it
         if count:
-            x.sum(axis=self._axis, dtype=self._dtype, out=own[0])
+            x.sum(axis=self._axis, dtype=self._dtype, out=own[0, ...])
             own[0] /= count
         centred = xp.subtract(x, own[0][expander], dtype=self._dtype)
-        xp.square(centred).sum(axis=self._axis, out=own[1])
+        xp.square(centred).sum(axis=self._axis, out=own[1, ...])
         self._combine(count, cuda.to_cpu(own))
         centred += (own[0] - self.mean)[expander]
         self._inv_std = 1 / xp.sqrt(self.var + self._dtype.type(self._eps))
@@ -154,8 +154,8 @@ class Normalize(Communication):
         gx = None
         if self._call.wanted:
             own = xp.empty((2, *gamma.shape), dtype)
-            xp.multiply(scale, ggamma, out=own[0])
-            xp.multiply(scale, gbeta, out=own[1])
+            xp.multiply(scale, ggamma, out=own[0, ...])
+            xp.multiply(scale, gbeta, out=own[1, ...])
             host = cuda.to_cpu(own)
             view: View = (("operation", f"backward of {NAME}"),)
             payload = host.tobytes()
@@ -168,7 +168,8 @@ class Normalize(Communication):
             x_hat -= of_beta[expander]
             x_hat *= self._inv_std[expander]
             gx = x_hat.astype(x.dtype, copy=False)
-        return gx, ggamma.astype(gamma.dtype, copy=False), gbeta.astype(gamma.dtype, copy=False)
+        # Arrays even where there is one channel without an axis, of which NumPy makes scalars.
+        return gx, xp.asarray(ggamma, gamma.dtype), xp.asarray(gbeta, gamma.dtype)
 
     def _differentiable(
         self, x: Variable, gamma: Variable, gy: Variable

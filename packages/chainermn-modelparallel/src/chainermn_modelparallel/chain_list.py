@@ -30,7 +30,9 @@ class MultiNodeChainList(SharesCommunicator, chainer.ChainList):
     Calling it runs forward. Its arguments go to each component with ``rank_in=None``; it returns
     what the component with ``rank_out=None`` returned. A rank without such a component gets a
     delegate variable without data (float32 of shape ``(0,)``); call its ``backward``, which takes
-    part in the other ranks' backward.
+    part in the other ranks' backward. The gradients can't be differentiated again through a rank
+    whose components all begin with what they receive: there is no variable of its own from which
+    a second backward could start. Write that with :func:`recv` and its ``delegate_variable``.
 
     It holds only this rank's parameters: optimizers, serializers and ``to_device`` work as with
     any :class:`chainer.ChainList`. A copy, deep or not, has the same communicator.
@@ -86,7 +88,7 @@ class MultiNodeChainList(SharesCommunicator, chainer.ChainList):
                 "output; let one component return a tuple"
             )
         super().add_link(link)
-        self._routes.append(route)
+        self._routes = [*self._routes, route]  # a new list: a copy of the model has the old one
 
     def _checked(self, name: str, ranks: Any) -> Route:
         if ranks is None:

@@ -2,7 +2,8 @@
 
 Gradients travel back on a tag of their own, each with the number of the letter it answers.
 So neither the order in which Chainer walks the graph on the two ranks nor the tags of the
-letters can pair a gradient with the wrong send, or make the ranks wait for each other.
+letters can pair a gradient with the wrong send. Ranks that each send a large one first still wait
+for each other, as MPI does.
 """
 
 from __future__ import annotations

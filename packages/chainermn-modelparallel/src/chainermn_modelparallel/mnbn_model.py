@@ -20,7 +20,7 @@ def create_mnbn_model(
     """Copy a model, with every batch normalization made a multi-node one (not collective).
 
     The copy has the classes, structure, parameters, persistent values, update rules and names of
-    the original, and arrays of its own; link hooks are shared with it. Each
+    the original, and arrays of its own; link hooks and communicators are shared with it. Each
     :class:`chainer.links.BatchNormalization` in it, at whatever depth, is a
     :class:`MultiNodeBatchNormalization` in the copy. A link that occurs in several places occurs
     in the same ones there, as one.
@@ -47,6 +47,8 @@ def create_mnbn_model(
     memo: dict[int, Any] = {id(comm): comm}
     twins: list[tuple[chainer.Link, chainer.Link]] = []
     for path, part in link.namedlinks():
+        held = (value for value in vars(part).values() if isinstance(value, CommunicatorBase))
+        memo.update({id(value): value for value in held})
         memo.update({id(hook): hook for hook in part.local_link_hooks.values()})
         kind: Any = type(part)
         if kind is L.BatchNormalization:

@@ -40,7 +40,9 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     gradients are waited for, nor sent there, for variables that need none here: arrays,
     integers, ``requires_grad=False``, and all of them under ``chainer.no_backprop_mode()``.
     One ``backward`` comes to what was sent, received and communicated collectively in the reverse
-    of the order in which that was done.
+    of the order in which that was done. Call several of them in the reverse order of the sends, on
+    both ranks: gradients find their send in any order, but large ones keep the rank that sends
+    them until the other receives, so that two ranks could wait for each other.
 
     Args:
         x: a variable or an array, or a tuple or list of them; any shapes, memory orders and
@@ -79,7 +81,8 @@ def recv(
 
     Not collective: the two ranks take part. ``backward`` of the result sends the gradients to
     the other rank, if that rank has use for them; then it goes on to ``delegate_variable``.
-    Received variables without a gradient of their own count as having one of zeros there. The
+    Received variables without a gradient of their own count as having one of zeros there. Call
+    several ``backward`` in the reverse order of the sends, as for :func:`send`. The
     gradient itself can be differentiated (``enable_double_backprop=True`` on both ranks); the
     gradient of ``delegate_variable`` is then where this rank's second backward starts.
 
