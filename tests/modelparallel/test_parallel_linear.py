@@ -216,3 +216,16 @@ def test_wrong_sizes_raise(comm):
             ColumnParallelLinear(wrong, comm.size, comm)
         with pytest.raises(ValueError, match="one for each rank, got"):
             RowParallelLinear(wrong, 3, comm)
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("shape", [(3, 7, 1), (2, 1, 7, 1)])
+def test_further_axes_are_flattened(comm, random, name, shape):
+    link, alone = both(LINKS[name], comm)
+    data = random.standard_normal(shape).astype("f")
+    x, mine = Variable(data), Variable(data)
+    for model, variable in ((alone, x), (link, mine)):
+        y = model(variable)
+        assert y.shape == (shape[0], 5)
+        F.sum(y * y).backward()
+    np.testing.assert_allclose(mine.grad, x.grad, rtol=1e-4, atol=1e-5)

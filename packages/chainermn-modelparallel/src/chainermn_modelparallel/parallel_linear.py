@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import chainer
@@ -84,13 +85,14 @@ class _ParallelLinear(SharesCommunicator, chainer.Link):
             kind = type(x).__name__
             raise TypeError(f"rank {rank}: x must be a variable or an array, got {kind}")
         x = chainer.as_variable(x)
-        if x.array is None or x.dtype != self.W.dtype or x.shape[1:] != (columns,):
+        fits = x.array is not None and x.ndim > 1 and math.prod(x.shape[1:]) == columns
+        if not fits or x.dtype != self.W.dtype:
             form = "a parameter that is not initialised" if x.array is None else x.dtype, x.shape
             raise ValueError(
                 f"rank {rank}: x must be a matrix of {columns} columns of {self.W.dtype}, got "
                 f"{form[0]} {form[1]}"
             )
-        return x
+        return x if x.ndim == 2 else F.reshape(x, (len(x), columns))
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -143,7 +145,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
         Args:
             x: a variable or an array of shape ``(N, in_size)``, of the parameters' dtype, the
-                same on all ranks.
+                same on all ranks. Further axes are flattened into the second.
 
         Returns:
             A variable of shape ``(N, out_size)``, or with this rank's columns only.
@@ -202,7 +204,8 @@ class RowParallelLinear(_ParallelLinear):
 
         Args:
             x: a variable or an array of the parameters' dtype: of shape ``(N, in_size)`` and the
-                same on all ranks, or with this rank's columns if ``input_is_parallel``.
+                same on all ranks, or with this rank's columns if ``input_is_parallel``. Further
+                axes are flattened into the second.
 
         Returns:
             A variable of shape ``(N, out_size)``, the same on all ranks.
