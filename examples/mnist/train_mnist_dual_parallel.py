@@ -23,6 +23,7 @@ from mpi4py import MPI
 from options import BATCHSIZE, options, parse
 from train_mnist import SEED, create_communicator, load
 from train_mnist_model_parallel import (
+    PIXELS,
     RANKS,
     create_model,
     print_results,
@@ -72,7 +73,7 @@ def main() -> None:
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
     test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
 
-    model = create_model(model_comm, args.unit, 10)
+    model = create_model(model_comm, PIXELS[args.dataset], args.unit, 10)
     if args.gpu:
         model.to_gpu()
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), data_comm)

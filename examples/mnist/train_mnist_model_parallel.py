@@ -27,15 +27,18 @@ from options import BATCHSIZE, options, parse
 from train_mnist import SEED, create_communicator, load
 
 RANKS = 2  # of one copy of the model
+PIXELS = {"mnist": 784, "digits": 64}
 
 
 class First(chainer.Chain):
     """The layer that sees the images."""
 
-    def __init__(self, n_units: int) -> None:
+    def __init__(self, n_in: int, n_units: int) -> None:
         super().__init__()
         with self.init_scope():
-            self.l1 = L.Linear(None, n_units)
+            # Not of a size left open: averaged over copies of the model, the first gradient of a
+            # layer that is not initialised before it would be lost.
+            self.l1 = L.Linear(n_in, n_units)
 
     def forward(self, x: Any) -> Any:
         return F.relu(self.l1(x))
@@ -65,14 +68,14 @@ class Last(chainer.Chain):
         return self.l3(h)
 
 
-def create_model(comm: Any, n_units: int, n_out: int) -> chainer.Link:
+def create_model(comm: Any, n_in: int, n_units: int, n_out: int) -> chainer.Link:
     """This rank's part of the model; called, it takes part in computing the loss.
 
     Rank 0 is called with images and labels, rank 1 with nothing.
     """
     parts = chainermn.MultiNodeChainList(comm)
     if comm.rank == 0:
-        parts.add_link(First(n_units), rank_in=None, rank_out=1)
+        parts.add_link(First(n_in, n_units), rank_in=None, rank_out=1)
         parts.add_link(Last(n_units, n_out), rank_in=1, rank_out=None)
         return L.Classifier(parts)
     parts.add_link(Middle(n_units), rank_in=0, rank_out=0)
@@ -109,7 +112,7 @@ def main() -> None:
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
     test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
 
-    model = create_model(comm, args.unit, 10)
+    model = create_model(comm, PIXELS[args.dataset], args.unit, 10)
     if args.gpu:
         model.to_gpu()
     optimizer = chainer.optimizers.Adam()  # no multi-node one: no two ranks have the same layer
