@@ -252,10 +252,11 @@ class MpiCommunicator(CommunicatorBase):
 
         Every rank gets the same bits. A gradient that can't be written to, or shares memory
         with another, is replaced by a new array. One that is missing (None) on all ranks is
-        left alone. Beside the gradients this takes a few chunks, whatever the model's size: up to
-        4 MiB a rank during the call, and on each node a window of 2 MiB for each rank and two more
-        (8 MiB each where there are other nodes). Each gradient that is replaced takes its new array
-        and, where the old one isn't contiguous, a copy during the call.
+        left alone. Beside the gradients this takes a few chunks, whatever the model's size: up
+        to 10 MiB a rank, kept from the first calls on, and on each node a window of 2 MiB for
+        each rank and two more (8 MiB for each and one more where there are other nodes). Each
+        gradient that is replaced takes its new array and, where the old one isn't contiguous, a
+        copy during the call.
 
         Args:
             model: anything with ``namedparams()``; each parameter's ``grad`` is changed.

@@ -162,4 +162,22 @@ ROWS = (
         ),
         source="chainermn-comm",
     ),
+    Known(
+        name="no-shared-memory",
+        kind=Kind.WARNING,
+        component=OURS,
+        signs=("; gradients go through MPI instead",),
+        lines=(
+            "ChainerMN: the memory that MPI calls shared is not, on some node; gradients go through "
+            "MPI instead",
+            "ChainerMN: shared memory could not be allocated on some node: Other MPI error; "
+            "gradients go through MPI instead",
+        ),
+        meaning="A node's ranks can't share memory, so gradients take a slower way.",
+        fix=(
+            "ulimit -n; ulimit -v   # files and memory that a process may have",
+            "docker run --ipc=host ...   # where ranks of a node are in different containers",
+        ),
+        source="chainermn-comm",
+    ),
 )
