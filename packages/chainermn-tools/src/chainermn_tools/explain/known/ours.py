@@ -166,10 +166,13 @@ ROWS = (
         name="no-shared-memory",
         kind=Kind.WARNING,
         component=OURS,
-        signs=("; gradients go through MPI instead",),
+        signs=(
+            "ChainerMN: the memory that MPI calls shared is not",
+            "ChainerMN: shared memory could not be allocated",
+        ),
         lines=(
-            "ChainerMN: the memory that MPI calls shared is not, on some node; gradients go through "
-            "MPI instead",
+            "ChainerMN: the memory that MPI calls shared is not, on some node; gradients go "
+            "through MPI instead",
             "ChainerMN: shared memory could not be allocated on some node: Other MPI error; "
             "gradients go through MPI instead",
         ),
