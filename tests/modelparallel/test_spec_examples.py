@@ -137,7 +137,9 @@ def float64():
 def drawn(seed: int, make: Any, *arguments: Any) -> Any:
     """The link that `make` makes, whose weights the seed decides."""
     np.random.seed(seed)
-    return make(*arguments)
+    made = make(*arguments)
+    made.cleargrads()  # which are NaN, equal to any other
+    return made
 
 
 def array(*shape: int) -> np.ndarray:
@@ -152,6 +154,7 @@ def check_gradients(mine: chainer.Link, alone: chainer.Link) -> None:
     pairs = list(zip(mine.namedparams(), alone.namedparams(), strict=True))
     assert pairs
     for (name, param), (_, expected) in pairs:
+        assert np.all(np.isfinite(param.grad)), f"{name} has the NaN that it began with"
         np.testing.assert_allclose(param.grad, expected.grad, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
@@ -173,6 +176,7 @@ def test_basic_usage(comm):
 @pytest.mark.sizes(2, 3)
 def test_split_mlp_on_two_processes(comm):
     first, last = drawn(0, MLP, 100, 50, 20), MLP(10, 5, 10)
+    last.cleargrads()
     middle = drawn(1, MLP, 20, 5, 10)
     y = last(middle(first(array(2, 100))))
     loss_of(y).backward()
@@ -225,6 +229,7 @@ def test_connected_graph(comm):
 def test_non_connected_graph(comm):
     """Rank 3 gives the inputs, rank 1 lies between the components, rank 2 has the loss."""
     first, second = drawn(0, Sub), Sub()
+    second.cleargrads()
     between = drawn(1, Sub)
     x = Variable(array(2, 4))
     y = second(between(first(x)))
@@ -257,6 +262,7 @@ def check_sender(comm: Any, x: Variable) -> None:
 def test_non_connected_graph_2(comm):
     """Its output is that of the first component, from which backward goes on to the second."""
     first, second = drawn(0, Sub), Sub()
+    second.cleargrads()
     x, own = Variable(array(2, 4)), array(3, 4)
     y, z = first(x), second(own)
     (loss_of(y) + loss_of(z)).backward()
