@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 REQUIRED = inspect.Parameter.empty
-PENDING = "comes with a later issue"
 MODULES = [
     "communicators",
     "datasets",
@@ -28,13 +27,10 @@ MODULES = [
 ]
 
 
-def row(path: str, *parameters: Any, pending: bool = False) -> Any:
+def row(path: str, *parameters: Any) -> Any:
     """`path`: module and name. A parameter is a name, or a name and its default."""
     pairs = [(p, REQUIRED) if isinstance(p, str) else p for p in parameters]
-    marks = (
-        [pytest.mark.xfail(raises=AttributeError, reason=PENDING, strict=True)] if pending else []
-    )
-    return pytest.param(path, pairs, id=path, marks=marks)
+    return pytest.param(path, pairs, id=path)
 
 
 CALLABLES = [
