@@ -274,6 +274,7 @@ def test_with_double_buffering_each_group_is_one_group_stale(comm):
         optimizer.update(model, batch(comm.rank, 9, 0))
         optimizer.flush()
         assert optimizer.t == 5
+        assert before is not None
         for name, param in expected.namedparams():
             param.grad = before[name]
         gradient = copy.deepcopy(expected)  # the update's gradients were of the older weights
@@ -387,6 +388,7 @@ def test_copies_go_their_own_ways(comm):
     ("name", "values"),
     [
         ("double_buffering", (False, True)),
+        ("zero_fill", (True, False)),
         *(("accumulate_steps", values) for values in [(1, 2), (2, 1), (3, 2), (2, 5)]),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
+from typing import ClassVar
 
 import chainer
 import chainer.links as L
@@ -19,6 +21,11 @@ from chainermn_train import (
     scatter_dataset,
 )
 from chainermn_train.agreement import bcast_or_raise, call_or_raise, gather_or_raise
+from chainermn_train.extensions import (
+    GenericMultiNodeEvaluator,
+    MultiNodeEarlyStoppingTrigger,
+    ObservationAggregator,
+)
 
 pytestmark = pytest.mark.world
 
@@ -59,7 +66,53 @@ def by_iterator(comm, fail):
     next(create_multi_node_iterator(Fails([1], 1), comm, rank_master=master))
 
 
-@pytest.mark.parametrize("way", [by_call, by_evaluator, by_iterator])
+class Metric(GenericMultiNodeEvaluator):
+    """Its two parts that a user writes fail where they are told to."""
+
+    fail_locally = fail_together = staticmethod(lambda: None)
+
+    def calc_local(self, x):
+        self.fail_locally()
+        return x
+
+    def aggregate(self, results):
+        next(results)  # others are left
+        self.fail_together()
+
+
+def metric(comm):
+    examples = np.ones((4, 3), np.float32)
+    iterator = SerialIterator(examples, 1, repeat=False, shuffle=False)
+    return Metric(comm, iterator, L.Linear(3, 1), root=comm.size - 1)
+
+
+def by_metric(comm, fail):
+    evaluator = metric(comm)
+    evaluator.fail_locally = fail
+    evaluator()
+
+
+def by_aggregate(comm, fail):
+    evaluator = metric(comm)
+    evaluator.fail_together = fail
+    evaluator()
+
+
+class Observed:
+    """What a trigger asks a trainer for."""
+
+    observation: ClassVar[dict[str, float]] = {}
+
+
+def by_trigger(comm, fail):
+    stop = MultiNodeEarlyStoppingTrigger(comm, lambda _: False, max_trigger=lambda _: fail())
+    stop(Observed())
+
+
+WAYS = [by_call, by_evaluator, by_iterator, by_metric, by_aggregate, by_trigger]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_of_one_rank_is_told_to_all(comm, way, error):
     last = comm.size - 1
@@ -72,6 +125,17 @@ def test_an_interrupt_of_one_rank_is_told_to_all(comm, way, error):
         way(comm, fail)
     if comm.rank != last:
         assert f"rank {last}: {error.__name__}: planted" in str(raised.value)
+    assert comm.allreduce_obj(1) == comm.size
+
+
+def test_an_interrupt_in_combining_observations_is_told_to_all(comm):
+    def interrupted(_):
+        raise KeyboardInterrupt("planted")
+
+    aggregator = ObservationAggregator(comm, "x", aggregator=interrupted)
+    trainer = SimpleNamespace(observation={"x": 1.0}, updater=SimpleNamespace(iteration=1))
+    with pytest.raises(KeyboardInterrupt if comm.rank == 0 else PeerError, match="planted"):
+        aggregator(trainer)
     assert comm.allreduce_obj(1) == comm.size
 
 

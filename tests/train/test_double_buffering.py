@@ -255,6 +255,7 @@ def test_gradients_are_moved_not_copied(naive):
             optimizer.update(lambda x: Look(model(x)), batch(0, 1))
         else:
             model.cleargrads()
+            assert loss is not None
             loss.backward()
             addresses()
             optimizer.update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import chainer
 import chainer.functions as F
@@ -21,7 +22,7 @@ pytestmark = [
 ]
 
 BATCH, WIDTH = 6, 8
-KINDS = {
+KINDS: dict[str, Any] = {
     "synchronous": {},
     "double buffering": {"double_buffering": True},
     "accumulating": {"accumulate_steps": 2},

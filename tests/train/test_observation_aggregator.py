@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import chainer
 import numpy as np
@@ -71,7 +72,7 @@ def test_values_are_kept_until_the_trigger_fires_and_then_reduced_in_any_way(com
         calls.append(values)
         return max(max(each) for each in values)
 
-    kwargs = {"comm_trigger": (1, "epoch"), "aggregator": largest}
+    kwargs: Any = {"comm_trigger": (1, "epoch"), "aggregator": largest}
     trainer.extend(ObservationAggregator(comm, "main/mean", **kwargs))
     log = extensions.LogReport(trigger=(1, "iteration"))
     trainer.extend(log)

@@ -87,7 +87,7 @@ def test_name_trigger_and_priority_are_its_own(naive, trainer_for):
 
 def test_others_do_not_wait(comm, trainer_for):
     """The others are done before the rank where it runs lets them know of anything."""
-    order = []
+    order: list[int] = []
 
     def slow(trainer):
         if trainer.updater.iteration == 2:

@@ -277,7 +277,7 @@ def test_wrong_snapshots(naive):
     with pytest.raises(ValueError, match="snapshot_on_error"):
         multi_node_snapshot(naive, extensions.snapshot(snapshot_on_error=True), [])
     with pytest.raises(TypeError, match="create_communicator"):
-        multi_node_snapshot(None, extensions.snapshot(), [])
+        multi_node_snapshot(None, extensions.snapshot(), [])  # type: ignore[arg-type]
 
 
 @pytest.mark.sizes(2, 3, 4)

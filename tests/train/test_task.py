@@ -44,7 +44,11 @@ def test_a_task_without_a_thread_is_done_at_once():
 
 def test_waiting_gives_up_after_its_time():
     go = threading.Event()
-    task = Task(lambda _: go.wait(60))
+
+    def wait(_: threading.Event) -> None:
+        go.wait(60)
+
+    task = Task(wait)
     assert task.wait(0.01) is None
     assert task._thread.is_alive()
     go.set()
@@ -102,7 +106,9 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
         ones = np.full(3, comm.rank, np.float32)
         buffer.start(HeldGradients({"/w": Held(np.zeros(3, np.float32), ones, None)}))
         assert buffer.wait() is None
-        np.testing.assert_array_equal(buffer.pop()["/w"].grad, np.full(3, (comm.size - 1) / 2))
+        means = buffer.pop()
+        assert means is not None
+        np.testing.assert_array_equal(means["/w"].grad, np.full(3, (comm.size - 1) / 2))
         buffer.close()
     main = [what for is_main, what in log if is_main]
     thread = [what for is_main, what in log if not is_main]

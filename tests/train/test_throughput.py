@@ -79,12 +79,11 @@ def test_the_slowest_rank_is_named_and_the_others_wait_for_it(comm, trainer_for)
     trainer.extend(log)
     shares = []
 
+    @chainer.training.make_extension(trigger=(6, "iteration"), priority=1000)
     def keep(_):
         clock = report._clock
         shares.append((clock.waiting / clock.sampled, clock.wire / clock.sampled))
 
-    keep.priority = 1000
-    keep.trigger = (6, "iteration")
     trainer.extend(keep)
     trainer.run()
     entry = report_of(log.log[-1])  # of the second epoch: no parameters are broadcast in it
@@ -130,11 +129,11 @@ def test_examples_are_counted_exactly_on_ranks_with_uneven_data(comm, trainer_fo
     report = ThroughputReport(comm)
     trainer.extend(report)
 
+    @chainer.training.make_extension(trigger=(3, "iteration"), priority=1000)
     def count(trainer):
         seconds = max(comm.allgather_obj(report._clock.seconds))
         counted.append((seconds, report))
 
-    count.priority, count.trigger = 1000, (3, "iteration")
     trainer.extend(count)
     rates = []
     trainer.extend(

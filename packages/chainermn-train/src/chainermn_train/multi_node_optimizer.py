@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 
 from .accumulation import Accumulation
 from .agreement import gather_or_raise, told_with
@@ -14,7 +14,7 @@ from .double_buffering import DoubleBuffer
 from .forwarding import Forwarding
 from .held import HeldGradients
 from .losses import compute_gradients, scale_missing_gradients
-from .shared_parameters import SharedParameters
+from .shared_parameters import SharedParameters, raise_out_of_step
 from .state import serialize_state
 from .timing import part
 
@@ -53,7 +53,11 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
-        settings = {"double_buffering": double_buffering, "accumulate_steps": accumulate_steps}
+        settings = {
+            "double_buffering": double_buffering,
+            "accumulate_steps": accumulate_steps,
+            "zero_fill": zero_fill,
+        }
         self._shared = SharedParameters(communicator, settings)
         self._group = Accumulation(accumulate_steps)
         self._buffer = DoubleBuffer(communicator, zero_fill) if double_buffering else None
@@ -93,9 +97,9 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
             RankMismatchError: ranks scale losses differently, or were given different
-                ``double_buffering`` or ``accumulate_steps``; some flush; or, without
-                ``zero_fill``, not all have the same gradients (with double buffering the next
-                call says so).
+                ``double_buffering``, ``accumulate_steps`` or ``zero_fill``; some flush; or,
+                without ``zero_fill``, not all have the same gradients (with double buffering
+                the next call says so).
             BaseException: whatever ``lossfun`` or its backward raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
                 No rank steps then, and all may go on with the next update. Between the first
@@ -108,7 +112,7 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         shared, optimizer = self._shared, self.actual_optimizer
         views = shared.agree(optimizer, lossfun is None)
         if views.apart:
-            self._raise_out_of_step("update")
+            raise_out_of_step(self.communicator, "update", self._group.calls, self._group.steps)
         changed, incomplete = views.changed, views.incomplete
         if changed and not incomplete and not views.without_loss:
             self._broadcast()
@@ -245,7 +249,7 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
                 else:
                     found, apart = self._shared.count(*numbers), False
             if apart:
-                self._raise_out_of_step("flush")
+                raise_out_of_step(self.communicator, "flush", self._group.calls, self._group.steps)
             if buffer is not None and found[2]:
                 buffer.pop()
             if found[1] or found[2]:
@@ -253,19 +257,6 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
             return int(found[0])
         finally:
             del error, lost
-
-    def _raise_out_of_step(self, method: str) -> NoReturn:
-        """Say where each rank is, since some are in `flush` and some in `update` (collective)."""
-        places = self.communicator.allgather_obj((method, self._group.calls))
-        steps = self._group.steps
-        raise RankMismatchError(
-            f"rank {self.communicator.rank}: some ranks call flush() and others update(), so they "
-            "haven't made the same number of updates: "
-            + ", ".join(
-                f"rank {rank} calls {each}() after {calls} of the {steps} updates of a step"
-                for rank, (each, calls) in enumerate(places)
-            )
-        )
 
     def _exchange(self, terms_per_rank: float) -> None:
         """Exchange what has been added up (collective), and step along it or the one before."""

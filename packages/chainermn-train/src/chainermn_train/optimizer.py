@@ -68,5 +68,5 @@ def create_multi_node_optimizer(
     if steps < 1:
         raise ValueError(f"accumulate_steps must be at least 1, not {steps}")
     return MultiNodeOptimizer(
-        actual_optimizer, communicator, zero_fill, bool(double_buffering), steps
+        actual_optimizer, communicator, bool(zero_fill), bool(double_buffering), steps
     )

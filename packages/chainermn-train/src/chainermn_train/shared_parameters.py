@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -149,3 +149,25 @@ class SharedParameters(SharesCommunicator):
         except BaseException as exception:
             error = exception
         gather_or_raise(self.communicator, error)
+
+
+def raise_out_of_step(
+    communicator: CommunicatorBase, method: str, calls: int, steps: int
+) -> NoReturn:
+    """Say where each rank is, since some are in `flush` and some in `update` (collective).
+
+    Args:
+        communicator: the ranks.
+        method: where this rank is.
+        calls: updates that it has made of those that make a step.
+        steps: how many these are.
+    """
+    places = communicator.allgather_obj((method, calls))
+    raise RankMismatchError(
+        f"rank {communicator.rank}: some ranks call flush() and others update(), so they "
+        "haven't made the same number of updates: "
+        + ", ".join(
+            f"rank {rank} calls {each}() after {calls} of the {steps} updates of a step"
+            for rank, (each, calls) in enumerate(places)
+        )
+    )

@@ -72,21 +72,24 @@ class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
         """Whether training should stop: the same answer on all ranks (collective).
 
         Raises:
-            Exception: whatever a trigger raises on this rank (a
+            BaseException: whatever a trigger raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` on the others).
         """
         self._trainer = weakref.ref(trainer)
-        error: Exception | None = None
+        error: BaseException | None = None
         stop = check = False
         try:
             self._observe(trainer.observation)
             stop, check = bool(self._max_trigger(trainer)), bool(self._interval_trigger(trainer))
-        except Exception as exception:
+        except BaseException as exception:  # the others would wait for who is interrupted, too
             error = exception
-        flags = np.array([stop, check, error is not None], dtype=np.int64)
-        stops, checks, errors = self.comm.allreduce(flags)
-        if errors:
-            gather_or_raise(self.comm, error)
+        try:
+            flags = np.array([stop, check, error is not None], dtype=np.int64)
+            stops, checks, errors = self.comm.allreduce(flags)
+            if errors:
+                gather_or_raise(self.comm, error)
+        finally:
+            del error  # its traceback leads back here
         if stops:
             return True
         if not checks:

@@ -126,7 +126,7 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
             trainer: not used; it may be left out.
 
         Raises:
-            Exception: whatever failed on this rank (a
+            BaseException: whatever failed on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names it on the others).
             RankMismatchError: on all ranks, when they were given different ``root``.
         """
@@ -143,14 +143,15 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
             raise RankMismatchError(f"ranks were given different roots, in rank order {roots}")
         failures: list[BaseException] = []
         rounds = self._rounds(failures)
-        result, error = None, None
+        result: Any = None
+        error: BaseException | None = None
         if self.comm.rank == self.root:
             try:
                 # Unpickled outside the generator: an error in there would end the rounds here
                 # alone. `chain` has no `close` for `aggregate` to end them with.
                 results = map(pickle.loads, chain.from_iterable(rounds))
                 result = on_host(self.aggregate(results))
-            except Exception as exception:
+            except BaseException as exception:  # an interrupt too: the others would wait
                 error = exception
         for _ in rounds:  # on root: those that `aggregate` left, since other ranks send them
             pass
@@ -169,17 +170,18 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
         """
         local = self._local()
         while True:
-            content, error = None, None
+            content: bytes | None = None
+            error: BaseException | None = None
             try:
                 content = next(local, None)
-            except Exception as exception:
+            except BaseException as exception:
                 error = exception
             flags = np.array([content is not None, error is not None], dtype=np.int64)
             present, failed = self.comm.allreduce(flags)
             if failed:
                 try:
                     gather_or_raise(self.comm, error)
-                except Exception as exception:
+                except BaseException as exception:
                     failures.append(exception)
                 return
             if not present:

@@ -73,7 +73,7 @@ class ObservationAggregator(SharesCommunicator, training.Extension):
         Raises:
             TypeError: this rank observed something that is neither a number nor an array of
                 them (a :class:`~chainermn_comm.errors.PeerError` on the others).
-            Exception: whatever the aggregator raises, on rank 0 (a ``PeerError`` elsewhere).
+            BaseException: whatever the aggregator raises, on rank 0 (a ``PeerError`` elsewhere).
         """
         observation = trainer.observation
         if self.original_key in observation:
@@ -96,14 +96,17 @@ class ObservationAggregator(SharesCommunicator, training.Extension):
         if self.aggregator is None:  # all ranks add up the same list: they get the same bits
             values = [value for rank in ranks for value in rank]
             return sum(values) / len(values)
-        error: Exception | None = None
+        error: BaseException | None = None
         result = None
         if self.comm.rank == 0:
             try:
                 result = self.aggregator(ranks)
-            except Exception as exception:
+            except BaseException as exception:  # the others would wait for who is interrupted, too
                 error = exception
-        return bcast_or_raise(self.comm, error, result)
+        try:
+            return bcast_or_raise(self.comm, error, result)
+        finally:
+            del error  # its traceback leads back here
 
     def serialize(self, serializer: Any) -> None:
         """Save or load what is kept, and the state of ``comm_trigger``."""

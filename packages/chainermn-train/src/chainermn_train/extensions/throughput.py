@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
 
-from ..agreement import call_or_raise, gather_or_raise, require_communicator
+from ..agreement import call_or_raise, require_communicator
 from ..copying import SharesCommunicator
 from ..timing import StepClock, TimedUpdater
 
@@ -92,19 +92,13 @@ class ThroughputReport(SharesCommunicator, training.Extension):
             self._undo.pop()()
 
     def __call__(self, trainer: Any) -> None:
-        """Report on the steps since the last call (collective)."""
-        clock, examples = self._clock, _examples(trainer.updater)
-        mine = _Share(
-            examples - self._examples,
-            clock.steps,
-            clock.seconds,
-            clock.sampled,
-            clock.waiting,
-            clock.wire,
-        )
-        self._examples = examples
-        clock.clear()
-        ranks = gather_or_raise(self.comm, None, mine)
+        """Report on the steps since the last call (collective).
+
+        Raises:
+            BaseException: the examples can't be counted on this rank (a
+                :class:`~chainermn_comm.errors.PeerError` on the others).
+        """
+        ranks = call_or_raise(self.comm, lambda: self._share(trainer))
         if not all(rank.steps and rank.sampled for rank in ranks):
             return
         summary = _summary(ranks)
@@ -114,6 +108,15 @@ class ThroughputReport(SharesCommunicator, training.Extension):
             updater = trainer.updater
             print(f"epoch {updater.epoch}, iteration {updater.iteration}:", end=" ")
             print(_line(summary, ranks), flush=True)
+
+    def _share(self, trainer: Any) -> _Share:
+        """What this rank did since the last call; the next one begins here."""
+        clock, examples = self._clock, _examples(trainer.updater)
+        new = examples - self._examples
+        share = _Share(new, clock.steps, clock.seconds, clock.sampled, clock.waiting, clock.wire)
+        self._examples = examples
+        clock.clear()
+        return share
 
 
 class _Share(NamedTuple):
