@@ -138,6 +138,47 @@ def test_a_rank_without_examples_gets_the_parameters_and_counts_as_zeros(comm, w
         assert optimizer.t == 4
 
 
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("without", [0, -1])
+def test_a_lazy_batch_normalization_does_not_begin_anew_where_examples_come_later(comm, without):
+    """Chainer's makes its parameters anew when it makes its statistics."""
+    model, optimizer = normalizing(comm)
+    check_late_examples(comm, model, optimizer, without % comm.size, 1)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_lazy_batch_normalization_that_rank_0_has_loaded_stays_as_it_is(naive):
+    model, optimizer = normalizing(naive)
+    if naive.rank == 0:
+        model.predictor[0](np.ones((2, 6), np.float32))
+        model.predictor[0].gamma.array[:] = 3
+    naive.bcast_data(model)  # brings no statistics
+    check_late_examples(naive, model, optimizer, naive.size - 1, 3)
+
+
+def normalizing(comm):
+    model = L.Classifier(chainer.Sequential(L.BatchNormalization(axis=0), L.Linear(6, 4)))
+    return model, create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), comm).setup(model)
+
+
+def check_late_examples(comm, model, optimizer, idle, gamma):
+    """Gamma begins as given on all ranks, and all go on from there together."""
+    norm = model.predictor[0]
+    for number, (x, t) in enumerate(batches(1, 6)):
+        if comm.rank == idle and number < 3:
+            model.cleargrads()
+            optimizer.update()
+        else:
+            optimizer.update(model, x, t)
+        if number == 2:
+            with chainer.using_config("train", False):
+                model(x, t)
+        assert norm.avg_mean.shape == norm.avg_var.shape == (6,)
+        assert_same_bits(model, comm)
+    assert (norm.gamma.array != gamma).all()
+    assert np.abs(norm.gamma.array - gamma).max() < 0.5
+
+
 def test_chainers_own_update_is_followed_in_half_precision_with_loss_scaling(naive):
     """One rank's batch on all ranks: the mean is the gradient of one process, bit by bit."""
     with chainer.using_config("dtype", np.dtype(np.float16)):

@@ -12,6 +12,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from .agreement import gather_or_raise
 from .copying import SharesCommunicator
 from .mixed_precision import broadcast_masters, loss_scaling, require_same_loss_scaling
+from .persistents import take_missing_persistents
 from .timing import part
 
 
@@ -115,6 +116,7 @@ class SharedParameters(SharesCommunicator):
         with part("wire"):
             self.communicator.bcast_data(target)
             broadcast_masters(self.communicator, target)
+            take_missing_persistents(self.communicator, target)
         self.note_parameters(target)
 
     def broadcast_new(self, target: Any) -> set[str]:

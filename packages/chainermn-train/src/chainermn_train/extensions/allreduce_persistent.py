@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from chainer import training
@@ -12,6 +12,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from ..agreement import call_or_raise, require_communicator
 from ..copying import SharesCommunicator
+from ..persistents import Persistent, persistents
 
 
 class AllreducePersistent(SharesCommunicator, training.Extension):
@@ -63,7 +64,7 @@ class AllreducePersistent(SharesCommunicator, training.Extension):
         found: dict[str, _Slot] = {}
 
         def view() -> dict[str, Any]:
-            found.update((slot.name, slot) for slot in _slots(self.model))
+            found.update((each.name, _Slot(*each)) for each in persistents(self.model))
             return {name: slot.kind for name, slot in found.items()}
 
         kinds, counts = _agree(call_or_raise(self.comm, view))
@@ -86,13 +87,8 @@ class AllreducePersistent(SharesCommunicator, training.Extension):
             start = end
 
 
-class _Slot(NamedTuple):
-    """Where a persistent value is, and what it was."""
-
-    link: Any
-    attribute: str
-    name: str  # with the path of the link
-    value: Any
+class _Slot(Persistent):
+    """A persistent value, and how its mean takes its place."""
 
     @property
     def kind(self) -> tuple[np.dtype, tuple[int, ...]] | str | None:
@@ -118,16 +114,6 @@ class _Slot(NamedTuple):
             setattr(self.link, self.attribute, type(value)(mean))
         else:
             setattr(self.link, self.attribute, self.link.device.send(mean))
-
-
-def _slots(model: Any) -> list[_Slot]:
-    """The persistent values of the model and its links."""
-    # Chainer has no public name for the set; 7.8.1 is its last release but for repairs.
-    return [
-        _Slot(link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute))
-        for path, link in model.namedlinks()
-        for attribute in link._persistent
-    ]
 
 
 def _agree(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:

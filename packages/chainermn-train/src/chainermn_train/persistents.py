@@ -1,0 +1,61 @@
+"""A model's persistent values, such as running means, and those that only other ranks have."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from chainermn_comm import CommunicatorBase
+
+from .agreement import call_or_raise, gather_or_raise
+from .values import on_host
+
+
+class Persistent(NamedTuple):
+    """Where a persistent value is, and what it was."""
+
+    link: Any
+    attribute: str
+    name: str  # with the path of the link
+    value: Any
+
+
+def persistents(model: Any) -> list[Persistent]:
+    """The persistent values of a model and its links."""
+    # Chainer has no public name for the set; 7.8.1 is its last release but for repairs.
+    return [
+        Persistent(link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute))
+        for path, link in model.namedlinks()
+        for attribute in link._persistent
+    ]
+
+
+def take_missing_persistents(communicator: CommunicatorBase, model: Any) -> None:
+    """Give ranks whose value is None that of the first rank that has one (collective).
+
+    A link learns the shapes of its statistics from its first examples, as its parameters'. A rank
+    that has had none gets the parameters from others; without the statistics, a lazy
+    :class:`~chainer.links.BatchNormalization` would begin anew later, and its parameters with it.
+    """
+    here = {each.name: each for each in persistents(model)}
+    lacking = {name for name, each in here.items() if each.value is None}
+    views = gather_or_raise(communicator, None, (lacking, set(here)))
+    if not any(lacking for lacking, _ in views):
+        return
+    givers = {
+        name: next((r for r, (none, all_) in enumerate(views) if name in all_ - none), None)
+        for name in set().union(*(none for none, _ in views))
+    }
+
+    def given() -> dict[str, Any]:
+        mine = (name for name, rank in givers.items() if rank == communicator.rank)
+        return {name: on_host(here[name].value) for name in mine}
+
+    values = {name: v for view in call_or_raise(communicator, given) for name, v in view.items()}
+
+    def take() -> None:
+        for name in lacking & values.keys():
+            link, attribute, *_ = here[name]
+            value = values[name]
+            setattr(link, attribute, link.device.send(value) if hasattr(value, "ndim") else value)
+
+    call_or_raise(communicator, take)
