@@ -188,11 +188,62 @@ def test_a_sum_keeps_foreign_byte_order(naive):
     same(total, (np.arange(5) * naive.size).astype(">f4"))
 
 
+# Around what goes with the frame or the note, which other arrays and the frame share.
+SIZES = (0, 1, 16_000, 16_383, 16_384, 16_385, 40_000)
+
+
+def tuple_of_sizes(seed: int) -> tuple[np.ndarray, ...]:
+    """Small arrays after large ones too, in both memory orders, in an order that the seed draws."""
+    random = np.random.default_rng(seed)
+    flat = [random.integers(0, 256, size).astype(np.uint8) for size in random.permutation(SIZES)]
+    return *flat, np.asfortranarray(random.standard_normal((3, 4))), np.float16(seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_small_arrays_travel_with_their_frame_and_large_ones_apart(naive, seed):
+    if naive.size > 1 and naive.rank < 2:
+        if naive.rank == 0:
+            naive.send(tuple_of_sizes(seed), 1, 0)
+            naive.send(tuple_of_sizes(seed)[seed], 1, 0)
+        else:
+            found = naive.recv(0, 0)
+            for actual, expected in zip(found, tuple_of_sizes(seed), strict=True):
+                np.testing.assert_array_equal(actual, expected)
+            same(naive.recv(0, 0), tuple_of_sizes(seed)[seed])
+    for row in (tuple_of_sizes(naive.rank + seed), tuple_of_sizes(seed)[naive.rank]):
+        found = naive.allgather(row)
+        assert len(found) == naive.size
+        for rank, each in enumerate(found):
+            mine = tuple_of_sizes(rank + seed) if isinstance(row, tuple) else None
+            if mine is None:
+                same(each, tuple_of_sizes(seed)[rank])
+            else:
+                for actual, expected in zip(each, mine, strict=True):
+                    np.testing.assert_array_equal(actual, expected)
+
+
+def test_names_of_a_received_dtype_are_the_receivers_own(naive):
+    """Frames are cached: what one array's owner changes must not come with the next one."""
+    array = np.zeros(2, [("a", "f4"), ("b", "i8")])
+    for _ in range(2):
+        for found in naive.allgather(array):
+            assert found.dtype.names == ("a", "b")
+            if found.dtype is not array.dtype:
+                found.dtype.names = ("x", "y")
+
+
 def test_many_arrays_need_a_long_frame(naive):
     mine = [np.full((2, 3), i + naive.rank) for i in range(200)]
     for rank, found in enumerate(naive.allgather(mine)):
         for i, array in enumerate(found):
             same(array, np.full((2, 3), i + rank))
+    if naive.size > 1 and naive.rank < 2:
+        many = [np.full(i % 3, i) for i in range(3000)]
+        if naive.rank == 0:
+            naive.send(many, 1, 0)
+        else:
+            for actual, expected in zip(naive.recv(0, 0), many, strict=True):
+                same(actual, expected)
 
 
 @pytest.mark.parametrize("elements", [1, 4096, 4097, 300_000, 1_000_003])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,10 @@ class Agreement:
             ]
         everything = np.empty(sum(lengths), np.uint8)
         self._comm.Allgatherv([note, MPI.BYTE], [everything, lengths, MPI.BYTE])
-        ends = np.cumsum(lengths)
+        starts = accumulate(lengths[:-1], initial=0)
         return [
-            everything[end - length : end].tobytes()
-            for end, length in zip(ends, lengths, strict=True)
+            everything[start : start + length].tobytes()
+            for start, length in zip(starts, lengths, strict=True)
         ]
 
     def _raise_problem(self, operation: str, problem: BaseException | None) -> None:

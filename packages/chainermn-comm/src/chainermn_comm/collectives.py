@@ -21,6 +21,8 @@ from .messages import Message
 # From so many bytes on, ranks agree that all of them had the memory before any data move: next
 # to moving them, that costs nothing.
 LARGE_BYTES = 64 << 20
+# Up to so many go with the note of them: to copy them costs less than another exchange.
+SMALL_BYTES = 16 << 10
 _NBYTES = struct.Struct("<Q")
 
 Value = TypeVar("Value")
@@ -69,10 +71,29 @@ def bcast(group: Group, operation: str, make: Callable[[], Message], root: int) 
 def allgather(group: Group, operation: str, make: Callable[[], Message]) -> list[Message]:
     """Every rank's message on every rank."""
     message, problem = prepare(make)
-    notes = _agree(group, operation, _note(message), problem)
+    note = _note(message)
+    if message is not None and _size_of(note) <= SMALL_BYTES:
+        note += message.packed()
+    notes = _agree(group, operation, note, problem)
+    # Of a small payload, where it begins in the note.
+    starts = {
+        rank: len(note) - _size_of(note)
+        for rank, note in enumerate(notes)
+        if _size_of(note) <= SMALL_BYTES
+    }
+    framed = [note[: starts.get(rank)] for rank, note in enumerate(notes)]
     outgoing = dict.fromkeys(range(group.size), message)
-    incoming = _with_memory(group, operation, notes, lambda: _incoming(group, outgoing, notes))
-    return _move(group, outgoing, incoming)
+    incoming = _with_memory(group, operation, notes, lambda: _incoming(group, outgoing, framed))
+    for rank in starts.keys() - {group.rank}:
+        incoming[rank].fill(notes[rank][starts[rank] :])
+    large = incoming.keys() - starts.keys()
+    if large:
+        _move(
+            group,
+            outgoing if group.rank in large else {},
+            {rank: incoming[rank] for rank in sorted(large)},
+        )
+    return list(incoming.values())
 
 
 def gather(
@@ -143,13 +164,17 @@ def _agree(
 ) -> list[bytes]:
     """Every rank's note, which begins with the payload's size unless it is empty."""
     view: View = () if root is None else (("root", root),)
-    nbytes = _NBYTES.unpack_from(note)[0] if note else 0
-    return group.agreement(operation, view, note, problem, nbytes)
+    return group.agreement(operation, view, note, problem, _size_of(note))
 
 
 def _note(message: Message | None) -> bytes:
     """Payload of the message in bytes, and its frame; nothing for no message."""
     return _size_note([message]) + message.frame() if message else b""
+
+
+def _size_of(note: bytes) -> int:
+    """The payload of which a note tells."""
+    return int(_NBYTES.unpack_from(note)[0]) if note else 0
 
 
 def _size_note(outgoing: Iterable[Message]) -> bytes:
@@ -160,7 +185,7 @@ def _with_memory(
     group: Group, operation: str, notes: list[bytes], allocate: Callable[[], Value]
 ) -> Value:
     """What ``allocate`` returns; when much moves, ranks agree that all could."""
-    if sum(_NBYTES.unpack_from(note)[0] for note in notes if note) < LARGE_BYTES:
+    if sum(map(_size_of, notes)) < LARGE_BYTES:
         return allocate()
     value, problem = prepare(allocate)
     group.agreement(f"{operation}, memory", problem=problem)

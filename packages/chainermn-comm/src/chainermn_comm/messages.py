@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,19 @@ class Message:
 
     def frame(self) -> bytes:
         """What a receiver needs to allocate the arrays."""
-        forms = [(_token(a.dtype), a.shape, _order(a)) for a in self.arrays]
-        return pickle.dumps((self.kind, forms, self.scalars, self.on_gpu), protocol=5)
+        forms = tuple((_token(a.dtype), a.shape, _order(a)) for a in self.arrays)
+        return _framed(self.kind, forms, self.scalars, self.on_gpu)
+
+    def packed(self) -> bytes:
+        """The bytes of all arrays, one after the other."""
+        return b"".join([array.tobytes("A") for array in self.arrays])  # A: as they lie
+
+    def fill(self, packed: bytes) -> None:
+        """Overwrite the arrays with what :meth:`packed` gave."""
+        start = 0
+        for array in self.arrays:
+            as_bytes(array)[:] = np.frombuffer(packed, np.uint8, array.nbytes, start)
+            start += array.nbytes
 
     def value(self) -> Any:
         """The array, scalar, tuple or object.
@@ -97,20 +109,37 @@ def of_object(obj: Any) -> Message:
 
 def allocate(frame: bytes) -> Message:
     """A message of the framed kind and shapes whose contents are still to be received."""
-    kind, forms, scalars, on_gpu = pickle.loads(frame)
+    kind, forms, scalars, on_gpu = _unframed(frame)
+    if not all(isinstance(token, str) for token, *_ in forms):
+        forms = pickle.loads(frame)[1]  # whose names the arrays' owner may change
     arrays = tuple(np.empty(shape, np.dtype(token), order) for token, shape, order in forms)
     return Message(kind, arrays, scalars, on_gpu)
 
 
 def describe(frame: bytes) -> str:
     """The framed message in a few words, for error messages."""
-    kind, forms, *_ = pickle.loads(frame)
+    kind, forms, *_ = _unframed(frame)
     if kind == OBJECT:
         return "an object"
     return ", ".join(f"{np.dtype(token)} {shape}" for token, shape, _ in forms) or "nothing"
 
 
+# Loops send the same few forms again and again.
+
+
+@lru_cache(maxsize=256)
+def _framed(*frame: Any) -> bytes:
+    return pickle.dumps(frame, protocol=5)
+
+
+@lru_cache(maxsize=256)
+def _unframed(frame: bytes) -> Any:
+    return pickle.loads(frame)
+
+
 def _on_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:
+    if type(item) is np.ndarray and item.flags.c_contiguous and not item.dtype.hasobject:
+        return item  # nearly always
     array = devices.to_host(item) if on_gpu else as_array(item, rank)
     flags = array.flags
     return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
@@ -122,4 +151,4 @@ def _order(array: np.ndarray) -> str:
 
 def _token(dtype: np.dtype) -> Any:
     # A plain dtype travels as its short string; structured and foreign ones as themselves.
-    return dtype.str if np.dtype(dtype.str) == dtype else dtype
+    return dtype.str if dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype else dtype
