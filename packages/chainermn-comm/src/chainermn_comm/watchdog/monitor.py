@@ -18,6 +18,7 @@ from typing import Any
 
 from . import processes
 from .blame import Job, Rank, from_answer
+from .leftovers import SharedFiles, clean
 from .network import Asking, Peer, keep_asking, serve
 from .processes import GONE, RUNNING
 from .records import AREA_BYTES, Call, aborting_since, read
@@ -77,6 +78,7 @@ class Monitor:
 
     def __init__(self, orders: dict[str, Any]) -> None:
         self.ranks = [Watched(each) for each in orders["ranks"]]
+        self.files = SharedFiles([rank.process for rank in self.ranks])
         self.seconds, self.ends_job = orders["seconds"], orders["ends_job"]
         self.tick = min(TICK_SECONDS, self.seconds / 10)
         # When calls began that have been reported, or warned of, by rank and communicator.
@@ -90,6 +92,8 @@ class Monitor:
         self.last_stacks: dict[int, str] = {}
         self.stacks_at = -FRESH_SECONDS
         self.poll = select.poll()
+        if self.files.news >= 0:
+            self.poll.register(self.files.news, select.POLLIN)
         for rank in self.ranks:
             # Before Linux 5.3, and on conda's Python, we only notice at the next tick.
             with contextlib.suppress(OSError, AttributeError):
@@ -130,7 +134,10 @@ class Monitor:
             if now - before > self.tick + PAUSE_SECONDS:
                 self.pauses.append((now, now - before))
             for file, _ in gone:
-                self.poll.unregister(file)
+                if file == self.files.news:
+                    self.files.look_at_news()
+                else:
+                    self.poll.unregister(file)
             alive = [rank for rank in self.ranks if rank.state() != GONE]
             if not alive:
                 return
@@ -245,7 +252,13 @@ class Monitor:
         processes.write(2, text, 2.0)
 
     def end(self) -> None:
+        self.files.look()
         processes.end([rank.process for rank in self.ranks], TERM_SECONDS)
+
+    def clean(self) -> None:
+        """Leave nothing of the ranks, which have ended."""
+        failed = not all(rank.look(0.0).has_ended for rank in self.ranks)
+        clean(self.files, [rank.process for rank in self.ranks], failed)
 
 
 def _key(rank: Rank, call: Call) -> tuple[Any, ...]:
@@ -258,5 +271,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a rank may catch it and go on
     if os.fork():
         os._exit(0)
+    os.setsid()  # launchers kill a rank's group, whose remains are this process's to remove
     monitor.meet()
     monitor.run()
+    monitor.clean()

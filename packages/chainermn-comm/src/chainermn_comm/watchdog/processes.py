@@ -26,6 +26,12 @@ def state(pid: int, birth: int) -> str:
     return STOPPED if fields[0] in "Tt" else RUNNING
 
 
+def group_and_birth(pid: int) -> tuple[int, int] | None:
+    """The process group of a process and when it started; None if there is no such process."""
+    fields = _fields(pid)
+    return (int(fields[2]), int(fields[19])) if fields else None
+
+
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for the signal, which would end it otherwise."""
     try:
