@@ -194,7 +194,7 @@ def test_a_block_left_by_an_exception_waits_for_nobody(world, name):
         for each in (comm, other):
             each.allreduce_grad(with_grads(w=np.full(9, float(world.rank))))
         if world.rank == 0:  # the others never leave the block
-            memory = weakref.ref(comm._reducers[False])
+            memory = weakref.ref(comm._reducers.made(False))
             with pytest.raises(ZeroDivisionError):  # noqa: SIM117
                 with comm:
                     raise ZeroDivisionError

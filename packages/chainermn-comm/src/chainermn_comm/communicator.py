@@ -21,7 +21,7 @@ from .gradients import mean_gradients
 from .integers import as_integer
 from .messages import OBJECT, Message
 from .plans import Ground, Plans
-from .reducer import Reducer
+from .reducers import Reducers
 from .settings import Settings
 from .topology import Topology
 from .transport import Transport
@@ -77,7 +77,6 @@ class MpiCommunicator(CommunicatorBase):
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm
         self._plans = plans
-        self._reducers: dict[bool, Reducer] = {}
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
@@ -90,6 +89,7 @@ class MpiCommunicator(CommunicatorBase):
             MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),
             (own, mpi_comm) if owns_mpi_comm else (own,),
         )
+        self._reducers = self._new_reducers()
 
     # Where this process is.
 
@@ -267,7 +267,7 @@ class MpiCommunicator(CommunicatorBase):
             RankMismatchError: on all ranks, naming the first parameter that differs in name,
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
         """
-        mean_gradients(self._group, self._reducer_of, model, self._settings, zero_fill)
+        mean_gradients(self._group, self._reducers, model, self._settings, zero_fill)
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -301,6 +301,8 @@ class MpiCommunicator(CommunicatorBase):
             transport = MpiTransport(self._group.comm, self._max_tag + 1, settings.chunk_bytes)
             self._open.transport.close()
             self._resources = replace(self._open, transport=transport)
+            self._settings = settings
+            self._reducers = self._new_reducers()
         self._settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
@@ -324,8 +326,7 @@ class MpiCommunicator(CommunicatorBase):
             return
         resources.group.agreement("finalize")
         self._resources = None
-        for reducer in self._reducers.values():
-            reducer.close()
+        self._reducers.close()
         resources.transport.close()
         for comm in resources.comms:
             comm.Free()
@@ -348,9 +349,7 @@ class MpiCommunicator(CommunicatorBase):
             return
         self._record.release()
         resources.transport.close()
-        for reducer in self._reducers.values():
-            reducer.abandon()
-        self._reducers.clear()
+        self._reducers.abandon()
 
     # How the verbs are made.
 
@@ -368,17 +367,10 @@ class MpiCommunicator(CommunicatorBase):
     def _group(self) -> Group:
         return self._open.group
 
-    def _reducer_of(self, on_gpu: bool) -> Reducer:
-        # At first use, when the user has chosen a device and knows that there will be gradients.
-        if on_gpu not in self._reducers:
-            ground = Ground(
-                self._group.comm, self._topology, self._open.transport, self._settings.chunk_bytes
-            )
-            plan = self._plans.on_gpus if on_gpu else self._plans.on_cpus
-            reducer, problem = prepare(lambda: plan(ground))
-            self._group.agreement("allreduce_grad, its first use", problem=problem)
-            self._reducers[on_gpu] = reducer
-        return self._reducers[on_gpu]
+    def _new_reducers(self) -> Reducers:
+        group, transport = self._group, self._open.transport
+        ground = Ground(group.comm, self._topology, transport, self._settings.chunk_bytes)
+        return Reducers(self._plans, ground, group.agreement)
 
     def _array(self, data: Any) -> Callable[[], Message]:
         return lambda: messages.of_array(data, self._rank)

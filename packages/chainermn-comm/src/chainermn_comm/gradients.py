@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,23 +13,42 @@ from . import devices, parameters
 from .agreement import prepare
 from .collectives import Group
 from .layout import Layout
-from .reducer import Reducer
+from .reducers import Reducers
 from .settings import Settings
 
 
+@dataclass
+class _Call:
+    """One rank's part of a call, in the order of the parameters' names.
+
+    Attributes:
+        params: the parameters.
+        grads: their gradients; None where there is none.
+        targets: where the means are to be written; ``grads`` itself where that serves.
+        layout: what ranks must agree on.
+        complete: whether no gradient is missing.
+        begun: what is left of the reducer's work, which may begin before ranks agree.
+    """
+
+    params: list[Any]
+    grads: list[Any]
+    targets: list[Any]
+    layout: Layout
+    complete: bool
+    begun: Callable[[], None] | None = None
+
+
 def mean_gradients(
-    group: Group,
-    reducer_of: Callable[[bool], Reducer],
-    model: Any,
-    settings: Settings,
-    zero_fill: bool,
+    group: Group, reducers: Reducers, model: Any, settings: Settings, zero_fill: bool
 ) -> None:
     """Replace each gradient by its mean over ranks (collective).
 
+    A small model's gradients are packed before ranks agree: their agreement is then also the
+    meeting that a reducer needs between packing and summing, which saves it one.
+
     Args:
         group: the ranks.
-        reducer_of: gives the reducer for gradients on GPUs (True) or not (False); called on
-            all ranks alike.
+        reducers: for gradients on GPUs and for others.
         model: whose gradients are meant.
         settings: the communicator's.
         zero_fill: whether missing gradients count as zeros.
@@ -39,33 +60,73 @@ def mean_gradients(
         TypeError: a gradient isn't a float array, or is complex and would travel as a float.
         MemoryError: there is none for a gradient that has to be replaced.
     """
-    found, problem = prepare(lambda: _gradients(model, group.rank, bool(zero_fill), settings))
-    params, grads, targets, layout = found or ([], [], [], ())
-    missing = [grad is None for grad in grads]
-    incomplete = any(missing)
-    note = np.packbits(missing).tobytes() if incomplete and zero_fill else b""
+    call, problem = prepare(lambda: _begin(group, reducers, model, settings, bool(zero_fill)))
+    layout, note = (call.layout, _note_of(call, zero_fill)) if call else ((), b"")
     notes = group.agreement("allreduce_grad", layout, note, problem)
     if any(notes):
-        zeros, problem = prepare(lambda: _zeros(params, missing, notes))
-        group.agreement("allreduce_grad, zeros", problem=problem)
-        for index, array in zeros.items():
-            grads[index] = targets[index] = array
+        _add_zeros(group, call, notes)
+    elif call.begun:
+        call.begun()
+        _hand_over(call)
+        return
     for on_gpu in (False, True):
-        chosen = _those(grads, on_gpu)
-        if chosen:
-            sources = [grads[index] for index in chosen]
-            places = sources if targets is grads else [targets[index] for index in chosen]
-            wires = [settings.allreduce_grad_dtype or source.dtype for source in sources]
-            reducer_of(on_gpu).mean(sources, places, wires)
-    if targets is not grads or incomplete:
-        for param, target in zip(params, targets, strict=True):
-            if param.grad is not target:
-                param.grad = target
+        members = _members(call, on_gpu, settings)
+        if members[0]:
+            reducers.get(on_gpu).mean(*members)
+    _hand_over(call)
+
+
+def _begin(
+    group: Group, reducers: Reducers, model: Any, settings: Settings, zero_fill: bool
+) -> _Call:
+    """All that needs no other rank."""
+    call = _gradients(model, group.rank, zero_fill, settings)
+    reducer = reducers.made(False)
+    # With missing gradients there may be more to average than this rank knows; with some on
+    # GPUs, two reducers, and the errors of the second are for after the agreement.
+    if reducer and call.complete and _all_numpy(call.grads):
+        call.begun = reducer.begin(*_members(call, False, settings))
+    return call
+
+
+def _members(
+    call: _Call, on_gpu: bool, settings: Settings
+) -> tuple[list[Any], list[Any], Sequence[np.dtype]]:
+    """The gradients that lie on GPUs, or don't; where their means go; how they travel."""
+    chosen = _those(call.grads, on_gpu)
+    sources = [call.grads[index] for index in chosen]
+    places = sources if call.targets is call.grads else [call.targets[index] for index in chosen]
+    return sources, places, [settings.allreduce_grad_dtype or source.dtype for source in sources]
+
+
+def _note_of(call: _Call, zero_fill: bool) -> bytes:
+    """Which gradients are missing here, if they may be."""
+    if call.complete or not zero_fill:
+        return b""
+    return np.packbits([grad is None for grad in call.grads]).tobytes()
+
+
+def _add_zeros(group: Group, call: _Call, notes: list[bytes]) -> None:
+    """Give this rank zeros for the gradients that only others have (collective)."""
+    missing = [grad is None for grad in call.grads]
+    zeros, problem = prepare(lambda: _zeros(call.params, missing, notes))
+    group.agreement("allreduce_grad, zeros", problem=problem)
+    for index, array in zeros.items():
+        call.grads[index] = call.targets[index] = array
+
+
+def _hand_over(call: _Call) -> None:
+    """Give each parameter the array that holds its mean, where that is another one."""
+    if call.targets is call.grads and call.complete:
+        return
+    for param, target in zip(call.params, call.targets, strict=True):
+        if param.grad is not target:
+            param.grad = target
 
 
 def _those(grads: list[Any], on_gpu: bool) -> Sequence[int]:
     """Where the gradients stand that exist and lie on GPUs, or don't."""
-    if set(map(type, grads)) <= {np.ndarray}:
+    if _all_numpy(grads):
         return () if on_gpu else range(len(grads))
     return [
         index
@@ -74,18 +135,14 @@ def _those(grads: list[Any], on_gpu: bool) -> Sequence[int]:
     ]
 
 
-def _gradients(
-    model: Any, rank: int, zero_fill: bool, settings: Settings
-) -> tuple[list[Any], list[Any], list[Any], Layout]:
-    """In the order of names: the parameters, their gradients, where the means are to be written.
-
-    Also what ranks must agree on.
-    """
+def _gradients(model: Any, rank: int, zero_fill: bool, settings: Settings) -> _Call:
+    """The call as the model stands."""
     named = parameters.named(model, rank)
     names, params = tuple([name for name, _ in named]), [param for _, param in named]
     grads = [param.grad for param in params]
     likes = grads
     notes: tuple[tuple[str, ...], ...] = ()
+    complete = True
     if not _all_plain(grads):
         datas = [param.data for param in params]
         for index, (name, param) in enumerate(named):
@@ -93,10 +150,12 @@ def _gradients(
             grads[index] = parameters.checked(grad, name, rank)
             if grads[index] is not grad:  # a NumPy scalar: the mean needs an array to go to
                 param.grad = grads[index]
+        complete = not any([grad is None for grad in grads])
         likes = [data if grad is None else grad for data, grad in zip(datas, grads, strict=True)]
         notes = tuple(
             [_note(grad, like, zero_fill) for grad, like in zip(grads, likes, strict=True)]
         )
+        notes = notes if any(notes) else ()
     dtypes = tuple([None if like is None else like.dtype for like in likes])
     shapes = tuple([None if like is None else like.shape for like in likes])
     wire = settings.allreduce_grad_dtype
@@ -106,13 +165,18 @@ def _gradients(
             f"rank {rank}: parameter {names[index]} is complex, and would lose its imaginary part "
             f"as {wire}; set allreduce_grad_dtype to None"
         )
-    shared = (
+    layout = Layout(_shared(settings, zero_fill), names, dtypes, shapes, notes)
+    return _Call(params, grads, _targets(grads), layout, complete)
+
+
+@lru_cache(maxsize=8)
+def _shared(settings: Settings, zero_fill: bool) -> tuple[tuple[str, Any], ...]:
+    """What ranks must agree on for all gradients together."""
+    return (
         ("zero_fill", zero_fill),
-        ("allreduce_grad_dtype", str(wire)),
+        ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
         ("chunk_bytes", settings.chunk_bytes),
     )
-    layout = Layout(shared, names, dtypes, shapes, notes if any(notes) else ())
-    return params, grads, _targets(grads), layout
 
 
 def _targets(grads: list[Any]) -> list[Any]:
@@ -137,11 +201,13 @@ def _zeros(params: list[Any], missing: list[bool], notes: list[bytes]) -> dict[i
     }
 
 
+def _all_numpy(grads: list[Any]) -> bool:
+    return set(map(type, grads)) <= {np.ndarray}
+
+
 def _all_plain(grads: list[Any]) -> bool:
     """Whether all are NumPy arrays of floats, as they are in most calls."""
-    return set(map(type, grads)) <= {np.ndarray} and all(
-        dtype.kind in "fc" for dtype in {grad.dtype for grad in grads}
-    )
+    return _all_numpy(grads) and {grad.dtype.kind for grad in grads} <= {"f", "c"}
 
 
 def _note(grad: Any, like: Any, zero_fill: bool) -> tuple[str, ...]:

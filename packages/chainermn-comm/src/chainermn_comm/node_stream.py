@@ -18,7 +18,7 @@ from .reducer import Reducer
 from .shared_window import NoSharedMemory, SharedWindow
 from .summation import sum_rows, telling_of_overflow
 from .topology import Topology
-from .waiting import wait_all
+from .waiting import barrier, wait_all
 
 # A chunk stays in a core's cache from packing to unpacking; of 256 KiB to 1.5 MiB this was best for
 # 102 MB and two ranks on two cores (256 KiB: 1.3 times as long). Across nodes it is a message too,
@@ -100,6 +100,21 @@ class NodeStream(Reducer):
         targets: Sequence[np.ndarray],
         wires: Sequence[np.dtype],
     ) -> None:
+        rest = self.begin(sources, targets, wires)
+        barrier(self._intra)
+        rest()
+
+    def begin(
+        self,
+        sources: Sequence[np.ndarray],
+        targets: Sequence[np.ndarray],
+        wires: Sequence[np.dtype],
+    ) -> Callable[[], None]:
+        """As :class:`Reducer` says: packs the first chunk.
+
+        Its slot is nobody else's until the ranks meet: what it held before has been read by all
+        when a call of :meth:`mean` ends.
+        """
         flats = [target if target.ndim == 1 else target.reshape(-1) for target in targets]
         inputs = flats
         if sources is not targets:
@@ -109,14 +124,23 @@ class NodeStream(Reducer):
             ]
         todo = cut(tuple([flat.size for flat in flats]), tuple(wires), self._chunk_bytes)
         stages = self._stages(inputs, flats)
-        with telling_of_overflow():
-            for tick in range(len(todo) + len(stages) - 1):
-                if tick:
-                    self._window.meet()
-                for stage, work in enumerate(stages):
-                    if 0 <= tick - stage < len(todo):
-                        work(self._next + tick - stage, todo[tick - stage])
-        self._next += len(todo)
+        first = self._next
+        if todo:
+            stages[0](first, todo[0])
+        self._window.sync()
+
+        def rest() -> None:
+            self._window.sync()
+            with telling_of_overflow():
+                for tick in range(1, len(todo) + len(stages) - 1):
+                    if tick > 1:
+                        self._window.meet()
+                    for stage, work in enumerate(stages):
+                        if 0 <= tick - stage < len(todo):
+                            work(first + tick - stage, todo[tick - stage])
+            self._next = first + len(todo)
+
+        return rest
 
     def _stages(self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray]) -> list[Stage]:
         own = self._slots[self._intra.rank]

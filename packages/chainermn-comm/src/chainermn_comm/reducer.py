@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -36,6 +37,25 @@ class Reducer(ABC):
             targets: C-contiguous arrays of the same shapes and dtypes; a target may be its source.
             wires: the dtype in which each array travels.
         """
+
+    def begin(
+        self,
+        sources: Sequence[np.ndarray],
+        targets: Sequence[np.ndarray],
+        wires: Sequence[np.dtype],
+    ) -> Callable[[], None]:
+        """Do the part of :meth:`mean` that comes before ranks first meet (not collective).
+
+        Args:
+            sources: as for :meth:`mean`, like the others.
+            targets: nothing is written to them yet.
+            wires: likewise.
+
+        Returns:
+            Does the rest (collective); to be called when all ranks have begun alike and have met
+            since, or not at all.
+        """
+        return partial(self.mean, sources, targets, wires)
 
     def close(self) -> None:  # noqa: B027  (optional: a reducer may own nothing)
         """Release what the reducer owns."""
@@ -118,10 +138,7 @@ class BySize(Reducer):
         targets: Sequence[np.ndarray],
         wires: Sequence[np.dtype],
     ) -> None:
-        large = [
-            target.nbytes >= self._large_bytes and wire == target.dtype
-            for target, wire in zip(targets, wires, strict=True)
-        ]
+        large = self._which_are_large(targets, wires)
         if not any(large):
             self._others.mean(sources, targets, wires)
             return
@@ -133,6 +150,25 @@ class BySize(Reducer):
                     [targets[index] for index in members],
                     [wires[index] for index in members],
                 )
+
+    def begin(
+        self,
+        sources: Sequence[np.ndarray],
+        targets: Sequence[np.ndarray],
+        wires: Sequence[np.dtype],
+    ) -> Callable[[], None]:
+        if any(self._which_are_large(targets, wires)):
+            return super().begin(sources, targets, wires)
+        return self._others.begin(sources, targets, wires)
+
+    def _which_are_large(
+        self, targets: Sequence[np.ndarray], wires: Sequence[np.dtype]
+    ) -> list[bool]:
+        least = self._large_bytes
+        return [
+            target.nbytes >= least and wire == target.dtype
+            for target, wire in zip(targets, wires, strict=True)
+        ]
 
     def close(self) -> None:
         self._large.close()

@@ -105,8 +105,12 @@ class SharedWindow:
     def meet(self) -> None:
         """Wait for the node's ranks; what each wrote before is then visible to all."""
         # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both syncs.
-        self._window.Sync()
+        self.sync()
         barrier(self._comm)
+        self.sync()
+
+    def sync(self) -> None:
+        """Order this rank's memory; two of them around whatever all ranks meet in make a `meet`."""
         self._window.Sync()
 
     def is_shared(self) -> bool:
