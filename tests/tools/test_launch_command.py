@@ -400,3 +400,26 @@ def test_without_mpiexec_it_says_where_one_is(tmp_path):
     done = launch("-n", 1, script(tmp_path, ""), PATH=str(tmp_path))
     assert done.returncode == 2
     assert "no mpiexec on PATH" in done.stderr
+
+
+def test_an_mpiexec_that_waits_for_ever_after_a_lost_rank_is_ended(tmp_path):
+    """As MPICH's does for a host whose link is cut (see tests/chaos for a real one)."""
+    text = f"""#!{sys.executable}
+import subprocess, sys, time
+if "--version" in sys.argv:
+    print("HYDRA build details: Version: 4.2.0")
+    sys.exit()
+rank = subprocess.Popen(sys.argv[sys.argv.index("-n") + 2:])
+rank.wait()
+print(f"=   PID {{rank.pid}} RUNNING AT here\\n=   EXIT CODE: 9\\n", flush=True)
+time.sleep({LIMIT_SECONDS})
+"""
+    program(tmp_path / "bin" / "mpiexec", text)
+    path = f"{tmp_path / 'bin'}:{BASE['PATH']}"
+    name = script(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    begun = time.monotonic()
+    done = launch("-n", 1, name, PATH=path)
+    assert time.monotonic() - begun < LIMIT_SECONDS / 2
+    assert done.returncode == 9, done.stderr
+    assert "rank 0 on " in done.stderr
+    assert "failed first: exit status 9" in done.stderr

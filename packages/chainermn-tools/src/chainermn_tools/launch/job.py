@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -18,8 +19,9 @@ from typing import IO, Any, BinaryIO
 from chainermn_tools.launch.command_line import LAUNCH_VARIABLE
 from chainermn_tools.launch.records import Reader
 
-# How long a job may go on once a rank said that it failed: the abort hook ends it in about one
-# second, but a rank that fails before MPI is initialized leaves the others waiting.
+# How long a job may go on once a rank said that it failed, or mpiexec that one was lost: the abort
+# hook ends it in about one second, but a rank that fails before MPI is initialized leaves the
+# others waiting, and mpiexec itself waits for ever for a host whose link is cut.
 FAILED_SECONDS = 4.0
 # What was told to end has this long before it is killed.
 PATIENCE_SECONDS = 5.0
@@ -28,6 +30,8 @@ SILENCE_SECONDS = 1.0
 POLL_SECONDS = 0.1
 # The end of the output, where mpiexec says what it thinks of the ranks.
 TAIL_BYTES = 1 << 16
+# What mpiexec says of a rank that ended badly: MPICH, and Open MPI.
+LOST = re.compile(rb"\bPID (\d+) (?:RUNNING AT|on node) ")
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,6 +60,14 @@ class Outcome:
             if record["kind"] == kind:
                 found.setdefault(rank, record)
         return found
+
+    def has_failed(self) -> bool:
+        """Whether a rank said that it failed, or mpiexec that it lost one."""
+        if self.of_kind("failed"):
+            return True
+        # Ranks may print the words too, of jobs that they start.
+        lost = {int(pid) for pid in LOST.findall(self.tail)}
+        return bool(lost) and any(said["pid"] in lost for said in self.of_kind("hello").values())
 
 
 @contextlib.contextmanager
@@ -145,7 +157,7 @@ def _pass_on(
                 source: Any = key.fileobj
                 if not _forward(source, readers[source], streams[source], change, outcome):
                     selector.unregister(source)
-            if failed is None and outcome.of_kind("failed"):
+            if failed is None and ready and outcome.has_failed():
                 failed = now
             if process.poll() is not None:
                 if now - heard > SILENCE_SECONDS:
