@@ -15,7 +15,7 @@ from chainer.backends import cuda
 from chainermn_modelparallel import (
     MultiNodeChainList,
     delegates,
-    point_to_point,
+    edges,
     pseudo_connect,
     recv,
     send,
@@ -60,7 +60,7 @@ def stand_in(monkeypatch, comm):
         get_device_from_array=chainer.backend.get_device_from_array,
     )
     monkeypatch.setattr(delegates, "backend", ours)
-    monkeypatch.setattr(point_to_point, "backend", ours)
+    monkeypatch.setattr(edges, "backend", ours)
     monkeypatch.setattr(comm, "recv", on_device)
     with pytest.raises(TypeError, match="mixed"):
         F.add(np.ones(2), np.ones(2).view(Device))

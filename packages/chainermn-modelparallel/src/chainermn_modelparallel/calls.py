@@ -18,6 +18,7 @@ import chainer
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
+from chainermn_comm.watchdog import part_of
 
 # What must be equal on all ranks: names and how they stand here.
 View = tuple[tuple[str, Any], ...]
@@ -25,6 +26,8 @@ View = tuple[tuple[str, Any], ...]
 # Digest of the view, number of the call that backward belongs to, number of this call, flags.
 _HEAD = struct.Struct("<16sqQB")
 NO_CALL = -1
+# In reports of the watchdog, before the name of the function that waits.
+FUNCTIONS = "chainermn.functions: "
 _PROBLEM, _WANTS, _BACKPROP = 1, 2, 4
 _numbers = itertools.count()
 
@@ -73,7 +76,8 @@ def agree(
     flags |= _BACKPROP * bool(chainer.config.enable_backprop)
     digest = _digest(view)
     record = _HEAD.pack(digest, forward, next(_numbers), flags) + payload
-    rows = [memoryview(row) for row in comm.allgather(np.frombuffer(record, np.uint8))]
+    with part_of(f"{FUNCTIONS}{view[0][1]}"):
+        rows = [memoryview(row) for row in comm.allgather(np.frombuffer(record, np.uint8))]
     heads = [_HEAD.unpack_from(row) for row in rows]
     if any(flags & _PROBLEM for *_, flags in heads):
         _raise_problem(comm, view, problem)

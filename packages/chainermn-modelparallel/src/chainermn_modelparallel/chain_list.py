@@ -31,8 +31,9 @@ class MultiNodeChainList(SharesCommunicator, chainer.ChainList):
     what the component with ``rank_out=None`` returned. A rank without such a component gets a
     delegate variable without data (float32 of shape ``(0,)``); call its ``backward``, which takes
     part in the other ranks' backward. The gradients can't be differentiated again through a rank
-    whose components all begin with what they receive: there is no variable of its own from which
-    a second backward could start. Write that with :func:`recv` and its ``delegate_variable``.
+    whose first component begins with what it receives: there is no variable of its own from which
+    a second backward could start, so ``enable_double_backprop`` raises there and on the rank that
+    sent. Write that with :func:`recv` and its ``delegate_variable``.
 
     It holds only this rank's parameters: optimizers, serializers and ``to_device`` work as with
     any :class:`chainer.ChainList`. A copy, deep or not, has the same communicator.
@@ -116,7 +117,9 @@ class MultiNodeChainList(SharesCommunicator, chainer.ChainList):
                     if rank == here:
                         received.append(_take_own(own, here))
                     else:
-                        variables, thread = recv_with_thread(self._comm, rank, delegate)
+                        variables, thread = recv_with_thread(
+                            self._comm, rank, delegate, once=delegate is None
+                        )
                         delegate = delegate if thread is None else thread
                         received.append(variables[0] if len(variables) == 1 else variables)
                 arguments = tuple(received)

@@ -8,6 +8,9 @@ import chainer
 import numpy as np
 from chainer import Variable, backend
 
+_NOTHING = np.empty(0, np.float32)
+_LEAF = Variable(_NOTHING)
+
 
 def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
     """Make some variables depend on another one, for the sake of backward.
@@ -59,8 +62,20 @@ def connect(delegate: Variable | None, outputs: Any) -> Any:
 
 def empty_beside(array: Any) -> Any:
     """An array without data, of the same array module and device as another."""
+    xp = backend.get_array_module(array)
+    if xp is np:
+        return _NOTHING
     with chainer.using_device(backend.get_device_from_array(array)):
-        return backend.get_array_module(array).empty_like(array, dtype=np.float32, shape=(0,))
+        return xp.empty_like(array, dtype=np.float32, shape=(0,))
+
+
+def leaf_beside(array: Any) -> Variable:
+    """An input that requires a gradient, without which Chainer would not call ``backward``.
+
+    It may be the input of many functions, so ``backward`` must give it None.
+    """
+    empty = empty_beside(array)
+    return _LEAF if empty is _NOTHING else Variable(empty)
 
 
 def brought_beside(array: Any, delegate: Variable) -> Variable:

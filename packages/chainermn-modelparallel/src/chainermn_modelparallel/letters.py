@@ -9,21 +9,23 @@ for each other, as MPI does.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.watchdog import part_of
+from chainermn_modelparallel.calls import FUNCTIONS
 
 # What a letter's note begins with, so that other arrays are not taken for one.
 _MARK = int.from_bytes(b"letter", "little")
 # The greatest tag that every MPI has, less one.
 GRADIENT_TAG = 32766
+# Of a letter that nobody answers.
+UNNUMBERED = -1
 
 
-@dataclass(frozen=True)
-class Letter:
+class Letter(NamedTuple):
     """Arrays on their way.
 
     Attributes:
@@ -34,6 +36,8 @@ class Letter:
             that are left out have no gradient.
         arrays: any shape, memory order and dtype; the receiver owns fresh ones.
         graph: whether backward made a graph of these gradients, to be differentiated again.
+        refusal: if it brings no gradients because there will be none, why: an index to
+            ``refusals.REASONS``; else 0.
     """
 
     number: int
@@ -42,6 +46,7 @@ class Letter:
     positions: tuple[int, ...]
     arrays: tuple[Any, ...]
     graph: bool = False
+    refusal: int = 0
 
 
 def post(letter: Letter, communicator: CommunicatorBase, rank: int, tag: int) -> None:
@@ -49,10 +54,11 @@ def post(letter: Letter, communicator: CommunicatorBase, rank: int, tag: int) ->
 
     The note goes before the arrays, as one more of them: two messages would cost twice.
     """
-    answers = -1 if letter.answers is None else letter.answers
-    head = [_MARK, letter.number, answers, letter.graph, len(letter.wants)]
-    note = np.array([*head, *letter.wants, *letter.positions], np.int64)
-    communicator.send((note, *letter.arrays), rank, tag)
+    number, answers, wants, positions, arrays, graph, refusal = letter
+    head = (_MARK, number, -1 if answers is None else answers, graph, refusal, len(wants))
+    note = np.array(head + wants + positions, np.int64)
+    with part_of(FUNCTIONS + ("backward of recv" if tag == GRADIENT_TAG else "send")):
+        communicator.send((note, *arrays), rank, tag)
 
 
 def fetch(communicator: CommunicatorBase, rank: int, tag: int) -> Letter:
@@ -61,25 +67,30 @@ def fetch(communicator: CommunicatorBase, rank: int, tag: int) -> Letter:
     Raises:
         TypeError: it sent something else with this tag.
     """
-    expected = (
+    try:
+        with part_of(FUNCTIONS + ("backward of send" if tag == GRADIENT_TAG else "recv")):
+            found = communicator.recv(rank, tag)
+    except TypeError as error:  # an object, says a communicator that can tell
+        raise TypeError(f"{_expected(communicator, rank, tag)}, but {error}") from error
+    note = found[0] if isinstance(found, tuple) and found else None
+    own = isinstance(note, np.ndarray) and note.dtype == np.int64 and note.ndim == 1
+    numbers = note.tolist() if note is not None and own else []
+    if numbers[:1] != [_MARK]:
+        raise TypeError(
+            f"{_expected(communicator, rank, tag)}, got a {type(found).__name__} (now discarded); "
+            "use different tags for different kinds of messages"
+        )
+    _, number, answers, graph, refusal, count, *rest = numbers
+    wants, positions = tuple(map(bool, rest[:count])), tuple(rest[count:])
+    answered = None if answers < 0 else answers
+    return Letter(number, answered, wants, positions, found[1:], bool(graph), refusal)
+
+
+def _expected(communicator: CommunicatorBase, rank: int, tag: int) -> str:
+    return (
         f"rank {communicator.rank}: expected what rank {rank} sends with "
         f"chainermn.functions.send and tag {tag}"
     )
-    try:
-        found = communicator.recv(rank, tag)
-    except TypeError as error:  # an object, says a communicator that can tell
-        raise TypeError(f"{expected}, but {error}") from error
-    note = found[0] if isinstance(found, tuple) and found else None
-    own = isinstance(note, np.ndarray) and note.dtype == np.int64 and note.ndim == 1
-    if note is None or not own or list(note[:1]) != [_MARK]:
-        raise TypeError(
-            f"{expected}, got a {type(found).__name__} (now discarded); use different tags for "
-            "different kinds of messages"
-        )
-    _, number, answers, graph, count, *rest = note.tolist()
-    wants, positions = tuple(map(bool, rest[:count])), tuple(rest[count:])
-    answered = None if answers < 0 else answers
-    return Letter(number, answered, wants, positions, found[1:], bool(graph))
 
 
 def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:

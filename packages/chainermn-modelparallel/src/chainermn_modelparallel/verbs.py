@@ -15,7 +15,8 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import NO_CALL, View, agree
+from chainermn_comm.watchdog import part_of
+from chainermn_modelparallel.calls import FUNCTIONS, NO_CALL, View, agree
 from chainermn_modelparallel.communication import Communication
 from chainermn_modelparallel.delegates import pseudo_connect
 
@@ -151,7 +152,8 @@ class Collective(Communication):
         return self._verb
 
     def forward(self, inputs: Arrays) -> Arrays:
-        found = VERBS[self._verb].move(self._comm, inputs[: self._used], self._root)
+        with part_of(FUNCTIONS + self._name[0]):
+            found = VERBS[self._verb].move(self._comm, inputs[: self._used], self._root)
         outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in found)
         self._xp = backend.get_array_module(*(outputs or inputs))
         self._forms = [(y.shape, y.dtype) for y in outputs]

@@ -1,0 +1,277 @@
+"""The two ends of an edge of the computational graph from one rank to another.
+
+Backward runs it the other way: the gradients go from `Recv` to `Send`, by a `Send` and a `Recv`
+again, so that they can be differentiated too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any
+from weakref import WeakValueDictionary
+
+import chainer
+import numpy as np
+from chainer import Variable, backend
+
+from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_modelparallel.communication import Communication
+from chainermn_modelparallel.delegates import (
+    brought_beside,
+    empty_beside,
+    leaf_beside,
+    pseudo_connect,
+    zeros_for,
+)
+from chainermn_modelparallel.letters import GRADIENT_TAG, UNNUMBERED, Letter, fetch, post
+from chainermn_modelparallel.refusals import (
+    ONCE,
+    call_of_dropped,
+    raise_refused,
+    recv_was_dropped,
+    refuse,
+    refuse_dropped,
+    send_was_dropped,
+)
+from chainermn_modelparallel.verbs import wants_gradient
+
+# Letters of this process are numbered, and those that may still be answered are known.
+_numbers = itertools.count()
+_unanswered: WeakValueDictionary[int, Send] = WeakValueDictionary()
+
+
+def dispatch(node: Send, variables: tuple[Variable, ...]) -> Variable:
+    """Send a node's letter and make the graph that leads back to it: the delegate variable."""
+    node.post(tuple(variable.array for variable in variables))
+    return node.apply(variables)[0]  # while the other rank goes on with the letter
+
+
+def deliver(
+    letter: Letter,
+    communicator: CommunicatorBase,
+    peer: int,
+    delegate: Variable | None,
+) -> tuple[tuple[Variable, ...], Variable | None]:
+    """The letter's arrays as variables whose backward answers it and goes on to the delegate.
+
+    Also a variable without data, by which backward comes here too; None if it need not.
+    """
+    arrays, wanted = letter.arrays, any(letter.wants)
+    if delegate is None and not wanted:
+        return tuple(Variable(array, requires_grad=False) for array in arrays), None
+    inputs = []
+    if delegate is not None:
+        inputs.append(brought_beside(arrays[0], delegate) if arrays else delegate)
+    if wanted:
+        inputs.append(leaf_beside(arrays[0]))
+    *received, thread = Recv(letter, communicator, peer, delegate is not None).apply(tuple(inputs))
+    if delegate is not None or all(letter.wants):
+        return tuple(received), thread
+    outputs = tuple(
+        output if wants else Variable(array, requires_grad=False)
+        for output, array, wants in zip(received, arrays, letter.wants, strict=True)
+    )
+    return outputs, thread
+
+
+class Send(Communication):
+    """The end of an edge that sends: its inputs travel, its output is an empty delegate."""
+
+    _due: int | None = None  # the tag, once somebody has to see to it that backward comes here
+
+    def __init__(
+        self,
+        communicator: CommunicatorBase,
+        peer: int,
+        tag: int,
+        variables: tuple[Variable, ...],
+        answers: int | None = None,
+        positions: tuple[int, ...] | None = None,
+    ) -> None:
+        self._communicator = communicator
+        self._peer = peer
+        self._tag = tag
+        self._answers = answers
+        self._positions = tuple(range(len(variables))) if positions is None else positions
+        self._wants = tuple(map(wants_gradient, variables))
+        self._number = next(_numbers)
+        self._arrived: deque[Letter] = deque()
+
+    def watch(self) -> None:
+        """Let it be told if this is dropped before backward came here."""
+        self._due = self._tag if any(self._wants) else None
+
+    def __del__(self) -> None:
+        if self._due is not None:
+            send_was_dropped(self._number, self._communicator.rank, self._peer, self._due)
+
+    def post(self, arrays: tuple[Any, ...]) -> None:
+        """Send the letter."""
+        # Known before it leaves, since its answer may be read while we wait for another.
+        _unanswered[self._number] = self
+        graph = self._answers is not None
+        letter = Letter(self._number, self._answers, self._wants, self._positions, arrays, graph)
+        post(letter, self._communicator, self._peer, self._tag)
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._xp = backend.get_array_module(*inputs)
+        self.retain_outputs((0,))
+        return (empty_beside(inputs[0]) if inputs else np.empty(0, np.float32),)
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
+    ) -> tuple[Variable | None, ...]:
+        found: dict[int, Variable] = {}
+        self._due = None
+        if any(self._wants):
+            letter = self._answer()
+            self._check(letter)
+            # A second backward through the gradients asks for this edge's gradients again.
+            again = self.get_retained_outputs()[0] if any(letter.wants) else None
+            variables, _ = deliver(letter, self._communicator, self._peer, again)
+            found = dict(zip(letter.positions, variables, strict=True))
+        # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
+        # other ranks may wait for it.
+        return tuple(
+            found[index] if index in found else zeros_for(self, index, self._xp)
+            for index in indexes
+        )
+
+    def _answer(self) -> Letter:
+        """Wait for the gradients; those of other sends that come first are kept for them."""
+        here, there = self._communicator.rank, self._peer
+        refuse_dropped(self._communicator)
+        while not self._arrived:
+            letter = fetch(self._communicator, there, GRADIENT_TAG)
+            owner = _unanswered.get(UNNUMBERED if letter.answers is None else letter.answers)
+            if owner is not None:
+                owner._arrived.append(letter)
+            elif not letter.refusal:  # nobody would use what is refused
+                raise RuntimeError(_of_unknown(letter, here, there))
+        return self._arrived.popleft()
+
+    def _check(self, letter: Letter) -> None:
+        """Raise unless there are gradients, and both ranks, or none, differentiate them again."""
+        here, there = self._communicator.rank, self._peer
+        if letter.refusal:
+            raise_refused(here, there, self._tag, letter.refusal)
+        mine = bool(chainer.config.enable_backprop)
+        if letter.graph == mine:
+            return
+        with_graph, without = (here, there) if mine else (there, here)
+        raise RankMismatchError(
+            f"rank {here}: backward of send(rank={there}, tag={self._tag}): rank {with_graph} runs "
+            f"it with enable_double_backprop=True and rank {without} without, so a second "
+            "derivative would lack a part; use it on both ranks"
+        )
+
+
+class Recv(Communication):
+    """The end of an edge that receives.
+
+    Inputs: the delegate, if there is one, and, if any gradient is wanted, a leaf that requires
+    one. Outputs: the letter's arrays and an empty one that a second backward hangs on to.
+    """
+
+    _due: int | None = None  # as for Send
+
+    def __init__(
+        self, letter: Letter, communicator: CommunicatorBase, peer: int, has_delegate: bool
+    ) -> None:
+        self._arrays: tuple[Any, ...] = letter.arrays
+        self._number, self._wants = letter.number, letter.wants
+        self._communicator = communicator
+        self._peer = peer
+        self._has_delegate = has_delegate
+        self._once = False
+
+    def watch(self, tag: int, once: bool) -> None:
+        """Let it be told if this is dropped before backward came here.
+
+        Args:
+            tag: the letter's.
+            once: refuse to make a graph of the gradients, which nobody could differentiate.
+        """
+        self._due = tag if any(self._wants) else None
+        self._once = once
+
+    def __del__(self) -> None:
+        if self._due is not None:
+            recv_was_dropped(self._communicator, self._peer, self._due, self._number)
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        arrays, self._arrays = self._arrays, ()  # whose memory isn't ours to hold
+        self._xp = backend.get_array_module(*inputs)
+        self.retain_outputs((len(arrays),))
+        return (*arrays, empty_beside((*arrays, *inputs)[0]))
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
+    ) -> tuple[Variable | None, ...]:
+        tag, self._due = self._due, None
+        sent: Variable | None = None
+        if any(self._wants):
+            found = {
+                position: gradient
+                for position, gradient in enumerate(grad_outputs[:-1])
+                if gradient is not None and self._wants[position]
+            }
+            if chainer.config.enable_backprop:
+                sent = self._answer_with_graph(found, tag)
+            else:
+                arrays = tuple([gradient.array for gradient in found.values()])
+                unwanted = (False,) * len(arrays)
+                letter = Letter(UNNUMBERED, self._number, unwanted, tuple(found), arrays)
+                post(letter, self._communicator, self._peer, GRADIENT_TAG)
+        if not self._has_delegate:
+            return (None,) * len(indexes)
+        zeros = zeros_for(self, 0, self._xp)
+        if sent is not None:
+            zeros = pseudo_connect(sent, zeros)
+        return tuple(None if index else zeros for index in indexes)
+
+    def _answer_with_graph(self, found: dict[int, Variable], tag: int | None) -> Variable:
+        """Send gradients that can be differentiated; returns what leads back to that."""
+        here, there = self._communicator.rank, self._peer
+        if self._once:
+            refuse(self._communicator, there, self._number, ONCE)
+            raise RuntimeError(
+                f"rank {here}: backward of recv(rank={there}, tag={tag}) in a MultiNodeChainList "
+                "can't be differentiated again: this rank has no variable of its own from which "
+                "a second backward could start. Leave out enable_double_backprop, or write the "
+                "model with recv and a delegate_variable"
+            )
+        gradients = tuple(found.values())
+        if gradients:
+            # A second backward comes back here, whether or not the gradients depend on us:
+            # the other rank will wait for it.
+            connected = pseudo_connect(self.get_retained_outputs()[0], *gradients)
+            gradients = connected if isinstance(connected, tuple) else (connected,)
+        node = Send(
+            self._communicator,
+            there,
+            GRADIENT_TAG,
+            gradients,
+            answers=self._number,
+            positions=tuple(found),
+        )
+        return dispatch(node, gradients)
+
+
+def _of_unknown(letter: Letter, here: int, there: int) -> str:
+    """What is said of gradients for a send that is gone."""
+    call = call_of_dropped(letter.answers)
+    if call is None:
+        why = (
+            f"its delegate variable was dropped, or backward ran more often on rank {there} than "
+            "here"
+        )
+    else:
+        why = f"the delegate variable that {call} returned was dropped"
+    return (
+        f"rank {here}: rank {there} ran backward through a variable whose send on "
+        f"rank {here} is gone: {why}. Keep the result of send with pseudo_connect or as "
+        "delegate_variable of the next recv, and run backward equally often on both; or send "
+        "without gradients (the variable's array)"
+    )
