@@ -17,13 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chainermn_tools.launch.hosts import Host
+from chainermn_tools.launch.hosts import Host, deal
 
 # "warning": it works, but slower or less safely than it could. "skipped": there was nothing to
 # look at, or no sense in looking since something that it needs has failed.
 Status = Literal["ok", "warning", "failed", "skipped"]
-# Programs of a check are told to end so long before the check's time is over, to be gone by then.
-ENDING_SECONDS = 3.0
+# Programs of a check are told to end before the check's time is over, to be gone by then: so long
+# before, but no more than this part of what is left.
+ENDING_SECONDS, ENDING_SHARE = 3.0, 0.25
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Answer:
     Attributes:
         status: how good that is.
         found: what was found, in a sentence; nothing in it is secret.
-        fix: what to do first; None when nothing is to be done. Commands stand on lines of their
-            own, indented by two spaces.
+        fix: the one thing to do first, a command where possible, in the style of
+            ``command   # remark``; None when nothing is to be done.
         details: the same in numbers, for programs; what JSON can hold.
     """
 
@@ -110,7 +111,20 @@ class Context:
 
         It leaves time to end the program, so that a check that waits for no longer answers in time.
         """
-        return max(0.1, self.deadline - ENDING_SECONDS - time.monotonic())
+        seconds = self.deadline - time.monotonic()
+        return max(0.1, seconds - min(ENDING_SECONDS, ENDING_SHARE * seconds))
+
+    def ranks_here(self) -> int | None:
+        """How many ranks this machine is to run, or one of the hosts; None where nobody said.
+
+        With hosts it is the most that one of them gets, this one taken to be alike.
+        """
+        if not self.hosts:
+            return self.ranks
+        try:
+            return max(deal(self.hosts, self.ranks).values())
+        except ValueError:  # they don't fit; a check over the hosts says so
+            return max(host.slots or 1 for host in self.hosts)
 
     def once(self, ask: Callable[[Context], Any]) -> Any:
         """``ask(self)``, asked by whoever comes first and answered to all checks alike.

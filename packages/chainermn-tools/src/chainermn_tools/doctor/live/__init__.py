@@ -1,10 +1,5 @@
 """Checks of ranks that are started on this machine."""
 
-from __future__ import annotations
-
-from chainermn_tools.doctor.check import Check
+from chainermn_tools.doctor.live.checks import CHECKS
 
 __all__ = ["CHECKS"]
-
-# In the order in which they are shown.
-CHECKS: tuple[Check, ...] = ()

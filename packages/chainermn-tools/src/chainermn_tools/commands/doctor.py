@@ -1,0 +1,157 @@
+"""`chainermn doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from chainermn_tools import doctor as examining
+from chainermn_tools import program
+from chainermn_tools.doctor import report, text
+from chainermn_tools.doctor.check import Context, Finding
+from chainermn_tools.environment.topology import launched
+from chainermn_tools.launch import hosts as hosts_of
+
+# Of the time-out, for starting and ending this program itself.
+OWN_SECONDS = 2.0
+# Of the time-out, what `chainermn env` may take in a report, and the most of it.
+REPORT_SHARE, REPORT_SECONDS = 0.2, 20.0
+STATUSES = {"ok": 0, "failed": 1, "warning": 3}
+
+
+@click.command()
+@click.option("-n", "ranks", type=click.IntRange(1), help="Number of ranks that you want to run.")
+@click.option("--hosts", "host_list", metavar="A,B", help="Examine hosts too; also a:2,b:2.")
+@click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
+@click.option("--script", metavar="FILE", help="The script that is to run on the hosts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--report", "to_paste", is_flag=True, help="Print text to paste into a bug report.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(10),
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="End within so many seconds, whatever hangs.",
+)
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    ranks: int | None,
+    host_list: str | None,
+    hostfile: str | None,
+    script: str | None,
+    as_json: bool,
+    to_paste: bool,
+    timeout: float,
+) -> None:
+    """Find out what is wrong with this machine, its MPI and its GPUs, and how to mend it.
+
+    First this machine is looked at, then a few ranks are started on it, with which every
+    communicator is tried, and then, with --hosts or --hostfile, the hosts are looked at.
+
+    Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2 for a
+    wrong command line, 128 + n if this program was ended by signal n.
+    """
+    began = time.monotonic()
+    try:
+        if launched() is not None:
+            raise ValueError("the doctor starts ranks itself; run it without mpiexec")
+        if as_json and to_paste:
+            raise ValueError("--json and --report exclude each other")
+        hosts = _hosts(host_list, hostfile)
+        if script is not None and host_list is None and hostfile is None:
+            raise ValueError("--script is looked for on hosts: name them with --hosts")
+    except ValueError as problem:
+        raise click.UsageError(str(problem)) from None
+    of_environment = min(REPORT_SECONDS, REPORT_SHARE * timeout) if to_paste else 0.0
+    context = Context(
+        deadline=began + timeout - OWN_SECONDS - of_environment,
+        ranks=ranks,
+        hosts=hosts,
+        hostfile=hostfile,
+        script=None if script is None else os.path.abspath(script),
+    )
+    layers = [examining.HERE, examining.LIVE]
+    if host_list is not None or hostfile is not None:
+        layers.append(examining.HOSTS)
+    with _ended_by_signals(), program.leaving_none():
+        if as_json:
+            findings = list(examining.examine(layers, context))
+            found = report.as_dict(findings, context, time.monotonic() - began)
+            click.echo(json.dumps(found, indent=2))
+        elif to_paste:
+            findings = list(examining.examine(layers, context))
+            seconds = time.monotonic() - began
+            click.echo(report.pasteable(layers, findings, seconds, of_environment))
+        else:
+            findings = _shown(layers, context)
+    ctx.exit(STATUSES[text.worst(findings)])
+
+
+def _hosts(host_list: str | None, hostfile: str | None) -> tuple[hosts_of.Host, ...]:
+    """The hosts that were named; a hostfile's mistakes are for a check to find.
+
+    Raises:
+        ValueError: the options don't fit each other, or name no hosts.
+    """
+    if host_list is not None and hostfile is not None:
+        raise ValueError("--hosts and --hostfile exclude each other")
+    if host_list is not None:
+        return hosts_of.from_list(host_list)
+    if hostfile is None:
+        return ()
+    try:
+        content = Path(hostfile).read_text(errors="replace")
+    except OSError as problem:
+        raise ValueError(f"the hostfile {hostfile} can't be read: {problem}") from None
+    try:
+        return hosts_of.from_file(content, hostfile)
+    except ValueError:
+        return ()
+
+
+def _shown(layers: Sequence[examining.Layer], context: Context) -> list[Finding]:
+    """The findings, each printed as soon as it is there."""
+    console = Console()
+    width, titles = report.name_width(layers), {layer.name: layer for layer in layers}
+    findings: list[Finding] = []
+    for finding in examining.examine(layers, context):
+        layer = titles.pop(finding.layer, None)
+        if layer is not None:
+            text.show_title(layer, console)
+        findings.append(finding)
+        text.show(finding, width, console)
+        sys.stdout.flush()
+    text.show_summary(findings, console)
+    return findings
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Meanwhile a signal ends this program in order: what it started is ended first."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    # Those that are ignored stay so: nohup's, or a background job's.
+    ours = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
+    for number in ours:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])

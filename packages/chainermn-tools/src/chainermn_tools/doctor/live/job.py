@@ -1,0 +1,118 @@
+"""Starts the ranks that try everything, ends them in time, and collects their notes."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chainermn_tools import program
+from chainermn_tools.doctor import facts
+from chainermn_tools.doctor.advice import advice, last_line
+from chainermn_tools.doctor.check import Answer, Context, failed, skipped
+from chainermn_tools.doctor.live import rank, steps
+from chainermn_tools.environment.machine import cores
+from chainermn_tools.launch import command_line
+
+# As few as can find one another.
+USUAL_RANKS = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """What became of the ranks.
+
+    Attributes:
+        ranks: how many should have been started.
+        seconds: how long they had.
+        ended: how mpiexec ended.
+        notes: of each process that began: for each step what it found, None while it is at it.
+    """
+
+    ranks: int
+    seconds: float
+    ended: program.Ended
+    notes: tuple[dict[str, dict[str, Any] | None], ...]
+
+    @property
+    def output(self) -> str:
+        """All that mpiexec and the ranks printed."""
+        return f"{self.ended.out}\n{self.ended.err}"
+
+    def found(self, step: str) -> list[dict[str, Any]]:
+        """What each process found in a step, of those that came through it."""
+        return [found for notes in self.notes if (found := notes.get(step)) is not None]
+
+    def stopped_at(self) -> str | None:
+        """The first step that not all ranks came through; None when they came through all."""
+        return next((one for one in steps.STEPS if len(self.found(one)) < self.ranks), None)
+
+
+def run(context: Context) -> Job:
+    """Run the job; for ``context.once``.
+
+    Raises:
+        Unavailable: mpiexec can't be started.
+    """
+    launcher = context.once(facts.launcher)
+    ranks = ranks_to_start(context)
+    seconds = context.left()
+    threads = command_line.threads_for(ranks, {})
+    environment = dict(os.environ)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    with tempfile.TemporaryDirectory(prefix="chainermn-doctor-") as folder:
+        arguments = [folder, str(ranks), f"{seconds:.0f}"]
+        words = command_line.command_line(
+            launcher, ranks, {}, False, threads or 1, list(environment), rank.__file__, arguments
+        )
+        ended = program.run(words, seconds, environment=environment)
+        files = sorted(Path(folder).iterdir())
+        notes = tuple(_read(file.read_text().splitlines()) for file in files)
+    return Job(ranks, seconds, ended, notes)
+
+
+def ranks_to_start(context: Context) -> int:
+    """As many as the user wants; where hosts are to run them, no more than there are cores here."""
+    wanted = context.ranks_here()
+    if wanted is None:
+        return USUAL_RANKS
+    return min(wanted, max(USUAL_RANKS, cores()["usable"])) if context.hosts else wanted
+
+
+def come_to(step: str, job: Job) -> Answer | None:
+    """Why there is nothing to judge of a step; None when all ranks came through it."""
+    stopped = job.stopped_at()
+    if stopped is None or steps.STEPS.index(stopped) > steps.STEPS.index(step):
+        return None
+    if stopped != step:
+        return skipped(f"the ranks came no further than {stopped!r}", because=stopped)
+    there = len(job.found(step))
+    where = f"{there} of {job.ranks} ranks came through it"
+    if job.ended.status is None:
+        return failed(
+            f"it hangs: {where} within {job.seconds:.0f} s",
+            "MPI's messages get stuck; try another way for them: export UCX_TLS=tcp,self (MPICH), "
+            "or OMPI_MCA_pml=ob1 (Open MPI)",
+        )
+    said = last_line(job.ended.err) or last_line(job.ended.out)
+    return failed(
+        f"{where}; then the job ended with status {job.ended.status}: {said}",
+        advice(job.output, "this should not be; please report it: chainermn doctor --report"),
+    )
+
+
+def _read(lines: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """A rank's notes; a line that was cut off when it was killed doesn't count."""
+    notes: dict[str, dict[str, Any] | None] = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        notes[record["step"]] = record.get("found")
+    return notes

@@ -1,0 +1,154 @@
+"""What ranks try with messages, communicators and GPUs; every value that arrives is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chainermn_comm import CommunicatorBase, create_communicator, devices
+from chainermn_comm.cuda_aware import mpi_takes_gpu_memory
+from chainermn_tools.bench.operations import MEAN_GRAD, OPERATIONS, REFERENCES, Trial
+from chainermn_tools.bench.timing import is_right, time_all
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Gradients that are timed: more than caches hold, and still a moment's work.
+COUNT = 4 << 20
+CHECKED_COUNT = 12345
+TIMED_SECONDS = 0.2
+VERBS = ("send", "bcast", "allreduce", MEAN_GRAD)
+# The communicator that exchanges nothing, and leaves gradients as they are.
+IDLE = "dummy"
+GPU_ONLY = "pure_nccl"
+
+
+def messages(world: MPI.Intracomm) -> dict[str, Any]:
+    """Send messages through MPI itself, from rank 0 to the last and back (collective).
+
+    Returns:
+        Whether they arrived as they were, and bytes a second: of them, and of a copy in memory.
+    """
+    if world.size == 1:
+        return {"right": True, "problem": None}
+    comm = create_communicator("naive", world)
+    with comm:
+        return _timed(world, comm, "send")
+
+
+def communicator(world: MPI.Intracomm, name: str) -> dict[str, Any]:
+    """Try a communicator's verbs on NumPy arrays, and on GPUs where each rank has one (collective).
+
+    Returns:
+        ``wrong``: the verbs that gave wrong values, on any rank; ``problem``: what was raised;
+        ``why_not``: why it can't be made here; rates as of :func:`messages`.
+    """
+    gpu = _own_gpu(world)
+    if name == GPU_ONLY and gpu is not None:
+        return {"why_not": gpu}
+    with ExitStack() as undo:
+        if gpu is None:
+            undo.enter_context(devices.use(_device(world)))
+        try:
+            comm = undo.enter_context(create_communicator(name, world))
+        except ValueError as problem:  # on all ranks
+            return {"why_not": str(problem)}
+        found: dict[str, Any] = {"right": True, "wrong": [], "problem": None}
+        own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
+        for verb in VERBS if name != GPU_ONLY else VERBS[:-1]:
+            if name == IDLE and verb == MEAN_GRAD:
+                _note(found, verb, *is_right(world, _trial(comm, own, world.rank)))
+            elif world.size >= OPERATIONS[verb].least_ranks:
+                arrays = np.empty(CHECKED_COUNT, np.float32), np.empty(CHECKED_COUNT, np.float32)
+                _note(found, verb, *is_right(world, OPERATIONS[verb].trial(comm, *arrays)))
+        if gpu is None and name != IDLE:
+            trial = _trial(comm, lambda: devices.to_device(own()), (world.size - 1) / 2)
+            _note(found, f"{MEAN_GRAD} on GPUs", *is_right(world, trial))
+        if found["problem"] is None and not found["wrong"] and name not in (IDLE, GPU_ONLY):
+            found |= _timed(world, comm, MEAN_GRAD)
+    return found
+
+
+def device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
+    """Sum arrays that lie on GPUs at rank 0, through MPI itself (collective).
+
+    Returns:
+        ``aware``: whether MPI says, on all ranks, that it takes memory of GPUs; ``why_not``: why
+        nothing was tried; ``right``.
+    """
+    aware = all(world.allgather(mpi_takes_gpu_memory()))
+    why = next(filter(None, world.allgather(devices.problem())), None)
+    if why is not None or not aware:
+        return {"aware": aware, "why_not": why or "MPI says that it takes no memory of GPUs"}
+    with devices.use(_device(world)):
+        sent = devices.to_device(np.full(CHECKED_COUNT, world.rank, np.float64))
+        total = devices.to_device(np.zeros(CHECKED_COUNT))
+        devices.current_stream().synchronize()  # MPI knows nothing of streams
+        world.Reduce(sent, total)
+        right = world.rank != 0 or bool(
+            (devices.to_host(total) == world.size * (world.size - 1) / 2).all()
+        )
+    return {"aware": aware, "right": all(world.allgather(right))}
+
+
+def _timed(world: MPI.Intracomm, comm: CommunicatorBase, verb: str) -> dict[str, Any]:
+    """Bytes a second of an operation, and of a copy by all ranks at once, in turns."""
+    count = COUNT // world.size * world.size
+    arrays = np.empty(count, np.float32), np.empty(count, np.float32)
+    operation = OPERATIONS[verb]
+    trials = [one.trial(comm, *arrays) for one in (operation, REFERENCES["memcpy"])]
+    times, copies = time_all(world, trials, TIMED_SECONDS)
+    found: dict[str, Any] = {"right": times.right, "problem": times.problem}
+    if times.seconds and copies.seconds:
+        nbytes = arrays[0].nbytes
+        found["bytes_per_second"] = round(nbytes * operation.each / min(times.seconds))
+        found["copied_bytes_per_second"] = round(nbytes / min(copies.seconds))
+    return found
+
+
+def _note(found: dict[str, Any], verb: str, right: bool, problem: str | None) -> None:
+    if problem is not None:
+        found["problem"] = found["problem"] or f"{verb}: {problem}"
+    elif not right:
+        found["wrong"].append(verb)
+    found["right"] = found["right"] and right
+
+
+def _trial(comm: CommunicatorBase, make: Callable[[], Any], mean: float) -> Trial:
+    """A mean of the gradients that ``make`` gives; each element must then be ``mean``."""
+    parameter = SimpleNamespace(data=None, grad=None)
+    model = SimpleNamespace(namedparams=lambda: iter([("/w", parameter)]))
+
+    def prepare() -> None:
+        parameter.data = parameter.grad = make()
+
+    def call() -> Any:
+        comm.multi_node_mean_grad(model)
+        return parameter.grad
+
+    return Trial(prepare, call, lambda grad: bool(np.allclose(_on_host(grad), mean)))
+
+
+def _on_host(array: Any) -> np.ndarray:
+    return devices.to_host(array) if devices.on_gpu(array) else array
+
+
+def _own_gpu(world: MPI.Intracomm) -> str | None:
+    """Why not every rank has a GPU to itself; None if it has."""
+    why = next(filter(None, world.allgather(devices.problem())), None)
+    if why is not None:
+        return why
+    with devices.use(_device(world)):
+        ids = world.allgather(devices.bus_id())
+    return None if len(set(ids)) == len(ids) else "there are fewer GPUs than ranks"
+
+
+def _device(world: MPI.Intracomm) -> int:
+    import cupy
+
+    return int(world.rank % cupy.cuda.runtime.getDeviceCount())

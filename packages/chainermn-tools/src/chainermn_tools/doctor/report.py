@@ -1,0 +1,82 @@
+"""The findings for programs, as JSON, and for people who help, as text to paste."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from chainermn_tools import environment
+from chainermn_tools.doctor import text
+from chainermn_tools.doctor.check import Context, Finding
+from chainermn_tools.doctor.runner import Layer
+from chainermn_tools.environment import probe
+
+# Raised when a key changes its name or its meaning. Another check or another key is no change.
+SCHEMA = 1
+FENCE = "````"  # no output of ours holds four
+# Of the time for the environment, what programs may take that are asked.
+PROGRAMS_SHARE = 0.7
+
+
+def as_dict(findings: Sequence[Finding], context: Context, seconds: float) -> dict[str, Any]:
+    """What ``chainermn doctor --json`` prints; docs/doctor.md describes it.
+
+    Args:
+        findings: of all checks.
+        context: what was examined.
+        seconds: how long that took.
+    """
+    worst = text.worst(findings)
+    return {
+        "schema": SCHEMA,
+        "well": worst == "ok",
+        "status": worst,
+        "seconds": round(seconds, 1),
+        "asked": {
+            "ranks": context.ranks,
+            "hosts": [dataclasses.asdict(host) for host in context.hosts],
+            "hostfile": context.hostfile,
+            "script": context.script,
+        },
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+
+
+def pasteable(
+    layers: Sequence[Layer], findings: Sequence[Finding], seconds: float, of_environment: float
+) -> str:
+    """Findings and environment in Markdown, folded away below one line.
+
+    Args:
+        layers: that were run.
+        findings: of all checks.
+        seconds: how long that took.
+        of_environment: how long looking at the environment may take.
+    """
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=False)
+    width = name_width(layers)
+    for layer in layers:
+        text.show_title(layer, console)
+        for finding in findings:
+            if finding.layer == layer.name:
+                text.show(finding, width, console)
+    print(f"{text.summary(findings)} ({seconds:.0f} s)\n", file=file)
+    programs = of_environment * PROGRAMS_SHARE
+    (found,) = probe.together(
+        {"environment": lambda: environment.collect(programs)}, of_environment
+    ).values()
+    environment.render(found if "schema" in found else {"environment": found}, console)
+    return (
+        f"<details><summary>chainermn doctor: {text.summary(findings)}</summary>\n\n"
+        f"{FENCE}text\n{file.getvalue().rstrip()}\n{FENCE}\n\n</details>"
+    )
+
+
+def name_width(layers: Sequence[Layer]) -> int:
+    """The length of the longest name of a check."""
+    return max(len(check.name) for layer in layers for check in layer.checks)
