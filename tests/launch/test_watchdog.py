@@ -66,6 +66,8 @@ def asleep():
 
 how, seconds = sys.argv[1], float(sys.argv[2])
 limit = Limit(seconds) if seconds else None
+if how == "first" and MPI.COMM_WORLD.rank == 1:
+    in_python()
 comm = make_communicator("naive", limit=limit)
 part = comm.split(int(comm.rank == 2), 0)
 for i in range(3):
@@ -186,6 +188,20 @@ def test_waiting_outside_any_communicator(how, operation, script):
     said(
         job, "culprit: rank 1 .* is in no call", rf"^  rank 0 .* waits in {operation}", "in_python"
     )
+
+
+def test_a_rank_that_does_not_come_to_make_the_first_communicator(script):
+    job = run(3, script, "first")
+    assert job.returncode != 0, job
+    said(
+        job,
+        r"culprit: rank 1 \(process \d+ on \S+\) is in no call",
+        "^  rank 0 .* waits in create_communicator",
+        "^  rank 2 .* waits in create_communicator",
+        "ending the job",
+    )
+    assert job.err.count("likely culprit") == 1, job
+    assert "A report follows at 4.0 s" in job.err
 
 
 def test_a_killed_rank_ends_the_job_and_the_monitor(script):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import abort, blas_threads, forked, watchdog
+from . import abort, blas_threads, ending, forked, watchdog
 from .settings import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
 from .topology import Topology
+from .trace import TRACE_VARIABLE, trace_folder
 
 # mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
 # just because the user's script imports this package. So it is imported where it is used.
@@ -91,6 +92,9 @@ def create_communicator(
     another number of seconds, from 1 on, after which the job is ended too; 0 switches that off.
     The first communicator of more than one rank starts it, one small process a machine.
 
+    Where ``CHAINERMN_TRACE`` names a folder, set on all ranks or on none, each rank writes there
+    what its communicators do and when; ``chainermn trace`` reads it.
+
     Returns:
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
@@ -130,6 +134,7 @@ def make_communicator(
                 bool(batched_copy),
                 chunk_bytes(),
                 limit or watchdog.limit(),
+                trace_folder(),
             ),
         )
     )
@@ -138,20 +143,25 @@ def make_communicator(
         ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
         (CHUNK_VARIABLE, found and found[1].chunk_bytes),
         (watchdog.VARIABLE, str(found and found[1].limit)),
+        (TRACE_VARIABLE, "set" if found and found[1].trace else "unset"),
     )
     note = blas_threads.note(comm.size)
-    with watchdog.meeting("create_communicator"):
+    wait = found[1].limit if found else watchdog.Limit()
+    with (
+        watchdog.arriving(wait, _numbers(comm), lambda: ending.abort(1)),
+        watchdog.meeting("create_communicator", comm.size),
+    ):
         traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
         try:
             notes = Agreement(traffic)("create_communicator", view, note, problem)
         finally:
             traffic.Free()
-    if any(notes):
-        blas_threads.limit_blas_threads(comm)
-    forked.keep_children_from_mpi()
-    recipe, settings = found
-    ways = plans.Plans(getattr(plans, recipe.plan), getattr(device_plans, recipe.on_gpus))
-    made = MpiCommunicator(comm, ways, settings, topology)
+        if any(notes):
+            blas_threads.limit_blas_threads(comm)
+        forked.keep_children_from_mpi()
+        recipe, settings = found
+        ways = plans.Plans(getattr(plans, recipe.plan), getattr(device_plans, recipe.on_gpus))
+        made = MpiCommunicator(comm, ways, settings, topology)
     if recipe.one_node and made.inter_size > 1:
         made.finalize()
         raise ValueError(
@@ -159,6 +169,14 @@ def make_communicator(
             f"{made.inter_size}; use 'hierarchical'"
         )
     return made
+
+
+def _numbers(comm: MPI.Intracomm) -> list[int]:
+    """The ranks of a communicator by their numbers in MPI.COMM_WORLD, this one first."""
+    from mpi4py import MPI
+
+    ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
+    return MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
 
 
 def _recipe(name: str) -> Recipe:

@@ -38,7 +38,7 @@ def end_job(what: str, code: int, details: str = "") -> NoReturn:
         say(f"{headline(what)}, ending the job.\n{details}")
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
-        _abort(code)
+        abort(code)
 
 
 def headline(what: str) -> str:
@@ -59,7 +59,7 @@ def say(text: str) -> None:
             os.write(2, text.encode(errors="backslashreplace"))
 
 
-def _abort(code: int) -> NoReturn:
+def abort(code: int) -> NoReturn:
     try:
         aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.watchdog import meeting
 
 from .agreement import call_or_raise
 from .parcels import Parcels, dumps, loads
@@ -226,7 +227,8 @@ def _receive(
         file: which this rank has made; None if it doesn't.
     """
     if gate is not None:
-        gate.wait_until_open()  # asleep: in a receive it would keep a core busy
+        with meeting("scatter_dataset"):
+            gate.wait_until_open()  # asleep: in a receive it would keep a core busy
     (length,) = (int(n) for n in communicator.recv(root, _TAG))
     if length == _NONE_COMES:
         return None

@@ -9,6 +9,7 @@ import numpy as np
 from chainer.training.extensions import Evaluator
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.watchdog import alone
 
 from .agreement import gather_or_raise, require_communicator
 from .copying import SharesCommunicator
@@ -72,7 +73,8 @@ class _MultiNodeEvaluator(SharesCommunicator, Evaluator):
         try:
             count = _number_of_examples(self)
             if count != 0:
-                result = _checked(super().evaluate())
+                with alone("evaluate"):
+                    result = _checked(super().evaluate())
         except BaseException as exception:
             error = exception
         return _mean(gather_or_raise(self._mn_communicator, error, (count, result)))

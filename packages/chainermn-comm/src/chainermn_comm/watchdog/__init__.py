@@ -5,7 +5,9 @@ nothing of the ranks but that memory, reads it. This package imports the standar
 that process has nothing else.
 """
 
+from .arriving import arriving
 from .calls import Record, aborting, watched
+from .inside import alone, part_of
 from .limit import NO_LIMIT, VARIABLE, Limit, limit
 from .records import NOBODY
 from .starting import join, meeting
@@ -17,8 +19,11 @@ __all__ = [
     "Limit",
     "Record",
     "aborting",
+    "alone",
+    "arriving",
     "join",
     "limit",
     "meeting",
+    "part_of",
     "watched",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .processes import GONE, RUNNING, STOPPED
-from .records import COLLECTIVE, EVERYBODY, FINALIZE, MESSAGE, Call
+from .records import COLLECTIVE, EVERYBODY, FINALIZE, MESSAGE, Call, Doing
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Rank:
         state: RUNNING, STOPPED or GONE.
         calls: what it does, or did last, on each of its communicators.
         stacks: of its threads, in words; empty where they weren't asked for or didn't come.
+        doing: what it is inside of, if it said so.
     """
 
     world: int
@@ -29,6 +30,7 @@ class Rank:
     state: str
     calls: tuple[Call, ...] = ()
     stacks: str = ""
+    doing: Doing | None = None
 
     @property
     def waits(self) -> list[Call]:
@@ -39,6 +41,12 @@ class Rank:
     def has_ended(self) -> bool:
         """Whether its program is over; its process may wait in MPI_Finalize, or be gone."""
         return any(call.operation == FINALIZE for call in self.waits)
+
+    @property
+    def works_alone(self) -> bool:
+        """Whether it is busy with what it said may take long."""
+        busy = self.state == RUNNING and not self.waits
+        return busy and self.doing is not None and self.doing.alone
 
     @property
     def is_lost(self) -> bool:
@@ -56,6 +64,7 @@ def from_answer(answer: dict[str, Any]) -> list[Rank]:
                     Call(**{**call, "communicator": tuple(call["communicator"])})
                     for call in rank["calls"]
                 ),
+                "doing": rank["doing"] and Doing(**rank["doing"]),
             }
         )
         for rank in answer["ranks"]
@@ -80,7 +89,7 @@ class Job:
     def unknown(self, call: Call) -> int:
         """How many ranks of the call's communicator we know nothing of."""
         if call.communicator == EVERYBODY:
-            return 0
+            return max(0, call.size - len(self.ranks))
         return call.size - len(self._members[call.communicator])
 
     def waited_for(self, rank: Rank, call: Call) -> list[Rank]:

@@ -28,6 +28,7 @@ from .records import (
     OUTSIDE,
     SLOT_BYTES,
     SLOTS,
+    USED,
     offset_of,
 )
 
@@ -160,7 +161,7 @@ def take(communicator: tuple[int, int], rank: int, size: int) -> Record:
     IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
     if slot == mine.used:
         mine.used += 1
-        HEADER.pack_into(mine.memory, 0, mine.used, 0.0)
+        USED.pack_into(mine.memory, 0, mine.used)
     record._memory, record._offset, record._slot = mine.memory, start + IDENTITY.size, slot
     _records.add(record)
     return record

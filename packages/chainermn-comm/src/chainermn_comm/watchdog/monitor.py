@@ -21,8 +21,8 @@ from .blame import Job, Rank, from_answer
 from .leftovers import SharedFiles, clean
 from .network import Asking, Peer, keep_asking, serve
 from .processes import GONE, RUNNING
-from .records import AREA_BYTES, Call, aborting_since, read
-from .report import cut_off, plain, report, warning
+from .records import AREA_BYTES, Call, aborting_since, doing, read
+from .report import cut_off, last_words, plain, report, warning
 
 # Often enough for a report to come in time, seldom enough to take nothing from the ranks.
 TICK_SECONDS = 0.5
@@ -44,6 +44,8 @@ LOST_SECONDS = 20.0
 PAUSE_SECONDS = 2.0
 # From MPI_Abort, which can't cross a cut link, to our own end of the ranks.
 ABORT_SECONDS = 3.0
+# For so long a call may wait for a rank that said that it works alone, whatever the time-out.
+ALONE_SECONDS = 600.0
 
 
 class Watched:
@@ -65,7 +67,12 @@ class Watched:
 
     def look(self, now: float) -> Rank:
         return Rank(
-            self.world, os.uname().nodename, self.pid, self.state(), tuple(read(self.area, now))
+            self.world,
+            os.uname().nodename,
+            self.pid,
+            self.state(),
+            tuple(read(self.area, now)),
+            doing=doing(self.area, now),
         )
 
     def has_aborted(self, now: float) -> bool:
@@ -84,6 +91,8 @@ class Monitor:
         # When calls began that have been reported, or warned of, by rank and communicator.
         self.reported: dict[Any, float] = {}
         self.warned: dict[Any, float] = {}
+        # Works that ranks said to do alone and that have been reported.
+        self.excused: set[tuple[int, str]] = set()
         # When this process stood still, and the ranks with it, and for how long.
         self.pauses: list[tuple[float, float]] = []
         self.others = [Peer(where) for where in orders["others"]]
@@ -172,19 +181,31 @@ class Monitor:
             return False
         others = Asking(self.others, "stacks", ANSWER_SECONDS)
         job = self.joined(job.with_stacks(self.stacks()), others)
-        now_what = (
-            "CHAINERMN_TIMEOUT is set: ending the job."
-            if self.ends_job
-            else f"The ranks go on waiting. CHAINERMN_TIMEOUT={self.seconds:g} would end the job; "
-            "0 switches these reports off."
-        )
-        self.say(report(job, stalled, now_what))
+        if self.ends_job and self.is_excused(job, stalled, now):
+            return False
+        self.say(report(job, stalled, last_words(self.seconds, self.ends_job)))
         self.remember(waiting, self.reported, now)
         self.remember(waiting, self.warned, now)
         if self.ends_job:
             time.sleep(FORWARDING_SECONDS)
             self.end()
         return self.ends_job
+
+    def is_excused(self, job: Job, stalled: list[tuple[Rank, Call]], now: float) -> bool:
+        """Whether the first to blame works alone, for which the others have to wait."""
+        first = next(iter(job.suspects(stalled)), None)
+        longest = max(call.age for _, call in stalled)
+        if first is None or not first.works_alone or longest > ALONE_SECONDS:
+            return False
+        assert first.doing is not None
+        work = first.world, first.doing.what
+        if work not in self.excused:
+            self.excused.add(work)
+            until = f"The ranks go on waiting for it, {ALONE_SECONDS:g} s at most."
+            self.say(report(job, stalled, until))
+        # What they waited for it doesn't count.
+        self.pauses.append((now, min(first.doing.age, self.seconds)))
+        return True
 
     def joined(self, job: Job, others: Asking) -> Job:
         """The ranks of this machine, and those of others that answer."""

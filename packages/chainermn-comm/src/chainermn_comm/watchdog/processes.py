@@ -32,6 +32,12 @@ def group_and_birth(pid: int) -> tuple[int, int] | None:
     return (int(fields[2]), int(fields[19])) if fields else None
 
 
+def parent(pid: int) -> int:
+    """The parent's number; 0 if there is no such process."""
+    fields = _fields(pid)
+    return int(fields[1]) if fields else 0
+
+
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for the signal, which would end it otherwise."""
     try:

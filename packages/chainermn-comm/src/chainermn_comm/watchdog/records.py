@@ -17,6 +17,11 @@ AREA_BYTES = (1 + SLOTS) * SLOT_BYTES
 
 # At the start of the area: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
+USED = struct.Struct("<I")
+# After it: what the process is inside of, since when, in words.
+DOING_AT = 16
+DOING = struct.Struct("<B7xd64s")
+NOTHING, PART, ALONE = 0, 1, 2
 # At the start of a slot: the communicator, as the world's number of its rank 0 and how many that
 # rank had made before; this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
@@ -65,6 +70,21 @@ class Call:
         return self.state != OUTSIDE
 
 
+@dataclass(frozen=True)
+class Doing:
+    """What a rank is inside of.
+
+    Attributes:
+        what: in words.
+        age: seconds since then.
+        alone: whether the others may have to wait for it for long.
+    """
+
+    what: str
+    age: float
+    alone: bool
+
+
 def offset_of(slot: int) -> int:
     return (1 + slot) * SLOT_BYTES
 
@@ -91,3 +111,11 @@ def read(area: mmap.mmap, now: float) -> list[Call]:
 def aborting_since(area: mmap.mmap) -> float:
     """When the rank called MPI_Abort; 0 if it hasn't."""
     return float(HEADER.unpack_from(area)[1])
+
+
+def doing(area: mmap.mmap, now: float) -> Doing | None:
+    """What the rank is inside of, if it said so."""
+    kind, since, what = DOING.unpack_from(area, DOING_AT)
+    if kind == NOTHING:
+        return None
+    return Doing(what.rstrip(b"\0").decode(errors="replace"), max(0.0, now - since), kind == ALONE)

@@ -52,6 +52,16 @@ def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
     return "\n".join(["", *lines, what_now, ""])
 
 
+def last_words(seconds: float, ends_job: bool) -> str:
+    """What happens after a report."""
+    if ends_job:
+        return "CHAINERMN_TIMEOUT is set: ending the job."
+    return (
+        f"The ranks go on waiting. CHAINERMN_TIMEOUT={seconds:g} would end the job; 0 switches "
+        "these reports off."
+    )
+
+
 def cut_off(host: str, seconds: float) -> str:
     """What is said before this machine's ranks are ended because another is silent."""
     return (
@@ -76,9 +86,15 @@ def whereabouts(job: Job, rank: Rank) -> str:
         calls = " and in ".join(
             f"{_operation(job, call)} for {_seconds(call.age)}" for call in rank.waits
         )
-        return f"{who} {stopped}waits in {calls}"
+        return f"{who} {stopped}waits in {calls}{_inside(rank)}"
     since = f" for {_seconds(last.age)}, after {_operation(job, last)}" if last else ""
-    return f"{who} {stopped}is in no call{since}"
+    return f"{who} {stopped}is in no call{since}{_inside(rank)}"
+
+
+def _inside(rank: Rank) -> str:
+    if rank.doing is None:
+        return ""
+    return f", inside {rank.doing.what} for {_seconds(rank.doing.age)}"
 
 
 def _operation(job: Job, call: Call) -> str:

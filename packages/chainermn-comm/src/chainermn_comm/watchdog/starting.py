@@ -95,12 +95,16 @@ def _watch(
 
 
 @contextmanager
-def meeting(operation: str) -> Iterator[None]:
-    """Have a call watched that belongs to no communicator yet; not before the first one."""
+def meeting(operation: str, size: int = 1) -> Iterator[None]:
+    """Have a call watched that belongs to no communicator, and that so many ranks take part in.
+
+    What is called within is noted where it belongs. Nothing is watched before the first
+    communicator is about to be made.
+    """
     if calls._area is None:
         yield
         return
-    record = calls.take(EVERYBODY, 0, 1)
+    record = calls.take(EVERYBODY, 0, size)
     record.collective(operation, 0)
     try:
         yield

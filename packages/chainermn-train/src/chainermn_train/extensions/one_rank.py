@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.watchdog import alone
 
 from ..agreement import require_communicator
 from ..copying import SharesCommunicator
@@ -74,7 +75,11 @@ class OneRankExtension(Forwarding):
         return self.actual.__name__
 
     def __call__(self, trainer: Any) -> Any:
-        return self.actual(trainer) if self.here else None
+        if not self.here:
+            return None
+        name = getattr(self.actual, "__name__", type(self.actual).__name__)
+        with alone(f"on_rank({name})"):
+            return self.actual(trainer)
 
     def initialize(self, trainer: Any) -> None:
         self._tell("initialize", trainer)
