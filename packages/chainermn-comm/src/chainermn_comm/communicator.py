@@ -12,7 +12,7 @@ from typing import Any
 from mpi4py import MPI
 
 from . import allreduce, collectives, messages, point_to_point
-from .agreement import Agreement, prepare
+from .agreement import prepare
 from .base import CommunicatorBase
 from .broadcast import bcast_parameters
 from .collectives import Group
@@ -24,6 +24,7 @@ from .plans import Ground, Plans
 from .reducers import Reducers
 from .settings import Settings
 from .topology import Topology
+from .trace import records as traced
 from .transport import Transport
 from .transports.mpi import MpiTransport
 from .watchdog import join, watched
@@ -80,12 +81,13 @@ class MpiCommunicator(CommunicatorBase):
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
-        self._record = join(own, MPI.COMM_WORLD.rank, settings.limit)
+        watchdogs = join(own, MPI.COMM_WORLD.rank, settings.limit)
+        self._record = traced.record(own, watchdogs, settings.trace)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the largest, which carries the messages of collectives.
         self._max_tag = int(own.Get_attr(MPI.TAG_UB) or 0) - 1
         self._resources: _Resources | None = _Resources(
-            Group(own, Agreement(own, self._record), self._max_tag + 1),
+            Group(own, traced.agreement(own, self._record), self._max_tag + 1),
             MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),
             (own, mpi_comm) if owns_mpi_comm else (own,),
         )

@@ -30,12 +30,14 @@ class Settings:
         chunk_bytes: how much of the gradients travels at once; None for what each way of
             theirs was measured to like best.
         limit: how long a call may wait.
+        trace: the folder where calls are traced; None where they aren't.
     """
 
     allreduce_grad_dtype: np.dtype | None = None
     batched_copy: bool = False
     chunk_bytes: int | None = None
     limit: Limit = NO_LIMIT
+    trace: str | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
         """These settings with one changed.

@@ -1,0 +1,10 @@
+"""Writes what communicators do into files, one a rank, where CHAINERMN_TRACE names a folder.
+
+See docs/trace.md for the format. Which record a communicator notes its calls in is chosen when it
+is made (`records`, which imports MPI and so isn't imported here): where nothing is traced, calls
+pass no line of this package.
+"""
+
+from .file import TRACE_VARIABLE, flush_trace, trace_folder
+
+__all__ = ["TRACE_VARIABLE", "flush_trace", "trace_folder"]

@@ -1,0 +1,171 @@
+"""This process's trace file: calls are put into a queue, which a thread writes now and then.
+
+Nothing here ever raises into a training: where the file can't be written, a warning says so, and
+calls are dropped from then on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import socket
+import threading
+import time
+import warnings
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from . import events
+from .events import Call
+
+TRACE_VARIABLE = "CHAINERMN_TRACE"
+# So much is lost at most when the process is killed.
+FLUSH_SECONDS = 0.25
+# For the thread to write its last at the end: a hanging network disk must not keep the job.
+END_SECONDS = 5.0
+# A short path through the calls: CLOCK_MONOTONIC, which all processes of a machine share.
+now = time.perf_counter
+
+_file: TraceFile | None = None
+
+
+def trace_folder() -> str | None:
+    """Where the environment wants traces; None where it wants none."""
+    return os.environ.get(TRACE_VARIABLE) or None
+
+
+def new_run() -> str:
+    """A name for this run of the job, which sorts by time."""
+    return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def current() -> TraceFile | None:
+    """This process's file, if it has one."""
+    return _file
+
+
+def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
+    """Make this process's file; where that fails, one that drops everything."""
+    global _file
+    if _file is None:
+        _file = TraceFile(folder, run, rank, ranks)
+        os.register_at_fork(after_in_child=_forget)
+        atexit.register(_end, os.getpid())
+    return _file
+
+
+def flush_trace() -> None:
+    """Write what is known now; for when the process is about to end otherwise than by itself."""
+    if _file is not None:
+        _file.flush()
+
+
+class TraceFile:
+    """One rank's events, in ``folder/RUN.rankN.json``."""
+
+    def __init__(self, folder: str, run: str, rank: int, ranks: int) -> None:
+        self.run, self.rank = run, rank
+        self.zero = now()
+        self.calls: deque[Call | str] = deque()
+        self._threads: dict[int, int] = {threading.main_thread().ident or 0: 0}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._descriptor: int | None = None
+        host = socket.gethostname()
+        about: dict[str, Any] = {
+            "schema": events.SCHEMA,
+            "run": run,
+            "rank": rank,
+            "ranks": ranks,
+            "host": host,
+            "process": os.getpid(),
+            "began": round(time.time(), 6),
+        }
+        try:
+            os.makedirs(folder, exist_ok=True)
+            path = os.path.join(folder, f"{run}.rank{rank}.json")
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError as problem:
+            _warn(rank, f"no trace is written: {problem}")
+        else:
+            self._write(
+                events.OPENING
+                + events.metadata(events.FILE, rank, **about)
+                + events.metadata("process_name", rank, name=f"rank {rank} on {host}")
+                + events.metadata("process_sort_index", rank, sort_index=rank)
+                + events.metadata("thread_name", rank, name="main thread")
+            )
+        self._thread = threading.Thread(target=self._keep_writing, name="trace", daemon=True)
+        self._thread.start()
+
+    def note(self, event: str, /, **said: Any) -> None:
+        """Write an event that is no call."""
+        self.calls.append(events.metadata(event, self.rank, **said))
+
+    def since_zero(self, seconds: float) -> float:
+        """Microseconds, as the file counts them."""
+        return round((seconds - self.zero) * 1e6, 3)
+
+    def flush(self) -> None:
+        """Write all calls that ended."""
+        with self._lock:
+            lines = []
+            with suppress(IndexError):
+                while True:
+                    item = self.calls.popleft()
+                    lines.append(item if isinstance(item, str) else self._line(item))
+            self._write("".join(lines))
+
+    def end(self) -> None:
+        """Write what is left, and wait for it, but not for ever."""
+        self._ended.set()
+        self._thread.join(END_SECONDS)
+
+    def forget(self) -> None:
+        """In a forked child: the file is its parent's."""
+        self._descriptor = None
+        self.calls.clear()
+
+    def _keep_writing(self) -> None:
+        while not self._ended.wait(FLUSH_SECONDS):
+            self.flush()
+        self.flush()
+
+    def _line(self, call: Call) -> str:
+        head = ""
+        thread = self._threads.get(call.thread)
+        if thread is None:
+            thread = self._threads[call.thread] = len(self._threads)
+            head = events.metadata("thread_name", self.rank, thread, name=f"thread {thread}")
+        return head + events.of_call(call, self.rank, self.zero, thread)
+
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        try:
+            while data and self._descriptor is not None:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as problem:  # a full disk
+            with suppress(OSError):
+                os.close(self._descriptor)  # type: ignore[arg-type]
+            self._descriptor = None
+            _warn(self.rank, f"the trace ends here: {problem}")
+
+
+def _warn(rank: int, text: str) -> None:
+    # As an error it would end the training, or leave the other ranks waiting.
+    with suppress(RuntimeWarning):
+        warnings.warn(f"rank {rank}: {text} ({TRACE_VARIABLE})", RuntimeWarning, stacklevel=4)
+
+
+def _forget() -> None:
+    global _file
+    if _file is not None:
+        _file.forget()
+        _file = None
+
+
+def _end(process: int) -> None:
+    if _file is not None and os.getpid() == process:
+        _file.end()
