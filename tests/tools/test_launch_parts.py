@@ -281,6 +281,34 @@ def test_the_first_rank_that_failed_is_named(one, status, text):
     assert re.search(text, found.text), found.text
 
 
+REPORT = """
+[0] ChainerMN: likely culprit: rank 1 (process 101 on h1) is stopped (SIGSTOP) for 5.0 s.
+[0] A call has waited for 5.0 s (CHAINERMN_TIMEOUT):
+[0] {}
+"""
+CUT = "ChainerMN: h1 has not answered for 20.0 s: the link is cut. Ending the ranks on h0\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (REPORT.format("CHAINERMN_TIMEOUT is set: ending the job."), "likely culprit: rank 1 (pro"),
+        (CUT, "h1 has not answered for 20.0 s"),
+        ("CHAINERMN_TIMEOUT is set: ending the job.", "see its report above"),
+    ],
+)
+def test_of_ranks_that_the_watchdog_ends_none_is_blamed_for_that(said, text):
+    found = verdict.judge(outcome(tail=said + HYDRA.format(pid=100, code=15)), 2)
+    assert (found.good, found.status) == (False, 15)
+    assert found.text.startswith(f"the watchdog ended the job: {text}")
+
+
+def test_a_rank_that_dies_after_a_report_is_blamed():
+    said = REPORT.format("The ranks go on waiting.")
+    found = verdict.judge(outcome(tail=said + HYDRA.format(pid=101, code=9) + KILLED), 2)
+    assert "rank 1 on h1 failed first" in found.text
+
+
 def test_ranks_that_are_alone_show_the_wrong_mpiexec_and_arent_started_again():
     found = verdict.judge(outcome(bye(0, 1), bye(0, 1)), 2)
     assert not found.good

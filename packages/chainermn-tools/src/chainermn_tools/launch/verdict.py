@@ -18,6 +18,14 @@ HYDRA_SIGNAL = re.compile(r"EXIT STRING: .* \(signal (\d+)\)")
 PRTE_SIGNAL = re.compile(
     r"process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal (?P<signal>\d+)"
 )
+# What the watchdog of chainermn-comm says when it ends the ranks, by signals that would be blamed
+# on the first of them; and before that, whom it waited for.
+WATCHDOG_ENDS = re.compile(
+    r"CHAINERMN_TIMEOUT is set: ending the job|ChainerMN: (\S+ has not answered for [^:]+)"
+)
+WATCHDOG_SAYS = re.compile(
+    r"ChainerMN: ((?:likely culprit|ranks wait for others|all ranks are in the call)[^\n]*)"
+)
 PRTE_CODE = re.compile(r"Process name: \[[^\]]*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
 
 
@@ -55,7 +63,10 @@ def judge(outcome: Outcome, ranks: int) -> Verdict:
         return Verdict(False, 1, f"{text}; see `chainermn env`", again=False)
     first = next((rank for rank, said in failures.items() if not said["echo"]), None)
     if first is None:
-        ended = _ended_by(outcome, hellos)
+        ended, why = _ended_by(outcome, hellos), _ended_by_watchdog(outcome)
+        if why:
+            text = f"the watchdog ended the job: {why}"
+            return Verdict(False, ended[2] if ended else outcome.status or 1, text)
         if ended is not None:
             rank, how, status = ended
             return Verdict(False, status, f"{_place(rank, hellos)} failed first: {how}")
@@ -115,6 +126,16 @@ def _ended_by(outcome: Outcome, hellos: dict[int, dict[str, Any]]) -> tuple[int,
     if by_signal:
         return blamed[0], _signal(int(by_signal[1])), 128 + int(by_signal[1])
     return blamed[0], f"exit status {found['code']}", int(found["code"]) or 1
+
+
+def _ended_by_watchdog(outcome: Outcome) -> str:
+    """What the watchdog said when it ended the job, in a line; "" if it didn't."""
+    tail = outcome.tail.decode(errors="replace")
+    ends = WATCHDOG_ENDS.search(tail)
+    if ends is None:
+        return ""
+    said = WATCHDOG_SAYS.findall(tail[: ends.start()])
+    return ends[1] or (said[-1] if said else "see its report above")
 
 
 def _signal(number: int) -> str:
