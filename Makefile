@@ -48,6 +48,7 @@ test: $(READY)
 	    $(BIN)/mpiexec -n $$n $(BIN)/python -m pytest --world -p no:cacheprovider; done
 
 test-slow: $(READY)
+	$(BIN)/python -m pytest --slow -m slow --durations=10
 	set -e; for n in $(SLOW_WORLDS); do \
 	    CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 CHAINERMN_TEST_SECONDS=600 OMP_NUM_THREADS=1 \
 	    timeout -k 10 $(SECONDS_PER_SLOW_WORLD) $(BIN)/mpiexec -n $$n \

@@ -74,7 +74,7 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     for number in range(rounds + 1):
         at_once = slowest(lambda: blocking.save(target))
         held = slowest(lambda: background.save(target))
-        while not (folder / f"background.{comm.rank}.{number + 1}").exists():
+        while not (folder / f"background.{comm.rank}.{number + 1}.new").exists():
             time.sleep(POLL_SECONDS)
         time.sleep(POLL_SECONDS)
         if number == 0:  # its copy goes into fresh memory

@@ -2,7 +2,8 @@
 
     python killed.py OPTIONS
 
-OPTIONS: {"out": FOLDER, "stop": 12, "background": false, "again": false, "kill": KILL or null}.
+OPTIONS: {"out": FOLDER, "stop": 12, "communicator": "flat", "background": false, "again": false,
+          "kill": KILL or null}.
 
 With "again": true, each iteration that is saved is saved a second time. A KILL has a "rank", and
 by "at" the function below that prepares it, and its arguments. Prints the iteration that the job
@@ -28,7 +29,7 @@ from chainer.training import extensions
 
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
-from chainermn_train.checkpoint import MultiNodeCheckpointer
+from chainermn_train.checkpointer import MultiNodeCheckpointer
 from chainermn_train.npz_state import capture
 
 INTERVAL = 3  # iterations between saves
@@ -157,7 +158,7 @@ def digest(updater) -> str:
 
 def main() -> None:
     options = json.loads(sys.argv[1])
-    comm = create_communicator("flat")
+    comm = create_communicator(options["communicator"])
     trainer = make_trainer(comm, options["out"], options["stop"])
     checkpointer = create_multi_node_checkpointer(
         "run", comm, cp_interval=1, gc_interval=1, background=options["background"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import chainer
@@ -10,7 +11,7 @@ import pytest
 from chainer import training
 
 from chainermn_comm import CommunicatorBase, create_communicator
-from chainermn_train import create_multi_node_optimizer
+from chainermn_train import create_multi_node_optimizer, durable
 
 
 class PlainCommunicator(CommunicatorBase):
@@ -100,6 +101,18 @@ def trainer_for(tmp_path):
         return training.Trainer(updater, stop_trigger, out=str(tmp_path))
 
     return make
+
+
+@pytest.fixture
+def folder(tmp_path, world) -> Path:
+    """One folder for all ranks."""
+    return world.bcast(tmp_path)
+
+
+@pytest.fixture
+def unsynced(monkeypatch):
+    """Files need not reach the disk."""
+    monkeypatch.setattr(durable.os, "fsync", lambda _: None)
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,6 @@ from chainermn_train import create_multi_node_optimizer, multi_node_snapshot
 pytestmark = pytest.mark.world
 
 
-@pytest.fixture
-def folder(tmp_path, world) -> Path:
-    """One folder for all ranks."""
-    return world.bcast(tmp_path)
-
-
 def make_trainer(comm, out, stop=4, examples=6, shuffle=False):
     """A trainer with state that is the same on all ranks; rank 0 also logs."""
     x = np.linspace(0, 1, examples * 2, dtype="f4").reshape(examples, 2)
@@ -199,14 +193,54 @@ def test_sets_without_a_snapshot_are_told(naive, folder):
         run(naive, folder, 4, [0])
 
 
-def test_damaged_snapshot_is_told_on_all_ranks(naive, folder):
-    run(naive, folder, 2, [0])
+def flip(path: Path, position: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(position * len(data))] ^= 1
+    path.write_bytes(data)
+
+
+def another(path: Path) -> None:
+    with path.open("wb") as file:  # to a path, NumPy would append its suffix
+        chainer.serializers.save_npz(file, L.Linear(2, 2))
+
+
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "a byte": lambda path: flip(path, 0.5),
+    "another's": another,
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("of", ["first", "last"])
+def test_damaged_newest_snapshot_is_passed_over_by_all_ranks(naive, folder, capfd, how, of):
+    run(naive, folder, 6, [0])
+    number = 0 if of == "first" else min(naive.size - 1, 1)
     if naive.rank == 0:
-        path = folder / "snapshot_iter_2.0"
-        path.write_bytes(path.read_bytes()[:-100])
+        DAMAGES[how](folder / f"snapshot_iter_6.{number}")
     naive.allgather_obj(None)
-    with pytest.raises((ValueError, RuntimeError), match=r"iter_2\.0 can't be read"):
-        run(naive, folder, 4, [0])
+    trainer, _ = make_trainer(naive, folder)
+    multi_node_snapshot(naive, extensions.snapshot(autoload=True), [0]).initialize(trainer)
+    assert trainer.updater.iteration == 4
+    said = capfd.readouterr().err
+    if naive.rank == 0:
+        assert said.count("\n") == 1
+        assert f"snapshot_iter_6 skipped: {folder}/snapshot_iter_6.{number} " in said
+        assert "; loading snapshot_iter_4\n" in said
+    else:
+        assert said == ""
+
+
+def test_snapshots_that_are_all_damaged_are_an_error_on_all_ranks(naive, folder):
+    run(naive, folder, 4, [0])
+    if naive.rank == 0:
+        for iteration in (2, 4):
+            DAMAGES["truncated"](folder / f"snapshot_iter_{iteration}.0")
+    before = snapshots(naive, folder)
+    with pytest.raises(RuntimeError, match=r"4 skipped: .*iter_4\.0 can't be .*iter_2 skipped"):
+        run(naive, folder, 6, [0])
+    assert snapshots(naive, folder) == before
 
 
 def test_snapshot_of_one_process_is_not_unpickled(naive, folder):

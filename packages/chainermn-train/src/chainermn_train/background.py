@@ -27,8 +27,17 @@ class BackgroundWriter:
         """Copy ``arrays`` and have ``write`` called with the copies.
 
         The copies lie in the buffer, so what was started before must have ended.
+
+        Returns:
+            What ``write`` will return; or what makes copying fail, which is a failure to write
+            like any other.
         """
-        return self._threads.submit(write, self._copy(arrays))
+        try:
+            return self._threads.submit(write, self._copy(arrays))
+        except Exception as error:
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
 
     def close(self) -> None:
         """Wait for the thread and free the buffer."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .commit_record import CommitRecord, decode
 from .durable import TEMPORARY, contents_of, sync_folder
 
-# What a file is called that waits to take the place of one of the same iteration.
-_REPLACEMENT = ".new"
+# What a rank's file is called until its generation has a commit record.
+_PENDING = ".new"
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,9 @@ class Listing:
     """Which files of a run lie in a folder."""
 
     states: dict[int, list[Path]]  # files of any rank, by iteration
+    pending: dict[int, list[Path]]  # the same, not committed when they were written
     records: set[int]  # iterations
-    leftovers: list[Path]  # files that were being written, or were to replace others
+    unfinished: list[Path]  # files that were being written
 
 
 @dataclass(frozen=True)
@@ -31,47 +34,59 @@ class Generations:
     name: str
 
     def state(self, rank: int, iteration: int) -> Path:
-        """A rank's file: ``<name>.<rank>.<iteration>``."""
+        """A rank's file: ``<name>.<rank>.<iteration>``. That it is there shows it was committed."""
         return self.folder / f"{self.name}.{rank}.{iteration}"
 
     def record(self, iteration: int) -> Path:
         """The commit record, which only rank 0's folder needs to have."""
         return self.folder / f"{self.name}.commit.{iteration}"
 
-    def replacement(self, rank: int, iteration: int) -> Path:
-        """A rank's file that takes the place of :meth:`state` once its record is written.
+    def pending(self, rank: int, iteration: int) -> Path:
+        """A rank's file until its record is written; then it is called :meth:`state`.
 
-        The record is what decides: before it is replaced, the old files are the generation,
-        and from then on the new ones, whatever they are called yet.
+        The record is what decides: before it is written, the generation isn't there (or is that
+        of older files), and from then on it is that of these, whatever they are called yet.
         """
         path = self.state(rank, iteration)
-        return path.with_name(path.name + _REPLACEMENT)
+        return path.with_name(path.name + _PENDING)
 
-    def finish_replacing(self, rank: int, record: CommitRecord) -> None:
+    def name_committed(self, rank: int, iteration: int) -> None:
+        """Give a rank's file its name. Nothing is lost if that doesn't reach the disk."""
+        os.replace(self.pending(rank, iteration), self.state(rank, iteration))
+
+    def take_names_off(self, rank: int, iterations: Iterable[int]) -> None:
+        """Let those files that a rank has be called as before they were committed."""
+        for iteration in iterations:
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self.state(rank, iteration), self.pending(rank, iteration))
+        sync_folder(self.folder)
+
+    def finish_naming(self, rank: int, record: CommitRecord) -> None:
         """Give a rank's file its name if the record is about it; a job may have been killed."""
-        path = self.replacement(rank, record.iteration)
+        path = self.pending(rank, record.iteration)
         if rank >= len(record.files) or not path.exists():
             return
         with path.open("rb") as file:
             meant = contents_of(file) == record.files[rank]
         if meant:
-            os.replace(path, self.state(rank, record.iteration))
+            self.name_committed(rank, record.iteration)
             sync_folder(self.folder)
 
     def listing(self) -> Listing:
         """The files of this run; none where there is no folder."""
-        listing = Listing({}, set(), [])
-        unfinished = f"(?:{re.escape(_REPLACEMENT)})?(?:{re.escape(TEMPORARY)})?"
-        pattern = re.compile(rf"{re.escape(self.name)}\.(\d+|commit)\.(\d+)({unfinished})", re.A)
+        listing = Listing({}, {}, set(), [])
+        suffix = f"((?:{re.escape(_PENDING)})?)((?:{re.escape(TEMPORARY)})?)"
+        pattern = re.compile(rf"{re.escape(self.name)}\.(\d+|commit)\.(\d+){suffix}", re.A)
         for path in self._entries():
             if found := pattern.fullmatch(path.name):
-                of, iteration, temporary = found.groups()
+                of, iteration, pending, temporary = found.groups()
                 if temporary:
-                    listing.leftovers.append(path)
-                elif of == "commit":
+                    listing.unfinished.append(path)
+                elif of != "commit":
+                    files = listing.pending if pending else listing.states
+                    files.setdefault(int(iteration), []).append(path)
+                elif not pending:
                     listing.records.add(int(iteration))
-                else:
-                    listing.states.setdefault(int(iteration), []).append(path)
         return listing
 
     def _entries(self) -> list[Path]:

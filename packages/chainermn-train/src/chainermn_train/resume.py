@@ -6,18 +6,13 @@ import itertools
 import sys
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from pathlib import Path
 
 from chainermn_comm import CommunicatorBase
 
 from .agreement import call_or_raise
 from .commit_record import CommitRecord
-from .generations import Generations
+from .generations import Generations, Listing
 from .npz_state import is_ours
-
-# A job that is killed leaves one generation without a record: also one that writes in the
-# background commits each before it writes the next.
-_UNCOMMITTED_BY_A_KILL = 1
 
 
 @dataclass(frozen=True)
@@ -25,7 +20,9 @@ class Survey:
     """What lies in the ranks' folders; the same on every rank."""
 
     records: Mapping[int, CommitRecord | str]  # or why it is none
-    uncommitted: Set[int]  # iterations for which a rank has a file, and rank 0 no record
+    # Iterations without a record on rank 0, for which a rank has
+    lost: Set[int]  # a file that was committed once
+    pending: Set[int]  # one that was not
     foreign: Set[str]  # files without a record that only have the name of ours
 
 
@@ -40,36 +37,34 @@ class Choice:
 def survey(comm: CommunicatorBase, generations: Generations) -> Survey:
     """Look for checkpoints (collective); each rank in its own folder, which may be the same."""
 
-    def look() -> tuple[dict[int, list[Path]], dict[int, CommitRecord | str]]:
+    def look() -> tuple[Listing, dict[int, CommitRecord | str]]:
         listing = generations.listing()
         mine = listing.records if comm.rank == 0 else ()
-        return listing.states, {each: generations.read_record(each) for each in mine}
+        return listing, {each: generations.read_record(each) for each in mine}
 
     views = call_or_raise(comm, look)
     records = views[0][1]
     whole = [each for each in records.values() if isinstance(each, CommitRecord)]
-    call_or_raise(comm, lambda: _finish_replacing(comm.rank, generations, whole))
-    without = {
-        iteration: paths
-        for iteration, paths in views[comm.rank][0].items()
-        if iteration not in records
-    }
+    call_or_raise(comm, lambda: _finish_naming(comm.rank, generations, whole))
+    mine = views[comm.rank][0].states
+    without = {iteration: paths for iteration, paths in mine.items() if iteration not in records}
     marks = call_or_raise(
         comm, lambda: {path: is_ours(path) for path in itertools.chain(*without.values())}
     )
     foreign = {path.name for view in marks for path, ours in view.items() if not ours}
-    uncommitted = {
+    lost = {
         iteration
-        for states, _ in views
-        for iteration, paths in states.items()
+        for listing, _ in views
+        for iteration, paths in listing.states.items()
         if iteration not in records and any(path.name not in foreign for path in paths)
     }
-    return Survey(records, uncommitted, foreign)
+    pending = {iteration for listing, _ in views for iteration in listing.pending}
+    return Survey(records, lost, pending - records.keys() - lost, foreign)
 
 
-def _finish_replacing(rank: int, generations: Generations, records: Iterable[CommitRecord]) -> None:
+def _finish_naming(rank: int, generations: Generations, records: Iterable[CommitRecord]) -> None:
     for record in records:
-        generations.finish_replacing(rank, record)
+        generations.finish_naming(rank, record)
 
 
 def choose(comm: CommunicatorBase, generations: Generations, found: Survey) -> Choice:
@@ -80,16 +75,19 @@ def choose(comm: CommunicatorBase, generations: Generations, found: Survey) -> C
             written by another number of ranks.
     """
     skipped: dict[int, str] = {}
-    for iteration in sorted(found.records.keys() | found.uncommitted, reverse=True):
+    for iteration in sorted(found.records.keys() | found.lost | found.pending, reverse=True):
         record = found.records.get(iteration)
         if isinstance(record, CommitRecord):
             damages = _damages(comm, generations, record)
             if not damages:
                 return Choice(record, skipped)
             skipped[iteration] = damages
+        elif iteration in found.pending:
+            skipped[iteration] = "it was never committed: the job ended while it was saved"
         else:
-            skipped[iteration] = record or "it was never committed: there is no commit record"
-    if found.records or len(found.uncommitted) > _UNCOMMITTED_BY_A_KILL:
+            missing = f"the commit record {generations.record(iteration).name} is missing"
+            skipped[iteration] = record or missing
+    if found.records or found.lost:
         raise RuntimeError(
             f"rank {comm.rank}: no checkpoint of {generations.name!r} in {generations.folder} can "
             f"be used: {explain(skipped)}; mend the files, or remove them to start at 0"
@@ -114,10 +112,19 @@ def explain(skipped: Mapping[int, str]) -> str:
     return "; ".join(f"iteration {iteration} skipped: {why}" for iteration, why in skipped.items())
 
 
-def sweep(comm: CommunicatorBase, generations: Generations, found: Survey) -> None:
+def sweep(
+    comm: CommunicatorBase, generations: Generations, found: Survey, newest: int | None
+) -> None:
     """Remove what a killed job left half done (collective: nobody writes before all have swept).
 
-    Files of others stay, and rank 0 says so.
+    Files of others stay, and rank 0 says so. So do files whose record is lost, unless it was
+    removed because there was a newer generation.
+
+    Args:
+        comm: the ranks.
+        generations: the folder, and the run.
+        found: what lies there.
+        newest: iteration of the newest generation that is not known to be damaged; None if none.
     """
     if found.foreign and comm.rank == 0:
         print(
@@ -130,10 +137,17 @@ def sweep(comm: CommunicatorBase, generations: Generations, found: Survey) -> No
 
     def remove() -> None:
         listing = generations.listing()
-        abandoned = (listing.states.get(iteration, []) for iteration in found.uncommitted)
-        for path in itertools.chain(listing.leftovers, *abandoned):
-            if path.name in found.foreign:
-                continue
-            path.unlink(missing_ok=True)  # ranks may share the folder
+        collected = (
+            listing.states.get(iteration, [])
+            for iteration in found.lost
+            if newest is not None and iteration < newest
+        )
+        pending = (paths for each, paths in listing.pending.items() if each not in found.records)
+        # Those that a record is about have got their names, if this job has as many ranks.
+        whole = (each for each in found.records.values() if isinstance(each, CommitRecord))
+        stale = [generations.pending(comm.rank, each.iteration) for each in whole]
+        for path in itertools.chain(listing.unfinished, stale, *pending, *collected):
+            if path.name not in found.foreign:
+                path.unlink(missing_ok=True)  # ranks may share the folder
 
     call_or_raise(comm, remove)

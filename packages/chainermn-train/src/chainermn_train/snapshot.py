@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import operator
-import os
-import re
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,12 +18,12 @@ from chainermn_comm import CommunicatorBase
 
 from .agreement import call_or_raise, require_communicator
 from .copying import SharesCommunicator
-from .npz_state import OWN, StateError, StoredState, capture, restore
+from .npz_state import OWN, StateError, capture, restore
+from .snapshot_files import TAKEN_BY, find, read
 from .synchronized import spare_broadcasts
 from .targets import iterators_of
 
 _EXAMPLES = OWN + "examples/"  # and an iterator's name: how many its dataset has
-_TAKEN_BY = OWN + "taken_by"  # int64 of shape (3,): replica set, sets that were named, ranks
 
 
 def multi_node_snapshot(
@@ -128,15 +125,17 @@ class MultiNodeSnapshot(SharesCommunicator, Extension):
             return
         state: dict[str, np.ndarray] = {}
         call_or_raise(self._comm, lambda: state.update(_state_of(self._target(trainer))))
-        state[_TAKEN_BY] = np.array([self._set, self._named, self._comm.size])
+        state[TAKEN_BY] = np.array([self._set, self._named, self._comm.size])
         mine = self._master and wanted[self._comm.rank]
         call_or_raise(self._comm, lambda: self._write(trainer, state) if mine else None)
 
     def initialize(self, trainer: Any) -> None:
         """Load the newest snapshot, if ``autoload`` says so (collective).
 
+        One that not all sets have, or that can't be read, is passed over; rank 0 says so.
+
         Raises:
-            RuntimeError: on all ranks: only some sets have a snapshot.
+            RuntimeError: on all ranks: only some sets have a snapshot, or all are damaged.
             ValueError: the snapshot doesn't fit the trainer: another model, a state that
                 belongs to a rank while their number has changed, or an iterator over another
                 number of examples.
@@ -168,8 +167,9 @@ class MultiNodeSnapshot(SharesCommunicator, Extension):
         writer(name(trainer) if callable(name) else name.format(trainer), trainer.out, state)
 
     def _load(self, trainer: Any) -> None:
-        found = call_or_raise(self._comm, lambda: self._found(Path(trainer.out)))
-        found = [found[master] for master in self._masters]
+        folder = Path(trainer.out)
+        views = call_or_raise(self._comm, lambda: self._found(folder) if self._master else [])
+        found = [views[master] for master in self._masters]
         if not any(found):
             return
         shared = set(found[0]).intersection(*found)
@@ -184,27 +184,49 @@ class MultiNodeSnapshot(SharesCommunicator, Extension):
             )
         newest = [name for name in found[0] if name in shared][-1]
         ahead = sorted({names[-1] for names in found} - {newest})
-        if ahead and self._comm.rank == 0:
-            text = f"{', '.join(ahead)} skipped: not all replica sets have it; loading {newest}"
+        skipped = dict.fromkeys(ahead, "not all replica sets have it")
+        name, state = self._newest_whole(folder, [n for n in found[0] if n in shared], skipped)
+        if skipped and self._comm.rank == 0:
+            text = f"{_listed(skipped)}; loading {name}"
             print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
-        path = Path(trainer.out, newest + self._suffix)
-        state: dict[str, Any] = {}
-        call_or_raise(self._comm, lambda: state.update(_read(path)) if self._master else None)
         state = self._shared(state)
-        call_or_raise(self._comm, lambda: self._restore(self._target(trainer), state, newest))
+        call_or_raise(self._comm, lambda: self._restore(self._target(trainer), state, name))
         spare_broadcasts(self._comm, self._target(trainer))
 
+    def _newest_whole(
+        self, folder: Path, names: list[str], skipped: dict[str, str]
+    ) -> tuple[str, dict[str, Any]]:
+        """The newest snapshot that all sets can read, and its state on this rank (collective).
+
+        Args:
+            folder: where they are.
+            names: of those that all sets have, oldest first.
+            skipped: gets those that are damaged, and why.
+        """
+        for name in reversed(names):
+            state: dict[str, Any] = {}
+            path = folder / (name + self._suffix)
+
+            def damage(path: Path = path, state: dict[str, Any] = state) -> str | None:
+                if not self._master:
+                    return None
+                try:
+                    state.update(read(path))
+                except (OSError, StateError) as error:
+                    return str(error)
+                return None
+
+            damages = [each for each in call_or_raise(self._comm, damage) if each]
+            if not damages:
+                return name, state
+            skipped[name] = ", ".join(damages)
+        raise RuntimeError(
+            f"rank {self._comm.rank}: no snapshot in {folder} can be used: {_listed(skipped)}; "
+            "mend the files, or remove them to start without"
+        )
+
     def _found(self, folder: Path) -> list[str]:
-        """This set's snapshots without their suffix, oldest first, at its first rank."""
-        if not self._master or not folder.is_dir():
-            return []
-        name = self._snapshot.filename.removesuffix(self._suffix)
-        prefix, suffix = name.split("{")[0], name.split("}")[-1] if "{" in name else ""
-        _sweep(folder, prefix)
-        pattern = re.compile(re.escape(prefix) + ".*" + re.escape(suffix + self._suffix))
-        paths = [folder / each for each in os.listdir(folder) if pattern.fullmatch(each)]
-        paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
-        return [path.name.removesuffix(self._suffix) for path in paths]
+        return find(folder, self._snapshot.filename.removesuffix(self._suffix), self._suffix)
 
     def _shared(self, state: dict[str, Any]) -> dict[str, Any]:
         """The state of the first rank of this rank's set (collective)."""
@@ -215,7 +237,7 @@ class MultiNodeSnapshot(SharesCommunicator, Extension):
             members.finalize()
 
     def _restore(self, target: Any, state: dict[str, Any], name: str) -> None:
-        index, named, size = state[_TAKEN_BY].tolist()
+        index, named, size = state[TAKEN_BY].tolist()
         if (index, named) != (self._set, self._named):
             raise StateError(
                 f"the snapshot {name} was taken by replica set {index} with {named} sets named, "
@@ -257,20 +279,5 @@ def _require_as_many_examples(target: Any, state: dict[str, Any]) -> None:
             )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        try:
-            state = dict(StoredState(file))
-        except Exception as error:  # a damaged file may lead zipfile to raise anything
-            raise StateError(f"{path} can't be read as a snapshot: {error}") from error
-    if _TAKEN_BY not in state:
-        raise StateError(f"{path} was not taken by multi_node_snapshot")
-    return state
-
-
-def _sweep(folder: Path, prefix: str) -> None:
-    """Remove the folders in which killed jobs of Chainer's writers left half a snapshot."""
-    if prefix:
-        for path in folder.glob("tmp*"):
-            if path.name.startswith("tmp" + prefix) and path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+def _listed(skipped: dict[str, str]) -> str:
+    return "; ".join(f"{name} skipped: {why}" for name, why in skipped.items())

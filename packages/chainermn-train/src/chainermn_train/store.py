@@ -33,14 +33,14 @@ class Store:
         self.generations = generations
         call_or_raise(comm, lambda: _make(generations.folder))
         found = survey(comm, generations)
-        sweep(comm, generations, found)
         self.committed = set(found.records)
         self.damaged = self.committed.intersection(damaged)
+        sweep(comm, generations, found, max(self.committed - self.damaged, default=None))
 
     def path_for(self, iteration: int) -> Path:
         """What this rank's file of a new generation is called until it is committed.
 
-        Where there is one of that iteration, it stays as it is until then.
+        Where there is an older file of that iteration, it stays as it is until then.
 
         Raises:
             ValueError: there is a newer one, on all ranks.
@@ -53,15 +53,10 @@ class Store:
                 "maybe_load before training to go on from there, remove the files, or give the "
                 "run another name"
             )
-        if iteration in self.committed:
-            return self.generations.replacement(self._comm.rank, iteration)
-        return self._path(iteration)
-
-    def _path(self, iteration: int) -> Path:
-        return self.generations.state(self._comm.rank, iteration)
+        return self.generations.pending(self._comm.rank, iteration)
 
     def commit(self, iteration: int, written: Callable[[], Contents]) -> None:
-        """Write the record once every rank's file is on the disk.
+        """Write the record once every rank's file is on the disk; then the files get their names.
 
         Args:
             iteration: of the generation.
@@ -71,30 +66,28 @@ class Store:
             Exception: whatever failed; nothing of the generation is left then, and one that it
                 was to replace is as it was.
         """
-        replaces = iteration in self.committed
+        rank, replaces = self._comm.rank, iteration in self.committed
         try:
             files = call_or_raise(self._comm, written)
             record = CommitRecord(self.generations.name, iteration, files)
             self._at_root(lambda: _write_record(self.generations.record(iteration), record))
-        except Exception:
+        except BaseException:
             if replaces:
                 self._settle(iteration)
             else:
                 with contextlib.suppress(OSError):
                     self._remove_records([iteration])
-                    self._path(iteration).unlink(missing_ok=True)
+                    self.generations.pending(rank, iteration).unlink(missing_ok=True)
             raise
         self.committed.add(iteration)
         self.damaged.discard(iteration)
-        if replaces:
-            rank = self._comm.rank
-            call_or_raise(self._comm, lambda: self.generations.finish_replacing(rank, record))
+        call_or_raise(self._comm, lambda: self.generations.name_committed(rank, iteration))
 
     def _settle(self, iteration: int) -> None:
         """After a failure, leave the generation that the record is about, old or new."""
         with contextlib.suppress(Exception):
             survey(self._comm, self.generations)  # the new record may be there all the same
-            self.generations.replacement(self._comm.rank, iteration).unlink(missing_ok=True)
+            self.generations.pending(self._comm.rank, iteration).unlink(missing_ok=True)
 
     def outdated(self, cp_interval: int, gc_interval: int) -> list[int]:
         """All but the newest ``cp_interval``, once these are ``gc_interval`` (not collective)."""
@@ -105,6 +98,9 @@ class Store:
 
     def clear(self) -> None:
         """Remove all generations; the newest last, so that a job killed here can go on from it."""
+        # A file that has its name and no record would look like one whose record was lost.
+        rank, all_of_them = self._comm.rank, sorted(self.committed)
+        call_or_raise(self._comm, lambda: self.generations.take_names_off(rank, all_of_them))
         newest = {max(self.committed - self.damaged, default=0)}
         self.remove(self.committed - newest)
         self.remove(self.committed & newest)
@@ -115,7 +111,7 @@ class Store:
         if not iterations:
             return
         self._at_root(lambda: self._remove_records(iterations))
-        call_or_raise(self._comm, lambda: _unlink(map(self._path, iterations)))
+        call_or_raise(self._comm, lambda: self._remove_files(iterations))
         self._forget(iterations)
 
     def removal(self, iterations: Iterable[int]) -> Callable[[], None]:
@@ -130,7 +126,7 @@ class Store:
         def remove() -> None:
             if iterations:
                 self._remove_records(iterations)
-                _unlink(map(self._path, iterations))
+                self._remove_files(iterations)
 
         return remove
 
@@ -142,6 +138,10 @@ class Store:
         if self._comm.rank == 0:
             _unlink(map(self.generations.record, iterations))
             sync_folder(self.generations.folder)
+
+    def _remove_files(self, iterations: Iterable[int]) -> None:
+        for name in self.generations.state, self.generations.pending:
+            _unlink(name(self._comm.rank, iteration) for iteration in iterations)
 
     def _at_root(self, action: Callable[[], Any]) -> None:
         """Do something on rank 0 before any rank goes on."""

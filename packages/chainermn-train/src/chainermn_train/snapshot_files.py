@@ -1,0 +1,58 @@
+"""The files of snapshots that several ranks share: which there are, and what they hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from .npz_state import OWN, StateError, StoredState
+
+TAKEN_BY = OWN + "taken_by"  # int64 of shape (3,): replica set, sets that were named, ranks
+
+
+def find(folder: Path, name: str, suffix: str) -> list[str]:
+    """A set's snapshots without their suffix, oldest first.
+
+    Args:
+        folder: where they are, if it exists. What killed writers left there is removed.
+        name: of the files, with the place of the iteration in braces.
+        suffix: of this set.
+    """
+    if not folder.is_dir():
+        return []
+    before, after = name.split("{")[0], name.split("}")[-1] if "{" in name else ""
+    _sweep(folder, before)
+    pattern = re.compile(re.escape(before) + ".*" + re.escape(after + suffix))
+    paths = [folder / each for each in os.listdir(folder) if pattern.fullmatch(each)]
+    paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return [path.name.removesuffix(suffix) for path in paths]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The arrays of a snapshot by name.
+
+    Raises:
+        OSError: there is no such file, or it can't be read.
+        StateError: it is damaged, or nothing that a multi-node snapshot wrote.
+    """
+    with path.open("rb") as file:
+        try:
+            state = dict(StoredState(file))
+        except MemoryError:
+            raise
+        except Exception as error:  # a damaged file may lead zipfile to raise anything
+            raise StateError(f"{path} can't be read as a snapshot: {error}") from error
+    if TAKEN_BY not in state:
+        raise StateError(f"{path} was not taken by multi_node_snapshot")
+    return state
+
+
+def _sweep(folder: Path, prefix: str) -> None:
+    """Remove the folders in which killed jobs of Chainer's writers left half a snapshot."""
+    if prefix:
+        for path in folder.glob("tmp*"):
+            if path.name.startswith("tmp" + prefix) and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,262 @@
+"""Checkpoints that are damaged, lost, half written, or of something else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn_train import (
+    create_multi_node_checkpointer,
+    durable,
+)
+from chainermn_train.commit_record import decode
+
+from .checkpoints import (
+    files,
+    generation,
+    link,
+    loaded,
+    save_and_flush,
+    saved,
+)
+
+# Nothing here can tell whether files have reached the disk, which takes most of the time.
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
+
+
+def flip(path: Path, position: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(position * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "first byte": lambda path: flip(path, 0),
+    "middle byte": lambda path: flip(path, 0.5),
+    "last byte": lambda path: flip(path, 1),
+    "deleted": lambda path: path.unlink(),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("of", ["0", "last", "commit"])
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damaged_newest_file_makes_the_resume_fall_back(naive, folder, capfd, of, how):
+    saved(naive, folder, 10, 20, 30)
+    of = str(naive.size - 1) if of == "last" else of
+    if naive.rank == 0:
+        DAMAGES[how](folder / f"run.{of}.30")
+    naive.allgather_obj(None)
+    assert loaded(naive, folder).values.tolist() == [20, naive.rank]
+    said = capfd.readouterr().err
+    if naive.rank == 0:
+        assert re.search(
+            r"'run': iteration 30 skipped: .* training goes on from iteration 20", said
+        )
+        missing = f"run.commit.30 is {'missing' if how == 'deleted' else 'damaged'}"
+        assert (missing if of == "commit" else f"rank {of}: run.{of}.30 ") in said
+    else:
+        assert said == ""
+
+
+def test_every_byte_of_a_record_counts(naive, folder):
+    saved(naive, folder, 1)
+    path = folder / "run.commit.1"
+    if naive.rank == 0:
+        whole = path.read_bytes()
+        for position in range(len(whole)):
+            for bit in range(8):
+                damaged = bytearray(whole)
+                damaged[position] ^= 1 << bit
+                with pytest.raises(ValueError, match=r"commit record|checksum"):
+                    decode(bytes(damaged))
+    naive.allgather_obj(None)
+
+
+def test_after_falling_back_the_run_saves_over_what_was_damaged(naive, folder):
+    saved(naive, folder, 10, 20, 30)
+    naive.allgather_obj(None)
+    if naive.rank == 0:
+        (folder / "run.0.30").write_bytes(b"")
+    naive.allgather_obj(None)
+    target = link(0, 0)
+    checkpointer = create_multi_node_checkpointer("run", naive, 1, 2, path=folder)
+    assert checkpointer.maybe_load(target) == 20
+    checkpointer.save(target, 25)
+    assert files(naive, folder) == generation(naive, 25, 30)  # 10 and 20 were collected
+    naive.allgather_obj(None)
+    checkpointer.save(target, 30)
+    assert loaded(naive, folder).values.tolist() == [20, naive.rank]
+    naive.allgather_obj(None)
+    checkpointer.finalize()
+    assert files(naive, folder) == set()
+
+
+def test_everything_damaged_raises_and_removes_nothing(naive, folder):
+    saved(naive, folder, 10, 20)
+    naive.allgather_obj(None)
+    if naive.rank == 0:
+        flip(folder / "run.0.10", 0.5)
+        (folder / "run.commit.20").unlink()
+    naive.allgather_obj(None)
+    before = files(naive, folder)
+    with pytest.raises(RuntimeError, match=r"iteration 20 skipped.*iteration 10 skipped: rank 0"):
+        loaded(naive, folder)
+    assert files(naive, folder) == before
+    naive.allgather_obj(None)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("iterations", [(10,), (10, 20)])
+def test_lost_records_are_no_reason_to_start_again(naive, folder, background, iterations):
+    """Also where it is the only one: a first save that was killed leaves other names."""
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder, background=background)
+    for iteration in iterations:
+        save_and_flush(checkpointer, iteration)
+    naive.allgather_obj(None)
+    if naive.rank == 0:
+        for path in folder.glob("run.commit.*"):
+            path.unlink()
+    naive.allgather_obj(None)
+    before = files(naive, folder)
+    words = (
+        r"iteration 10 skipped: the commit record run\.commit\.10 is missing; mend the files, or"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        loaded(naive, folder)
+    assert files(naive, folder) == before
+    naive.allgather_obj(None)
+
+
+def test_files_of_a_lost_record_stay_until_they_are_replaced_or_old(naive, folder):
+    saved(naive, folder, 10, 20, 30)
+    naive.allgather_obj(None)
+    if naive.rank == 0:
+        (folder / "run.commit.30").unlink()
+    lost = generation(naive, 30) - {"run.commit.30"}
+    for iteration in 25, 28:
+        target = link(0, 0)
+        checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+        assert checkpointer.maybe_load(target) == {25: 20, 28: 25}[iteration]
+        save_and_flush(checkpointer, iteration)
+        assert lost <= files(naive, folder)
+        del checkpointer  # another one may save by its name then
+    expected = generation(naive, 10, 20, 25, 28, 30)
+    save_and_flush(create_multi_node_checkpointer("run", naive, path=folder), 30, 5)
+    assert files(naive, folder) == expected
+    assert loaded(naive, folder).values.tolist() == [5, 5]
+    naive.allgather_obj(None)
+    if naive.rank == 0:
+        (folder / "run.commit.20").unlink()
+    naive.allgather_obj(None)
+    assert loaded(naive, folder).values.tolist() == [5, 5]
+    assert files(naive, folder) == expected - generation(naive, 20)
+
+
+def test_never_committed_starts_at_0_and_is_swept(naive, folder, capfd):
+    if naive.rank == 0:
+        for name in ("run.commit.10.tmp", f"run.{naive.size + 3}.20.new.tmp", "run.0.20.new"):
+            (folder / name).write_bytes(b"half")
+        for rank in (*range(naive.size), 7):
+            (folder / f"run.{rank}.10.new").write_bytes(b"whole")
+        for name in ("other.0.10", "run.0.10.bak", "run.x.1", "run2.0.1.tmp"):
+            (folder / name).write_bytes(b"of others")
+    naive.allgather_obj(None)
+    assert loaded(naive, folder).values.tolist() == [0, 0]
+    assert files(naive, folder) == {"other.0.10", "run.0.10.bak", "run.x.1", "run2.0.1.tmp"}
+    if naive.rank == 0:
+        assert "10 skipped: it was never committed" in (said := capfd.readouterr().err)
+        assert "goes on from iteration 0" in said
+
+
+def test_files_of_others_that_have_the_same_name_stay(naive, folder, capfd):
+    """Such as those of ChainerMN 1.x, which Chainer's own `save_npz` makes."""
+    if naive.rank == 0:
+        for iteration in (100, 200, 300):
+            for rank in range(naive.size):
+                with (folder / f"run.{rank}.{iteration}").open("wb") as file:
+                    chainer.serializers.save_npz(file, link(1, 1))
+        (folder / "run.0.400").write_text("precious")
+    before = files(naive, folder)
+    assert loaded(naive, folder).values.tolist() == [0, 0]
+    assert files(naive, folder) == before
+    said = capfd.readouterr().err
+    assert ("run.0.400" in said and "not touched" in said) == (naive.rank == 0)
+    save_and_flush(create_multi_node_checkpointer("run", naive, path=folder), 350)
+    assert loaded(naive, folder).values.tolist() == [350, 350]
+    assert files(naive, folder) == before | generation(naive, 350)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_another_number_of_ranks_is_told(naive, folder):
+    half = naive.split(naive.rank % 2, naive.rank)
+    if naive.rank % 2 == 0:
+        saved(half, folder, 10)
+    naive.allgather_obj(None)
+    words = rf"iteration 10 was written by {(naive.size + 1) // 2} ranks, this job has {naive.size}"
+    with pytest.raises(RuntimeError, match=words):
+        loaded(naive, folder)
+    half.finalize()
+
+
+def test_another_model_is_told_on_all_ranks(naive, folder):
+    saved(naive, folder, 10)
+    other = link(1, 2, 3) if naive.rank == 0 else link(0, 0)
+    with pytest.raises((ValueError, RuntimeError), match=r"'values' has shape \(2,\)"):
+        create_multi_node_checkpointer("run", naive, path=folder).maybe_load(other)
+    other = link(0, 0)
+    other.add_persistent("more", 1)
+    with pytest.raises(ValueError, match=r"lacks.*more.*made differently"):
+        create_multi_node_checkpointer("run", naive, path=folder).maybe_load(other)
+
+
+def test_another_precision_is_told(naive, folder):
+    saved(naive, folder, 1)
+    other = link(0, 0)
+    other.values = other.values.astype("f2")
+    with pytest.raises(ValueError, match=r"'values' has dtype float64 .* and float16 here"):
+        create_multi_node_checkpointer("run", naive, path=folder).maybe_load(other)
+
+
+def test_object_that_needs_pickle_is_refused_on_all_ranks(comm, folder):
+    target = link(1, 2)
+    if comm.rank == 0:
+        target.add_persistent("strange", np.array([{1}, None]))
+    with pytest.raises((TypeError, RuntimeError), match=r"'strange'.*only pickle"):
+        create_multi_node_checkpointer("run", comm, path=folder / "new").save(target)
+    assert not (folder / "new").exists() or files(comm, folder / "new") == set()
+    target = link(1, 2)
+    target.add_persistent("other_order", np.ones(2, ">f4"))
+    create_multi_node_checkpointer("fits", comm, path=folder / "new").save(target)
+    with pytest.raises(TypeError, match="not int"):
+        create_multi_node_checkpointer("run", comm, path=folder / "new").save(3)
+
+
+def test_pickle_in_a_file_is_not_loaded(naive, folder):
+    """Even where somebody forges a record."""
+    from chainermn_train.commit_record import CommitRecord
+
+    saved(naive, folder, 1)
+    path = folder / f"run.{naive.rank}.1"
+    with path.open("wb") as file:
+        trap = np.array([Trap()], dtype=object)
+        np.savez(file, values=trap, nothing=trap, text=trap)
+    with path.open("rb") as file:
+        contents = naive.allgather_obj(durable.contents_of(file))
+    if naive.rank == 0:
+        (folder / "run.commit.1").write_bytes(CommitRecord("run", 1, contents).encode())
+    naive.allgather_obj(None)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        loaded(naive, folder)
+
+
+class Trap:
+    def __reduce__(self):
+        return (pytest.exit, ("unpickled",))

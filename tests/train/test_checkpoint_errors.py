@@ -1,0 +1,228 @@
+"""What goes wrong with a checkpointer on one rank, and what it refuses, is told on all."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import chainer
+import pytest
+from chainer import training
+
+from chainermn_train import (
+    ResumableOrderSampler,
+    create_multi_node_checkpointer,
+    durable,
+)
+
+from .checkpoints import (
+    files,
+    generation,
+    link,
+    loaded,
+    make_trainer,
+    save_and_flush,
+    saved,
+)
+
+# Nothing here can tell whether files have reached the disk, which takes most of the time.
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
+
+
+def test_iterations_that_differ_or_go_back(naive, folder):
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+    checkpointer.save(link(1, 1), 10)
+    with pytest.raises(ValueError, match=r"iteration 9 would never be used.*maybe_load"):
+        checkpointer.save(link(1, 1), 9)
+    saved(naive, folder / "before", 10)
+    with pytest.raises(ValueError, match="call maybe_load"):
+        saved(naive, folder / "before", 1)
+    if naive.size > 1:
+        with pytest.raises(ValueError, match="11 on rank 0, 12 on rank 1"):
+            checkpointer.save(link(1, 1), 11 + (naive.rank > 0))
+    with pytest.raises((ValueError, RuntimeError), match="not negative"):
+        checkpointer.save(link(1, 1), -1)
+    checkpointer.save(link(5, 5), 10)  # again: it takes the place of the first
+    assert files(naive, folder) == generation(naive, 10) | {"before"}
+    assert loaded(naive, folder).values.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("failing", ["run.{last}.5.new", "run.commit.5"])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_failed_replacement_leaves_a_whole_generation(
+    naive, folder, monkeypatch, failing, background, after
+):
+    """The only one there is: the old one, or the new one once its record has its name."""
+    checkpointer = create_multi_node_checkpointer(
+        "run", naive, 1, 1, path=folder, background=background
+    )
+    save_and_flush(checkpointer, 5)
+    name = failing.format(last=naive.size - 1)
+    real = durable.os.replace
+
+    def fail(source, target):
+        if after and target.name == name:
+            real(source, target)
+        if target.name == name:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "replace", fail)
+        with pytest.raises((OSError, RuntimeError), match="No space left"):
+            save_and_flush(checkpointer, 5, 6)
+    assert files(naive, folder) == generation(naive, 5)
+    is_new = after and "commit" in failing
+    assert loaded(naive, folder).values.tolist() == ([6, 6] if is_new else [5, 5])
+    save_and_flush(checkpointer, 5, 7)
+    assert loaded(naive, folder).values.tolist() == [7, 7]
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_arguments_that_differ_between_ranks(naive, folder):
+    name = f"run{min(naive.rank, 1)}"
+    with pytest.raises(ValueError, match=r"differ.*'run0'.* on rank 0, .*'run1'.* on rank 1"):
+        create_multi_node_checkpointer(name, naive, path=folder).maybe_load(link(0, 0))
+    with pytest.raises(ValueError, match="differ"):
+        create_multi_node_checkpointer(name, naive, path=folder).save(link(0, 0))
+    assert files(naive, folder) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"name": ""}, ValueError, "must not be empty"),
+        ({"name": "a/b"}, ValueError, "a/b"),
+        ({"name": "a\n"}, ValueError, "control"),
+        ({"name": 3}, TypeError, "not int"),
+        ({"comm": None}, TypeError, "create_communicator"),
+        ({"cp_interval": 0}, ValueError, "cp_interval must be at least 1"),
+        ({"gc_interval": 1.5}, TypeError, "gc_interval"),
+        ({"path": 3}, TypeError, "int"),
+    ],
+)
+def test_wrong_arguments(naive, arguments, error, words):
+    with pytest.raises(error, match=words):
+        create_multi_node_checkpointer(**{"name": "run", "comm": naive, **arguments})
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_disk_error_of_one_rank_is_raised_on_all(
+    comm, folder, monkeypatch, tmp_path, background, function
+):
+    path = tmp_path if comm.rank == comm.size - 1 else folder
+    checkpointer = create_multi_node_checkpointer("run", comm, path=path, background=background)
+    save_and_flush(checkpointer, 1)
+    comm.allgather_obj(None)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr(durable.os, function, fail)
+        with pytest.raises((OSError, RuntimeError), match="No space left") as caught:
+            save_and_flush(checkpointer, 2)
+    assert isinstance(caught.value, OSError) == (comm.rank == comm.size - 1)
+    assert not any(name.endswith((".2", ".new", ".tmp")) for name in files(comm, path))
+    save_and_flush(checkpointer, 3)  # all go on together
+    target = link(0, 0)
+    assert create_multi_node_checkpointer("run", comm, path=path).maybe_load(target) == 3
+
+
+def test_error_in_the_background_ends_training_on_all_ranks(comm, folder, monkeypatch):
+    trainer, _, _ = make_trainer(comm, folder, stop=4)
+    checkpointer = create_multi_node_checkpointer("run", comm, background=True)
+    trainer.extend(checkpointer, trigger=(2, "iteration"))
+    real = durable.os.replace
+
+    def fail(source, target):
+        if f"run.{comm.size - 1}.4" in str(target):
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(durable.os, "replace", fail)
+    with pytest.raises((OSError, RuntimeError), match="No space left"):
+        trainer.run()
+    assert generation(comm, 2) <= files(comm, folder)
+    assert "run.commit.4" not in files(comm, folder)
+
+
+def test_rank_that_fails_alone_waits_for_nobody(naive, folder):
+    """As a trainer does it; the others may be anywhere, and its checkpoints must stay."""
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder, background=True)
+    save_and_flush(checkpointer, 2)
+    checkpointer.save(link(3, 3), 3)
+    if naive.rank == 0:
+        checkpointer.on_error(None, InterruptedError(), None)
+        checkpointer.finalize()
+        assert (folder / "run.0.3.new").exists()
+    assert generation(naive, 2) <= files(naive, folder)
+
+
+def test_interrupt_from_the_keyboard_keeps_the_checkpoints(naive, folder):
+    trainer, _, _ = make_trainer(naive, folder)
+
+    @training.make_extension(priority=-1000)
+    def interrupt(trainer):
+        if trainer.updater.iteration == 4:
+            raise KeyboardInterrupt
+
+    trainer.extend(create_multi_node_checkpointer("run", naive), trigger=(2, "iteration"))
+    trainer.extend(interrupt, name="interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert files(naive, folder) == generation(naive, 2, 4)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_two_checkpointers_that_would_write_the_same_files(naive, folder, background):
+    first = create_multi_node_checkpointer("run", naive, path=folder, background=background)
+    second = create_multi_node_checkpointer("run", naive, path=folder / "x" / "..")
+    (folder / "x").mkdir(exist_ok=True)
+    first.save(link(1, 1), 1)
+    assert second.maybe_load(link(0, 0)) == (None if background else 1)  # only reads
+    with pytest.raises(ValueError, match=r"'run' in .*another name or folder"):
+        second.save(link(2, 2), 2)
+    first.flush()
+    assert loaded(naive, folder).values.tolist() == [1, 1]
+    first.finalize()
+    second.save(link(2, 2), 2)
+    assert loaded(naive, folder).values.tolist() == [2, 2]
+
+
+def test_copies_and_pickles_are_refused(naive, folder):
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+    save_and_flush(checkpointer, 1)
+    for twin in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="can't be copied or pickled: it holds a communicator"):
+            twin(checkpointer)
+
+
+@pytest.mark.parametrize("target", [None, 3, "model"])
+def test_nothing_to_load_into_is_told(naive, folder, target):
+    with pytest.raises((TypeError, RuntimeError), match=f"not {type(target).__name__}"):
+        create_multi_node_checkpointer("run", naive, path=folder).maybe_load(target)
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+@pytest.mark.parametrize("first", ["save", "maybe_load"])
+def test_shuffling_ahead_of_time_is_warned_of_once(naive, folder, resumable, first):
+    sampler = ResumableOrderSampler(1) if resumable else None
+
+    def processes(actual):
+        return chainer.iterators.MultiprocessIterator(
+            actual.dataset, 4, shuffle=None if resumable else True, order_sampler=sampler
+        )
+
+    trainer, _, _ = make_trainer(naive, folder, shared=processes)
+    checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        getattr(checkpointer, first)(trainer.updater)
+        checkpointer.save(trainer.updater)
+    said = [str(each.message) for each in caught if "ResumableOrderSampler" in str(each.message)]
+    assert len(said) == (naive.rank == 0 and not resumable)
