@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from chainermn_comm import CommunicatorBase, PeerError
+
 from .samples import DTYPES, LAYOUTS, same, sample
 
 pytestmark = pytest.mark.world
@@ -230,6 +232,15 @@ def test_names_of_a_received_dtype_are_the_receivers_own(naive):
             assert found.dtype.names == ("a", "b")
             if found.dtype is not array.dtype:
                 found.dtype.names = ("x", "y")
+
+
+def test_bytes_of_any_length_are_gathered_from_all_ranks(comm):
+    for length in (0, 1, 96, 97, 5000):
+        mine = [bytes([rank]) * (length + rank) for rank in range(comm.size)]
+        assert comm.allgather_bytes(mine[comm.rank]) == mine
+        assert CommunicatorBase.allgather_bytes(comm, mine[comm.rank]) == mine
+    with pytest.raises((TypeError, PeerError), match=r"rank 0: .*allgather_bytes takes"):
+        comm.allgather_bytes(b"" if comm.rank else "text")
 
 
 def test_many_arrays_need_a_long_frame(naive):

@@ -39,6 +39,7 @@ class Agreement:
         self._record = record or Record()
         self._calls = 0
         self._received = bytearray(_RECORD_BYTES * comm.size)
+        self._starts = range(0, len(self._received), _RECORD_BYTES)
         # Of a view: its digest, the root, and the bytes of what it tells of.
         self._digests: dict[Any, tuple[bytes, int, int]] = {}
 
@@ -74,15 +75,11 @@ class Agreement:
         record = (head + note[:_INLINE_BYTES]).ljust(_RECORD_BYTES, b"\0")
         received = self._received
         self._comm.Allgather([record, MPI.BYTE], [received, MPI.BYTE])
-        if problem is None and received == record * self._comm.size and len(note) <= _INLINE_BYTES:
-            return [note] * self._comm.size
-        rows = [received[i : i + _RECORD_BYTES] for i in range(0, len(received), _RECORD_BYTES)]
-        heads = [_HEAD.unpack_from(row) for row in rows]
-        if any(bad for _, _, bad, _ in heads):
-            self._raise_problem(operation, problem)
-        if any(other[:2] != heads[0][:2] for other in heads):
-            self._raise_mismatch(operation, view)
-        return self._notes(rows, [length for *_, length in heads], note)
+        rows = [received[i : i + _RECORD_BYTES] for i in self._starts]
+        lengths = [len(note)] * len(rows)
+        if problem is not None or not all([row.startswith(head) for row in rows]):
+            lengths = self._compared(rows, operation, view, problem)
+        return self._notes(rows, lengths, note)
 
     def _digest(self, operation: str, view: View) -> tuple[bytes, int, int]:
         key = operation, view
@@ -97,6 +94,17 @@ class Agreement:
             found = self._digests[key] = digest, roots[0], getattr(view, "nbytes", 0)
         return found
 
+    def _compared(
+        self, rows: list[bytearray], operation: str, view: View, problem: BaseException | None
+    ) -> list[int]:
+        """The lengths of the ranks' notes where heads differ; raises if more differs than they."""
+        heads = [_HEAD.unpack_from(row) for row in rows]
+        if any(bad for _, _, bad, _ in heads):
+            self._raise_problem(operation, problem)
+        if any(other[:2] != heads[0][:2] for other in heads):
+            self._raise_mismatch(operation, view)
+        return [length for *_, length in heads]
+
     def _notes(self, rows: list[bytearray], lengths: list[int], note: bytes) -> list[bytes]:
         if max(lengths) <= _INLINE_BYTES:
             return [
@@ -105,10 +113,10 @@ class Agreement:
             ]
         everything = np.empty(sum(lengths), np.uint8)
         self._comm.Allgatherv([note, MPI.BYTE], [everything, lengths, MPI.BYTE])
-        starts = accumulate(lengths[:-1], initial=0)
+        ends = accumulate(lengths)
         return [
-            everything[start : start + length].tobytes()
-            for start, length in zip(starts, lengths, strict=True)
+            everything[end - length : end].tobytes()
+            for end, length in zip(ends, lengths, strict=True)
         ]
 
     def _raise_problem(self, operation: str, problem: BaseException | None) -> None:

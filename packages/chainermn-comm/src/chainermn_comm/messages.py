@@ -64,6 +64,8 @@ class Message:
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
+        if self.kind == TUPLE and not self.scalars and not self.on_gpu:
+            return self.arrays  # nearly always
         if self.kind == ARRAY:
             return devices.to_device(self.arrays[0]) if self.on_gpu else self.arrays[0]
         values = tuple(
@@ -110,31 +112,37 @@ def of_object(obj: Any) -> Message:
 def allocate(frame: bytes) -> Message:
     """A message of the framed kind and shapes whose contents are still to be received."""
     kind, forms, scalars, on_gpu = _unframed(frame)
-    if not all(isinstance(token, str) for token, *_ in forms):
-        forms = pickle.loads(frame)[1]  # whose names the arrays' owner may change
-    arrays = tuple(np.empty(shape, np.dtype(token), order) for token, shape, order in forms)
+    arrays = tuple([np.empty(shape, token, order) for token, shape, order in forms])
     return Message(kind, arrays, scalars, on_gpu)
 
 
 def describe(frame: bytes) -> str:
     """The framed message in a few words, for error messages."""
-    kind, forms, *_ = _unframed(frame)
+    kind, forms, *_ = pickle.loads(frame)
     if kind == OBJECT:
         return "an object"
     return ", ".join(f"{np.dtype(token)} {shape}" for token, shape, _ in forms) or "nothing"
 
 
-# Loops send the same few forms again and again.
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # loops send the same few forms again and again
 def _framed(*frame: Any) -> bytes:
     return pickle.dumps(frame, protocol=5)
 
 
-@lru_cache(maxsize=256)
 def _unframed(frame: bytes) -> Any:
-    return pickle.loads(frame)
+    found = _unframed_once(frame)
+    if found is None:  # it has dtypes whose names the arrays' owner may change
+        found = pickle.loads(frame)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _unframed_once(frame: bytes) -> Any:
+    kind, forms, scalars, on_gpu = pickle.loads(frame)
+    if not all(isinstance(token, str) for token, *_ in forms):
+        return None
+    forms = tuple((np.dtype(token), shape, order) for token, shape, order in forms)
+    return kind, forms, scalars, on_gpu
 
 
 def _on_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:

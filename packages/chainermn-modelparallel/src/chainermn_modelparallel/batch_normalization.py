@@ -44,7 +44,7 @@ class MultiNodeBatchNormalization(SharesCommunicator, L.BatchNormalization):
         initial_gamma: initializer, number or array; 1 by default.
         initial_beta: likewise; 0 by default.
         communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the communicator's
-            ``allgather``, which takes GPU arrays through host memory: statistics are small.
+            ``allgather_bytes``, through host memory: statistics are small.
             ``"nccl"`` demands inputs on a GPU.
         axis: what is averaged over, as for :class:`chainer.links.BatchNormalization`.
         initial_avg_mean: likewise.

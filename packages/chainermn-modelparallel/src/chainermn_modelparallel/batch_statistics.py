@@ -204,7 +204,7 @@ class Normalize(Communication):
         return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
 
 
-def _floats(payloads: list[memoryview], like: np.ndarray) -> np.ndarray:
+def _floats(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
     """Each rank's array, of the dtype and shape of ``like``, one after the other in float64."""
     numbers = np.frombuffer(b"".join(payloads), like.dtype)
     return numbers.astype(np.float64).reshape(len(payloads), *like.shape)

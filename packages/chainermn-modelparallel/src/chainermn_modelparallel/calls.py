@@ -44,7 +44,7 @@ class Call:
 
     number: int
     wanted: bool
-    payloads: list[memoryview]
+    payloads: list[bytes]
 
 
 def agree(
@@ -55,7 +55,7 @@ def agree(
     payload: bytes = b"",
     forward: int = NO_CALL,
 ) -> Call:
-    """Agree on a call (collective: one ``allgather``).
+    """Agree on a call (collective: one ``allgather_bytes``).
 
     Args:
         comm: the ranks that agree.
@@ -77,7 +77,7 @@ def agree(
     digest = _digest(view)
     record = _HEAD.pack(digest, forward, next(_numbers), flags) + payload
     with part_of(f"{FUNCTIONS}{view[0][1]}"):
-        rows = [memoryview(row) for row in comm.allgather(np.frombuffer(record, np.uint8))]
+        rows = comm.allgather_bytes(record)
     heads = [_HEAD.unpack_from(row) for row in rows]
     if any(flags & _PROBLEM for *_, flags in heads):
         _raise_problem(comm, view, problem)
