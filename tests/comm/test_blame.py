@@ -18,7 +18,7 @@ from chainermn_comm.watchdog.records import (
     OUTSIDE,
     Call,
 )
-from chainermn_comm.watchdog.report import report
+from chainermn_comm.watchdog.report import report, warning
 
 WORLD, PART = (0, 1), (0, 2)
 
@@ -132,6 +132,17 @@ def test_ranks_that_are_not_known_are_said_to_be():
     text = report(Job(them), [(them[0], them[0].calls[0])], "Going on.")
     assert "see the reports of other machines" in text
     assert "not heard of: 1 of the 3 ranks that take part" in text
+
+
+def test_hosts_that_do_not_answer_are_named_and_no_rank_is_blamed_for_them():
+    # Rank 0 is late only because it waits for rank 2, whose host is cut off.
+    them = ranks(inside(0, 4), inside(1, 5))
+    job = Job(them, ["beta"])
+    assert job.suspects([(them[1], them[1].calls[0])]) == []
+    text = report(job, [(them[1], them[1].calls[0])], "Going on.")
+    assert "ranks wait for others that could not be asked; beta didn't answer" in text
+    assert "culprit" not in text
+    assert "; beta didn't answer" in warning(job, them[1], them[1].calls[0], 14.0)
 
 
 def test_equal_stacks_are_printed_once_and_suspects_first():

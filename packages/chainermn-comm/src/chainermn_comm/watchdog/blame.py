@@ -74,8 +74,10 @@ def from_answer(answer: dict[str, Any]) -> list[Rank]:
 class Job:
     """The ranks, and who waits for whom."""
 
-    def __init__(self, ranks: Iterable[Rank]) -> None:
+    def __init__(self, ranks: Iterable[Rank], silent: Iterable[str] = ()) -> None:
+        """Know of these ranks, and of hosts whose monitor didn't answer."""
         self.ranks = {rank.world: rank for rank in ranks}
+        self.silent = tuple(silent)
         self._members: dict[tuple[int, int], dict[int, tuple[Rank, Call]]] = {}
         for rank in self.ranks.values():
             for call in rank.calls:
@@ -112,14 +114,18 @@ class Job:
         """The ranks for which, in the end, these calls wait; the likeliest first.
 
         From who waits for whom, those that themselves wait for nobody. Where all wait for one
-        another, all of them.
+        another, all of them; none where they wait for ranks that we know nothing of.
         """
         reached: dict[int, Rank] = {rank.world: rank for rank, _ in stalled if rank.is_lost}
         ends = dict(reached)
         todo = list(stalled)
+        others = False  # whether some wait for ranks that we know nothing of
         while todo:
             rank, call = todo.pop()
-            for other in self.waited_for(rank, call):
+            found = self.waited_for(rank, call)
+            # Of a message it is known, and told, who else is waited for.
+            others = others or (not found and call.state == COLLECTIVE and self.unknown(call) > 0)
+            for other in found:
                 if other.world in reached:
                     continue
                 reached[other.world] = other
@@ -127,13 +133,16 @@ class Job:
                     ends[other.world] = other
                 else:
                     todo += [(other, theirs) for theirs in other.waits]
-        return sorted((ends or reached).values(), key=_likelihood)
+        return sorted((ends or ({} if others else reached)).values(), key=_likelihood)
 
     def with_stacks(self, stacks: dict[int, str]) -> Job:
         """The same with the stacks of the ranks that gave them."""
         return Job(
-            replace(rank, stacks=stacks.get(rank.world, rank.stacks))
-            for rank in self.ranks.values()
+            (
+                replace(rank, stacks=stacks.get(rank.world, rank.stacks))
+                for rank in self.ranks.values()
+            ),
+            self.silent,
         )
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 CONNECT_SECONDS = 1.0
 LARGEST_QUESTION = 4096
+# Of a machine, in its name.
+MOST_RANKS = 8
 # Of Linux: the address of an interface.
 SIOCGIFADDR = 0x8915
 
@@ -43,6 +45,10 @@ class Peer:
     def __init__(self, where: dict[str, Any]) -> None:
         """Know where it listens, as `starting` describes it; it is asked nothing yet."""
         self.host: str = where["host"]
+        ranks = where["ranks"]
+        listed = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
+        # With its ranks' numbers in MPI.COMM_WORLD.
+        self.name = f"rank{'s' * (len(ranks) > 1)} {listed} on {self.host}"
         self._addresses: list[str] = where["addresses"]
         self._port, self._secret = where["port"], where["secret"]
         # When it last answered.
@@ -90,6 +96,7 @@ class Asking:
         """Ask; answers that take longer are none."""
         self._deadline = time.monotonic() + seconds
         self._answers: list[dict[str, Any]] = []
+        self._silent = {id(peer): peer.name for peer in peers}
         self._threads = [
             threading.Thread(target=self._ask, args=(peer, question, seconds), daemon=True)
             for peer in peers
@@ -106,6 +113,10 @@ class Asking:
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
         return list(self._answers)
+
+    def silent(self) -> list[str]:
+        """The names of those that gave none; to be asked for after the answers."""
+        return sorted(self._silent.values())
 
 
 def serve(listener: socket.socket, secret: str, answer: Answer) -> None:

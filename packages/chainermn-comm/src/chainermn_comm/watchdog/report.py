@@ -18,7 +18,7 @@ MOST_RANKS = 32
 def warning(job: Job, rank: Rank, call: Call, seconds: float) -> str:
     """One line at half the time."""
     suspects = job.suspects([(rank, call)])
-    whom = f"; {whereabouts(job, suspects[0])}" if suspects else ""
+    whom = f"; {whereabouts(job, suspects[0])}" if suspects else _silent(job)
     return (
         f"ChainerMN: rank {rank.world} has waited {_seconds(call.age)} in "
         f"{_operation(job, call)}{whom}. A report follows at {_seconds(seconds)}.\n"
@@ -45,7 +45,7 @@ def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
     lines += [f"  {whereabouts(job, rank)}" for rank in waiting[:MOST_RANKS]]
     if len(waiting) > MOST_RANKS:
         lines.append(f"  and so do {len(waiting) - MOST_RANKS} more ranks")
-    lines += [f"  not heard of: {text}" for text in _unknown(job, stalled)]
+    lines += [f"  not heard of: {text}{_silent(job)}" for text in _unknown(job, stalled)]
     first = [rank.world for rank in suspects[:MOST_RANKS]]
     for ranks, stacks in _grouped(job, first):
         lines += [f"Stacks of {_ranks(ranks)}, innermost call first:", stacks]
@@ -116,8 +116,18 @@ def _operation(job: Job, call: Call) -> str:
 
 def _nobody(job: Job, stalled: list[tuple[Rank, Call]]) -> str:
     if any(job.unknown(call) for _, call in stalled):
-        return "ranks wait for others that could not be asked; see the reports of other machines"
+        return (
+            "ranks wait for others that could not be asked"
+            f"{_silent(job)}; see the reports of other machines"
+        )
     return "all ranks are in the call that waits: is the network stuck, or much being sent?"
+
+
+def _silent(job: Job) -> str:
+    if not job.silent:
+        return ""
+    hosts = ", ".join(job.silent[:MOST_RANKS])
+    return f"; {hosts} didn't answer (is a link cut, or a machine down?)"
 
 
 def _unknown(job: Job, stalled: list[tuple[Rank, Call]]) -> list[str]:

@@ -76,7 +76,7 @@ def _watch(
     """Start a monitor on each of these machines (collective)."""
     here = machines.get(_machine(), [])
     leads = mine is not None and here[0]["world"] == mine["world"]
-    listener, where = _listen() if leads and len(machines) > 1 else (None, None)
+    listener, where = _listen(here) if leads and len(machines) > 1 else (None, None)
     others = comm.allgather(where) if len(machines) > 1 else []
     if mine is not None:
         calls.area().watched = True
@@ -139,7 +139,9 @@ def _machine() -> tuple[str, str, int]:
         return os.uname().nodename, "", 0
 
 
-def _listen() -> tuple[socket.socket | None, dict[str, Any] | None]:
+def _listen(
+    here: list[dict[str, Any]],
+) -> tuple[socket.socket | None, dict[str, Any] | None]:
     """A socket on which this machine's monitor can be asked, and where that is."""
     try:
         listener = socket.create_server(("", 0), backlog=128)
@@ -148,6 +150,7 @@ def _listen() -> tuple[socket.socket | None, dict[str, Any] | None]:
         return None, None
     return listener, {
         "host": os.uname().nodename,
+        "ranks": [it["world"] for it in here],
         "addresses": addresses(),
         "port": listener.getsockname()[1],
         "secret": secrets.token_hex(16),
