@@ -1,0 +1,216 @@
+"""The program that the doctor runs on each host, this one too: what is there, who can be reached.
+
+It is sent as text to whatever Python the host has. So it imports nothing of ours, and keeps to
+what Python 3.6 understands. It reads orders, JSON objects a line each, and answers each with a
+line that begins with MARK. It ends with its input, or when its time is over.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+MARK = "chainermn-doctor:"
+# Of the same package two may be installed; the one that would be imported says in its own files.
+IMPORTED = ("numpy", "mpi4py", "chainer", "cupy")
+VERSION = re.compile(r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
+LISTENING = 128  # connections that may wait until they are accepted
+CONNECTORS = 32  # threads that try connections
+TRIES = 5  # connections to the same host, of which the fastest is its distance
+LONGEST_TEXT = 4000
+
+
+def main() -> None:
+    sys.path[:] = [folder for folder in sys.path if folder]
+    job = json.loads(sys.stdin.readline())
+    signal.alarm(int(job["seconds"]))  # ends it whatever it does
+    listener = listen()
+    threading.Thread(target=greet, args=(listener, job["token"]), daemon=True).start()
+    say(dict(facts(job), port=listener.getsockname()[1]))
+    for line in sys.stdin:
+        say(reach(json.loads(line), job["token"]))
+
+
+def say(answer: dict) -> None:
+    sys.stdout.write("\n" + MARK + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def facts(job: dict) -> dict:
+    return {
+        "python": {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+        },
+        "packages": packages(job["packages"], job["families"]),
+        "mpiexec": mpiexecs(job["mpiexec"], job["program_seconds"]),
+        "variables": dict(os.environ),
+        "script": None if job["script"] is None else script(job["script"]),
+        "shm": shm(),
+        "hostname": socket.gethostname(),
+        "machine": machine(),
+    }
+
+
+def packages(names: list, families: list) -> dict:
+    """Versions of the distributions that are installed, by name."""
+    try:
+        from importlib import metadata, util
+    except ImportError:  # before Python 3.8
+        return {}
+    found: dict = {}
+    for one in metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
+        if name in names or name.startswith(tuple(family + "-" for family in families)):
+            found.setdefault(name, one.metadata["Version"])
+    for name in IMPORTED:
+        spec = util.find_spec(name)
+        if spec is not None and spec.origin:
+            version = written_version(os.path.dirname(spec.origin))
+            found[name] = version or found.get(name)
+    return found
+
+
+def written_version(folder: str):
+    for name in ("version.py", "_version.py", "__init__.py"):
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                version = VERSION.search(file.read())
+        except OSError:
+            continue
+        if version:
+            return version.group(1)
+    return None
+
+
+def mpiexecs(path: str, seconds: float) -> dict:
+    """What mpiexec says at the path that is used here, and where PATH leads to another one."""
+    found = {}
+    first = shutil.which("mpiexec")
+    for name, where in (("same path", path), ("on PATH", first)):
+        if where and os.path.exists(where):
+            found[name] = {"path": os.path.realpath(where), "text": version_text(where, seconds)}
+    return found
+
+
+def version_text(path: str, seconds: float) -> str:
+    try:
+        process = subprocess.Popen(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as problem:
+        return str(problem)
+    try:
+        return process.communicate(timeout=seconds)[0].decode(errors="replace")[:LONGEST_TEXT]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # what it started, too
+        process.wait()
+        return f"it did not end within {seconds:g} s"
+
+
+def script(path: str) -> dict:
+    """Whether the file is there, and a digest of it; None where it can't be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for piece in iter(lambda: file.read(1 << 20), b""):
+                digest.update(piece)
+    except OSError as problem:
+        return {"there": os.path.exists(path), "problem": problem.strerror}
+    return {"there": True, "digest": digest.hexdigest()}
+
+
+def shm():
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return {
+        "total_bytes": found.f_frsize * found.f_blocks,
+        "free_bytes": found.f_frsize * found.f_bavail,
+    }
+
+
+def machine() -> str:
+    """The same for all names of one host, and different on two."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot} {socket.gethostname()} {os.stat('/dev/shm').st_dev}"
+    except OSError:
+        return socket.gethostname()
+
+
+def listen() -> socket.socket:
+    """A socket that takes connections at a port that the kernel chose, over IPv6 too."""
+    try:
+        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("::", 0))
+    except OSError:  # no IPv6
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.bind(("", 0))
+    listener.listen(LISTENING)
+    return listener
+
+
+def greet(listener: socket.socket, token: str) -> None:
+    """Tell whoever connects that it has reached this program and no other."""
+    while True:
+        connection, _ = listener.accept()
+        try:
+            connection.sendall(token.encode())
+        except OSError:
+            pass
+        finally:
+            connection.close()
+
+
+def reach(order: dict, token: str) -> dict:
+    """Connect to others, each ``[address, port]``; what came of it, by name."""
+    others = order["connect"]
+    with ThreadPoolExecutor(CONNECTORS) as pool:
+        found = pool.map(
+            lambda one: connect(one[0], one[1], token, order["seconds"]), others.values()
+        )
+        return dict(zip(others, found))  # noqa: B905
+
+
+def connect(address: str, port: int, token: str, seconds: float) -> dict:
+    """Seconds of the fastest connection, or what went wrong with the first that failed."""
+    fastest = seconds
+    for _ in range(TRIES):
+        begun = time.perf_counter()
+        try:
+            with socket.create_connection((address, port), seconds) as connection:
+                fastest = min(fastest, time.perf_counter() - begun)
+                heard = b""
+                while len(heard) < len(token):
+                    piece = connection.recv(len(token) - len(heard))
+                    if not piece:
+                        break
+                    heard += piece
+        except socket.timeout:  # noqa: UP041
+            return {"problem": "timed out"}
+        except OSError as problem:
+            return {"problem": problem.strerror or str(problem)}
+        if heard != token.encode():
+            return {"problem": "something else answers there"}
+    return {"seconds": fastest}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""One round of questions: this machine and all hosts are asked side by side, each once.
+
+`context.once(ask)` gives it to all checks of the layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chainermn_tools.doctor import facts
+from chainermn_tools.doctor.check import Answer, Check, Context, skipped
+from chainermn_tools.doctor.hosts import bootstrap, ssh
+from chainermn_tools.doctor.hosts.conversation import Conversation
+from chainermn_tools.environment import packages, probe
+
+# The name of this machine among the hosts; no host can have it.
+HERE = ""
+# Of the time that there is: for a login and all answers; what is left is for trying connections
+# and for starting ranks.
+ANSWER_SHARE = 0.4
+MOST_ANSWER_SECONDS = 30.0
+MOST_LOGIN_SECONDS = 10.0
+# A lost first packet is sent again after one second, and then after two more.
+CONNECT_SECONDS = 3.5
+# Connections are tried several times, and to many hosts in turns.
+REACH_SECONDS = 8.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of asking one host.
+
+    Attributes:
+        facts: of the program in remote.py, or of a shell where there is no Python; None when
+            nothing came.
+        trouble: why nothing came; None otherwise.
+        reached: for every other that this one tried to connect to, ``{"seconds": s}`` or
+            ``{"problem": text}``.
+    """
+
+    facts: dict[str, Any] | None
+    trouble: ssh.Trouble | None = None
+    reached: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What this machine and the hosts said.
+
+    Attributes:
+        here: this machine's facts, from the same program.
+        here_reached: as :attr:`Reply.reached`.
+        hosts: the replies of the hosts, by name.
+    """
+
+    here: dict[str, Any]
+    here_reached: dict[str, dict[str, Any]]
+    hosts: dict[str, Reply]
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """The facts of the hosts that answered, by name."""
+        return {name: one.facts for name, one in self.hosts.items() if one.facts is not None}
+
+    def with_python(self) -> dict[str, dict[str, Any]]:
+        """Of these, those of hosts where the Python is that of this machine."""
+        wanted = self.here["python"]
+        return {name: one for name, one in self.facts().items() if one["python"] == wanted}
+
+
+def ask(context: Context) -> Round:
+    """Ask this machine and all hosts, and let them try connections among one another.
+
+    Raises:
+        Unavailable: this machine itself doesn't answer.
+    """
+    mpiexec = launcher(context)
+    left = context.left()
+    until = time.monotonic() + min(ANSWER_SHARE * left, MOST_ANSWER_SECONDS)
+    agent = ssh.agent(mpiexec.get("vendor"))
+    login_seconds = min(MOST_LOGIN_SECONDS, ANSWER_SHARE * left / 2)
+    commands = {HERE: ["sh", "-c", bootstrap.COMMAND]}
+    for host in context.hosts:
+        commands[host.name] = ssh.command(agent, host.name, bootstrap.COMMAND, login_seconds)
+    token = secrets.token_hex(8)
+    job = {
+        "seconds": int(left) + 1,
+        "token": token,
+        "packages": [*packages.OURS, *packages.OTHERS],
+        "families": packages.FAMILIES,
+        "mpiexec": mpiexec.get("path"),
+        "program_seconds": min(5.0, ANSWER_SHARE * left / 2),
+    }
+    script = None if context.script is None else str(Path(context.script).absolute())
+    lines = bootstrap.first_lines(sys.executable, script, job)
+    with contextlib.ExitStack() as stack:
+        talks: dict[str, Conversation] = {}
+        replies: dict[str, Reply] = {}
+        for name, command in commands.items():
+            try:
+                talks[name] = stack.enter_context(Conversation(command))
+            except OSError as problem:  # noqa: PERF203
+                said = f"{command[0]} doesn't start: {problem.strerror}"
+                replies[name] = Reply(None, ssh.Trouble("no ssh", said))
+        for talk in talks.values():
+            talk.tell(lines)
+        for name, talk in talks.items():
+            replies[name] = _answer(talk, until)
+        here = replies[HERE].facts
+        if here is None or here["python"] is None:
+            raise probe.Unavailable(
+                f"{sys.executable} can't be asked as hosts are: {replies[HERE]}"
+            )
+        able = {
+            name: one.facts for name, one in replies.items() if one.facts and "port" in one.facts
+        }
+        reached = _try_connections(talks, able, min(REACH_SECONDS, context.left()))
+    hosts = {
+        name: Reply(one.facts, one.trouble, reached.get(name, {}))
+        for name, one in replies.items()
+        if name != HERE
+    }
+    return Round(here, reached.get(HERE, {}), hosts)
+
+
+def over_hosts(
+    name: str, question: str, needs: tuple[str, ...] = ()
+) -> Callable[[Callable[[Context, Round], Answer]], Check]:
+    """Make a check of a function of the context and the round; skipped without hosts."""
+
+    def make(look: Callable[[Context, Round], Answer]) -> Check:
+        def guarded(context: Context) -> Answer:
+            if not context.hosts:
+                return skipped("no hosts were named")
+            return look(context, context.once(ask))
+
+        return Check(name, question, guarded, needs)
+
+    return make
+
+
+def launcher(context: Context) -> dict[str, Any]:
+    """The ``mpiexec`` on PATH; empty without one, which is another check's business."""
+    try:
+        found: dict[str, Any] = context.once(facts.launcher)
+    except probe.Unavailable:
+        return {}
+    return found
+
+
+def _answer(talk: Conversation, until: float) -> Reply:
+    answer = talk.hear(until)
+    if answer is None:
+        return Reply(None, ssh.trouble(talk.complaints()))
+    if "python" in answer:
+        return Reply(answer)
+    return Reply({**bootstrap.without_python(answer), "said": ssh.plain(talk.complaints())})
+
+
+def _try_connections(
+    talks: Mapping[str, Conversation], able: Mapping[str, dict[str, Any]], seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Let everyone who is able connect to all others; what each found."""
+    until = time.monotonic() + seconds
+    for name, facts_ in able.items():
+        others = {}
+        for other, said in able.items():
+            address = _address(other, name, able)
+            if address is not None and said["machine"] != facts_["machine"]:
+                others[other] = [address, said["port"]]
+        order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
+        talks[name].tell(json.dumps(order) + "\n")
+    answers = {name: talks[name].hear(until) for name in able}
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _address(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
+    """Where one finds another: ssh's connections say by which addresses the hosts are known."""
+    if other == HERE:
+        return _connection(able[asker])[0]
+    server = _connection(able[other])[1]
+    if server is not None and ipaddress.ip_address(server).is_loopback:
+        return _address(HERE, asker, able)  # ssh went from this machine to itself
+    return server
+
+
+def _connection(said: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The addresses of ssh's client and server."""
+    words = said["variables"].get("SSH_CONNECTION", "").split()
+    try:
+        client, _, server, _ = words
+        ipaddress.ip_address(client), ipaddress.ip_address(server)
+    except ValueError:
+        return None, None
+    return client, server

@@ -1,0 +1,110 @@
+"""The ssh that mpiexec would use, and what it means when it fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from chainermn_tools.launch.hosts import NAME
+
+# Where users tell mpiexec which ssh to take, MPICH and its relatives and then Open MPI.
+HYDRA_AGENTS = ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC")
+OPEN_MPI_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent")
+OPTIONS = (
+    *("-T", "-x"),
+    "-v",  # even where a wrapper says -q it then says why it failed, and which keys it offered
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectionAttempts=1"),
+)
+
+Kind = Literal[
+    "unknown name",
+    "unreachable",
+    "refused",
+    "closed",
+    "unknown host key",
+    "changed host key",
+    "no key",
+    "refused key",
+    "no answer",
+    "no shell",
+    "no ssh",
+]
+# What ssh says, most telling first.
+SAYINGS: tuple[tuple[Kind, str], ...] = (
+    ("unknown name", r"could not resolve hostname|name or service not known"),
+    ("changed host key", r"remote host identification has changed|host key for .* has changed"),
+    ("unknown host key", r"host key verification failed|no .* host key is known for"),
+    ("refused key", r"permission denied \(|too many authentication failures"),
+    ("refused", r"connection refused"),
+    ("unreachable", r"timed out|no route to host|network is unreachable"),
+    ("closed", r"connection closed by|connection reset by|kex_exchange_identification"),
+)
+OFFERED = re.compile(r"^debug1: Offering public key", re.MULTILINE)
+LOGGED_IN = re.compile(r"^(?:debug1: )?Authenticated to ", re.MULTILINE)
+# What -v adds: its own lines, and the banner of a version.
+CHATTER = re.compile(r"debug\d: |OpenSSH_|Authenticated to |Transferred: |Bytes per second: ")
+QUOTED_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a host gave no answer.
+
+    Attributes:
+        kind: of the trouble. "no shell": the login succeeded, and then nothing came.
+        said: by ssh or by the host, on one line; may be empty.
+    """
+
+    kind: Kind
+    said: str
+
+
+def agent(vendor: str | None) -> list[str]:
+    """The words with which the mpiexec of this vendor would start ssh."""
+    if vendor == "Open MPI":
+        chosen = next(filter(None, map(os.environ.get, OPEN_MPI_AGENTS)), "ssh")
+        return shlex.split(chosen.split(" : ")[0])  # it may list several to choose from
+    return [next(filter(None, map(os.environ.get, HYDRA_AGENTS)), "ssh")]
+
+
+def command(ssh: Sequence[str], host: str, remote: str, seconds: float) -> list[str]:
+    """The words that run a command on a host.
+
+    Args:
+        ssh: as :func:`agent` returns it.
+        host: its name.
+        remote: for the host's login shell, as it stands.
+        seconds: that connecting may take.
+
+    Raises:
+        ValueError: this is no name of a host.
+    """
+    if not NAME.fullmatch(host):
+        raise ValueError(f"{host!r} is no name of a host")
+    limit = f"ConnectTimeout={max(1, int(seconds))}"
+    return [*ssh, *OPTIONS, "-o", limit, "--", host, remote]
+
+
+def trouble(stderr: str) -> Trouble:
+    """What made ssh fail, from what it wrote to standard error under ``-v``."""
+    said = plain(stderr)
+    if LOGGED_IN.search(stderr):
+        return Trouble("no shell", said)
+    for kind, pattern in SAYINGS:
+        if re.search(pattern, said, re.IGNORECASE):
+            if kind == "refused key" and not OFFERED.search(stderr):
+                return Trouble("no key", said)
+            return Trouble(kind, said)
+    return Trouble("no answer", said)
+
+
+def plain(stderr: str) -> str:
+    """What there is besides the talk of ``-v``, on one line, the end of it if it is long."""
+    lines = [line for line in stderr.splitlines() if not CHATTER.match(line)]
+    text = " ".join(" ".join(lines).split())
+    return text if len(text) <= QUOTED_CHARACTERS else f"... {text[-QUOTED_CHARACTERS:]}"
