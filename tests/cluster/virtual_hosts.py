@@ -128,7 +128,7 @@ class Cluster:
             subprocess.CalledProcessError: it failed.
             subprocess.TimeoutExpired: it took longer.
         """
-        return _output(*self._on(host), *command, seconds=seconds)
+        return _output(*self.on(host), *command, seconds=seconds)
 
     def limit(self, rate: str | None) -> None:
         """Shape what every host sends to a rate such as "1gbit"; None for no limit."""
@@ -181,14 +181,23 @@ class Cluster:
         """
         first = next(iter(ranks))
         passed = ["PYTHONPATH", "OMP_NUM_THREADS", *(environment or {})]
-        mpiexec = self._mpiexec(ranks, alternating, passed)
-        command = [*self._on(first), *mpiexec, *map(str, arguments)]
+        mpiexec = self.mpiexec(ranks, passed, alternating)
+        command = [*self.on(first), *mpiexec, *map(str, arguments)]
         set_here = variables(environment)
         paths = [str(ROOT), set_here.get("PYTHONPATH", "")]
         set_here["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         return run_command(command, set_here, seconds, self.processes)
 
-    def _mpiexec(self, ranks: dict[str, int], alternating: bool, passed: list[str]) -> list[str]:
+    def mpiexec(
+        self, ranks: dict[str, int], passed: list[str], alternating: bool = False
+    ) -> list[str]:
+        """The words before the arguments of ``python`` on hosts; run them on the first of these.
+
+        Args:
+            ranks: how many on each host.
+            passed: variables that Open MPI is to pass on to hosts.
+            alternating: deal ranks out in turn instead of filling host after host.
+        """
         total = sum(ranks.values())
         if "Open MPI" in _output(MPIEXEC, "--version"):
             return [
@@ -210,7 +219,8 @@ class Cluster:
             *("-hosts", ",".join(hosts), "-n", str(total), sys.executable),
         ]
 
-    def _on(self, host: str) -> list[str]:
+    def on(self, host: str) -> list[str]:
+        """The words before a command that is to run on a host."""
         return ["nsenter", "-t", str(self.inits[host]), *NAMESPACES, "--"]
 
     def _write_files(self) -> None:

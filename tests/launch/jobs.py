@@ -121,7 +121,7 @@ def run_command(
             returncode = None
         ended = time.time()
         if returncode is None:
-            _end(process, elsewhere())
+            end(process, elsewhere())
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -129,7 +129,7 @@ def run_command(
     return Job(returncode, texts[0], texts[1], ended)
 
 
-def _end(process: subprocess.Popen[bytes], elsewhere: list[psutil.Process]) -> None:
+def end(process: subprocess.Popen[bytes], elsewhere: list[psutil.Process]) -> None:
     """Let the ranks print their stacks, then end what we started, and its children."""
     ours = [psutil.Process(process.pid)]
     ours += ours[0].children(recursive=True)

@@ -1,0 +1,57 @@
+"""The long part of the chaos suite.
+
+    python -m tests.chaos [--runs 200] [--seed 0]
+
+Each run has a seed, from the one that is given on, and `--runs 1 --seed S` repeats it alone. Ends
+with status 1 when a figure of the table misses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+
+from ..cluster.virtual_hosts import Cluster, missing
+from . import table
+from .cases import ROUND, draw
+from .grounds import Hosts
+from .trials import Trial, Trials
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--runs", type=int, default=ROUND)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    seeds = range(options.seed, options.seed + options.runs)
+    lacking = missing()
+    if lacking:
+        print(f"Without hosts, full disks and cut links: {lacking}.", flush=True)
+    found: list[Trial] = []
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        hosts = None if lacking else Hosts(stack.enter_context(Cluster(("alpha", "beta"))))
+        trials = Trials(hosts)
+        for seed in seeds:
+            case = draw(seed, hosts is not None)
+            if hosts is None and case.kind in ("link", "disk"):
+                continue
+            trial = trials.run(case)
+            found.append(trial)
+            print(f"{case}: {trial.summary()}", flush=True)
+            if not trial.is_right:
+                print(f"{trial!r}\nRepeat it: python -m tests.chaos --runs 1 --seed {seed}")
+    rows = table.rows(found)
+    late = sum(not trial.happened for trial in found)
+    print(f"\n{len(found)} runs (seeds {seeds[0]} to {seeds[-1]}), of which {late} ended before")
+    print(
+        f"their fault came, in {(time.monotonic() - begun) / 60:.0f} min. {table.ground(found)}.\n"
+    )
+    print(table.text(rows), flush=True)
+    return 0 if all(row.holds for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

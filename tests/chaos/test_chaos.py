@@ -1,0 +1,102 @@
+"""Each fault once, each moment at least once; `make chaos` has all of them at all moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ..cluster.virtual_hosts import Cluster, missing
+from . import table
+from .cases import DEATHS, KINDS, MOMENTS, POINTS, ROUND, STALLS, Case, draw
+from .grounds import Hosts
+from .trials import Trial, Trials
+
+# Of times: other tests and other people may keep the cores busy.
+SLACK = 6.0
+# Kind, moment, iteration, victim, ranks, communicator, launcher, hosts.
+CASES = [
+    ("exception", "scatter_dataset", 0, 1, 2, "hierarchical", "mpiexec", 1),
+    ("sys.exit", "bcast_data", 0, 0, 2, "flat", "launch", 1),
+    ("os._exit", "first update", 0, 1, 2, "naive", "mpiexec", 1),
+    ("SIGTERM", "collective", 4, 0, 2, "two_dimensional", "launch", 1),
+    ("SIGKILL", "writing", 6, 1, 2, "hierarchical", "mpiexec", 1),
+    ("SIGSEGV", "user code", 5, 1, 3, "flat", "mpiexec", 1),
+    ("memory", "checkpoint", 6, 0, 2, "naive", "launch", 1),
+    ("SIGSTOP", "finalize", 0, 1, 2, "flat", "mpiexec", 1),
+    ("loop", "user code", 2, 2, 3, "hierarchical", "mpiexec", 1),
+    ("held", "collective", 4, 0, 2, "naive", "launch", 1),
+    ("skip", "checkpoint", 3, 1, 3, "flat", "mpiexec", 1),
+    ("other", "first update", 0, 1, 2, "hierarchical", "mpiexec", 1),
+    ("shape", "bcast_data", 0, 0, 3, "two_dimensional", "mpiexec", 1),
+]
+ON_HOSTS = [
+    ("disk", "writing", 6, 1, 2, "flat", "mpiexec", 1),
+    ("link", "collective", 4, 1, 3, "hierarchical", "launch", 2),
+]
+# Whose end is compared with that of an unbroken job.
+RESTARTED = ("SIGKILL",)
+
+
+def case_of(kind, moment, iteration, victim, ranks, communicator, launcher, hosts):
+    settings = ranks, communicator, launcher, hosts, False
+    return Case(-1, kind, moment, iteration, 0.0, victim, *settings)
+
+
+@pytest.fixture(scope="module")
+def tried() -> list[Trial]:
+    """The trials of this run."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    lacking = missing()
+    if lacking:
+        pytest.skip(f"no hosts can be made here: {lacking}")
+    with Cluster(("alpha", "beta")) as made:
+        yield Hosts(made)
+
+
+@pytest.mark.parametrize("words", CASES, ids=lambda words: f"{words[0]}-{words[1]}")
+def test_a_failure_ends_the_job_and_is_named_and_leaves_nothing(words, tried):
+    check(Trials(), case_of(*words), tried)
+
+
+@pytest.mark.parametrize("words", ON_HOSTS, ids=lambda words: f"{words[0]}-{words[1]}")
+def test_a_full_disk_and_a_cut_link_do_so_too(words, tried, hosts):
+    check(Trials(hosts), case_of(*words), tried)
+
+
+def check(trials: Trials, case: Case, tried: list[Trial]) -> None:
+    trial = trials.run(case, restart=case.kind in RESTARTED)
+    tried.append(trial)
+    assert trial.happened
+    assert trial.is_right, trial
+
+
+def test_the_figures(tried, capsys):
+    """They are as promised; times with slack, since others may use the machine."""
+    rows = table.rows(tried, SLACK)
+    with capsys.disabled():
+        print(f"\n{table.text(rows)}")
+    assert all(row.holds for row in rows)
+
+
+def test_the_short_part_has_each_fault_and_each_moment():
+    drawn = [case_of(*words) for words in (*CASES, *ON_HOSTS)]
+    assert {case.kind for case in drawn} == set(KINDS)
+    assert {case.moment for case in drawn} == set(MOMENTS)
+
+
+def test_the_long_part_has_each_fault_at_each_moment_and_at_random_times():
+    drawn = [draw(seed) for seed in range(ROUND)]
+    assert {(case.kind, case.moment) for case in drawn if case.moment} == set(POINTS)
+    at_random = [case.kind for case in drawn if case.moment is None]
+    assert len(at_random) > ROUND / 3
+    assert set(at_random) >= {*DEATHS, *STALLS}
+    assert {case.ranks for case in drawn} == {2, 3, 4}
+    assert {case.hosts for case in drawn} == {1, 2}
+    assert draw(7) == draw(7)
+    without = [draw(seed, hosts=False) for seed in range(ROUND)]
+    assert {case.hosts for case in without} == {1}

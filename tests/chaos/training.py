@@ -1,0 +1,178 @@
+"""A training job of which one rank fails as it is told to.
+
+    python training.py FILE
+
+The file says in JSON: "communicator", "stop" (iterations), "background" (checkpoints), "out" (their
+folder), "notes" (a folder, for the runner) and "fault" (see planting.py) or null. Prints the
+iteration that the job goes on from, the iterations that are committed, and at its end a digest of
+all that was trained.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import training
+
+from chainermn_comm import create_communicator
+from chainermn_train import (
+    create_multi_node_checkpointer,
+    create_multi_node_optimizer,
+    scatter_dataset,
+)
+from tests.chaos.planting import Plan, note
+from tests.launch.killed import Model, digest
+
+INTERVAL = 3  # iterations between saves
+EXAMPLES = 40
+# Of the arrays of a checkpoint, those that are written before the fault.
+ARRAYS_BEFORE = 10
+
+
+class PlannedModel(Model):
+    """Its loss is the user's code."""
+
+    plan: Plan
+    updater: Any = None
+
+    def forward(self, x, y):
+        if self.updater is not None:
+            self.plan.at("user code", self.updater.iteration + 1)
+        return super().forward(x, y)
+
+
+def scatter(comm, plan):
+    dataset = None
+    if comm.rank == 0:
+        x = np.random.RandomState(0).uniform(size=(EXAMPLES, 4)).astype("f4")
+        dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
+    return plan.collective(
+        "scatter_dataset",
+        0,
+        comm,
+        lambda: scatter_dataset(dataset, comm, shuffle=True, seed=0),
+        lambda: scatter_dataset(dataset, comm, root=1),
+    )
+
+
+def share(comm, plan, model):
+    x = np.zeros((2, 4), "f4")
+    model(x, x[:, :1])  # initializes it
+    plan.collective(
+        "bcast_data",
+        0,
+        comm,
+        lambda: comm.bcast_data(model),
+        lambda: comm.bcast_data(chainer.links.Linear(3, 2)),
+    )
+
+
+def plan_first_update(comm, plan, updater):
+    """Its mean of gradients is the first of all."""
+    real, other = comm.multi_node_mean_grad, chainer.links.Linear(3, 2)
+    other.cleargrads()
+
+    def first_mean(model, zero_fill=False):
+        plan.collective(
+            "first update",
+            updater.iteration,
+            comm,
+            lambda: real(model, zero_fill),
+            lambda: real(other, zero_fill),
+        )
+
+    comm.multi_node_mean_grad = first_mean
+
+
+def plan_checkpoints(comm, plan, updater, checkpointer, background):
+    """A rank fails while it writes its file, or doesn't save as the others do."""
+    real_write, real_save, written = np.lib.format.write_array, checkpointer.save, []
+
+    def write(*arguments, **options):
+        written.append(updater.iteration)
+        if written.count(updater.iteration) == ARRAYS_BEFORE:
+            plan.at("writing", updater.iteration)
+        return real_write(*arguments, **options)
+
+    def save(target, iteration=None):
+        number = updater.iteration
+        plan.collective(
+            "checkpoint",
+            number,
+            comm,
+            lambda: real_save(target, iteration),
+            lambda: real_save(target, number + 1),
+        )
+        if comm.rank == 0 and not background:
+            note(plan.notes / "committed", f"{number}")
+
+    np.lib.format.write_array = write
+    checkpointer.save = save
+
+
+def make_trainer(comm, plan, case):
+    dataset = scatter(comm, plan)
+    model = PlannedModel()
+    share(comm, plan, model)
+    iterator = chainer.iterators.SerialIterator(dataset, 4)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+    updater = training.StandardUpdater(iterator, optimizer)
+    model.plan, model.updater = plan, updater
+    trainer = training.Trainer(updater, (case["stop"], "iteration"), out=case["out"])
+
+    @training.make_extension(trigger=(1, "iteration"))
+    def agree(trainer):
+        own = np.full(3, comm.rank, "f4")
+        plan.collective(
+            "collective",
+            updater.iteration,
+            comm,
+            lambda: comm.allreduce(own),
+            lambda: comm.allreduce(own[:2]),
+        )
+
+    trainer.extend(agree, "agree")
+    plan_first_update(comm, plan, updater)
+    return trainer
+
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    case = json.loads(Path(sys.argv[1]).read_text())
+    comm = create_communicator(case["communicator"])
+    notes, out = Path(case["notes"]), Path(case["out"])
+    plan = Plan(case["fault"], comm.rank, notes, out)
+    (out / "filler").unlink(missing_ok=True)  # the disk has been cleared
+    note(notes / f"rank.{comm.rank}", f"{os.uname().nodename} {os.getpid()}")
+    begun = time.monotonic()
+    plan.start()
+    random.seed(comm.rank)
+    np.random.seed(comm.rank)
+    trainer = make_trainer(comm, plan, case)
+    checkpointer = create_multi_node_checkpointer(
+        "run", comm, cp_interval=1, gc_interval=1, background=case["background"]
+    )
+    plan_checkpoints(comm, plan, trainer.updater, checkpointer, case["background"])
+    trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
+    begin = checkpointer.maybe_load(trainer)
+    if comm.rank == 0:
+        print(f"BEGIN {begin or 0}\n", end="", flush=True)
+    trainer.run()
+    # In one piece, since the ranks share the output.
+    print(f"END {comm.rank} {digest(trainer.updater)}\n", end="", flush=True)
+    plan.collective("finalize", 0, comm, comm.finalize)
+    note(notes / f"length.{comm.rank}", f"{time.monotonic() - begun}")
+
+
+if __name__ == "__main__":
+    main()
