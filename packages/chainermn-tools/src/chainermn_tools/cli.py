@@ -11,6 +11,7 @@ import click
 
 # Where each subcommand is written. To add one, write a click.Command and put its place here.
 COMMANDS = {
+    "bench": "chainermn_tools.commands.bench:bench",
     "doctor": "chainermn_tools.commands.doctor:doctor",
     "env": "chainermn_tools.commands.env:env",
     "explain": "chainermn_tools.commands.explain:explain",

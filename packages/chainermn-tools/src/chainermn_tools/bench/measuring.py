@@ -1,0 +1,254 @@
+"""What the ranks do: make the communicators, check them, and time them size by size."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_tools.bench.memory import available_bytes
+from chainermn_tools.bench.operations import (
+    ARRAYS,
+    FLOAT_BYTES,
+    MEAN_GRAD,
+    OPERATIONS,
+    REFERENCES,
+    Operation,
+    Trial,
+)
+from chainermn_tools.bench.sizes import in_words
+from chainermn_tools.bench.timing import Times, is_right, time_all
+from chainermn_tools.environment.machine import cores
+
+if TYPE_CHECKING:  # importing it starts MPI
+    from mpi4py import MPI
+
+# Raised when a key of the report changes its name or its meaning.
+SCHEMA = 1
+# Every operation of every communicator is checked with so much, before anything is timed.
+CHECK_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One line of the result.
+
+    Attributes:
+        communicator: its name; None for a reference.
+        operation: its name.
+        kind: the operation itself.
+        comm: that it is called on.
+    """
+
+    communicator: str | None
+    operation: str
+    kind: Operation
+    comm: CommunicatorBase
+
+    def trial(self, sent: np.ndarray, room: np.ndarray) -> Trial:
+        return self.kind.trial(self.comm, sent, room)
+
+
+def measure(
+    world: MPI.Intracomm,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    seconds: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Check and time communicators (collective).
+
+    Args:
+        world: all ranks.
+        names: of the communicators.
+        sizes: in bytes, growing.
+        seconds: for everything; sizes for which no time is left are skipped.
+        say: is told, on rank 0, what is being done.
+
+    Returns:
+        The report that docs/bench.md describes, the same on all ranks.
+    """
+    start = time.monotonic()
+    comms, skipped = _communicators(world, names)
+    report = _heading(world, comms)
+    contestants = _contestants(comms, world.size)
+    checks = _check(world, comms, say)
+    results: list[dict[str, Any]] = []
+    before = 0.0  # seconds of the last size
+    for index, size in enumerate(sizes):
+        count = max(1, size // FLOAT_BYTES // world.size) * world.size
+        spent = world.bcast(time.monotonic() - start)
+        why = _reason_to_skip(world, count * FLOAT_BYTES, seconds - spent, before, comms)
+        if why is not None:
+            skipped += [{"bytes": each, "why": why} for each in sizes[index:]]
+            break
+        share = (seconds - spent) / (len(sizes) - index)
+        if world.rank == 0:
+            say(f"{in_words(size)}, {len(contestants)} ways, {seconds - spent:.0f} s left")
+        found = _one_size(world, contestants, count, share)
+        if isinstance(found, str):
+            skipped += [{"bytes": each, "why": found} for each in sizes[index:]]
+            break
+        before = sum(_least_seconds(times) for times in found)
+        for contestant, times in zip(contestants, found, strict=True):
+            results.append(_result(contestant, count * FLOAT_BYTES, size, times))
+        contestants = [
+            contestant
+            for contestant, times in zip(contestants, found, strict=True)
+            if times.right and times.problem is None
+        ]
+    right = all(row["right"] for row in [*checks, *results]) and bool(results)
+    for comm in comms.values():
+        comm.finalize()
+    return {
+        **report,
+        "seconds": round(world.bcast(time.monotonic() - start), 3),
+        "right": right,
+        "checks": checks,
+        "results": results,
+        "skipped": skipped,
+    }
+
+
+def _communicators(
+    world: MPI.Intracomm, names: Sequence[str]
+) -> tuple[dict[str, CommunicatorBase], list[dict[str, Any]]]:
+    """Those that can be made here, and why the others can't."""
+    comms: dict[str, CommunicatorBase] = {}
+    skipped = []
+    for name in names:
+        comm, why = _communicator(world, name)
+        if comm is not None:
+            comms[name] = comm
+        else:
+            skipped.append({"communicator": name, "why": why})
+    return comms, skipped
+
+
+def _communicator(world: MPI.Intracomm, name: str) -> tuple[CommunicatorBase | None, str]:
+    try:
+        return create_communicator(name, world), ""
+    except ValueError as problem:  # on all ranks
+        return None, str(problem).removeprefix(f"rank {world.rank}: ")
+
+
+def _contestants(comms: dict[str, CommunicatorBase], ranks: int) -> list[Contestant]:
+    """The mean of gradients of each communicator; what they have in common, of the first."""
+    found = [Contestant(name, MEAN_GRAD, OPERATIONS[MEAN_GRAD], comms[name]) for name in comms]
+    for name, comm in list(comms.items())[:1]:
+        found += [
+            Contestant(name, operation, kind, comm)
+            for operation, kind in OPERATIONS.items()
+            if operation != MEAN_GRAD and ranks >= kind.least_ranks
+        ]
+        found += [Contestant(None, name, kind, comm) for name, kind in REFERENCES.items()]
+    return found
+
+
+def _check(
+    world: MPI.Intracomm, comms: dict[str, CommunicatorBase], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Call every operation of every communicator once, and look at the result."""
+    if world.rank == 0:
+        say(f"checking {', '.join(comms)}")
+    count = CHECK_BYTES // FLOAT_BYTES // world.size * world.size or world.size
+    sent, room = np.empty(count, np.float32), np.empty(count, np.float32)
+    found = []
+    for name, comm in comms.items():
+        for operation, kind in OPERATIONS.items():
+            if world.size >= kind.least_ranks:
+                right, problem = is_right(world, kind.trial(comm, sent, room))
+                row = {"communicator": name, "operation": operation, "right": right}
+                found.append(row if problem is None else {**row, "problem": problem})
+    return found
+
+
+def _reason_to_skip(
+    world: MPI.Intracomm,
+    nbytes: int,
+    left: float,
+    before: float,
+    comms: dict[str, CommunicatorBase],
+) -> str | None:
+    """Why no array of so many bytes is tried; the same on all ranks."""
+    if not comms:
+        return "no communicator could be made"
+    ranks = next(iter(comms.values())).intra_size
+    rooms = world.allgather(available_bytes(ranks))
+    rank = int(np.argmin(rooms))
+    if ARRAYS * nbytes > rooms[rank]:
+        return (
+            f"{ARRAYS} arrays of {in_words(nbytes)} don't fit into the {in_words(rooms[rank])} of "
+            f"memory that rank {rank} may take"
+        )
+    if left <= 4 * before:
+        return (
+            f"it takes some {4 * before:.1f} s, and {max(left, 0):.1f} s were left; "
+            "give more with --seconds"
+        )
+    return None
+
+
+def _one_size(
+    world: MPI.Intracomm, contestants: Sequence[Contestant], count: int, seconds: float
+) -> list[Times] | str:
+    """The times of all, or why there are none."""
+    try:
+        arrays = [np.empty(count, np.float32) for _ in range(2)]
+    except MemoryError:
+        arrays = []
+    if not all(world.allgather(bool(arrays))):
+        return "a rank has no memory for it"
+    return time_all(world, [one.trial(*arrays) for one in contestants], seconds)
+
+
+def _least_seconds(times: Times) -> float:
+    """What this trial takes at least: two checks, each as long as some calls, and the rounds."""
+    return 10 * times.median if times.seconds else 0.0
+
+
+def _result(contestant: Contestant, nbytes: int, size: int, times: Times) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "communicator": contestant.communicator,
+        "operation": contestant.operation,
+        "size": size,
+        "bytes": nbytes,
+        "right": times.right,
+    }
+    if times.problem is not None:
+        row["problem"] = times.problem
+    if times.seconds:
+        seconds = times.median / contestant.kind.each
+        algbw = nbytes / seconds / 1e9
+        row |= {
+            "seconds": seconds,
+            "fastest_seconds": min(times.seconds) / contestant.kind.each,
+            "slowest_seconds": max(times.seconds) / contestant.kind.each,
+            "calls": times.calls,
+            "algbw": algbw,
+            "busbw": algbw * contestant.kind.bus_factor(contestant.comm.size),
+        }
+    return row
+
+
+def _heading(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> dict[str, Any]:
+    from mpi4py import MPI
+
+    hosts = world.allgather(MPI.Get_processor_name())
+    nodes = next(iter(comms.values())).inter_size if comms else None
+    return {
+        "schema": SCHEMA,
+        "ranks": world.size,
+        "nodes": nodes,
+        "hosts": hosts,
+        "cores": cores()["usable"],
+        "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+        "python": sys.version.split()[0],
+        "packages": {name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")},
+    }

@@ -1,0 +1,47 @@
+"""How much memory the ranks of this node may take together."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from chainermn_tools.environment.machine import cgroup_folders, memory
+
+# What is left to everybody else, and to what cannot be foreseen.
+SHARE = 0.8
+
+
+def available_bytes(ranks: int) -> int:
+    """Memory that each of so many ranks on this node may take.
+
+    The least of what the machine has free, what the cgroups let them, and what a process may
+    have (``ulimit -v``).
+    """
+    free = [memory()["available_bytes"] / ranks]
+    free += [room / ranks for folder in cgroup_folders("memory") for room in _room(folder)]
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        free.append(limit - pages * resource.getpagesize())
+    return int(SHARE * max(0.0, min(free)))
+
+
+def _room(folder: Path) -> list[int]:
+    """What is left of a cgroup's limit; nothing where it has none."""
+    found = [
+        _left(folder, "memory.max", "memory.current"),
+        _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ]
+    return [room for room in found if room is not None]
+
+
+def _left(folder: Path, limit: str, used: str) -> int | None:
+    try:
+        bound = int((folder / limit).read_text())  # which may be "max"
+        lines = (folder / "memory.stat").read_text().splitlines()
+        stat = dict(line.split() for line in lines)
+        # Files' pages are given up when they are needed.
+        files = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+        return bound - int((folder / used).read_text()) + files
+    except (OSError, ValueError):
+        return None

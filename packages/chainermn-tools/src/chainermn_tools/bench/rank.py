@@ -1,0 +1,79 @@
+"""What each rank runs, whoever started it.
+
+Run as a script by `chainermn bench`, it tells the result to its parent as `chainermn launch`'s
+ranks do, in standard error, which leads from every host to the launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from chainermn_tools.bench import measuring
+from chainermn_tools.environment.topology import launched
+from chainermn_tools.launch.command_line import LAUNCH_VARIABLE
+from chainermn_tools.launch.rank import Voice
+
+KIND = "bench"
+TIMED_OUT = 124  # as of timeout(1)
+
+
+def measure_here(
+    names: Sequence[str], sizes: Sequence[int], seconds: float, limit: float
+) -> dict[str, Any] | None:
+    """Measure as a rank of an MPI job (collective over all its ranks).
+
+    Args:
+        names: of the communicators.
+        sizes: in bytes, growing.
+        seconds: that it should take.
+        limit: seconds after which this process ends, and with it the job.
+
+    Returns:
+        The report at rank 0, None elsewhere.
+
+    Raises:
+        RuntimeError: MPI knows of fewer ranks than the launcher started.
+    """
+    timer = threading.Timer(limit, _give_up, (limit,))
+    timer.daemon = True
+    timer.start()
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    started = launched()
+    if started is not None and started[1] != world.size:
+        raise RuntimeError(
+            f"{started[1]} processes were started and each is rank {world.rank} of {world.size}: "
+            "this launcher is not that of mpi4py's MPI; see `chainermn env`"
+        )
+    report = measuring.measure(world, names, sizes, seconds, say)
+    timer.cancel()
+    return report if world.rank == 0 else None
+
+
+def say(text: str) -> None:
+    """Tell the user what happens, in standard error."""
+    sys.stderr.write(f"chainermn bench: {text}\n")
+    sys.stderr.flush()
+
+
+def _give_up(limit: float) -> None:
+    rank = (launched() or (0, 1))[0]
+    os.write(2, f"chainermn bench: rank {rank} did not end within {limit:g} s\n".encode())
+    os._exit(TIMED_OUT)
+
+
+def main() -> None:
+    """Measure what the only argument, JSON, says, and tell the parent."""
+    report = measure_here(**json.loads(sys.argv[1]))
+    if report is not None:
+        Voice(os.environ[LAUNCH_VARIABLE]).say(kind=KIND, report=report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The report as tables: a row for each way, a column for each size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from chainermn_tools.bench.operations import MEAN_GRAD, OPERATIONS, REFERENCES
+from chainermn_tools.bench.sizes import in_words, time_in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Of a column, with the space beside it: `123 MiB`, `1.23 ms`; and of the first one.
+CELL_WIDTH, NAME_WIDTH = 9, 22
+# Elsewhere than on a terminal no line is broken for its width.
+PLAIN_WIDTH = 200
+
+
+def render(report: dict[str, Any], console: Console) -> None:
+    """Print a report, as docs/bench.md describes it, for people."""
+    from rich.text import Text
+
+    width = console.width if console.is_terminal else PLAIN_WIDTH
+    console.width = max(width, NAME_WIDTH + CELL_WIDTH)
+    console.print(Text(heading(report), style="bold"), soft_wrap=True)
+    groups = (
+        ("Mean of gradients", [row for row in report["results"] if row["operation"] == MEAN_GRAD]),
+        (
+            "Arrays, the same way with every communicator; and what the machine does without it",
+            [row for row in report["results"] if row["operation"] != MEAN_GRAD],
+        ),
+    )
+    for title, rows in groups:
+        if rows:
+            console.print()
+            console.print(
+                Text(f"{title}: time, and bus bandwidth in GB/s", style="bold"), soft_wrap=True
+            )
+            _tables(rows, console)
+    console.print()
+    for line, style in _remarks(report):
+        console.print(Text(line, style=style), soft_wrap=True)
+
+
+def heading(report: dict[str, Any]) -> str:
+    """Where it was measured, in a line."""
+    hosts = list(dict.fromkeys(report["hosts"]))
+    where = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+    nodes = report["nodes"] or len(hosts)
+    return (
+        f"{report['ranks']} rank{'s' * (report['ranks'] > 1)} on {nodes} node{'s' * (nodes > 1)} "
+        f"({where}), {report['cores']} cores to use, {report['mpi']}"
+    )
+
+
+def label(row: dict[str, Any]) -> str:
+    """A way in a word or two."""
+    if row["operation"] == MEAN_GRAD:
+        return str(row["communicator"])
+    return {**OPERATIONS, **REFERENCES}[row["operation"]].title
+
+
+def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """As many columns at a time as there is room for."""
+    from rich.table import Table
+
+    sizes = sorted({row["size"] for row in rows})
+    cells = {(label(row), row["size"]): row for row in rows}
+    names = list(dict.fromkeys(label(row) for row in rows))
+    columns = (console.width - NAME_WIDTH) // CELL_WIDTH
+    for at in range(0, len(sizes), columns):
+        shown = sizes[at : at + columns]
+        table = Table(box=None, pad_edge=False, padding=(0, 1))
+        table.add_column("", no_wrap=True, width=NAME_WIDTH - 2)
+        for size in shown:
+            table.add_column(in_words(size), justify="right", no_wrap=True, width=CELL_WIDTH - 2)
+        for name in names:
+            row = [cells.get((name, size)) for size in shown]
+            table.add_row(name, *(_time(one) for one in row))
+            table.add_row("", *(_bandwidth(one) for one in row), style="dim")
+        console.print(table)
+
+
+def _time(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    if not row["right"]:
+        return "FAILED" if "problem" in row else "WRONG"
+    return time_in_words(row["seconds"])
+
+
+def _bandwidth(row: dict[str, Any] | None) -> str:
+    return f"{row['busbw']:.3g}" if row is not None and row["right"] else ""
+
+
+def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What else is to be said: (line, style)."""
+    found = []
+    for row in (*report["checks"], *report["results"]):
+        if not row["right"]:
+            who = row["communicator"] or "without a communicator"
+            where = f" of {in_words(row['bytes'])}" if "bytes" in row else ""
+            what = row.get("problem", "wrong values")
+            found.append((f"{who}, {row['operation']}{where}: {what}", "bold red"))
+    for entry in report["skipped"]:
+        what = entry.get("communicator") or in_words(entry["bytes"])
+        found.append((f"skipped {what}: {entry['why']}", "yellow"))
+    if report["right"]:
+        checked = len(report["checks"]) + len(report["results"])
+        found.append((f"All values of {checked} checks were right.", "green"))
+    else:
+        found.append(("Not all is right." if report["results"] else "Nothing ran.", "bold red"))
+    return found

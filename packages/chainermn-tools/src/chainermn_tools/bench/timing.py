@@ -1,0 +1,136 @@
+"""Checks and times trials in turn, on all ranks together."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from chainermn_tools.bench.operations import Trial
+
+if TYPE_CHECKING:  # importing it starts MPI
+    from mpi4py import MPI
+
+# Calls whose time counts as one: as many as take so long, since a clock and a barrier cost some.
+BATCH_SECONDS = 2e-3
+MOST_CALLS, MOST_ROUNDS = 100, 40
+LEAST_ROUNDS = 3
+# A communicator may try several ways before it settles for one; large sizes have less time.
+WARM_UP_CALLS, WARM_UP_SECONDS = 10, 0.3
+# A rank that waits in a barrier would keep its core busy.
+NAP_SECONDS = 2e-4
+
+
+@dataclass
+class Times:
+    """What was found of one trial.
+
+    Attributes:
+        right: whether the results before and after were.
+        problem: what a call raised, and on which rank; None for nothing.
+        seconds: of a call on the slowest rank, for each round.
+        calls: that were timed, in all.
+    """
+
+    right: bool = True
+    problem: str | None = None
+    seconds: list[float] = field(default_factory=list)
+    calls: int = 0
+
+    @property
+    def median(self) -> float:
+        """Seconds of a call."""
+        return statistics.median(self.seconds)
+
+
+def is_right(world: MPI.Intracomm, trial: Trial) -> tuple[bool, str | None]:
+    """Make one call with fresh values and look at the result (collective).
+
+    Returns:
+        Whether it was right on all ranks, and what it raised, if anything; the same everywhere.
+    """
+    problem = None
+    right = False
+    try:
+        trial.prepare()
+        world.Barrier()
+        right = trial.is_right(trial.call())
+    except Exception as error:  # all ranks of a collective raise; the caller leaves the trial out
+        problem = f"{type(error).__name__}: {error}"
+    said = world.allgather((right, problem))
+    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(said) if text]
+    return all(one for one, _ in said), problems[0] if problems else None
+
+
+def time_all(world: MPI.Intracomm, trials: Sequence[Trial], seconds: float) -> list[Times]:
+    """Check and time trials in turn, round after round (collective).
+
+    Others' work on the machine then slows all of them alike. Rounds are added until the time is
+    over; at least three.
+
+    Args:
+        world: all ranks, also those that have no part in a trial.
+        trials: the same on all ranks.
+        seconds: for all trials together.
+
+    Returns:
+        For each trial the same on all ranks; no times where it was wrong or raised.
+    """
+    start = time.perf_counter()
+    found = [Times(*is_right(world, trial)) for trial in trials]
+    live = [n for n, times in enumerate(found) if times.right]
+    if not live:
+        return found
+    checks = time.perf_counter() - start
+    firsts = {n: _warm_up(world, trials[n]) for n in live}
+    calls = {
+        n: min(MOST_CALLS, max(1, round(BATCH_SECONDS / first))) for n, first in firsts.items()
+    }
+    begun = time.perf_counter()
+    rounds = LEAST_ROUNDS
+    _rounds(world, trials, found, calls, LEAST_ROUNDS)
+    now = time.perf_counter()
+    left = seconds - (now - start) - checks  # the same checks follow at the end
+    more = left / (now - begun) * LEAST_ROUNDS
+    rounds += world.bcast(min(MOST_ROUNDS - LEAST_ROUNDS, max(0, int(more))))
+    _rounds(world, trials, found, calls, rounds - LEAST_ROUNDS)
+    for n in live:
+        found[n].calls = rounds * calls[n]
+        found[n].right, found[n].problem = is_right(world, trials[n])
+    return found
+
+
+def _rounds(
+    world: MPI.Intracomm,
+    trials: Sequence[Trial],
+    found: Sequence[Times],
+    calls: Mapping[int, int],
+    rounds: int,
+) -> None:
+    """Time so many rounds of those that have a number of calls."""
+    for _ in range(rounds):
+        for n, times in calls.items():
+            found[n].seconds.append(_time(world, trials[n], times))
+
+
+def _warm_up(world: MPI.Intracomm, trial: Trial) -> float:
+    """Call it until it is as fast as it will be; seconds of the fastest call."""
+    took = [_time(world, trial, 1)]
+    while len(took) < WARM_UP_CALLS and sum(took) < WARM_UP_SECONDS:
+        took.append(_time(world, trial, 1))
+    return min(took)
+
+
+def _time(world: MPI.Intracomm, trial: Trial, calls: int) -> float:
+    """Seconds that each of so many calls took on the slowest rank."""
+    world.Barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        trial.call()
+    took = time.perf_counter() - start
+    done = world.Ibarrier()
+    while not done.Test():
+        time.sleep(NAP_SECONDS)
+    return max(world.allgather(took)) / calls

@@ -1,0 +1,45 @@
+"""The values that travel: they tell from whom each number comes, and where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+# A prime: what lands at a wrong place, a multiple of some chunk's size away, differs.
+PERIOD = 1021
+# Small numbers, whose sums over thousands of ranks float32 still holds exactly.
+_TILE = np.arange(PERIOD * 257, dtype=np.float32) % PERIOD
+# Of a mean over ranks that are no power of two, relative to the largest value.
+TOLERANCE = 1e-5
+
+
+def fill(out: np.ndarray, rank: int) -> None:
+    """Write what this rank sends: at each place the place's own number, plus the rank."""
+    for part, expected in _pieces(out):
+        np.add(expected, np.float32(rank), out=part)
+
+
+def is_filled(array: object, size: int, times: float = 1, plus: float = 0) -> bool:
+    """Whether an array is what was sent, times a number, plus a number.
+
+    Args:
+        array: what a call returned.
+        size: number of elements that it must have.
+        times: by how much the places' numbers were multiplied.
+        plus: what was added to each.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != (size,):
+        return False
+    bound = TOLERANCE * (times * PERIOD + abs(plus))
+    return all(
+        bool((np.abs(part - (expected * np.float32(times) + np.float32(plus))) <= bound).all())
+        for part, expected in _pieces(array)
+    )
+
+
+def _pieces(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The array piece by piece, so that no second array of its size is needed."""
+    for start in range(0, array.size, _TILE.size):
+        part = array[start : start + _TILE.size]
+        yield part, _TILE[: part.size]

@@ -1,0 +1,142 @@
+"""What the ranks of `chainermn bench` do: check, measure, skip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chainermn_comm.communicator import MpiCommunicator
+from chainermn_tools.bench import measuring
+from chainermn_tools.bench.operations import OPERATIONS, REFERENCES
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 3)]
+QUICK: dict[str, Any] = {"sizes": [1024, 4096], "seconds": 60.0}
+VERBS = ("allreduce", "bcast", "allgather", "send")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    from chainermn_tools.bench import timing
+
+    for name, value in (("MOST_ROUNDS", 4), ("BATCH_SECONDS", 1e-4), ("WARM_UP_CALLS", 2)):
+        monkeypatch.setattr(timing, name, value)
+
+
+def measure(world, names=("flat",), **changes):
+    said = []
+    report = measuring.measure(
+        world, list(names), **{**QUICK, **changes, "say": lambda text: said.append(text)}
+    )
+    assert bool(said) == (world.rank == 0)
+    return report
+
+
+def test_all_is_measured_and_the_numbers_fit(world):
+    report = measure(world, ["flat", "hierarchical", "pure_nccl"])
+    assert world.allgather(report["results"]) == [report["results"]] * world.size
+    assert report["right"] is True
+    assert report["ranks"] == len(report["hosts"]) == world.size
+    assert report["nodes"] == 1
+    assert [entry["communicator"] for entry in report["skipped"]] == ["pure_nccl"]
+    verbs = [verb for verb in VERBS if world.size > 1 or verb != "send"]
+    rows = {(r["communicator"], r["operation"], r["size"]): r for r in report["results"]}
+    once: list[tuple[str | None, str]] = [("flat", "mean_grad"), ("hierarchical", "mean_grad")]
+    once += [("flat", verb) for verb in verbs] + [(None, name) for name in REFERENCES]
+    assert rows.keys() == {(*one, size) for one in once for size in QUICK["sizes"]}
+    checked = {(row["communicator"], row["operation"]) for row in report["checks"]}
+    wanted = ["mean_grad", *verbs]
+    assert checked == {(name, one) for name in ("flat", "hierarchical") for one in wanted}
+    kinds = {**OPERATIONS, **REFERENCES}
+    for row in rows.values():
+        assert row["size"] - 4 * world.size < row["bytes"] <= row["size"]
+        assert 0 < row["fastest_seconds"] <= row["seconds"] <= row["slowest_seconds"]
+        assert row["calls"] >= 3
+        assert row["algbw"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
+        factor = kinds[row["operation"]].bus_factor(world.size)
+        assert row["busbw"] == pytest.approx(row["algbw"] * factor)
+
+
+class Spoilt(MpiCommunicator):
+    """Wrong on the last rank: always, or only once many calls were made."""
+
+    after = 0
+    calls = 0
+
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        super().multi_node_mean_grad(model, zero_fill)
+        self.calls += 1
+        if self.calls > self.after and self.rank == self.size - 1:
+            for _, param in model.namedparams():
+                param.grad[-1] += 1
+
+
+def spoil(monkeypatch, change):
+    make = measuring.create_communicator
+
+    def spoilt(name, comm):
+        made = make(name, comm)
+        if name == "naive":
+            change(made)
+        return made
+
+    monkeypatch.setattr(measuring, "create_communicator", spoilt)
+
+
+@pytest.mark.parametrize("after", [0, 6])
+def test_wrong_values_are_found_on_any_rank_before_and_after(world, monkeypatch, after):
+    def change(made):
+        made.__class__ = Spoilt
+        made.after = after
+
+    spoil(monkeypatch, change)
+    report = measure(world, ["naive", "flat"])
+    assert report["right"] is False
+    rows = {(row["communicator"], row["operation"], row["size"]): row for row in report["results"]}
+    assert rows["naive", "mean_grad", 1024]["right"] is False
+    assert ("seconds" in rows["naive", "mean_grad", 1024]) == (after > 0)
+    assert ("naive", "mean_grad", 4096) not in rows  # not tried again
+    assert rows["flat", "mean_grad", 4096]["right"] is True
+    checks = {(row["communicator"], row["operation"]): row["right"] for row in report["checks"]}
+    assert checks["naive", "mean_grad"] is (after > 0)
+
+
+def test_what_a_communicator_raises_is_told_and_the_others_go_on(world, monkeypatch):
+    def change(made):
+        def fail(*_, **__):
+            raise RuntimeError(f"broken on {made.rank}")
+
+        made.bcast = fail
+
+    spoil(monkeypatch, change)
+    report = measure(world, ["naive"])
+    assert report["right"] is False
+    failed = {row["operation"] for row in report["results"] if not row["right"]}
+    assert failed == {"bcast"}
+    row = next(row for row in report["checks"] if row["operation"] == "bcast")
+    assert row["problem"] == "rank 0: RuntimeError: broken on 0"
+
+
+def test_what_does_not_fit_into_any_ranks_memory_is_skipped(world, monkeypatch):
+    room = 5 * 1024 if world.rank == world.size - 1 else 1 << 40
+    monkeypatch.setattr(measuring, "available_bytes", lambda ranks: room)
+    report = measure(world, sizes=[1024, 4096, 16384])
+    assert {row["size"] for row in report["results"]} == {1024}
+    assert [entry["bytes"] for entry in report["skipped"]] == [4096, 16384]
+    assert all(f"rank {world.size - 1}" in entry["why"] for entry in report["skipped"])
+    assert report["right"] is True
+
+
+def test_without_time_nothing_is_measured(world):
+    report = measure(world, seconds=1e-6)
+    assert report["results"] == []
+    assert report["right"] is False
+    assert [entry["bytes"] for entry in report["skipped"]] == QUICK["sizes"]
+    assert all("--seconds" in entry["why"] for entry in report["skipped"])
+
+
+def test_without_a_communicator_nothing_is_measured(world):
+    report = measure(world, ["pure_nccl"])
+    assert report["results"] == []
+    assert report["right"] is False
+    assert report["nodes"] is None
