@@ -38,7 +38,7 @@ def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
     lines = [f"ChainerMN: {head}: {whereabouts(job, suspects[0])}."] if suspects else []
     lines += [f"ChainerMN: or: {whereabouts(job, rank)}." for rank in suspects[1:MOST_RANKS]]
     if not suspects:
-        lines.append(f"ChainerMN: {_nobody(job, stalled)}.")
+        lines.append(f"ChainerMN: {_nobody(job, stalled)}")
     longest = max(call.age for _, call in stalled)
     lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
     waiting = [job.ranks[world] for world in sorted(job.ranks) if job.ranks[world].waits]
@@ -118,7 +118,7 @@ def _nobody(job: Job, stalled: list[tuple[Rank, Call]]) -> str:
     if any(job.unknown(call) for _, call in stalled):
         return (
             "ranks wait for others that could not be asked"
-            f"{_silent(job)}; see the reports of other machines"
+            f"{_silent(job)}; see the reports of other machines."
         )
     return "all ranks are in the call that waits: is the network stuck, or much being sent?"
 
