@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -133,7 +134,7 @@ def _noted(mark: str) -> Iterator[None]:
     _running.add(mark)  # before the question, or both could miss each other
     try:
         if _closed:
-            raise InterruptedError("programs are not started any more")
+            raise InterruptedError(errno.EINTR, "no program is started any more")
         yield
     finally:
         _running.discard(mark)

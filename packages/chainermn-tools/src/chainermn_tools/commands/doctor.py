@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +17,7 @@ from rich.console import Console
 from chainermn_tools import doctor as examining
 from chainermn_tools import program
 from chainermn_tools.doctor import report, text
-from chainermn_tools.doctor.check import Context, Finding
+from chainermn_tools.doctor.check import Context
 from chainermn_tools.environment.topology import launched
 from chainermn_tools.launch import hosts as hosts_of
 
@@ -86,16 +85,17 @@ def doctor(
     if host_list is not None or hostfile is not None:
         layers.append(examining.HOSTS)
     with _ended_by_signals(), program.leaving_none():
+        coming = examining.examine(layers, context)
         if as_json:
-            findings = list(examining.examine(layers, context))
+            findings = list(coming)
             found = report.as_dict(findings, context, time.monotonic() - began)
             click.echo(json.dumps(found, indent=2))
         elif to_paste:
-            findings = list(examining.examine(layers, context))
+            findings = list(coming)
             seconds = time.monotonic() - began
             click.echo(report.pasteable(layers, findings, seconds, of_environment))
         else:
-            findings = _shown(layers, context)
+            findings = text.show_all(layers, coming, Console())
     ctx.exit(STATUSES[text.worst(findings)])
 
 
@@ -119,22 +119,6 @@ def _hosts(host_list: str | None, hostfile: str | None) -> tuple[hosts_of.Host, 
         return hosts_of.from_file(content, hostfile)
     except ValueError:
         return ()
-
-
-def _shown(layers: Sequence[examining.Layer], context: Context) -> list[Finding]:
-    """The findings, each printed as soon as it is there."""
-    console = Console()
-    width, titles = report.name_width(layers), {layer.name: layer for layer in layers}
-    findings: list[Finding] = []
-    for finding in examining.examine(layers, context):
-        layer = titles.pop(finding.layer, None)
-        if layer is not None:
-            text.show_title(layer, console)
-        findings.append(finding)
-        text.show(finding, width, console)
-        sys.stdout.flush()
-    text.show_summary(findings, console)
-    return findings
 
 
 @contextlib.contextmanager

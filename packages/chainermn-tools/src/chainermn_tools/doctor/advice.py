@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from chainermn_tools.explain import Kind, search
+from chainermn_tools.explain import Found, Kind, search
 
 
 def advice(text: str, otherwise: str) -> str:
@@ -17,12 +17,24 @@ def advice(text: str, otherwise: str) -> str:
     Returns:
         The first thing to try about the failure that says most.
     """
-    known = [one.known for one in search(io.BytesIO(text.encode(errors="replace")))]
-    telling = [row for row in known if row.kind in (Kind.CAUSE, Kind.GENERAL)]
-    return telling[0].fix[0] if telling else otherwise
+    found = _most_telling(text)
+    return otherwise if found is None else found.known.fix[0]
+
+
+def telling_line(text: str) -> str:
+    """The line of an error that says most; "nothing" if none does."""
+    found = _most_telling(text)
+    return found.text if found is not None else last_line(text) or "nothing"
 
 
 def last_line(text: str) -> str:
     """The last line that says something; empty if none does."""
     lines = [line.strip() for line in text.splitlines()]
     return next((line for line in reversed(lines) if set(line) - set("-=*#")), "")
+
+
+def _most_telling(text: str) -> Found | None:
+    for found in search(io.BytesIO(text.encode(errors="replace"))):
+        if found.known.kind in (Kind.CAUSE, Kind.GENERAL):
+            return found
+    return None

@@ -13,7 +13,7 @@ PROGRAM_SECONDS = 20.0
 
 def seconds(context: Context) -> float:
     """The limit of a small program: it must not use up what the layer has."""
-    return min(PROGRAM_SECONDS, context.left())
+    return round(min(PROGRAM_SECONDS, context.left()), 1)
 
 
 def launcher(context: Context) -> dict[str, Any]:

@@ -59,13 +59,8 @@ def pasteable(
 
     file = io.StringIO()
     console = Console(file=file, force_terminal=False)
-    width = name_width(layers)
-    for layer in layers:
-        text.show_title(layer, console)
-        for finding in findings:
-            if finding.layer == layer.name:
-                text.show(finding, width, console)
-    print(f"{text.summary(findings)} ({seconds:.0f} s)\n", file=file)
+    text.show_all(layers, findings, console)
+    print(f"({seconds:.0f} s)\n", file=file)
     programs = of_environment * PROGRAMS_SHARE
     (found,) = probe.together(
         {"environment": lambda: environment.collect(programs)}, of_environment
@@ -75,8 +70,3 @@ def pasteable(
         f"<details><summary>chainermn doctor: {text.summary(findings)}</summary>\n\n"
         f"{FENCE}text\n{file.getvalue().rstrip()}\n{FENCE}\n\n</details>"
     )
-
-
-def name_width(layers: Sequence[Layer]) -> int:
-    """The length of the longest name of a check."""
-    return max(len(check.name) for layer in layers for check in layer.checks)

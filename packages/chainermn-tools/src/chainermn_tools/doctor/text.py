@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from chainermn_tools.doctor.check import Finding
@@ -19,9 +20,39 @@ NARROW = 80
 INDENT = "    "
 
 
-def show_title(layer: Layer, console: Console) -> None:
-    """Print the heading of a layer."""
-    _print_line(console, "bold", layer.title)
+def show_all(
+    layers: Sequence[Layer], findings: Iterable[Finding], console: Console
+) -> list[Finding]:
+    """Print findings as they come, layer by layer, and what they come to.
+
+    Args:
+        layers: that are run.
+        findings: of all their checks, in their order.
+        console: see :func:`show`.
+
+    Returns:
+        The findings.
+    """
+    width = max(len(check.name) for layer in layers for check in layer.checks)
+    seen: list[Finding] = []
+    coming = iter(findings)
+    for layer in layers:
+        _print_line(console, "bold", layer.title)
+        refused: dict[str, int] = {}  # checks for whose sake others were left out
+        for finding in itertools.islice(coming, len(layer.checks)):
+            seen.append(finding)
+            because = finding.details.get("because")
+            if because is None:
+                show(finding, width, console)
+            else:
+                refused[because] = refused.get(because, 0) + 1
+            console.file.flush()
+        for because, count in refused.items():
+            checks = "1 check was" if count == 1 else f"{count} checks were"
+            _print_line(console, "dim", f"{INDENT}{checks} left out, since {because!r} failed")
+        _print_line(console, "", "")
+    _print_line(console, "bold " + STYLES[worst(seen)], summary(seen))
+    return seen
 
 
 def show(finding: Finding, width: int, console: Console) -> None:
@@ -31,7 +62,7 @@ def show(finding: Finding, width: int, console: Console) -> None:
         finding: of any check.
         width: of the longest name of a check.
         console: where to. On a terminal sentences are wrapped to its width, and a fix is never
-            broken, so that it can be copied; elsewhere each is one line.
+            broken, so that it can be copied; elsewhere each is one line, at once.
     """
     word = f"  {WORDS[finding.status]:{WORD_WIDTH}}"
     bad = finding.status in ("warning", "failed")
@@ -42,13 +73,7 @@ def show(finding: Finding, width: int, console: Console) -> None:
         _print_row(console, finding, word, width, first)
     if bad:
         _print_wrapped(console, INDENT, finding.found)
-        for line in (finding.fix or "").split("\n"):
-            _print_line(console, "green", f"{INDENT}  {line}")
-
-
-def show_summary(findings: Sequence[Finding], console: Console) -> None:
-    """Print what it comes to."""
-    _print_line(console, "bold " + STYLES[worst(findings)], summary(findings))
+        _print_line(console, "green", f"{INDENT}fix: {_one_line(finding.fix or '')}")
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-# A child that was told to end has this long to do so before it is killed, and again to vanish.
-PATIENCE_SECONDS = 1.0
+from chainermn_tools import program
+
 # What thread scheduling and starting a child may add to the child's own limit.
 MARGIN_SECONDS = 5.0
 # A child prints its answer after this mark, since libraries may print things of their own.
@@ -83,31 +80,15 @@ def run(command: Sequence[str], seconds: float) -> str:
         Unavailable: it could not be started, failed, crashed or took too long.
     """
     name = os.path.basename(command[0])
-    # Output goes to a file: a pipe would be held open by grandchildren that outlive the command.
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # As from a shell: a rank finds its launcher through a file that it inherited.
-                close_fds=False,
-                start_new_session=True,
-            )
-        except OSError as problem:
-            raise Unavailable(f"{command[0]} does not start: {problem.strerror}") from None
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise Unavailable(f"{name} did not end within {seconds:g} s") from None
-        finally:
-            _end(process)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    if code:
-        raise Unavailable(f"{name} {_how_it_ended(code)}{_quote(text)}")
-    return text
+    try:
+        ended = program.run(command, seconds, merged=True)
+    except OSError as problem:
+        raise Unavailable(f"{command[0]} does not start: {problem.strerror}") from None
+    if ended.status is None:
+        raise Unavailable(f"{name} did not end within {seconds:g} s")
+    if ended.status:
+        raise Unavailable(f"{name} {_how_it_ended(ended.status)}{_quote(ended.out)}")
+    return ended.out
 
 
 def in_child(function: Callable[[], Any], seconds: float, *launcher: str) -> Any:
@@ -154,17 +135,6 @@ def answer(function: Callable[[], Any]) -> None:
         # One write, in one piece and on its own line even if something was printed before.
         sys.stdout.flush()
         os.write(1, f"\n{MARK}{json.dumps(found)}\n".encode())
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group if it still runs: politely, so that launchers clean up."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE_SECONDS)
 
 
 def _how_it_ended(code: int) -> str:

@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from chainermn_tools import program
 from chainermn_tools.launch.command_line import LAUNCH_VARIABLE
 from chainermn_tools.launch.records import Reader
 
@@ -193,11 +193,5 @@ def _kill_all(process: subprocess.Popen[bytes], launch: str) -> None:
     """Kill what is left of a job on this host: mpiexec, its helpers, the ranks, their children."""
     if process.poll() is None:
         process.kill()
-    mark = f"{LAUNCH_VARIABLE}={launch}".encode()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
+    program.kill_marked(LAUNCH_VARIABLE, (launch,))
     process.wait()

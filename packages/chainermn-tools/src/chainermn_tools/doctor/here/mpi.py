@@ -8,7 +8,7 @@ import sys
 
 from chainermn_tools import program
 from chainermn_tools.doctor import facts
-from chainermn_tools.doctor.advice import advice, last_line
+from chainermn_tools.doctor.advice import advice, telling_line
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
 from chainermn_tools.environment import mpi, probe
 
@@ -35,8 +35,8 @@ def mpiexec(context: Context) -> Answer:
         return failed(str(problem), _to_get_mpiexec())
     if found["vendor"] is None:
         return warning(
-            f"{found['path']} is of no MPI that is known here; it says "
-            f"{last_line(chr(10).join(found['description'])) or 'nothing'!r}",
+            f"{found['path']} is of no MPI that is known here; it says: "
+            f"{telling_line(chr(10).join(found['description']))}",
             "put the mpiexec of MPICH, MVAPICH, Open MPI or Intel MPI first on PATH",
             path=found["path"],
         )
@@ -55,7 +55,11 @@ def mpi_match(context: Context) -> Answer:
     return ok(f"both are {library['vendor']}")
 
 
-@check("mpicc", "Is there an MPI compiler on PATH, and is it of the same MPI as mpiexec?")
+@check(
+    "mpicc",
+    "Is there an MPI compiler on PATH, and is it of the same MPI as mpiexec?",
+    needs=("mpi match",),
+)
 def mpicc(context: Context) -> Answer:
     path = shutil.which("mpicc")
     if path is None:
@@ -64,10 +68,7 @@ def mpicc(context: Context) -> Answer:
     if vendor is None:
         return ok(f"{path}, of an MPI that it doesn't name")
     said = f"{path}, of {vendor} {version or ''}".rstrip()
-    try:
-        launcher = context.once(facts.launcher)
-    except probe.Unavailable:
-        return ok(said)
+    launcher = context.once(facts.launcher)
     hydra = {vendor, launcher["vendor"]} <= {"MPICH", "MVAPICH"}
     if launcher["vendor"] in (None, vendor) or hydra:
         return ok(said, vendor=vendor, version=version)

@@ -54,7 +54,7 @@ def packages(context: Context) -> Answer:
     if len(cupys) > 1:
         return warning(
             f"several packages hold one and the same cupy: {', '.join(cupys)}",
-            f"pip uninstall -y {' '.join(cupys)}\nthen install the one for your CUDA again",
+            f"pip uninstall -y {' '.join(cupys)}   # then install the one for your CUDA again",
         )
     return ok(found)
 

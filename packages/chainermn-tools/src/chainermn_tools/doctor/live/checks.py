@@ -6,7 +6,7 @@ import os
 import re
 
 from chainermn_tools.doctor import facts
-from chainermn_tools.doctor.advice import advice, last_line
+from chainermn_tools.doctor.advice import advice, telling_line
 from chainermn_tools.doctor.check import Answer, Check, Context, check, failed, ok, skipped, warning
 from chainermn_tools.doctor.live import job, rank, steps
 from chainermn_tools.environment.machine import cores
@@ -35,7 +35,7 @@ def ranks_start(context: Context) -> Answer:
             said = f"MPI hangs as it starts: {up} of {began} ranks came through MPI_Init"
             fix = f"{HELLO}   # must print 0 and 1"
         return failed(f"{said} within {found.seconds:.0f} s", advice(found.output, fix))
-    said = last_line(found.ended.err) or last_line(found.ended.out) or "nothing"
+    said = telling_line(found.output)
     return failed(
         f"{up} of {found.ranks} ranks came up; mpiexec ended with status {found.ended.status} and "
         f"said: {said}",
@@ -131,13 +131,13 @@ def device_reduce(context: Context) -> Answer:
     if lacking is not None:
         return lacking
     one = found.found(steps.DEVICE)[0]
-    cuda = os.environ.get("MV2_USE_CUDA")
     if "why_not" in one:
-        if "GPUs" not in one["why_not"]:
-            return skipped(one["why_not"])
-        if context.once(facts.library)["vendor"].startswith("MVAPICH") and cuda != "1":
-            return warning(one["why_not"], "export MV2_USE_CUDA=1   # on every host")
-        return skipped(f"{one['why_not']}: communicators take the way through host memory")
+        return skipped(one["why_not"])
+    if not one["aware"]:
+        said = "MPI says that it takes no memory of GPUs"
+        if context.once(facts.library)["vendor"].startswith("MVAPICH"):
+            return warning(said, "export MV2_USE_CUDA=1   # on every host")
+        return skipped(f"{said}: communicators take the way through host memory")
     if not one["right"]:
         return failed(
             "MPI says that it takes memory of GPUs, and sums it wrongly",
@@ -156,7 +156,7 @@ def ranks_end(context: Context) -> Answer:
         fix = f"{HELLO}; echo $?   # must come to an end"
         return failed("all ranks ended, and mpiexec does not", fix)
     if found.ended.status:
-        said = last_line(found.ended.err) or last_line(found.ended.out)
+        said = telling_line(found.output)
         return failed(
             f"all ranks ended, and mpiexec with status {found.ended.status}: {said}",
             advice(found.output, f"{HELLO}; echo $?   # must print 0 at the end"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from chainermn_tools import program
 from chainermn_tools.doctor import facts
-from chainermn_tools.doctor.advice import advice, last_line
+from chainermn_tools.doctor.advice import advice, telling_line
 from chainermn_tools.doctor.check import Answer, Context, failed, skipped
 from chainermn_tools.doctor.live import rank, steps
 from chainermn_tools.environment.machine import cores
@@ -20,6 +20,16 @@ from chainermn_tools.launch import command_line
 
 # As few as can find one another.
 USUAL_RANKS = 2
+# Ranks stay on this machine even where a scheduler granted others: Hydra, Intel's, Open MPI 5, 4.
+HERE = "localhost"
+STAY_HERE = {
+    "HYDRA_LAUNCHER": "fork",
+    "I_MPI_HYDRA_BOOTSTRAP": "fork",
+    "PRTE_MCA_ras": "^slurm",
+    "PRTE_MCA_plm": "ssh",
+    "OMPI_MCA_ras": "^slurm",
+    "OMPI_MCA_plm": "rsh",
+}
 
 
 @dataclass(frozen=True)
@@ -62,13 +72,14 @@ def run(context: Context) -> Job:
     ranks = ranks_to_start(context)
     seconds = context.left()
     threads = command_line.threads_for(ranks, {})
-    environment = dict(os.environ)
+    environment = {**os.environ, **STAY_HERE}
+    hosts = {} if launcher["vendor"] is None else {HERE: ranks}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryDirectory(prefix="chainermn-doctor-") as folder:
         arguments = [folder, str(ranks), f"{seconds:.0f}"]
         words = command_line.command_line(
-            launcher, ranks, {}, False, threads or 1, list(environment), rank.__file__, arguments
+            launcher, ranks, hosts, False, threads or 1, list(environment), rank.__file__, arguments
         )
         ended = program.run(words, seconds, environment=environment)
         files = sorted(Path(folder).iterdir())
@@ -99,7 +110,7 @@ def come_to(step: str, job: Job) -> Answer | None:
             "MPI's messages get stuck; try another way for them: export UCX_TLS=tcp,self (MPICH), "
             "or OMPI_MCA_pml=ob1 (Open MPI)",
         )
-    said = last_line(job.ended.err) or last_line(job.ended.out)
+    said = telling_line(job.output)
     return failed(
         f"{where}; then the job ended with status {job.ended.status}: {said}",
         advice(job.output, "this should not be; please report it: chainermn doctor --report"),

@@ -57,7 +57,7 @@ def communicator(world: MPI.Intracomm, name: str) -> dict[str, Any]:
         try:
             comm = undo.enter_context(create_communicator(name, world))
         except ValueError as problem:  # on all ranks
-            return {"why_not": str(problem)}
+            return {"right": False, "wrong": [], "problem": str(problem)}
         found: dict[str, Any] = {"right": True, "wrong": [], "problem": None}
         own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
         for verb in VERBS if name != GPU_ONLY else VERBS[:-1]:
@@ -79,12 +79,14 @@ def device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
 
     Returns:
         ``aware``: whether MPI says, on all ranks, that it takes memory of GPUs; ``why_not``: why
-        nothing was tried; ``right``.
+        there is no GPU to try it with; ``right``, where it was tried.
     """
     aware = all(world.allgather(mpi_takes_gpu_memory()))
     why = next(filter(None, world.allgather(devices.problem())), None)
-    if why is not None or not aware:
-        return {"aware": aware, "why_not": why or "MPI says that it takes no memory of GPUs"}
+    if why is not None:
+        return {"aware": aware, "why_not": why}
+    if not aware:
+        return {"aware": aware}
     with devices.use(_device(world)):
         sent = devices.to_device(np.full(CHECKED_COUNT, world.rank, np.float64))
         total = devices.to_device(np.zeros(CHECKED_COUNT))
