@@ -210,7 +210,7 @@ class Monitor:
     def joined(self, job: Job, others: Asking) -> Job:
         """The ranks of this machine, and those of others that answer."""
         found = [rank for answer in others.answers() for rank in from_answer(answer)]
-        return Job([*job.ranks.values(), *found], [peer.host for peer in others.silent()])
+        return Job([*job.ranks.values(), *found], others.silent())
 
     def news(
         self,
