@@ -133,13 +133,13 @@ class MultiNodeBatchNormalization(SharesCommunicator, L.BatchNormalization):
             )
         if self.avg_mean is None:
             self._initialize_params(shape)
-        with chainer.using_device(self.device):
-            gamma, beta = self.gamma, self.beta
-            if gamma is None:
-                gamma = self.xp.ones(shape, self._highprec_dtype)
-            if beta is None:
-                beta = self.xp.zeros(shape, self._highprec_dtype)
+        gamma = self._constant(1, shape) if self.gamma is None else self.gamma
+        beta = self._constant(0, shape) if self.beta is None else self.beta
         return x, chainer.as_variable(gamma), chainer.as_variable(beta), self.eps, axis
+
+    def _constant(self, value: int, shape: tuple[int, ...]) -> Any:
+        with chainer.using_device(self.device):
+            return self.xp.full(shape, value, self._highprec_dtype)
 
     def _checked(self, x: Any) -> Variable:
         rank = self.comm.rank

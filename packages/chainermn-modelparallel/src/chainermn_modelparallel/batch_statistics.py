@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any
 
@@ -12,7 +13,7 @@ from chainer import Variable, backend
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import Call, View, agree
+from chainermn_modelparallel.calls import Call, Form, View, agree
 from chainermn_modelparallel.collectives import allreduce
 from chainermn_modelparallel.communication import Communication
 from chainermn_modelparallel.delegates import pseudo_connect
@@ -81,7 +82,7 @@ class Normalize(Communication):
         self.retain_outputs((1,))
         x, gamma, beta = inputs[:3]
         xp = self._xp = backend.get_array_module(x)
-        self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
+        self._dtype = _wide(x.dtype, gamma.dtype)
         # Where gamma's axes lie among x's.
         self._expander = tuple(
             None if axis in self._axis else slice(None) for axis in range(x.ndim)
@@ -108,19 +109,23 @@ class Normalize(Communication):
         large; the sums over ranks are taken in float64.
         """
         shape = own.shape[1:]
-        view: View = (("operation", NAME), ("dtype and channels", f"{own.dtype} {shape}"))
+        view: View = (("operation", NAME), ("dtype and channels", Form(own.dtype, shape)))
         payload = _COUNT.pack(count) + own.tobytes()
         self._call: Call = agree(self._comm, view, wants=self._wants, payload=payload)
         counts = [_COUNT.unpack_from(row)[0] for row in self._call.payloads]
         self.count = sum(counts)
         rows = _floats([row[_COUNT.size :] for row in self._call.payloads], own)
         means, squares = rows[:, 0], rows[:, 1]
-        weights = np.array(counts).reshape(-1, *(1,) * len(shape)) / max(self.count, 1)
-        center = (weights * means).sum(axis=0)
+        weights = np.array(counts, np.float64).reshape(-1, *(1,) * len(shape))
+        per_value = 1 / max(self.count, 1)
+        center = np.add.reduce(weights * means)
+        center *= per_value
         means -= center
         means *= means
         means *= weights
-        var = squares.sum(axis=0) / max(self.count, 1) + means.sum(axis=0)
+        means += squares
+        var = np.add.reduce(means)
+        var *= per_value
         self.mean = self._xp.asarray(center.astype(own.dtype))
         self.var = self._xp.asarray(var.astype(own.dtype))
 
@@ -160,8 +165,8 @@ class Normalize(Communication):
             view: View = (("operation", f"backward of {NAME}"),)
             payload = host.tobytes()
             call = agree(self._comm, view, payload=payload, forward=self._call.number)
-            means = _floats(call.payloads, host).sum(axis=0)
-            means /= max(self.count, 1)
+            means = np.add.reduce(_floats(call.payloads, host))
+            means *= 1 / max(self.count, 1)
             of_gamma, of_beta = xp.asarray(means.astype(dtype))
             x_hat *= -of_gamma[expander]
             x_hat += scale[expander] * gy
@@ -202,6 +207,12 @@ class Normalize(Communication):
             # Whichever of the three a rank goes on from, it comes by the exchanges above.
             ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
         return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _wide(*dtypes: np.dtype) -> np.dtype:
+    """What is computed in."""
+    return np.result_type(*dtypes, np.float32)
 
 
 def _floats(payloads: list[bytes], like: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import itertools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
@@ -22,6 +22,17 @@ from chainermn_comm.watchdog import part_of
 
 # What must be equal on all ranks: names and how they stand here.
 View = tuple[tuple[str, Any], ...]
+
+
+class Form(NamedTuple):
+    """Dtype and shape of an array in a view; the text is made only where it is shown."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
 
 # Digest of the view, number of the call that backward belongs to, number of this call, flags.
 _HEAD = struct.Struct("<16sqQB")
@@ -74,10 +85,13 @@ def agree(
     """
     flags = _PROBLEM * (problem is not None) | _WANTS * wants
     flags |= _BACKPROP * bool(chainer.config.enable_backprop)
-    digest = _digest(view)
-    record = _HEAD.pack(digest, forward, next(_numbers), flags) + payload
+    digest, number = _digest(view), next(_numbers)
+    head = _HEAD.pack(digest, forward, number, flags)
     with part_of(f"{FUNCTIONS}{view[0][1]}"):
-        rows = comm.allgather_bytes(record)
+        rows = comm.allgather_bytes(head + payload)
+    payloads = [row[_HEAD.size :] for row in rows]
+    if problem is None and all([row.startswith(head) for row in rows]):  # nearly always
+        return Call(number, wants, payloads)
     heads = [_HEAD.unpack_from(row) for row in rows]
     if any(flags & _PROBLEM for *_, flags in heads):
         _raise_problem(comm, view, problem)
@@ -91,7 +105,7 @@ def agree(
             "don't build a graph; use no_backprop_mode (and enable_double_backprop) on all ranks "
             "or on none"
         )
-    return Call(heads[0][2], wanted, [row[_HEAD.size :] for row in rows])
+    return Call(heads[0][2], wanted, payloads)
 
 
 @functools.lru_cache(maxsize=256)

@@ -24,7 +24,7 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import View, attempt, check_root, require_communicator
+from chainermn_modelparallel.calls import Form, View, attempt, check_root, require_communicator
 from chainermn_modelparallel.verbs import carry_out
 
 Variables = tuple[Variable, ...]
@@ -272,6 +272,6 @@ def _one_each(comm: CommunicatorBase, xs: Any) -> Variables:
 def _forms(variables: Variables | None) -> View:
     """The entries of a view that make dtypes and shapes equal on all ranks."""
     return tuple(
-        (f"dtype and shape of variable {index}", f"{variable.dtype} {variable.shape}")
+        (f"dtype and shape of variable {index}", Form(variable.dtype, variable.shape))
         for index, variable in enumerate(variables or ())
     )

@@ -23,6 +23,12 @@ _MARK = int.from_bytes(b"letter", "little")
 GRADIENT_TAG = 32766
 # Of a letter that nobody answers.
 UNNUMBERED = -1
+# As reports of the watchdog name what a message is part of.
+_SEND, _RECV = FUNCTIONS + "send", FUNCTIONS + "recv"
+_BACKWARD_OF_SEND, _BACKWARD_OF_RECV = (
+    f"{FUNCTIONS}backward of send",
+    f"{FUNCTIONS}backward of recv",
+)
 
 
 class Letter(NamedTuple):
@@ -57,7 +63,7 @@ def post(letter: Letter, communicator: CommunicatorBase, rank: int, tag: int) ->
     number, answers, wants, positions, arrays, graph, refusal = letter
     head = (_MARK, number, -1 if answers is None else answers, graph, refusal, len(wants))
     note = np.array(head + wants + positions, np.int64)
-    with part_of(FUNCTIONS + ("backward of recv" if tag == GRADIENT_TAG else "send")):
+    with part_of(_BACKWARD_OF_RECV if tag == GRADIENT_TAG else _SEND):
         communicator.send((note, *arrays), rank, tag)
 
 
@@ -68,7 +74,7 @@ def fetch(communicator: CommunicatorBase, rank: int, tag: int) -> Letter:
         TypeError: it sent something else with this tag.
     """
     try:
-        with part_of(FUNCTIONS + ("backward of send" if tag == GRADIENT_TAG else "recv")):
+        with part_of(_BACKWARD_OF_SEND if tag == GRADIENT_TAG else _RECV):
             found = communicator.recv(rank, tag)
     except TypeError as error:  # an object, says a communicator that can tell
         raise TypeError(f"{_expected(communicator, rank, tag)}, but {error}") from error

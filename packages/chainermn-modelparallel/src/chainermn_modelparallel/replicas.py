@@ -14,7 +14,7 @@ import chainer.functions as F
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import View
+from chainermn_modelparallel.calls import Form, View
 from chainermn_modelparallel.verbs import carry_out
 
 
@@ -51,5 +51,5 @@ def pick(
 
 
 def _view(operation: str, x: Variable | None) -> View:
-    form = "none" if x is None else f"{x.dtype} {x.shape}"
+    form = "none" if x is None else Form(x.dtype, x.shape)
     return (("operation", operation), ("dtype and shape of x", form))
