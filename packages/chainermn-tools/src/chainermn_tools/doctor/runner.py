@@ -48,6 +48,8 @@ def examine(layers: Sequence[Layer], context: Context) -> Iterator[Finding]:
         share = layer.share if number < len(layers) else 1.0
         run = _Run(done, dataclasses.replace(context, deadline=time.monotonic() + share * left))
         for check in layer.checks:
+            run.expect(check)
+        for check in layer.checks:
             run.start(check)
         for check in layer.checks:
             answer = run.answer(check)
@@ -72,8 +74,11 @@ class _Run:
         self._answers: dict[str, Answer] = dict(before)
         self._done: dict[str, threading.Event] = {}
 
-    def start(self, check: Check) -> None:
+    def expect(self, check: Check) -> None:
+        """Others may need the check, before it has started too."""
         self._done[check.name] = threading.Event()
+
+    def start(self, check: Check) -> None:
         threading.Thread(target=self._carry_out, args=(check,), daemon=True).start()
 
     def answer(self, check: Check) -> Answer:
@@ -107,7 +112,7 @@ class _Run:
             if name in self._done:
                 self._done[name].wait()
             elif name not in self._answers:
-                raise LookupError(f"{check.name!r} needs {name!r}, which is no check before it")
+                raise LookupError(f"{check.name!r} needs {name!r}, which is no check of this layer or one before")
             answer = self._answers[name]
             if answer.status == "failed":
                 return skipped(f"{name!r} failed, which it needs", because=name)
