@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import threading
 import time
 
@@ -11,7 +12,10 @@ import pytest
 
 from ..launch.jobs import PRELUDE
 from .test_hosts import gone
+from .test_launch import launch
 
+# Ends a hang, no more.
+END_SECONDS = 50.0
 SCRIPT = f"""{PRELUDE}
 import sys, time
 import numpy as np
@@ -37,9 +41,8 @@ def path(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("ranks", [{"alpha": 2, "beta": 1}, {"alpha": 2, "beta": 2}])
-def test_a_culprit_on_another_host_is_named_with_its_stack(cluster, path, ranks):
-    job = cluster.job(ranks, path, environment={"CHAINERMN_TIMEOUT": "5"})
+def test_a_culprit_on_another_host_is_named_with_its_stack(cluster, path):
+    job = cluster.job({"alpha": 2, "beta": 2}, path, environment={"CHAINERMN_TIMEOUT": "5"})
     assert job.returncode is not None, f"the job hung\n{job}"
     assert job.returncode != 0, job
     reports = job.err.split("likely culprit")[1:]
@@ -51,32 +54,56 @@ def test_a_culprit_on_another_host_is_named_with_its_stack(cluster, path, ranks)
     assert gone(cluster.processes), cluster.processes()
 
 
-def test_a_cut_link_ends_the_ranks_on_both_sides(cluster, path):
-    """MPI itself doesn't notice."""
+CUT = f"""{PRELUDE}
+import sys, time
+from pathlib import Path
+import numpy as np
+from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.watchdog import Limit
+
+comm = make_communicator("naive", limit=Limit(600.0, silence=5.0))
+comm.allreduce(np.ones(10))
+time.sleep(3)  # for the monitors to hear of one another
+Path(sys.argv[1]).touch()
+if comm.rank == 2:
+    time.sleep(1000)
+comm.allreduce(np.ones(10))
+"""
+
+
+def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path, tmp_path):
+    """MPI itself doesn't notice, and MPICH's mpiexec goes on waiting for its ssh."""
+    path.write_text(CUT)
+    ready = tmp_path / "ready"
 
     def cut():
-        deadline = time.monotonic() + 40
-        while len(ranks_of(cluster, path)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.2)
-        time.sleep(8)  # for the monitors to have heard of one another
-        cluster.run("beta", "ip", "link", "set", "eth0", "down")
-        deadline = time.monotonic() + 60
-        while (left := ranks_of(cluster, path)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        found.append(left)
+        if until(ready.exists):
+            cluster.run("beta", "ip", "link", "set", "eth0", "down")
+            found.append(until(lambda: not ranks_of(cluster, path)))
 
-    found: list[list[psutil.Process]] = []
+    found: list[bool] = []
     cutter = threading.Thread(target=cut)
     cutter.start()
     try:
-        job = cluster.job({"alpha": 2, "beta": 1}, path, seconds=75)
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            launch(cluster, "--hosts", "alpha:2,beta:1", "-n", 3, path, ready)
     finally:
-        cutter.join(100)
+        cutter.join(2 * END_SECONDS)
         cluster.run("beta", "ip", "link", "set", "eth0", "up")
-    assert found == [[]], job
-    assert "beta has not answered" in job.err, job
-    # MPICH's mpiexec itself goes on waiting for its ssh; whoever started it must end it.
-    assert job.returncode != 0, job
+    job = failed.value.stderr
+    assert "beta has not answered for 5.0 s" in job
+    assert failed.value.returncode > 0, job
+    assert found == [True], job
+    assert gone(cluster.processes), cluster.processes()
+    for host in ("alpha", "beta"):
+        assert cluster.run(host, "ls", "/dev/shm") == "", host
+
+
+def until(condition):
+    end = time.monotonic() + END_SECONDS
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
 
 
 def ranks_of(cluster, path):
@@ -86,6 +113,6 @@ def ranks_of(cluster, path):
             words = process.cmdline()
         except psutil.Error:
             continue
-        if words[-1:] == [str(path)] and "python" in process.name():
+        if str(path) in words and "chainermn_tools.launch.rank" in words:
             found.append(process)
     return found

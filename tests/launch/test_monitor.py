@@ -40,8 +40,8 @@ def record():
 
 def watching(monkeypatch, ranks, others=(), ends_job=True):
     """A monitor of these ranks, what it says, and an item for each time that it ends them."""
-    orders = {"ranks": ranks, "seconds": 2.0, "ends_job": ends_job, "listener": None}
-    made = monitor.Monitor({**orders, "mine": None, "others": list(others)})
+    orders = {"ranks": ranks, "seconds": 2.0, "ends_job": ends_job, "silence": 20.0}
+    made = monitor.Monitor({**orders, "listener": None, "mine": None, "others": list(others)})
     said, ended = [], []
     monkeypatch.setattr(made, "say", said.append)
     monkeypatch.setattr(made, "end", lambda: ended.append(True))

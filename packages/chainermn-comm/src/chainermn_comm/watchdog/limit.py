@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 VARIABLE = "CHAINERMN_TIMEOUT"
 DEFAULT_SECONDS = 600.0
+SILENCE_SECONDS = 20.0
 # Below a second a busy machine stalls every job; above, some thirty years, is a mistake.
 SHORTEST, LONGEST = 1.0, 1e9
 
@@ -18,10 +19,13 @@ class Limit:
     Attributes:
         seconds: after which a waiting call is reported; 0 for never.
         ends_job: whether the job is ended then.
+        silence: of another machine's monitor that means a cut link. TCP bridges shorter ones, and
+            so does MPI.
     """
 
     seconds: float = DEFAULT_SECONDS
     ends_job: bool = False
+    silence: float = SILENCE_SECONDS
 
     def __str__(self) -> str:
         if not self.seconds:

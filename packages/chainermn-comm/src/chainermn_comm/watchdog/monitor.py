@@ -36,10 +36,8 @@ FORWARDING_SECONDS = 0.5
 TERM_SECONDS = 1.0
 # For the monitors of other machines, which may have to ask for stacks.
 ANSWER_SECONDS = 2.2
-# Between two looks whether the next machine is there, and its silence that means a cut link. TCP
-# bridges shorter ones, and so does MPI.
+# Between two looks whether the next machine is there.
 BEAT_SECONDS = 1.0
-LOST_SECONDS = 20.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
 PAUSE_SECONDS = 2.0
 # From MPI_Abort, which can't cross a cut link, to our own end of the ranks.
@@ -87,6 +85,7 @@ class Monitor:
         self.ranks = [Watched(each) for each in orders["ranks"]]
         self.files = SharedFiles([rank.process for rank in self.ranks])
         self.seconds, self.ends_job = orders["seconds"], orders["ends_job"]
+        self.silence = orders["silence"]
         self.tick = min(TICK_SECONDS, self.seconds / 10)
         # When calls began that have been reported, or warned of, by rank and communicator.
         self.reported: dict[Any, float] = {}
@@ -154,7 +153,7 @@ class Monitor:
                 self.end()
                 return
             if self.others and self.is_lost(self.others[0], now):
-                self.say(cut_off(self.others[0].host, LOST_SECONDS))
+                self.say(cut_off(self.others[0].host, self.silence))
                 self.end()
                 return
             if self.look(now):
@@ -164,7 +163,7 @@ class Monitor:
         """Whether a machine that could be heard has been silent for too long."""
         if other.heard is None or other.has_ended:
             return False
-        return now - other.heard - self.paused(other.heard) > LOST_SECONDS
+        return now - other.heard - self.paused(other.heard) > self.silence
 
     def look(self, now: float) -> bool:
         """Report what waits too long; whether that was the end of the job."""

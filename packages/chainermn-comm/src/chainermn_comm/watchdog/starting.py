@@ -87,6 +87,7 @@ def _watch(
             "ranks": here,
             "seconds": limit.seconds,
             "ends_job": limit.ends_job,
+            "silence": limit.silence,
             "listener": listener and listener.fileno(),
             "mine": where,
             "others": [it for it in in_turn if it is not None],
