@@ -112,7 +112,9 @@ class _Run:
             if name in self._done:
                 self._done[name].wait()
             elif name not in self._answers:
-                raise LookupError(f"{check.name!r} needs {name!r}, which is no check of this layer or one before")
+                raise LookupError(
+                    f"{check.name!r} needs {name!r}, which is no check up to its layer"
+                )
             answer = self._answers[name]
             if answer.status == "failed":
                 return skipped(f"{name!r} failed, which it needs", because=name)

@@ -103,19 +103,20 @@ def slurm(variables: Mapping[str, str]) -> dict[str, Any]:
     tasks = number("SLURM_NTASKS")
     if tasks is None:
         tasks = _sum_of_tasks(variables.get("SLURM_TASKS_PER_NODE", ""))
-    parts = [
-        f"{count} {what}{'s' if count != 1 else ''}"
-        for count, what in (
-            (nodes, "node"),
-            (tasks, "task"),
-            (each, "core") if cores is None else (cores, "core"),
-            (gpus, "GPU"),
-        )
-        if count is not None
-    ]
     listed = variables.get("SLURM_JOB_NODELIST")
-    text = ", ".join(parts) + (f" ({listed})" if listed else "")
+    parts = [
+        *_counted(nodes, f"node{f' ({listed})' if listed else ''}", f"nodes ({listed})"),
+        *_counted(tasks, "task", "tasks"),
+        *_counted(each, "core a task", "cores a task"),
+        *_counted(cores, "core on this node", "cores on this node"),
+        *_counted(gpus, "GPU on this node", "GPUs on this node"),
+    ]
+    text = ", ".join(parts)
     return {"text": text or "nothing that it names", "nodes": nodes, "tasks": tasks, "gpus": gpus}
+
+
+def _counted(count: int | None, one: str, many: str) -> list[str]:
+    return [] if count is None else [f"{count} {one if count == 1 else many}"]
 
 
 def _sum_of_tasks(text: str) -> int | None:

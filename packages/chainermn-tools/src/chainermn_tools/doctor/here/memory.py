@@ -103,6 +103,7 @@ def read_of_sibling() -> int:
         os._exit(0)
     reader = os.fork()
     if reader == 0:
+        text.value = b""  # its own copy: what is read must be the other's
         os._exit(_read(owner, ctypes.addressof(text)))
     try:
         return os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
@@ -114,7 +115,6 @@ def read_of_sibling() -> int:
 
 def _read(pid: int, address: int) -> int:
     """The error's number that reading another process's SECRET gives; 0 when it was read."""
-    ctypes.memset(address, 0, len(SECRET))  # of this process: what is read must be the other's
     target = ctypes.create_string_buffer(len(SECRET))
     local = Span(ctypes.addressof(target), len(SECRET))
     remote = Span(address, len(SECRET))

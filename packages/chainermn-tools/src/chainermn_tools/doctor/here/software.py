@@ -42,7 +42,7 @@ def packages(context: Context) -> Answer:
     misfits = requirements.misfits(
         [name for name in installed.OURS if versions[name] is not None], _version, _requires
     )
-    cupys = [name for name in versions if name.startswith("cupy") and versions[name] is not None]
+    cupys = sorted(name for name, v in versions.items() if name.startswith("cupy") and v)
     shown = [f"{name} {versions[name]}" for name in (*installed.OURS, "chainer", "numpy", "mpi4py")]
     found = ", ".join(one for one in shown if not one.endswith(" None"))
     if misfits:
