@@ -24,13 +24,16 @@ SCRIPT = (
     jobs.PRELUDE
     + jobs.CHECK_GRADIENTS
     + """
-import multiprocessing, os, subprocess, sys, time
+import atexit, multiprocessing, os, subprocess, sys, threading, time
 import numpy as np
 from mpi4py import MPI
 from chainermn_comm import create_communicator
 
 WELL = ("finalized", "one finalized", "not finalized", "left by an exception")
 how = sys.argv[1]
+if how == "not finalized":
+    # Registered before the communicators are there, so called after all that belongs to them.
+    atexit.register(lambda: print("LAST", comms[0].allreduce_obj(1), flush=True))
 comms = [create_communicator(name) for name in ("hierarchical", "flat", "two_dimensional")]
 comms += [comms[0].split(0, 0)]
 for comm in comms:
@@ -61,6 +64,10 @@ if how == "left by an exception":
             pass
     with create_communicator("hierarchical") as comm:
         check_gradients(comm)
+if how == "not finalized":
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
 if how == "exception" and world.rank == 1:
     raise LookupError("of a rank")
 if how == "kill" and world.rank == 1:
@@ -119,6 +126,9 @@ def run(script: Path, how: str, folder: Path) -> jobs.Job:
 def test_a_job_that_ends_by_itself(script, how, tmp_path):
     job = run(script, how, tmp_path / "t")
     assert job.returncode == 0, job
+    if how == "not finalized":  # MPI ends after all of Python's exit functions
+        assert job.out.count("LAST 2") == 2, job
+        assert job.err.count("exception in thread") == 2, job
     assert left_of(job.out, tmp_path / "t") == []
 
 

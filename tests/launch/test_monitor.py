@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from chainermn_comm.watchdog import Limit, alone, arriving, calls, monitor, part_of, starting
-from chainermn_comm.watchdog.records import doing
+from chainermn_comm.watchdog.records import EVERYBODY, doing, read
+from chainermn_train import dealing
 
 from . import jobs
 
@@ -113,6 +115,23 @@ def test_what_a_rank_is_inside_of_is_noted_until_it_leaves():
             assert noted() == ("x" * 64, False)
         assert noted() == ("evaluate", True)
     assert noted() is None
+
+
+def test_the_wait_for_scattered_examples_is_noted():
+    class Gate:
+        def wait_until_open(self):
+            seen.extend(read(calls.area().memory, time.monotonic()))
+
+    class Comm:
+        def recv(self, source, tag):
+            return np.array([dealing._NONE_COMES])
+
+    seen = []
+    assert dealing._receive(Comm(), 0, Gate(), None, [], 1) is None
+    waits = [call for call in seen if call.waits]
+    assert [(call.operation, call.communicator) for call in waits] == [
+        ("scatter_dataset", EVERYBODY)
+    ]
 
 
 def test_before_there_is_a_communicator_nothing_is_noted(monkeypatch):

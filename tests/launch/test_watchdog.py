@@ -64,6 +64,13 @@ def aborting_in_vain():
 def asleep():
     time.sleep(3 * seconds)
 
+def alone_then_elsewhere():
+    from chainermn_comm.watchdog import alone
+    with alone("download"):
+        time.sleep(3 * float(os.environ["CHAINERMN_TIMEOUT"]))
+    comm.bcast(np.ones(100, "f4"), root=1)
+    in_python()
+
 how, seconds = sys.argv[1], float(sys.argv[2])
 limit = Limit(seconds) if seconds else None
 if how == "first" and MPI.COMM_WORLD.rank == 1:
@@ -89,6 +96,9 @@ if world.rank == culprit:
     globals()[how]()
 comm.bcast(np.ones(100, "f4"), root=1)
 print("going on", flush=True)
+if how == "alone_then_elsewhere":
+    import chainermn.functions
+    chainermn.functions.recv(comm, 1, tag=3)
 """
 )
 
@@ -221,6 +231,20 @@ def test_by_default_there_is_a_report_and_the_job_goes_on(script):
     assert job.err.count("likely culprit") == 1, job
     assert job.out.count("going on") == 2, job
     assert monitors() == []
+
+
+def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named(script):
+    job = run(2, script, "alone_then_elsewhere", 2)
+    assert job.returncode != 0, job
+    assert "going on" in job.out
+    said(
+        job,
+        "culprit: rank 1 .* is in no call for .*, inside download for ",
+        "The ranks go on waiting for it, 600 s at most",
+        r"culprit: rank 1 \(process \d+ on \S+\) is in no call",
+        r"^  rank 0 .* waits in recv \(from rank 1, tag 3, .* inside chainermn.functions: recv for",
+        "ending the job",
+    )
 
 
 def test_zero_switches_it_off(script):
