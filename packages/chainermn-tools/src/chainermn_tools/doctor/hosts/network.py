@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from chainermn_tools.doctor.check import Answer, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.hosts.round import HERE, Round, over_hosts
+from chainermn_tools.doctor.hosts.round import HERE, Round, address, over_hosts
 from chainermn_tools.doctor.hosts.wording import MOST_NAMED, listed
 
 # Between hosts of one hall it is a tenth of a millisecond; from here on a collective call on small
@@ -30,13 +31,17 @@ def connections(_: Context, round_: Round) -> Answer:
     if not bad:
         return ok(f"all {len(tried)} connections between them succeed, at any port")
     shown = [f"{_named(a)} to {_named(b)}: {problem}" for (a, b), problem in bad.items()]
-    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
     text = "; ".join(shown[:MOST_NAMED])
-    asker, target = next(iter(bad))
+    if len(shown) > MOST_NAMED:
+        text += f" and {len(shown) - MOST_NAMED} more"
+    suspect = Counter(host for pair in bad for host in reversed(pair)).most_common(1)[0][0]
+    others = [next(host for host in pair if host != suspect) for pair in bad if suspect in pair]
+    if len(others) == len(bad) > 2:
+        text += f"; {_named(suspect)} is part of each"
     return failed(
-        f"of {len(tried)} connections at ports that the kernel chose {len(bad)} fail: {text}{more}",
-        f"sudo ufw allow from {_named(asker)}   # on {_named(target)}, or as its firewall has it: "
-        "hosts must reach one another at all TCP ports",
+        f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: {text}",
+        f"sudo ufw allow from {_address(round_, others[0], suspect)}   # on {_named(suspect)}, and "
+        "for all hosts, or as its firewall has it: ranks use any TCP port",
         failed=[[_named(a), _named(b), problem] for (a, b), problem in bad.items()],
     )
 
@@ -78,6 +83,11 @@ def _tried(round_: Round) -> Iterator[tuple[Pair, dict[str, Any] | None]]:
                 yield (asker, other), None
             elif other in reached:
                 yield (asker, other), reached[other]
+
+
+def _address(round_: Round, host: str, asker: str) -> str:
+    known = round_.facts()
+    return (address(host, asker, known) if asker in known else None) or _named(host)
 
 
 def _named(name: str) -> str:

@@ -75,8 +75,10 @@ def packages(names: list, families: list) -> dict:
     for name in IMPORTED:
         spec = util.find_spec(name)
         if spec is not None and spec.origin:
-            version = written_version(os.path.dirname(spec.origin))
-            found[name] = version or found.get(name)
+            written, installed = written_version(os.path.dirname(spec.origin)), found.get(name)
+            found[name] = written or installed
+            if written and installed and written != installed:
+                found[name] = f"{written} (installed as {installed})"
     return found
 
 

@@ -173,22 +173,22 @@ def _try_connections(
     for name, facts_ in able.items():
         others = {}
         for other, said in able.items():
-            address = _address(other, name, able)
-            if address is not None and said["machine"] != facts_["machine"]:
-                others[other] = [address, said["port"]]
+            where = address(other, name, able)
+            if where is not None and said["machine"] != facts_["machine"]:
+                others[other] = [where, said["port"]]
         order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
         talks[name].tell(json.dumps(order) + "\n")
     answers = {name: talks[name].hear(until) for name in able}
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-def _address(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
+def address(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
     """Where one finds another: ssh's connections say by which addresses the hosts are known."""
     if other == HERE:
         return _connection(able[asker])[0]
     server = _connection(able[other])[1]
     if server is not None and ipaddress.ip_address(server).is_loopback:
-        return _address(HERE, asker, able)  # ssh went from this machine to itself
+        return address(HERE, asker, able)  # ssh went from this machine to itself
     return server
 
 

@@ -1,0 +1,355 @@
+"""Each fault that is planted on a host is named by the doctor, alone, with its host and a fix."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ..launch.jobs import MPIEXEC
+from .doctor_runs import LIBRARIES, Hosts
+
+ALL = "alpha,beta,gamma"
+OPEN_MPI = (
+    "Open MPI"
+    in subprocess.run(
+        [MPIEXEC, "--version"], capture_output=True, text=True, timeout=30, check=False
+    ).stdout
+)
+# What mpiexec starts on each host by ssh.
+DAEMON = MPIEXEC.with_name("prted" if OPEN_MPI else "hydra_pmi_proxy")
+# Enough for all but the check that hangs, even on busy cores.
+HANG_TIMEOUT = 30
+Plant = Callable[[Hosts, Path], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is planted, and what the doctor says.
+
+    Attributes:
+        check: the name of the only one that fails.
+        found: words of what it finds.
+        fix: words of what it advises.
+        plant: puts the fault there for a `with` block, given the hosts and the script's folder.
+        given: options of the doctor.
+        innocent: hosts that are not named.
+    """
+
+    check: str
+    found: tuple[str, ...]
+    fix: str
+    plant: Plant = lambda hosts, folder: contextlib.nullcontext()
+    given: dict[str, Any] = field(default_factory=lambda: {"hosts": ALL})
+    innocent: tuple[str, ...] = ("alpha", "gamma")
+
+
+def without_python(hosts: Hosts, folder: Path):
+    return hosts.mounted("beta", "-t", "tmpfs", "tmpfs", Path(sys.executable).parent)
+
+
+def other_python(hosts: Hosts, folder: Path):
+    program = hosts.program("python", f'exec {_another_python()} "$@"')
+    return hosts.instead("beta", Path(sys.executable), program)
+
+
+def broken_python(hosts: Hosts, folder: Path):
+    program = hosts.program(
+        "python", "echo libpython3.so: cannot open shared object file >&2; exit 9"
+    )
+    return hosts.instead("beta", Path(sys.executable), program)
+
+
+def other_numpy(hosts: Hosts, folder: Path):
+    ours = Path(np.__file__).with_name("version.py")
+    theirs = hosts.folder / "version.py"
+    theirs.write_text(ours.read_text().replace(np.__version__, "1.22.4"))
+    return hosts.instead("beta", ours, theirs)
+
+
+def other_mpiexec(hosts: Hosts, folder: Path):
+    return hosts.instead("beta", MPIEXEC, _mpiexec_of_another(hosts))
+
+
+@contextlib.contextmanager
+def other_mpiexec_on_path(hosts: Hosts, folder: Path):
+    (hosts.folder / "another").mkdir(exist_ok=True)
+    _mpiexec_of_another(hosts).rename(hosts.folder / "another" / "mpiexec")
+    start = _start(hosts, f"export LD_LIBRARY_PATH='{LIBRARIES}' PATH={hosts.folder}/another:$PATH")
+    with hosts.start_of_shells("beta", start):
+        yield
+
+
+def lost_libraries(hosts: Hosts, folder: Path):
+    """As in many a ~/.bashrc: what isn't interactive comes no further than this."""
+    rest = f"export LD_LIBRARY_PATH='{LIBRARIES}'"
+    return hosts.start_of_shells(
+        "beta", _start(hosts, f"case $- in *i*) ;; *) return;; esac\n{rest}")
+    )
+
+
+def mvapich_variable(hosts: Hosts, folder: Path):
+    start = _start(hosts, f"export LD_LIBRARY_PATH='{LIBRARIES}' MV2_USE_CUDA=1")
+    return hosts.start_of_shells("beta", start)
+
+
+def talkative_shell(hosts: Hosts, folder: Path):
+    start = _start(hosts, f"echo 'Welcome!'; echo >&2 'permission denied'; {_export()}")
+    return hosts.start_of_shells("beta", start)
+
+
+def no_script(hosts: Hosts, folder: Path):
+    return hosts.mounted("beta", "-t", "tmpfs", "tmpfs", folder)
+
+
+def other_script(hosts: Hosts, folder: Path):
+    return hosts.instead("beta", folder / "train me.py", hosts.program("train.py", "# older"))
+
+
+@contextlib.contextmanager
+def blocked_ports(hosts: Hosts, folder: Path) -> Iterator[None]:
+    """Ports that a kernel gives to whoever asks for any; ssh's own is none of them."""
+    ports = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    both = "-".join(ports)
+    rule = ("ipproto", "tcp", "sport", both, "dport", both, "prohibit")
+    hosts.cluster.run("beta", "ip", "rule", "add", *rule)
+    try:
+        yield
+    finally:
+        hosts.cluster.run("beta", "ip", "rule", "del", *rule)
+
+
+@contextlib.contextmanager
+def full_shared_memory(hosts: Hosts, folder: Path) -> Iterator[None]:
+    with hosts.cluster.shm("beta", "64m"):
+        hosts.cluster.run("beta", "fallocate", "-l", "60m", "/dev/shm/left behind")
+        yield
+
+
+def hanging_start(hosts: Hosts, folder: Path):
+    return hosts.instead("beta", DAEMON, hosts.program("daemon", "exec sleep 300"))
+
+
+def wrong_key(hosts: Hosts, folder: Path):
+    key = hosts.folder / "another key"
+    if not key.exists():
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
+        subprocess.run(command, check=True, timeout=30)
+    return hosts.instead("beta", hosts.cluster.folder / "user.pub", Path(f"{key}.pub"))
+
+
+def no_key(hosts: Hosts, folder: Path):
+    return hosts.ssh_config("Host beta\n    PubkeyAuthentication no\n")
+
+
+def unknown_host_key(hosts: Hosts, folder: Path):
+    known = hosts.folder / "known without beta"
+    known.write_text((hosts.folder / "known").read_text().replace(ALL, "alpha,gamma"))
+    return hosts.ssh_config(f'Host beta\n    UserKnownHostsFile "{known}"\n')
+
+
+def changed_host_key(hosts: Hosts, folder: Path):
+    known = hosts.folder / "known otherwise"
+    key = (hosts.folder / "user.pub").read_text()
+    known.write_text(f"beta {key}")
+    return hosts.ssh_config(f'Host beta\n    UserKnownHostsFile "{known}"\n')
+
+
+def refused(hosts: Hosts, folder: Path):
+    return hosts.ssh_config("Host beta\n    Port 23\n")
+
+
+def unreachable(hosts: Hosts, folder: Path):
+    return hosts.ssh_config("Host beta\n    HostName 10.99.0.99\n")
+
+
+def of_other_mpi(hosts: Hosts, folder: Path):
+    text = (
+        "# our machines\nalpha:1\nbeta:1\n" if OPEN_MPI else "# ours\nalpha slots=1\nbeta slots=1\n"
+    )
+    (folder / "hosts").write_text(text)
+    return contextlib.nullcontext()
+
+
+FAULTS = {
+    "unknown host": Fault(
+        "host names",
+        ("nosuch",),
+        "/etc/hosts",
+        given={"hosts": "alpha,beta,nosuch"},
+        innocent=("alpha", "beta"),
+    ),
+    "refused ssh": Fault("ssh", ("beta", "refuses"), "systemctl start ssh", refused),
+    "unreachable": Fault("ssh", ("beta", "no way"), "ping beta", unreachable),
+    "wrong key": Fault("ssh", ("beta", "none of the keys"), "ssh-copy-id beta", wrong_key),
+    "no key": Fault("ssh", ("beta", "none to offer"), "ssh-keygen", no_key),
+    "unknown host key": Fault("host keys", ("beta", "doesn't know"), "ssh beta", unknown_host_key),
+    "changed host key": Fault(
+        "host keys", ("beta", "not the one"), "ssh-keygen -R beta", changed_host_key
+    ),
+    "missing Python": Fault(
+        "hosts' python",
+        ("beta", "there is no", sys.executable),
+        f"beta:{sys.prefix}",
+        without_python,
+    ),
+    "other Python": Fault(
+        "hosts' python",
+        ("beta", f"and not Python {platform.python_version()}"),
+        f"beta:{sys.prefix}",
+        other_python,
+    ),
+    "broken Python": Fault(
+        "hosts' python", ("beta", "doesn't run", "libpython3"), f"beta:{sys.prefix}", broken_python
+    ),
+    "other NumPy": Fault(
+        "hosts' packages",
+        ("beta", "numpy 1.22.4", f"here {np.__version__}"),
+        f"pip install numpy=={np.__version__}",
+        other_numpy,
+    ),
+    "other mpiexec": Fault("hosts' mpiexec", ("beta", str(MPIEXEC)), "on beta", other_mpiexec),
+    "other mpiexec on PATH": Fault(
+        "hosts' mpiexec", ("beta", "PATH"), f"export PATH={MPIEXEC.parent}", other_mpiexec_on_path
+    ),
+    "script missing": Fault(
+        "script", ("beta", "there is no", "train me.py"), "rsync", no_script, {"hosts": ALL}
+    ),
+    "other script": Fault("script", ("beta", "is not the one"), "rsync", other_script),
+    "LD_LIBRARY_PATH lost": Fault(
+        "hosts' variables",
+        ("beta", "LD_LIBRARY_PATH", LIBRARIES),
+        f"export LD_LIBRARY_PATH='{LIBRARIES}'",
+        lost_libraries,
+    ),
+    "other MV2_USE_CUDA": Fault(
+        "hosts' variables", ("beta", "MV2_USE_CUDA is '1'"), "unset MV2_USE_CUDA", mvapich_variable
+    ),
+    "blocked ports": Fault(
+        "connections",
+        ("4 of 6 connections fail", "beta is part of each"),
+        "ufw allow from 10.99.0.",
+        blocked_ports,
+        innocent=(),
+    ),
+    "hostfile of the wrong MPI": Fault(
+        "hostfile",
+        ("line 2", "alpha:1" if OPEN_MPI else "alpha slots=1"),
+        "alpha slots=1" if OPEN_MPI else "alpha:1",
+        of_other_mpi,
+        given={"hostfile": "hosts"},
+        innocent=("gamma",),
+    ),
+    "fewer slots than ranks": Fault(
+        "slots",
+        ("2 slots", "4 ranks"),
+        "alpha:2,beta:2",
+        given={"hosts": "alpha:1,beta:1", "n": 4},
+        innocent=("gamma",),
+    ),
+    "MPI hangs at start": Fault(
+        "placement",
+        ("hangs", "no rank began on", "beta"),
+        "ssh beta mpiexec",
+        hanging_start,
+        {"hosts": ALL, "timeout": HANG_TIMEOUT},
+        innocent=("gamma",) if not OPEN_MPI else (),
+    ),
+    "full shared memory": Fault(
+        "hosts' shared memory", ("beta", "4 MiB of 64 MiB"), "ssh beta ls", full_shared_memory
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster, tmp_path_factory) -> Iterator[Hosts]:
+    with Hosts(cluster, tmp_path_factory.mktemp("doctor")).ready() as ready:
+        yield ready
+
+
+@pytest.fixture
+def script(tmp_path) -> Path:
+    folder = tmp_path / "of 'ours'; all"
+    folder.mkdir()
+    script = folder / "train me.py"
+    script.write_text("print()\n")
+    return script
+
+
+def test_all_is_well_without_a_fault(hosts, script):
+    status, found = hosts.examine(whole=True, hosts="alpha:2,beta:1,gamma", n=4, script=script)
+    assert {name: one["found"] for name, one in found.items() if one["fix"]} == {}
+    assert status == 0
+    mine = {name: one for name, one in found.items() if one["layer"] == "hosts"}
+    assert {name for name, one in mine.items() if one["status"] != "ok"} == {"hostfile"}
+    assert mine["placement"]["details"]["ranks"] == {"alpha": 2, "beta": 1, "gamma": 1}
+    assert "all 6 connections" in mine["connections"]["found"]
+    assert set(mine["round trip"]["details"]["seconds"]) == {
+        f"{a} to {b}" for a in hosts.cluster.hosts for b in hosts.cluster.hosts if a != b
+    }
+
+
+def test_what_a_start_up_file_prints_is_no_fault(hosts, script):
+    with talkative_shell(hosts, script.parent):
+        status, found = hosts.examine(whole=False, hosts="beta", script=script)
+    assert status == 0, found
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_and_nothing_else(hosts, script, name, whole):
+    fault = FAULTS[name]
+    given = {"script": script, **fault.given}
+    with fault.plant(hosts, script.parent):
+        if "hostfile" in given:
+            given["hostfile"] = script.parent / given["hostfile"]
+        if whole and "timeout" in given:
+            given["timeout"] *= 2
+        status, found = hosts.examine(whole=whole, **given)
+    assert status == 1
+    assert {n: one["found"] for n, one in found.items() if one["fix"]}.keys() == {fault.check}
+    finding = found[fault.check]
+    assert finding["status"] == "failed"
+    for words in fault.found:
+        assert words in finding["found"]
+    for host in fault.innocent:
+        assert host not in finding["found"]
+    assert fault.fix in finding["fix"]
+
+
+def _export() -> str:
+    return f"export LD_LIBRARY_PATH='{LIBRARIES}'"
+
+
+def _start(hosts: Hosts, text: str) -> Path:
+    """A start-up file of shells."""
+    path = hosts.folder / "another bashrc"
+    path.write_text(f"{text}\n")
+    return path
+
+
+def _mpiexec_of_another(hosts: Hosts) -> Path:
+    said = "HYDRA build details:\n    Version: 3.1.4" if OPEN_MPI else "mpiexec (OpenRTE) 4.1.4"
+    return hosts.program("mpiexec", f"echo '{said}'")
+
+
+def _another_python() -> str:
+    """A Python of another version than this one."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    paths = ["/usr/bin/python3", "/usr/local/bin/python3", *versions.glob("*/bin/python3")]
+    for path in map(str, paths):
+        if os.path.exists(path):
+            asked = [path, "-c", "import platform; print(platform.python_version())"]
+            version = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+            if version.stdout.strip() not in ("", platform.python_version()):
+                return path
+    raise LookupError("this machine has but one Python")
