@@ -9,7 +9,6 @@ from . import abort, blas_threads, ending, forked, watchdog
 from .settings import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
 from .topology import Topology
 from .trace import TRACE_VARIABLE, trace_folder
-from .trace import TRACE_VARIABLE, trace_folder
 
 # mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
 # just because the user's script imports this package. So it is imported where it is used.
@@ -96,9 +95,6 @@ def create_communicator(
     Where ``CHAINERMN_TRACE`` names a folder, set on all ranks or on none, each rank writes there
     what its communicators do and when; ``chainermn trace`` reads it.
 
-    Where ``CHAINERMN_TRACE`` names a folder, set on all ranks or on none, each rank writes there
-    what its communicators do and when; ``chainermn trace`` reads it.
-
     Returns:
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
@@ -139,7 +135,6 @@ def make_communicator(
                 chunk_bytes(),
                 limit or watchdog.limit(),
                 trace_folder(),
-                trace_folder(),
             ),
         )
     )
@@ -148,7 +143,6 @@ def make_communicator(
         ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
         (CHUNK_VARIABLE, found and found[1].chunk_bytes),
         (watchdog.VARIABLE, str(found and found[1].limit)),
-        (TRACE_VARIABLE, "set" if found and found[1].trace else "unset"),
         (TRACE_VARIABLE, "set" if found and found[1].trace else "unset"),
     )
     note = blas_threads.note(comm.size)
