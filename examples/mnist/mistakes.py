@@ -5,15 +5,32 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from typing import Any
+from typing import Any, NoReturn
 
 import chainer
+import chainermn
 from mpi4py import MPI
 
 
 def program() -> str:
     """The script's name, with which each message begins."""
     return os.path.basename(sys.argv[0])
+
+
+def stop_all(problem: str) -> NoReturn:
+    """End the whole job for a problem that every rank found alike, told once."""
+    if MPI.COMM_WORLD.rank == 0:
+        print(f"{program()}: {problem}", file=sys.stderr, flush=True)
+    MPI.Finalize()  # all ranks end here, so there are none to be aborted
+    sys.exit(2)
+
+
+def create_communicator(name: str) -> Any:
+    """chainermn.create_communicator, whose complaint about a name is told by rank 0 alone."""
+    try:
+        return chainermn.create_communicator(name)
+    except ValueError as error:
+        stop_all(str(error))
 
 
 def stop_if(comm: Any, problem: str | None) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 from typing import Any
 
 import chainer
@@ -24,8 +23,14 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from mistakes import no_gpu, not_writable, program, stop_if, too_few, too_large
-from mpi4py import MPI
+from mistakes import (
+    create_communicator,
+    no_gpu,
+    not_writable,
+    stop_if,
+    too_few,
+    too_large,
+)
 from options import BATCHSIZE, options, parse, positive
 from snapshots import CHECKPOINTS, forget, resume, save_npz, shuffled_by_its_past, snapshot
 
@@ -126,17 +131,6 @@ def parse_arguments() -> argparse.Namespace:
         "--double-buffering", action="store_true", help="exchange gradients while computing"
     )
     return parse(parser)
-
-
-def create_communicator(name: str) -> Any:
-    """chainermn.create_communicator, whose complaint about a name is told by rank 0 alone."""
-    try:
-        return chainermn.create_communicator(name)
-    except ValueError as error:
-        if MPI.COMM_WORLD.rank == 0:
-            print(f"{program()}: {error}", file=sys.stderr, flush=True)
-        MPI.Finalize()  # all ranks end here, so there are none to be aborted
-        sys.exit(2)
 
 
 def load(name: str, comm: Any) -> tuple[Any, Any]:

@@ -18,10 +18,10 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from mistakes import no_gpu, not_writable, stop_if, too_large
+from mistakes import create_communicator, no_gpu, not_writable, stop_if, too_large
 from mpi4py import MPI
 from options import BATCHSIZE, options, parse
-from train_mnist import SEED, create_communicator, load
+from train_mnist import SEED, load
 from train_mnist_model_parallel import (
     PIXELS,
     RANKS,

@@ -11,7 +11,6 @@ folder `--out`, and each rank its layers in `model_rank0.npz` and `model_rank1.n
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import chainer
@@ -21,10 +20,18 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from mistakes import no_gpu, not_writable, program, stop_if, too_large
+from mistakes import (
+    create_communicator,
+    no_gpu,
+    not_writable,
+    program,
+    stop_all,
+    stop_if,
+    too_large,
+)
 from mpi4py import MPI
 from options import BATCHSIZE, options, parse
-from train_mnist import SEED, create_communicator, load
+from train_mnist import SEED, load
 
 RANKS = 2  # of one copy of the model
 PIXELS = {"mnist": 784, "digits": 64}
@@ -132,12 +139,7 @@ def main() -> None:
 
 def refuse_ranks(why: str) -> None:
     """End the job, whose number of ranks doesn't serve; before there is a communicator."""
-    if MPI.COMM_WORLD.rank == 0:
-        ranks = MPI.COMM_WORLD.size
-        command = f"mpiexec -n N python {program()}"
-        print(f"{program()}: {why}, not {ranks}; run {command}", file=sys.stderr, flush=True)
-    MPI.Finalize()  # all ranks end here, so there are none to be aborted
-    sys.exit(2)
+    stop_all(f"{why}, not {MPI.COMM_WORLD.size}; run mpiexec -n N python {program()}")
 
 
 def report(trainer: Any) -> None:

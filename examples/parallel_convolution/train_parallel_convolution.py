@@ -12,9 +12,9 @@ rounding. Rank 0 leaves `log` in the folder `--out`, and each rank its part of t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import chainer
@@ -26,6 +26,11 @@ import numpy as np
 from chainer import training
 from chainer.training import extensions
 from mpi4py import MPI
+
+# What the examples have in common: how the command line is read, and mistakes are told.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "mnist"))
+from mistakes import create_communicator, no_gpu, not_writable, stop_all, stop_if
+from options import parse, positive
 
 SEED = 0  # of the split and the first weights: a run can be repeated
 DIGITS_FOR_TRAINING = 1440  # of 1,797
@@ -71,11 +76,12 @@ def part_of(whole: Any, comm: Any) -> Any:
 
 def main() -> None:
     args = parse_arguments()
-    if MPI.COMM_WORLD.size > args.channels:  # before a communicator, which would abort the others
-        sys.exit(
-            tell_once(f"{MPI.COMM_WORLD.size} ranks are too many for --channels {args.channels}")
-        )
-    comm = chainermn.create_communicator(args.communicator)
+    if MPI.COMM_WORLD.size > args.channels:
+        stop_all(f"{MPI.COMM_WORLD.size} ranks are too many for --channels {args.channels}")
+    comm = create_communicator(args.communicator)
+    stop_if(comm, no_gpu(comm) if args.gpu else None)
+    stop_if(comm, not_writable(args.out))
+
     device = -1
     if args.gpu:
         device = comm.intra_rank
@@ -137,14 +143,7 @@ def load_digits() -> tuple[Any, Any]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line; a mistake is told by rank 0 alone, since all read the same."""
-
-    def positive(text: str) -> int:
-        if int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text} is not positive")
-        return int(text)
-
-    positive.__name__ = "number"  # what argparse calls it when `int` fails
+    """Read the command line."""
     parser = argparse.ArgumentParser(description="ChainerMN example: channels split over ranks")
     add = parser.add_argument
     add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
@@ -159,17 +158,7 @@ def parse_arguments() -> argparse.Namespace:
         help="of the first layer (default: %(default)s)",
     )
     add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
-    silent = open(os.devnull, "w") if MPI.COMM_WORLD.rank else None  # noqa: SIM115
-    with (
-        contextlib.redirect_stdout(silent or sys.stdout),
-        contextlib.redirect_stderr(silent or sys.stderr),
-    ):
-        return parser.parse_args()
-
-
-def tell_once(problem: str) -> str | int:
-    """What to exit with, so that rank 0 alone tells the problem."""
-    return f"{os.path.basename(sys.argv[0])}: {problem}" if MPI.COMM_WORLD.rank == 0 else 1
+    return parse(parser)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ rank 0's batches: one uses the words, the other the digits. Rank 1 leaves `log` 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import chainer
-import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
@@ -24,6 +23,11 @@ from chainermn.iterators import create_multi_node_iterator
 from dates import DAYS, characters_of, make_corpus, words_of
 from models import Decoder, Encoder
 from mpi4py import MPI
+
+# What the examples have in common: how the command line is read, and mistakes are told.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "mnist"))
+from mistakes import create_communicator, no_gpu, not_writable, program, stop_all, stop_if
+from options import parse, positive
 
 SEED = 0  # of the corpus and the first weights: a run can be repeated
 ENCODER, DECODER = 0, 1
@@ -33,9 +37,12 @@ SHOWN = 5  # translations to look at
 
 def main() -> None:
     args = parse_arguments()
-    if MPI.COMM_WORLD.size != 2:  # before a communicator, which would abort the others
-        sys.exit(tell_once("encoder and decoder need a rank each: mpiexec -n 2 python ..."))
-    comm = chainermn.create_communicator(args.communicator)
+    if MPI.COMM_WORLD.size != 2:
+        stop_all(f"encoder and decoder need a rank each: mpiexec -n 2 python {program()}")
+    comm = create_communicator(args.communicator)
+    stop_if(comm, no_gpu(comm) if args.gpu else None)
+    stop_if(comm, not_writable(args.out))
+
     device = -1
     if args.gpu:
         device = comm.intra_rank
@@ -119,14 +126,7 @@ def convert(batch: list[Any], device: int) -> dict[str, list[Any]]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line; a mistake is told by rank 0 alone, since all read the same."""
-
-    def positive(text: str) -> int:
-        if int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text} is not positive")
-        return int(text)
-
-    positive.__name__ = "number"  # what argparse calls it when `int` fails
+    """Read the command line."""
     parser = argparse.ArgumentParser(description="ChainerMN example: dates from words to digits")
     add = parser.add_argument
     add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
@@ -144,20 +144,10 @@ def parse_arguments() -> argparse.Namespace:
         help="other dates to translate (default: %(default)s)",
     )
     add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
-    silent = open(os.devnull, "w") if MPI.COMM_WORLD.rank else None  # noqa: SIM115
-    with (
-        contextlib.redirect_stdout(silent or sys.stdout),
-        contextlib.redirect_stderr(silent or sys.stderr),
-    ):
-        args = parser.parse_args()
-        if args.examples + args.tests > DAYS:
-            parser.error(f"--examples and --tests: there are {DAYS} dates in all")
-        return args
-
-
-def tell_once(problem: str) -> str | int:
-    """What to exit with, so that rank 0 alone tells the problem."""
-    return f"{os.path.basename(sys.argv[0])}: {problem}" if MPI.COMM_WORLD.rank == 0 else 1
+    args = parse(parser)
+    if args.examples + args.tests > DAYS:
+        stop_all(f"--examples and --tests: there are {DAYS} dates in all")
+    return args
 
 
 if __name__ == "__main__":

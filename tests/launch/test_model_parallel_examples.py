@@ -143,12 +143,16 @@ def test_split_channels_give_what_one_process_gives(tmp_path):
         (SEQ2SEQ, 2, ("--epoch", 0), "0 is not positive"),
         (CONVOLUTION, 3, ("--channels", 2), "3 ranks are too many for --channels 2"),
         (CONVOLUTION, 2, ("--batchsize", 0), "0 is not positive"),
+        (SEQ2SEQ, 2, ("--communicator", "fast"), "unknown communicator 'fast'"),
+        (SEQ2SEQ, 2, ("--out", "/dev/null/x"), "--out /dev/null/x: cannot write there"),
+        (CONVOLUTION, 2, ("--communicator", "pure_nccl"), "on CPUs use one of"),
+        (CONVOLUTION, 2, ("--gpu",), "--gpu: "),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else None,
 )
 def test_mistake_is_told_once_and_ends_the_job(script, ranks, arguments, words, tmp_path):
     job = run(ranks, script, *arguments, cwd=tmp_path, seconds=SECONDS)
-    assert job.returncode not in (0, None), job
+    assert job.returncode == 2, job
     told = [line for line in job.err.splitlines() if line.startswith(f"{script.name}: ")]
     assert len(told) == 1, job
     assert words in told[0]
