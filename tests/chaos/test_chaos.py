@@ -71,8 +71,8 @@ def test_a_full_disk_and_a_cut_link_do_so_too(words, tried, hosts):
 def check(trials: Trials, case: Case, tried: list[Trial]) -> None:
     trial = trials.run(case, restart=case.kind in RESTARTED)
     tried.append(trial)
-    assert trial.happened
-    assert trial.is_right, trial
+    assert trial.happened, f"{trial!r}"
+    assert trial.is_right, f"{trial!r}"
 
 
 def test_the_figures(tried, capsys):

@@ -29,7 +29,7 @@ OPERATIONS = {
     "writing": ("allgather_obj",),
     "finalize": ("finalize",),
 }
-SIGNALS = {"SIGTERM": 15, "SIGKILL": 9, "SIGSEGV": 11}
+SIGNALS = ("SIGTERM", "SIGKILL", "SIGSEGV")
 SPOKEN = {
     "exception": "uncaught RuntimeError",
     "memory": "uncaught MemoryError",
@@ -84,12 +84,18 @@ def _of_end(case: Case, seen: Seen) -> str:
 
 
 def _of_signal(case: Case, seen: Seen) -> str:
-    number = SIGNALS[case.kind]
     if case.launcher == "launch":
-        said = rf"rank {case.victim} on \S+ failed first: ended by signal {number} "
-        return "" if re.search(said, seen.err) else f"the launcher says {_verdict(seen)!r}"
+        said = f"rank {case.victim} on "
+        verdict = _verdict(seen)
+        return "" if verdict.startswith(said) else f"the launcher says {verdict!r}"
+    # The watchdog names the first; MPICH's mpiexec, which may come before it, the lowest.
+    gone = re.findall(r"^ChainerMN: rank (\d+) \(process (\d+) on \S+\) is gone", seen.err, re.M)
+    if gone:
+        named = int(gone[0][0]), int(gone[0][1])
+        right = named == (case.victim, seen.pids[case.victim])
+        return "" if right else f"rank {named[0]} is said to be gone"
     said = rf"PID {seen.pids[case.victim]} RUNNING AT|rank {case.victim} with PID"
-    return "" if re.search(said, seen.out + seen.err) else f"mpiexec doesn't say {said!r}"
+    return "" if re.search(said, seen.out + seen.err) else f"nobody says {said!r}"
 
 
 def _of_stall(case: Case, seen: Seen) -> str:
