@@ -303,6 +303,17 @@ def test_of_ranks_that_the_watchdog_ends_none_is_blamed_for_that(said, text):
     assert found.text.startswith(f"the watchdog ended the job: {text}")
 
 
+def test_the_rank_that_the_watchdog_saw_dying_first_is_blamed():
+    gone = "ChainerMN: rank 1 (process 101 on h1) is gone, last seen in allreduce\n"
+    found = verdict.judge(
+        outcome(tail=gone + HYDRA.format(pid=100, code=11) + KILLED, status=11), 2
+    )
+    assert found.text == "rank 1 on h1 failed first: it is gone, last seen in allreduce"
+    assert found.status == 11
+    found = verdict.judge(outcome(tail=gone + HYDRA.format(pid=101, code=9) + KILLED), 2)
+    assert found.text == "rank 1 on h1 failed first: ended by signal 9 (SIGKILL)"
+
+
 def test_a_rank_that_dies_after_a_report_is_blamed():
     said = REPORT.format("The ranks go on waiting.")
     found = verdict.judge(outcome(tail=said + HYDRA.format(pid=101, code=9) + KILLED), 2)

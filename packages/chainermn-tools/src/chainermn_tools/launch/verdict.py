@@ -26,6 +26,9 @@ WATCHDOG_ENDS = re.compile(
 WATCHDOG_SAYS = re.compile(
     r"ChainerMN: ((?:likely culprit|ranks wait for others|all ranks are in the call)[^\n]*)"
 )
+# And of the rank that died first. MPICH's mpiexec kills the others at once, and then names the
+# lowest of all that are dead.
+WATCHDOG_MISSES = re.compile(r"ChainerMN: rank (\d+) \(process \d+ on \S+\) is (gone[^\n]*)")
 PRTE_CODE = re.compile(r"Process name: \[[^\]]*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
 
 
@@ -67,6 +70,9 @@ def judge(outcome: Outcome, ranks: int) -> Verdict:
         if why:
             text = f"the watchdog ended the job: {why}"
             return Verdict(False, ended[2] if ended else outcome.status or 1, text)
+        missed = WATCHDOG_MISSES.search(outcome.tail.decode(errors="replace"))
+        if missed and (ended is None or ended[0] != int(missed[1])):
+            ended = int(missed[1]), f"it is {missed[2]}", outcome.status or 1
         if ended is not None:
             rank, how, status = ended
             return Verdict(False, status, f"{_place(rank, hellos)} failed first: {how}")
