@@ -30,11 +30,11 @@ def rows(trials: Sequence[Trial], slack: float = 1.0) -> list[Row]:
         trials: what to sum up.
         slack: so many times longer may times be.
     """
+    left = sum(len(trial.left) for trial in trials)
+    lost = sum(bool(trial.lost) for trial in trials)
     trials = [trial for trial in trials if trial.happened]
     ended = sum(trial.ended for trial in trials)
     named = sum(not trial.misnamed for trial in trials)
-    left = sum(len(trial.left) for trial in trials)
-    lost = sum(bool(trial.lost) for trial in trials)
     deaths = [each for trial in trials if (each := trial.death_seconds) is not None]
     reports = [each for trial in trials if (each := trial.report_seconds) is not None]
     longest, slowest = max(deaths, default=0.0), max(reports, default=0.0)

@@ -129,3 +129,6 @@ def test_one_of_fifty_reports_may_be_wrong_but_not_two():
 def test_a_job_that_was_faster_than_its_fault_counts_for_nothing():
     faster = replace(RIGHT, happened=False, ended=False, death_seconds=None, report_seconds=None)
     assert table.rows([RIGHT, faster]) == table.rows([RIGHT])
+    # Unless it left or lost something.
+    assert not table.rows([RIGHT, replace(faster, left=["/dev/shm/x"])])[4].holds
+    assert not table.rows([RIGHT, replace(faster, lost="it ended otherwise")])[5].holds
