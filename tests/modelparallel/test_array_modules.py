@@ -81,6 +81,11 @@ def test_there_and_back(comm):
         F.sum(y * 2).backward()
 
 
+def test_arrays_of_cpu_and_gpu_are_not_sent_together(comm):
+    with pytest.raises(TypeError, match=f"rank {comm.rank}: x mixes arrays of CPU and GPU"):
+        send((device(2), Variable(np.ones(2, "f"))), comm, 1 - comm.rank)
+
+
 @pytest.mark.parametrize("kind", [np.ndarray, Device])
 def test_a_delegate_of_either_class_is_reached(comm, kind):
     if comm.rank == 0:

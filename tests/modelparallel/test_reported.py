@@ -7,12 +7,13 @@ import warnings
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
 
 from chainermn_comm import RankMismatchError
-from chainermn_modelparallel import recv, send
+from chainermn_modelparallel import MultiNodeChainList, recv, send
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 
@@ -28,15 +29,27 @@ def drop_a_recv(comm, tag):
     gc.collect()
 
 
-def test_a_receiver_alone_in_no_backprop_mode_raises(comm):
+def test_a_receiver_alone_in_no_backprop_mode_raises_and_tells_its_sender(comm):
     if comm.rank == 0:
-        with pytest.warns(RuntimeWarning, match="dropped"):
-            drop_a_send(comm, 4)
+        delegate = send(Variable(np.ones(2, "f")), comm, 1, tag=4)
+        text = r"rank 0: backward of send\(rank=1, tag=4\).*: rank 1 called recv in no_backprop"
+        with pytest.raises(RankMismatchError, match=text):
+            delegate.backward()
     else:
         text = r"rank 1: recv\(rank=0, tag=4\) runs in no_backprop_mode, but rank 0 called send"
         with chainer.no_backprop_mode(), pytest.raises(RankMismatchError, match=text):
             recv(comm, 0, tag=4)
-    comm.allgather_obj(0)
+    there_and_back(comm)
+
+
+def there_and_back(comm):
+    """Nothing that was refused is in the way of what comes later."""
+    if comm.rank == 0:
+        x = Variable(np.ones(2, "f"))
+        send(x, comm, 1, tag=4).backward()
+        np.testing.assert_array_equal(x.grad, [3, 3])
+    else:
+        F.sum(recv(comm, 0, tag=4) * 3).backward()
 
 
 def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm):
@@ -57,14 +70,62 @@ def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm):
         F.sum(b * 3).backward()
 
 
-def test_what_was_received_and_dropped_is_told(comm):
+def test_what_was_received_and_dropped_is_told_to_both(comm):
+    """The sender waits for its gradients; the receiver's next call tells it that none come."""
     if comm.rank == 0:
-        with pytest.warns(RuntimeWarning, match="send"):
-            drop_a_send(comm, 3)
+        delegate = send(Variable(np.ones(2, "f")), comm, 1, tag=3)
+        text = r"rank 0: backward of send\(rank=1, tag=3\) gets no gradients: rank 1 dropped"
+        with pytest.raises(RankMismatchError, match=text):
+            delegate.backward()
     else:
         with pytest.warns(RuntimeWarning, match=r"rank 1: what recv\(rank=0, tag=3\) returned"):
             drop_a_recv(comm, 3)
-    comm.allgather_obj(0)
+    there_and_back(comm)
+
+
+def test_a_component_that_needs_no_gradient_of_what_it_got_is_told(comm):
+    """Rank 1 trains on what it received as data, so that rank 0 would wait for ever."""
+
+    def step():
+        if comm.rank == 0:
+            return send(Variable(np.ones(2, "f")), comm, 1)
+        w = Variable(np.ones(2, "f"))
+        F.sum(w * recv(comm, 0).array).backward()
+        return None
+
+    if comm.rank == 0:
+        delegate = step()
+        with pytest.raises(RankMismatchError, match=r"send\(rank=1, tag=0\) gets no gradients"):
+            delegate.backward()
+    else:
+        with pytest.warns(RuntimeWarning, match="dropped before"):
+            step()
+    there_and_back(comm)
+
+
+def test_what_both_dropped_is_in_nobodys_way(comm):
+    """As a model that is evaluated without no_backprop_mode."""
+    drop = drop_a_recv if comm.rank else drop_a_send
+    for tag in range(3):
+        with pytest.warns(RuntimeWarning, match="dropped"):
+            drop(comm, tag)
+    there_and_back(comm)
+
+
+def test_a_chain_list_that_cannot_be_differentiated_again_says_so_on_both_ranks(comm):
+    model = MultiNodeChainList(comm)
+    x = Variable(np.ones((1, 2), "f"))
+    if comm.rank == 0:
+        model.add_link(chainer.Sequential(F.square), None, 1)
+        output = model(x)
+        with pytest.raises(RankMismatchError, match=r"send\(rank=1.*in a MultiNodeChainList"):
+            chainer.grad([output], [x], enable_double_backprop=True)
+    else:
+        model.add_link(L.Linear(2, 1), 0, None)
+        output = model()
+        with pytest.raises(RuntimeError, match=r"rank 1: backward of recv\(rank=0, tag=0\) in a M"):
+            F.sum(output).backward(enable_double_backprop=True)
+    there_and_back(comm)
 
 
 def test_nothing_is_told_of_what_was_visited_or_needs_no_gradient(comm):
