@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from chainermn_tools import plots, words
 from chainermn_tools.bench import memory, plot, sizes, text, values
 from chainermn_tools.bench.operations import OPERATIONS, REFERENCES
 from chainermn_tools.commands import bench as command
@@ -80,10 +81,10 @@ def test_what_is_no_size_is_refused(written):
 def test_sizes_go_from_1_kib_by_fours():
     assert sizes.up_to(sizes.LARGEST) == [4**power << 10 for power in range(10)]
     assert sizes.up_to(5000) == [1024, 4096]
-    words = [sizes.in_words(1 << power) for power in (0, 10, 16, 28, 30, 40, 50)]
-    assert words == ["1 B", "1 KiB", "64 KiB", "256 MiB", "1 GiB", "1 TiB", "1024 TiB"]
-    times = [sizes.time_in_words(seconds) for seconds in (12.34, 0.1239, 9.96e-5, 1.2e-6, 3e-8)]
-    assert times == ["12.3 s", "124 ms", "100 µs", "1.2 µs", "30 ns"]
+    written = [words.bytes_in_words(1 << power) for power in (0, 10, 16, 28, 30, 40, 50)]
+    assert written == ["1 B", "1 KiB", "64 KiB", "256 MiB", "1 GiB", "1 TiB", "1024 TiB"]
+    times = [words.time_in_words(seconds) for seconds in (12.34, 0.1239, 9.96e-5, 1.2e-6, 3e-8, 0)]
+    assert times == ["12.3 s", "124 ms", "100 µs", "1.2 µs", "30 ns", "0"]
 
 
 def cgroup(folder: Path, limit: str, used: str, value: object) -> Path:
@@ -153,7 +154,7 @@ def test_tables_fit_the_terminal_and_leave_nothing_out(width):
     assert len(lines) == 3 * -(-10 // columns)
     assert all(len(line) <= max(width, text.NAME_WIDTH + text.CELL_WIDTH) for line in lines)
     for size in sizes.up_to(sizes.LARGEST):
-        assert sizes.in_words(size) in table
+        assert words.bytes_in_words(size) in table
     assert table.count("268 ms") == 2
     assert "…" not in table
 
@@ -238,7 +239,7 @@ def test_wrong_options_are_named_before_anything_is_started(arguments, said, mon
 
 
 def test_a_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr(plots, "find_spec", lambda _: None)
     monkeypatch.setattr(command, "_report", lambda *_: pytest.fail("started"))
     done = bench("--plot", "bench.png")
     assert done.exit_code == 2

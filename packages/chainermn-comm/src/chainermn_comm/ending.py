@@ -9,6 +9,7 @@ import sys
 import time
 from typing import NoReturn
 
+from .trace import flush_trace
 from .watchdog import aborting
 
 # Between the report and MPI_Abort. MPICH's launcher drops what it has not read by then (lost
@@ -63,6 +64,7 @@ def abort(code: int) -> NoReturn:
     try:
         aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
+        flush_trace()
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
     finally:
         real_exit(code)

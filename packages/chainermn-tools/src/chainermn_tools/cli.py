@@ -16,6 +16,7 @@ COMMANDS = {
     "env": "chainermn_tools.commands.env:env",
     "explain": "chainermn_tools.commands.explain:explain",
     "launch": "chainermn_tools.commands.launch:launch",
+    "trace": "chainermn_tools.commands.trace:trace",
 }
 # When what was to be printed could not be: sysexits.h calls it EX_IOERR.
 NOT_WRITTEN = 74

@@ -15,17 +15,18 @@ import time
 import warnings
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from . import events
-from .events import Call
+from .events import THREAD, Call
 
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 # So much is lost at most when the process is killed.
 FLUSH_SECONDS = 0.25
 # For the thread to write its last at the end: a hanging network disk must not keep the job.
 END_SECONDS = 5.0
-# A short path through the calls: CLOCK_MONOTONIC, which all processes of a machine share.
+# CLOCK_MONOTONIC, which all processes of a machine share.
 now = time.perf_counter
 
 _file: TraceFile | None = None
@@ -82,6 +83,8 @@ class TraceFile:
             "host": host,
             "process": os.getpid(),
             "began": round(time.time(), 6),
+            "clock": _clock(),
+            "zero": round(self.zero * 1e6, 3),
         }
         try:
             os.makedirs(folder, exist_ok=True)
@@ -135,9 +138,9 @@ class TraceFile:
 
     def _line(self, call: Call) -> str:
         head = ""
-        thread = self._threads.get(call.thread)
+        thread = self._threads.get(call[THREAD])
         if thread is None:
-            thread = self._threads[call.thread] = len(self._threads)
+            thread = self._threads[call[THREAD]] = len(self._threads)
             head = events.metadata("thread_name", self.rank, thread, name=f"thread {thread}")
         return head + events.of_call(call, self.rank, self.zero, thread)
 
@@ -151,6 +154,15 @@ class TraceFile:
                 os.close(self._descriptor)  # type: ignore[arg-type]
             self._descriptor = None
             _warn(self.rank, f"the trace ends here: {problem}")
+
+
+def _clock() -> str:
+    """The same where processes share a clock: that of a machine, since it was started."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/time').st_ino}"
+    except OSError:
+        return secrets.token_hex(8)
 
 
 def _warn(rank: int, text: str) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ..agreement import Agreement, View
 from ..watchdog import NOBODY, Record
 from . import clocks, events, file
-from .events import Call
 from .file import TraceFile, now
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -64,6 +63,8 @@ class TracedRecord(Record):
         "_file",
         "_met",
         "_name",
+        "_operation",
+        "_queue",
         "_start",
         "_watchdogs",
     )
@@ -72,7 +73,9 @@ class TracedRecord(Record):
         super().__init__()
         self._watchdogs, self._file, self._name = watchdogs, into, name
         self._start = self._met = 0.0
-        self._call: tuple[str, int | None, int, int, int] = ("", None, 0, NOBODY, NOBODY)
+        self._operation = ""
+        self._call: tuple[int | None, int, int, int] = (None, 0, NOBODY, NOBODY)
+        self._queue = into.calls.append
 
     def collective(
         self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
@@ -80,13 +83,16 @@ class TracedRecord(Record):
         self.sequence = sequence
         self._watchdogs.collective(operation, sequence, root, nbytes)
         if not self._start:  # else it is a further step of the same call
-            self._call = (operation, sequence, nbytes, root, NOBODY)
+            self._call = (sequence, nbytes, root, NOBODY)
+            self._operation = operation
             self._met = 0.0
             self._start = now()
 
     def message(self, operation: str, peer: int, tag: int, nbytes: int = 0) -> None:
         self._watchdogs.message(operation, peer, tag, nbytes)
-        self._call = (operation, None, nbytes, peer, tag)
+        self._call = (None, nbytes, peer, tag)
+        self._operation = operation
+        self._met = 0.0
         self._start = now()
 
     def met(self) -> None:
@@ -96,17 +102,14 @@ class TracedRecord(Record):
 
     def leave(self) -> None:
         self._watchdogs.leave()
-        start, self._start = self._start, 0.0
+        start = self._start
         if start:
             end = now()
-            operation, sequence, nbytes, peer, tag = self._call
-            met = self._met if sequence is not None else 0.0
+            self._start = 0.0
             raised = sys.exc_info()[0]
             error = None if raised is None else raised.__name__
-            name, thread = self._name, get_ident()
-            self._file.calls.append(
-                Call(operation, name, start, end, met, sequence, nbytes, peer, tag, thread, error)
-            )
+            times = self._operation, self._name, start, end, self._met
+            self._queue((*times, *self._call, get_ident(), error))
 
     def release(self) -> None:
         self._watchdogs.release()

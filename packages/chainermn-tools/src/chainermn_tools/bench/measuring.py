@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,9 +23,9 @@ from chainermn_tools.bench.operations import (
     Operation,
     Trial,
 )
-from chainermn_tools.bench.sizes import in_words
 from chainermn_tools.bench.timing import Times, is_right, time_all
 from chainermn_tools.environment.machine import cores
+from chainermn_tools.words import bytes_in_words
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
@@ -33,6 +34,8 @@ if TYPE_CHECKING:  # importing it starts MPI
 SCHEMA = 1
 # Every operation of every communicator is checked with so much, before anything is timed.
 CHECK_BYTES = 64 << 10
+# Sizes up to this get equal shares of the time.
+EVEN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,9 @@ def measure(
         if why is not None:
             skipped += [{"bytes": each, "why": why} for each in sizes[index:]]
             break
-        share = (seconds - spent) / (len(sizes) - index)
+        share = (seconds - spent) * _weight(size) / sum(map(_weight, sizes[index:]))
         if world.rank == 0:
-            say(f"{in_words(size)}, {len(contestants)} ways, {seconds - spent:.0f} s left")
+            say(f"{bytes_in_words(size)}, {len(contestants)} ways, {seconds - spent:.0f} s left")
         found = _one_size(world, contestants, count, share)
         if isinstance(found, str):
             skipped += [{"bytes": each, "why": found} for each in sizes[index:]]
@@ -184,8 +187,8 @@ def _reason_to_skip(
     rank = int(np.argmin(rooms))
     if ARRAYS * nbytes > rooms[rank]:
         return (
-            f"{ARRAYS} arrays of {in_words(nbytes)} don't fit into the {in_words(rooms[rank])} of "
-            f"memory that rank {rank} may take"
+            f"{ARRAYS} arrays of {bytes_in_words(nbytes)} don't fit into the "
+            f"{bytes_in_words(rooms[rank])} of memory that rank {rank} may take"
         )
     if left <= 4 * before:
         return (
@@ -193,6 +196,11 @@ def _reason_to_skip(
             "give more with --seconds"
         )
     return None
+
+
+def _weight(size: int) -> float:
+    """How much of the time a size gets: large ones need more."""
+    return max(1.0, math.sqrt(size / EVEN_BYTES))
 
 
 def _one_size(
@@ -209,8 +217,8 @@ def _one_size(
 
 
 def _least_seconds(times: Times) -> float:
-    """What this trial takes at least: two checks, each as long as some calls, and the rounds."""
-    return 10 * times.median if times.seconds else 0.0
+    """What this trial takes at least: two checks, a call to warm up, and the rounds."""
+    return 8 * times.median if times.seconds else 0.0
 
 
 def _result(contestant: Contestant, nbytes: int, size: int, times: Times) -> dict[str, Any]:
@@ -248,7 +256,7 @@ def _heading(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> dict[s
         "nodes": nodes,
         "hosts": hosts,
         "cores": cores()["usable"],
-        "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+        "mpi": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split()),
         "python": sys.version.split()[0],
         "packages": {name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")},
     }

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools.bench.operations import MEAN_GRAD, OPERATIONS, REFERENCES
-from chainermn_tools.bench.sizes import in_words, time_in_words
+from chainermn_tools.words import bytes_in_words, time_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 # Of a column, with the space beside it: `123 MiB`, `1.23 ms`; and of the first one.
 CELL_WIDTH, NAME_WIDTH = 9, 22
+LEAST_SHOWN = 1e-3  # GB/s; what is less has too many digits
 # Elsewhere than on a terminal no line is broken for its width.
 PLAIN_WIDTH = 200
 
@@ -74,7 +75,9 @@ def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 1))
         table.add_column("", no_wrap=True, width=NAME_WIDTH - 2)
         for size in shown:
-            table.add_column(in_words(size), justify="right", no_wrap=True, width=CELL_WIDTH - 2)
+            table.add_column(
+                bytes_in_words(size), justify="right", no_wrap=True, width=CELL_WIDTH - 2
+            )
         for name in names:
             row = [cells.get((name, size)) for size in shown]
             table.add_row(name, *(_time(one) for one in row))
@@ -91,7 +94,9 @@ def _time(row: dict[str, Any] | None) -> str:
 
 
 def _bandwidth(row: dict[str, Any] | None) -> str:
-    return f"{row['busbw']:.3g}" if row is not None and row["right"] else ""
+    if row is None or not row["right"]:
+        return ""
+    return f"{row['busbw']:.3g}" if row["busbw"] >= LEAST_SHOWN or not row["busbw"] else "<0.001"
 
 
 def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -100,11 +105,11 @@ def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
     for row in (*report["checks"], *report["results"]):
         if not row["right"]:
             who = row["communicator"] or "without a communicator"
-            where = f" of {in_words(row['bytes'])}" if "bytes" in row else ""
+            where = f" of {bytes_in_words(row['bytes'])}" if "bytes" in row else ""
             what = row.get("problem", "wrong values")
             found.append((f"{who}, {row['operation']}{where}: {what}", "bold red"))
     for entry in report["skipped"]:
-        what = entry.get("communicator") or in_words(entry["bytes"])
+        what = entry.get("communicator") or bytes_in_words(entry["bytes"])
         found.append((f"skipped {what}: {entry['why']}", "yellow"))
     if report["right"]:
         checked = len(report["checks"]) + len(report["results"])

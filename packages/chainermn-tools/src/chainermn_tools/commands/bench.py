@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from importlib.util import find_spec
 from typing import Any
 
 import click
 from rich.console import Console
 
+from chainermn_tools import plots
 from chainermn_tools.bench import sizes
 from chainermn_tools.environment.machine import cores
 from chainermn_tools.environment.topology import launched
@@ -73,7 +72,7 @@ def bench(
     if place is not None and ranks not in (None, place[1]):
         raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
     if plot is not None:
-        _check_plot(plot)
+        plots.check(plot)
     limit = max(LEAST_LIMIT_SECONDS, PATIENCE * seconds)
     report = _report(place, ranks, names, todo, seconds, limit)
     if report is None:
@@ -86,7 +85,7 @@ def bench(
         # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
         render(report, Console(force_terminal=False if place else None, highlight=False))
     if plot is not None:
-        _draw(report, plot)
+        plots.draw(plot, lambda: _draw(report, plot))
     ctx.exit(0 if report["right"] else 1)
 
 
@@ -131,26 +130,7 @@ def _sizes(largest: str) -> list[int]:
     return sizes.up_to(number)
 
 
-def _check_plot(file: str) -> None:
-    """Complain before anything is measured for nothing."""
-    if find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib: pip install 'chainermn-tools[plot]'")
-    folder = os.path.dirname(os.path.abspath(file))
-    if not os.access(folder, os.W_OK) or os.path.isdir(file):
-        raise click.UsageError(f"--plot: {file} can't be written")
-    from matplotlib.figure import Figure
-
-    known = Figure().canvas.get_supported_filetypes()
-    kind = os.path.splitext(file)[1].removeprefix(".").lower()
-    if kind not in known:
-        raise click.UsageError(f"--plot: {file} should end in one of .{', .'.join(sorted(known))}")
-
-
 def _draw(report: dict[str, Any], file: str) -> None:
-    from chainermn_tools.bench import plot, rank
+    from chainermn_tools.bench import plot
 
-    try:
-        plot.draw(report, file)
-    except OSError as problem:
-        raise click.UsageError(f"--plot: {file} can't be written: {problem.strerror}") from None
-    rank.say(f"drew {file}")
+    plot.draw(report, file)

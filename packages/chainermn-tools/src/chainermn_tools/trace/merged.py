@@ -1,0 +1,48 @@
+"""Writes one file of all ranks, for a viewer of Chrome's trace event format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import IO, Any
+
+from chainermn_tools.trace.reading import Call, Run
+
+
+def write(run: Run, file: IO[str]) -> None:
+    """Write a run whose times are aligned: an array, an event a line, closed."""
+    before = "[\n"
+    for event in _events(run):
+        file.write(before + json.dumps(event, separators=(",", ":")))
+        before = ",\n"
+    file.write("\n]\n" if before != "[\n" else "[]\n")
+
+
+def _events(run: Run) -> Iterator[dict[str, Any]]:
+    for trace in run.ranks.values():
+        yield from trace.other
+    for call in sorted(run.calls, key=lambda one: one.start):
+        yield _event(call)
+
+
+def _event(call: Call) -> dict[str, Any]:
+    said = {
+        "communicator": call.communicator,
+        "bytes": call.nbytes,
+        "sequence": call.sequence,
+        "root" if call.sequence is not None else "peer": call.peer,
+        "tag": call.tag,
+        "error": call.error,
+        "waited": round(call.waited, 3),
+        "waited_for": call.late,
+    }
+    return {
+        "name": call.operation,
+        "cat": "message" if call.sequence is None else "collective",
+        "ph": "X",
+        "pid": call.rank,
+        "tid": call.thread,
+        "ts": round(call.start, 3),
+        "dur": round(call.end - call.start, 3),
+        "args": {name: value for name, value in said.items() if value is not None},
+    }

@@ -1,0 +1,158 @@
+"""A run in tables: time per operation, ranks, and who was late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from chainermn_tools.trace import summary
+from chainermn_tools.trace.reading import Run
+from chainermn_tools.trace.waiting import Meeting
+from chainermn_tools.words import bytes_in_words, time_in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+# Elsewhere than on a terminal no line is broken for its width.
+PLAIN_WIDTH = 200
+MOST_RANKS, MOST_KINDS, MOST_CALLS = 32, 20, 10
+
+
+def render(
+    run: Run, meetings: Sequence[Meeting], incomplete: int, error: float, console: Console
+) -> None:
+    """Print a run.
+
+    Args:
+        run: with times aligned and calls matched.
+        meetings: its collective calls.
+        incomplete: how many more there are of which ranks are missing.
+        error: microseconds by which clocks may differ.
+        console: where to.
+    """
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    hosts = {trace.host for trace in run.ranks.values()}
+    length = max((call.end for call in run.calls), default=0.0) / 1e6
+    _title(
+        f"Run {run.name}: {_number(len(run.ranks), 'rank')} on {_number(len(hosts), 'host')}, "
+        f"{_number(sum(len(trace.calls) for trace in run.ranks.values()), 'call')} in "
+        f"{time_in_words(length)}; {_clocks(error)}",
+        console,
+    )
+    _operations(run, console)
+    _ranks(run, meetings, console)
+    _late(meetings, console)
+    console.print()
+    if incomplete:
+        run.remarks.append(
+            f"{_number(incomplete, 'collective call')} without all ranks, not counted above"
+        )
+    for remark in run.remarks:
+        _line(remark, console, "yellow")
+    _line(_most_waited_for(run, meetings), console, "bold")
+
+
+def _clocks(error: float) -> str:
+    if not error:
+        return "all share a clock"
+    return f"clocks agree to within {time_in_words(error / 1e6)}"
+
+
+def _operations(run: Run, console: Console) -> None:
+    _title("\nOperations, calls of all ranks together", console)
+    table = _table("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
+    failed = []
+    for row in summary.by_operation(run):
+        speed = "-" if row.bandwidth is None else _gigabytes(row.bandwidth)
+        times = (row.total, row.median, row.longest, row.waited)
+        size = bytes_in_words(row.nbytes) if row.nbytes else "-"
+        table.add_row(row.operation, str(row.count), *map(time_in_words, times), size, speed)
+        if row.failed:
+            failed.append(f"{row.operation} raised in {_number(row.failed, 'call')}")
+    console.print(table)
+    for line in failed:
+        _line(line, console, "yellow")
+
+
+def _ranks(run: Run, meetings: Sequence[Meeting], console: Console) -> None:
+    _title("\nRanks", console)
+    table = _table("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
+    rows = summary.by_rank(run, meetings)
+    # Of many, those that matter: the ones that others waited for.
+    shown = sorted(sorted(rows, key=lambda one: -one.kept)[:MOST_RANKS], key=lambda one: one.rank)
+    for row in shown:
+        times = (time_in_words(seconds) for seconds in (row.total, row.waited, row.kept))
+        table.add_row(str(row.rank), row.host, str(row.calls), *times, str(row.last))
+    console.print(table)
+    if len(rows) > len(shown):
+        _line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
+
+
+def _late(meetings: Sequence[Meeting], console: Console) -> None:
+    if not meetings:
+        return
+    _title("\nWho is late: for whom others wait longest in each kind of collective call", console)
+    table = _table("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
+    kinds = summary.by_lateness(meetings)
+    for row in kinds[:MOST_KINDS]:
+        share = f"{row.times} ({row.times / row.count:.0%})"
+        times = time_in_words(row.kept), time_in_words(row.waited)
+        table.add_row(row.operation, row.communicator, str(row.count), str(row.rank), share, *times)
+    console.print(table)
+    if len(kinds) > MOST_KINDS:
+        _line(f"and {_number(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
+    _title("\nLongest waits", console)
+    table = _table("at", "operation", "communicator", "number", "came last", "others waited")
+    for meeting in summary.longest_waits(meetings, MOST_CALLS):
+        call = meeting.last
+        table.add_row(
+            f"{call.start / 1e6:.6f} s",
+            call.operation,
+            call.communicator,
+            str(call.sequence),
+            f"rank {call.rank}",
+            time_in_words(meeting.waited / 1e6),
+        )
+    console.print(table)
+
+
+def _most_waited_for(run: Run, meetings: Sequence[Meeting]) -> str:
+    rows = summary.by_rank(run, meetings)
+    total = sum(row.kept for row in rows)
+    row = max(rows, key=lambda one: one.kept)
+    if not total:
+        return "No rank was waited for."
+    return (
+        f"Others wait most for rank {row.rank} on {row.host}: {time_in_words(row.kept)} of the "
+        f"{time_in_words(total)} that ranks waited, together"
+    )
+
+
+def _gigabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.3g}" if nbytes >= 1e6 else "<0.001"
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    words = ("operation", "host", "communicator", "came last")
+    for column in columns:
+        table.add_column(column, justify="left" if column in words else "right", overflow="fold")
+    return table
+
+
+def _title(text: str, console: Console) -> None:
+    _line(text, console, "bold")
+
+
+def _line(text: str, console: Console, style: str = "") -> None:
+    from rich.text import Text
+
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
