@@ -18,6 +18,7 @@ from .checkpoints import (
     files,
     generation,
     link,
+    rng,
     save_and_flush,
     saved,
 )
@@ -160,6 +161,34 @@ def test_lazy_links_are_loaded_initialised(naive, folder):
         each.update(lambda of=of: chainer.functions.sum(of(np.ones((2, 4), "f4"))))
     assert resumed.t == optimizer.t == 2
     assert bits(again) == bits(model)
+
+
+@pytest.mark.parametrize("double_buffering", [False, True])
+def test_the_optimizer_itself(naive, folder, double_buffering):
+    """Which has names of its own beside Chainer's."""
+    x = np.ones((2, 4), "f4") + naive.rank
+
+    def make(seed):
+        model = chainer.Sequential(L.Linear(4, 3, initialW=rng(seed).uniform(size=(3, 4))))
+        adam = chainer.optimizers.Adam()
+        optimizer = create_multi_node_optimizer(adam, naive, double_buffering, accumulate_steps=2)
+        return model, optimizer.setup(model)
+
+    def update(model, optimizer, count):
+        for _ in range(count):
+            optimizer.update(lambda: chainer.functions.sum(model(x) ** 2))
+
+    model, optimizer = make(1)
+    update(model, optimizer, 5)
+    create_multi_node_checkpointer("run", naive, path=folder).save(optimizer)
+    again, resumed = make(2)
+    again.copyparams(model)
+    assert create_multi_node_checkpointer("run", naive, path=folder).maybe_load(resumed) == 1
+    for each in (model, optimizer), (again, resumed):
+        update(*each, 5)
+        each[1].flush()
+    assert bits(again) == bits(model)
+    assert resumed.t == optimizer.t == 5
 
 
 def test_maybe_load_from_another_folder_this_time(naive, folder):

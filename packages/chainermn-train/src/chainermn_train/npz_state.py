@@ -11,8 +11,9 @@ import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
-# Names that begin with it are ours; the others are what Chainer calls them.
-OWN = "chainermn/"
+# Names that begin with it are ours; the others are what Chainer calls them. A multi-node
+# optimizer's own begin with "chainermn/".
+OWN = "chainermn-file/"
 # The first name in a file, by which it is known as ours; format 1.
 _MARK = OWN + "state1"
 _MARK_AT = 30  # bytes: the length of a zip archive's header before its first name
