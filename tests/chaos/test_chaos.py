@@ -21,18 +21,18 @@ CASES = [
     ("os._exit", "first update", 0, 1, 2, "naive", "mpiexec", 1),
     ("SIGTERM", "collective", 4, 0, 2, "two_dimensional", "launch", 1),
     ("SIGKILL", "writing", 6, 1, 2, "hierarchical", "mpiexec", 1),
-    ("SIGSEGV", "user code", 5, 1, 3, "flat", "mpiexec", 1),
+    ("SIGSEGV", "user code", 5, 1, 2, "flat", "mpiexec", 1),
     ("memory", "checkpoint", 6, 0, 2, "naive", "launch", 1),
     ("SIGSTOP", "finalize", 0, 1, 2, "flat", "mpiexec", 1),
-    ("loop", "user code", 2, 2, 3, "hierarchical", "mpiexec", 1),
+    ("loop", "user code", 2, 1, 2, "hierarchical", "mpiexec", 1),
     ("held", "collective", 4, 0, 2, "naive", "launch", 1),
     ("skip", "checkpoint", 3, 1, 3, "flat", "mpiexec", 1),
     ("other", "first update", 0, 1, 2, "hierarchical", "mpiexec", 1),
-    ("shape", "bcast_data", 0, 0, 3, "two_dimensional", "mpiexec", 1),
+    ("shape", "bcast_data", 0, 0, 2, "two_dimensional", "mpiexec", 1),
 ]
 ON_HOSTS = [
     ("disk", "writing", 6, 1, 2, "flat", "mpiexec", 1),
-    ("link", "collective", 4, 1, 3, "hierarchical", "launch", 2),
+    ("link", "collective", 4, 1, 2, "hierarchical", "launch", 2),
 ]
 # Whose end is compared with that of an unbroken job.
 RESTARTED = ("SIGKILL",)

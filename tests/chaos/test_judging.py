@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +99,18 @@ def test_a_process_that_is_left_is_found_by_its_mark():
             assert Here().processes("18", [process.pid]) == []  # it is no monitor
         finally:
             process.kill()
+
+
+def test_a_segment_that_is_left_is_found_by_its_name():
+    name = f"chainermn-chaos-{os.getpid()}"
+    path = Path("/dev/shm", name)
+    path.touch()
+    try:
+        assert Here().shared({name, "chainermn-chaos-no-such-file"}) == [str(path)]
+        Here().remove(str(path))
+        assert Here().shared({name}) == []
+    finally:
+        path.unlink(missing_ok=True)
 
 
 RIGHT = Trial(CASE, job(""), death_seconds=0.5, report_seconds=0.5)

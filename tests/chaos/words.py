@@ -57,7 +57,7 @@ def wrong(case: Case, seen: Seen) -> str:
     if case.kind in SIGNALS:
         return _of_signal(case, seen)
     if case.kind == "link":
-        return _of_link(case, seen)
+        return _of_link(seen)
     if case.kind == "disk":
         return _of_disk(seen)
     return _of_end(case, seen)
@@ -154,17 +154,16 @@ def _of_disk(seen: Seen) -> str:
     return "" if "in save\n" in seen.err else "no traceback shows the save"
 
 
-def _of_link(case: Case, seen: Seen) -> str:
+def _of_link(seen: Seen) -> str:
     """The first host's ranks are heard of; the second's report came to where the link led."""
     said = r"ChainerMN: .*\bbeta (?:didn't answer|has not answered)"
     if not re.search(said, seen.err):
         return "the host that was cut off isn't named"
     if "beta" not in _verdict(seen):
         return f"the launcher says {_verdict(seen)!r}"
-    waits = re.findall(r"^  rank \d+ \(.*? on alpha\) waits in (\w+)", seen.err, re.M)
-    if case.moment and not set(waits) & set(OPERATIONS[case.moment]):
-        return f"ranks are said to wait in {', '.join(sorted(set(waits)))}"
-    return ""
+    # In which call depends on what had come through the link.
+    waits = re.search(r"^  rank \d+ \(.*? on alpha\) (?:has ended and )?waits in ", seen.err, re.M)
+    return "" if waits else "nobody is said to wait"
 
 
 def _verdict(seen: Seen) -> str:
