@@ -68,7 +68,7 @@ def run(
         source, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         source.write(given)
         source.seek(0)
-        with _noted(mark):
+        with noted(mark):
             process = subprocess.Popen(
                 words,
                 stdin=source,
@@ -130,7 +130,15 @@ def kill_marked(variable: str, values: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def _noted(mark: str) -> Iterator[None]:
+def noted(mark: str) -> Iterator[None]:
+    """In the block programs run that have a mark; `leaving_none` ends them if it must.
+
+    Args:
+        mark: in the programs' ``MARK_VARIABLE``.
+
+    Raises:
+        InterruptedError: programs are not started any more.
+    """
     _running.add(mark)  # before the question, or both could miss each other
     try:
         if _closed:

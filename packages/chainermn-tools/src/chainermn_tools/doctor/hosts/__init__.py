@@ -1,9 +1,9 @@
 """Checks of the hosts that the user named."""
 
-from chainermn_tools.doctor.hosts.hostfile import hostfile, slots
+from chainermn_tools.doctor.hosts.hostfiles import hostfile, slots
 from chainermn_tools.doctor.hosts.logins import host_keys, host_names, login
 from chainermn_tools.doctor.hosts.network import connections, round_trip
-from chainermn_tools.doctor.hosts.placement import placement
+from chainermn_tools.doctor.hosts.places import placement
 from chainermn_tools.doctor.hosts.sameness import mpiexec, packages, python, script
 from chainermn_tools.doctor.hosts.surroundings import shared_memory, variables
 

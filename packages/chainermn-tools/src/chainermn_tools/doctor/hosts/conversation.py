@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import queue
-import signal
+import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from chainermn_tools import program
 from chainermn_tools.doctor.hosts.remote import MARK
 
 LONGEST_LINE = 1 << 20
@@ -20,24 +21,74 @@ KEPT_CHARACTERS = 20_000  # of what the program complains
 PATIENCE_SECONDS = 1.0
 
 
-class Conversation:
-    """Starts a program that answers orders; a context manager that ends it.
+@contextlib.contextmanager
+def conversations() -> Iterator[Callable[[Sequence[str]], Conversation]]:
+    """Gives a function that starts a program; at the end of the block all are ended, together."""
+    mark = secrets.token_hex(8)
+    started: list[Conversation] = []
 
-    Raises:
-        OSError: it can't be started.
+    def start(command: Sequence[str]) -> Conversation:
+        started.append(Conversation(command, mark))
+        return started[-1]
+
+    with program.noted(mark):
+        try:
+            yield start
+        finally:
+            _end([one.process for one in started], mark)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], mark: str) -> None:
+    """End programs: by the end of their input, then by a signal, and then by force."""
+    for process in processes:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    _wait(processes)
+    for process in processes:
+        process.terminate()
+    _wait(processes)
+    program.kill_marked(program.MARK_VARIABLE, (mark,))
+    for process in processes:
+        process.wait()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for all, but not longer than agreed."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+
+
+class Conversation:
+    """A program that answers orders; made by what :func:`conversations` gives.
+
+    Attributes:
+        process: of the program.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
+    def __init__(self, command: Sequence[str], mark: str) -> None:
+        """Start it.
+
+        Args:
+            command: the words of the program.
+            mark: by which it is found again.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env={**os.environ, program.MARK_VARIABLE: mark},
             start_new_session=True,
         )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._complaints = ""
-        # Only ever waited for at most for a while: an orphan may hold their pipes for ever.
+        # Nobody waits for them to end: an orphan may hold their pipes for ever.
         self._readers = [
             threading.Thread(target=read, daemon=True)
             for read in (self._read_answers, self._read_complaints)
@@ -45,28 +96,12 @@ class Conversation:
         for reader in self._readers:
             reader.start()
 
-    def __enter__(self) -> Conversation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the program: politely, by the end of its input, then by force."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(PATIENCE_SECONDS)
-                return
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, how)
-        self._process.wait()
-
     def tell(self, text: str) -> None:
         """Send orders; without effect if the program has ended."""
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(text.encode())
-            self._process.stdin.flush()
+            self.process.stdin.write(text.encode())
+            self.process.stdin.flush()
 
     def hear(self, until: float) -> dict[str, Any] | None:
         """The next answer; None if there is none by then, or the program has said its last.
@@ -81,13 +116,13 @@ class Conversation:
 
     def complaints(self) -> str:
         """What came over standard error."""
-        if self._process.poll() is not None:
+        if self.process.poll() is not None:
             self._readers[1].join(PATIENCE_SECONDS)
         return self._complaints
 
     def _read_answers(self) -> None:
-        assert self._process.stdout is not None
-        while line := self._process.stdout.readline(LONGEST_LINE):
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline(LONGEST_LINE):
             text = line.decode(errors="replace")
             if text.startswith(MARK):  # start-up files of shells print things, too
                 with contextlib.suppress(ValueError):
@@ -95,7 +130,7 @@ class Conversation:
         self._answers.put(None)
 
     def _read_complaints(self) -> None:
-        assert self._process.stderr is not None
-        while piece := os.read(self._process.stderr.fileno(), 1 << 16):
+        assert self.process.stderr is not None
+        while piece := os.read(self.process.stderr.fileno(), 1 << 16):
             text = self._complaints + piece.decode(errors="replace")
             self._complaints = text[-KEPT_CHARACTERS:]

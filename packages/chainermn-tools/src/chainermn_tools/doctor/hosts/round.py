@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.check import Answer, Check, Context, skipped
 from chainermn_tools.doctor.hosts import bootstrap, ssh
-from chainermn_tools.doctor.hosts.conversation import Conversation
+from chainermn_tools.doctor.hosts.conversation import Conversation, conversations
 from chainermn_tools.environment import packages, probe
 
 # The name of this machine among the hosts; no host can have it.
@@ -29,6 +28,7 @@ HERE = ""
 ANSWER_SHARE = 0.4
 MOST_ANSWER_SECONDS = 30.0
 MOST_LOGIN_SECONDS = 10.0
+MOST_PROGRAM_SECONDS = 5.0  # of mpiexec when it is asked for its version
 # A lost first packet is sent again after one second, and then after two more.
 CONNECT_SECONDS = 3.5
 # Connections are tried several times, and to many hosts in turns.
@@ -58,12 +58,10 @@ class Round:
 
     Attributes:
         here: this machine's facts, from the same program.
-        here_reached: as :attr:`Reply.reached`.
         hosts: the replies of the hosts, by name.
     """
 
     here: dict[str, Any]
-    here_reached: dict[str, dict[str, Any]]
     hosts: dict[str, Reply]
 
     def facts(self) -> dict[str, dict[str, Any]]:
@@ -85,50 +83,54 @@ def ask(context: Context) -> Round:
     mpiexec = launcher(context)
     left = context.left()
     until = time.monotonic() + min(ANSWER_SHARE * left, MOST_ANSWER_SECONDS)
-    agent = ssh.agent(mpiexec.get("vendor"))
-    login_seconds = min(MOST_LOGIN_SECONDS, ANSWER_SHARE * left / 2)
-    commands = {HERE: ["sh", "-c", bootstrap.COMMAND]}
-    for host in context.hosts:
-        commands[host.name] = ssh.command(agent, host.name, bootstrap.COMMAND, login_seconds)
-    token = secrets.token_hex(8)
+    commands = _commands(context, ssh.agent(mpiexec.get("vendor")), ANSWER_SHARE * left / 2)
     job = {
         "seconds": int(left) + 1,
-        "token": token,
+        "token": secrets.token_hex(8),
         "packages": [*packages.OURS, *packages.OTHERS],
         "families": packages.FAMILIES,
         "mpiexec": mpiexec.get("path"),
-        "program_seconds": min(5.0, ANSWER_SHARE * left / 2),
+        "program_seconds": min(MOST_PROGRAM_SECONDS, ANSWER_SHARE * left / 2),
     }
     script = None if context.script is None else str(Path(context.script).absolute())
     lines = bootstrap.first_lines(sys.executable, script, job)
-    with contextlib.ExitStack() as stack:
+    with conversations() as start:
         talks: dict[str, Conversation] = {}
         replies: dict[str, Reply] = {}
         for name, command in commands.items():
             try:
-                talks[name] = stack.enter_context(Conversation(command))
+                talks[name] = start(command)
             except OSError as problem:  # noqa: PERF203
                 said = f"{command[0]} doesn't start: {problem.strerror}"
                 replies[name] = Reply(None, ssh.Trouble("no ssh", said))
         for talk in talks.values():
             talk.tell(lines)
-        for name, talk in talks.items():
-            replies[name] = _answer(talk, until)
-        here = replies[HERE].facts
-        if here is None or here["python"] is None:
-            raise probe.Unavailable(
-                f"{sys.executable} can't be asked as hosts are: {replies[HERE]}"
-            )
-        able = {
-            name: one.facts for name, one in replies.items() if one.facts and "port" in one.facts
-        }
+        replies.update((name, _answer(talk, until)) for name, talk in talks.items())
+        here = replies.pop(HERE)
+        if here.facts is None or here.facts["python"] is None:
+            raise probe.Unavailable(f"{sys.executable} can't be asked as hosts are: {here}")
+        answered = {name: one.facts for name, one in replies.items() if one.facts is not None}
+        able = {name: one for name, one in {HERE: here.facts, **answered}.items() if "port" in one}
         reached = _try_connections(talks, able, min(REACH_SECONDS, context.left()))
-    hosts = {
-        name: Reply(one.facts, one.trouble, reached.get(name, {}))
-        for name, one in replies.items()
-        if name != HERE
+    return Round(
+        here.facts,
+        {
+            name: Reply(one.facts, one.trouble, reached.get(name, {}))
+            for name, one in replies.items()
+        },
+    )
+
+
+def _commands(context: Context, agent: Sequence[str], seconds: float) -> dict[str, list[str]]:
+    """What is to be run for this machine and each host."""
+    limit = min(MOST_LOGIN_SECONDS, seconds)
+    return {
+        HERE: ["sh", "-c", bootstrap.COMMAND],
+        **{
+            host.name: ssh.command(agent, host.name, bootstrap.COMMAND, limit)
+            for host in context.hosts
+        },
     }
-    return Round(here, reached.get(HERE, {}), hosts)
 
 
 def over_hosts(
@@ -168,18 +170,19 @@ def _answer(talk: Conversation, until: float) -> Reply:
 def _try_connections(
     talks: Mapping[str, Conversation], able: Mapping[str, dict[str, Any]], seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Let everyone who is able connect to all others; what each found."""
+    """Let each host connect to all others and to this machine; what each found."""
     until = time.monotonic() + seconds
-    for name, facts_ in able.items():
+    askers = [name for name in able if name != HERE]
+    for asker in askers:
         others = {}
-        for other, said in able.items():
-            where = address(other, name, able)
-            if where is not None and said["machine"] != facts_["machine"]:
-                others[other] = [where, said["port"]]
+        for other, facts_of in able.items():
+            where = address(other, asker, able)
+            if where is not None and facts_of["machine"] != able[asker]["machine"]:
+                others[other] = [where, facts_of["port"]]
         order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
-        talks[name].tell(json.dumps(order) + "\n")
-    answers = {name: talks[name].hear(until) for name in able}
-    return {name: answer for name, answer in answers.items() if answer is not None}
+        talks[asker].tell(json.dumps(order) + "\n")
+    answers = {asker: talks[asker].hear(until) for asker in askers}
+    return {asker: answer for asker, answer in answers.items() if answer is not None}
 
 
 def address(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
