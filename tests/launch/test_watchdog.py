@@ -214,8 +214,16 @@ def test_a_rank_that_does_not_come_to_make_the_first_communicator(script):
     assert "A report follows at 4.0 s" in job.err
 
 
-def test_a_killed_rank_ends_the_job_and_the_monitor(script):
-    assert run(2, script, "killed", 600).returncode != 0
+def test_a_killed_rank_ends_the_job_and_is_named_by_the_monitor(script):
+    """MPICH's launcher may name another one, which it has killed itself."""
+    job = run(3, script, "killed", 600)
+    assert job.returncode != 0, job
+    found = re.findall(
+        r"^ChainerMN: rank (\d+) \(process \d+ on \S+\) is gone, (.*)", job.err, re.M
+    )
+    assert found == [
+        ("2", "last seen in no call, after allreduce (collective call 4, 80 bytes).")
+    ], job
 
 
 def test_three_seconds_after_an_abort_the_ranks_are_ended(script):

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from . import exit_status
 from .ending import end_job, headline, real_exit, say
 from .errors import PeerError
+from .watchdog import leaving
 
 VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 # Tells the child processes of a rank that they are no ranks: they inherit the launcher's
@@ -200,6 +201,7 @@ def _os_exit(status: int) -> NoReturn:
                 exit_status.as_status(status) or 1,
                 "Where this is meant, call mpi4py.MPI.Finalize() first.\n",
             )
+        leaving()
     finally:
         real_exit(status)
 

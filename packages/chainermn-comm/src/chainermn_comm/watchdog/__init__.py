@@ -6,7 +6,7 @@ that process has nothing else.
 """
 
 from .arriving import arriving
-from .calls import Record, aborting, watched
+from .calls import Record, aborting, leaving, watched
 from .inside import alone, part_of
 from .limit import NO_LIMIT, VARIABLE, Limit, limit
 from .records import NOBODY
@@ -22,6 +22,7 @@ __all__ = [
     "alone",
     "arriving",
     "join",
+    "leaving",
     "limit",
     "meeting",
     "part_of",

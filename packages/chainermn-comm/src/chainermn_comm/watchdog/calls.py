@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import mmap
@@ -100,6 +101,12 @@ def aborting() -> None:
         HEADER.pack_into(_area.memory, 0, _area.used, _now())
 
 
+def leaving() -> None:
+    """Tell the monitor that this process ends on purpose, after MPI_Finalize."""
+    if _area is not None:
+        take(EVERYBODY, 0, 1).collective(FINALIZE, 0)
+
+
 @dataclass
 class Area:
     """What the monitor reads of this process.
@@ -110,6 +117,7 @@ class Area:
         file: of the memory.
         stacks: the file where stacks are written.
         signal: at which they are.
+        life: a pipe that only this process has open to write, and to which it never writes.
         free: slots that have been given back.
         used: slots ever used.
         watched: whether some monitor knows of it.
@@ -120,6 +128,7 @@ class Area:
     file: int
     stacks: int
     signal: int
+    life: tuple[int, int]
     free: list[int]
     used: int = 0
     watched: bool = False
@@ -141,7 +150,8 @@ def area() -> Area:
         os.ftruncate(file, AREA_BYTES)
         number = _unused_signal()
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
-        _area = Area(os.getpid(), mmap.mmap(file, AREA_BYTES), file, stacks, number, [])
+        memory = mmap.mmap(file, AREA_BYTES)
+        _area = Area(os.getpid(), memory, file, stacks, number, os.pipe(), [])
         os.register_at_fork(after_in_child=_forget_all)
         atexit.register(_ending, take(EVERYBODY, 0, 1), os.getpid())
     return _area
@@ -186,6 +196,9 @@ def _unused_signal() -> int:
 def _forget_all() -> None:
     """In a forked child: what it calls is not its parent's."""
     global _area
+    if _area is not None:
+        with contextlib.suppress(OSError):
+            os.close(_area.life[1])
     _area = None
     for record in list(_records):
         record._forget()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
-import select
 import signal
 import socket
 import sys
@@ -18,11 +16,12 @@ from typing import Any
 
 from . import processes
 from .blame import Job, Rank, from_answer
+from .ends import Ends
 from .leftovers import SharedFiles, clean
 from .network import Asking, Peer, keep_asking, serve
 from .processes import GONE, RUNNING
 from .records import AREA_BYTES, Call, aborting_since, doing, read
-from .report import cut_off, last_words, plain, report, warning
+from .report import cut_off, last_words, plain, report, warning, whereabouts
 
 # Often enough for a report to come in time, seldom enough to take nothing from the ranks.
 TICK_SECONDS = 0.5
@@ -36,6 +35,8 @@ FORWARDING_SECONDS = 0.5
 TERM_SECONDS = 1.0
 # For the monitors of other machines, which may have to ask for stacks.
 ANSWER_SECONDS = 2.2
+# For them to say whether a rank of theirs has failed; and for this one to be asked that.
+FAILED_SECONDS, LINGER_SECONDS = 1.0, 1.5
 # Between two looks whether the next machine is there.
 BEAT_SECONDS = 1.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
@@ -59,6 +60,7 @@ class Watched:
         self.area = mmap.mmap(file, AREA_BYTES, prot=mmap.PROT_READ)
         os.close(file)
         self.stacks = os.open(f"{folder}/{orders['stacks']}", os.O_RDONLY)
+        self.life = os.open(f"{folder}/{orders['life']}", os.O_RDONLY | os.O_NONBLOCK)
 
     def state(self) -> str:
         return processes.state(self.pid, self.birth)
@@ -99,13 +101,9 @@ class Monitor:
         self.asking = threading.Lock()
         self.last_stacks: dict[int, str] = {}
         self.stacks_at = -FRESH_SECONDS
-        self.poll = select.poll()
-        if self.files.news >= 0:
-            self.poll.register(self.files.news, select.POLLIN)
-        for rank in self.ranks:
-            # Before Linux 5.3, and on conda's Python, we only notice at the next tick.
-            with contextlib.suppress(OSError, AttributeError):
-                self.poll.register(os.pidfd_open(rank.pid), select.POLLIN)
+        self.ends = Ends(self.ranks, self.files.news)
+        # Those that started the ranks, who may hear of the end of the last one.
+        self.launchers = {processes.parent(rank.pid) for rank in self.ranks}
 
     def meet(self) -> None:
         """Begin to answer the monitors of other machines, and to listen to the next one's heart.
@@ -128,6 +126,8 @@ class Monitor:
         stacks = self.stacks() if question == "stacks" else {}
         now = time.monotonic()
         ranks = [rank.look(now) for rank in self.ranks]
+        if question == "failed":
+            return {"failed": self.ends.failed_for(now)}
         if question == "alive":
             return {"ended": all(rank.has_ended for rank in ranks)}
         return {
@@ -137,15 +137,13 @@ class Monitor:
     def run(self) -> None:
         while True:
             before = time.monotonic()
-            gone = self.poll.poll(self.tick * 1000)
+            files_were_made = self.ends.wait(self.tick)
             now = time.monotonic()
             if now - before > self.tick + PAUSE_SECONDS:
                 self.pauses.append((now, now - before))
-            for file, _ in gone:
-                if file == self.files.news:
-                    self.files.look_at_news()
-                else:
-                    self.poll.unregister(file)
+            self.tell_of_first()
+            if files_were_made:
+                self.files.look_at_news()
             alive = [rank for rank in self.ranks if rank.state() != GONE]
             if not alive:
                 return
@@ -158,6 +156,20 @@ class Monitor:
                 return
             if self.look(now):
                 return
+
+    def tell_of_first(self) -> None:
+        """Say which rank ended badly and said nothing, before all others."""
+        rank, self.ends.first = self.ends.first, None
+        if rank is None:
+            return
+        others = Asking(self.others, "failed", FAILED_SECONDS)
+        ages = [answer["failed"] or 0.0 for answer in others.answers()]
+        now = time.monotonic()
+        own = self.ends.failed_for(now) or 0.0
+        # Of a machine where all is over the launcher has heard before this one.
+        is_over = len(ages) < len(self.others) and any(other.has_ended for other in self.others)
+        if not is_over and all(age <= own for age in ages):
+            self.say(f"ChainerMN: {whereabouts(Job([rank.look(now)]), rank.look(now))}.\n")
 
     def is_lost(self, other: Peer, now: float) -> bool:
         """Whether a machine that could be heard has been silent for too long."""
@@ -269,6 +281,9 @@ class Monitor:
         for rank in self.ranks:
             if processes.write_stderr(rank.pid, text):
                 return
+        for launcher in self.launchers:
+            if processes.write_stderr(launcher, text):
+                return
         processes.write(2, text, 2.0)
 
     def end(self) -> None:
@@ -279,6 +294,8 @@ class Monitor:
         """Leave nothing of the ranks, which have ended."""
         failed = not all(rank.look(0.0).has_ended for rank in self.ranks)
         clean(self.files, [rank.process for rank in self.ranks], failed)
+        if self.others and failed:
+            time.sleep(LINGER_SECONDS)
 
 
 def _key(rank: Rank, call: Call) -> tuple[Any, ...]:

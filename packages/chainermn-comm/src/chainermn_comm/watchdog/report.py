@@ -75,12 +75,13 @@ def whereabouts(job: Job, rank: Rank) -> str:
     who = f"rank {rank.world} (process {rank.pid} on {rank.host})"
     own = [call for call in rank.calls if call.operation]
     last = min(own, key=lambda call: call.age, default=None)
-    after = f", last seen in {_operation(job, last)}" if last else ""
+    before = "in" if rank.waits else "in no call, after"
+    seen = f", last seen {before} {_operation(job, last)}" if last else ""
     if rank.has_ended:
         where = "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
         return f"{who} {where}"
     if rank.state == GONE:
-        return f"{who} is gone{after}"
+        return f"{who} is gone{seen}{_inside(rank)}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
         calls = " and in ".join(

@@ -127,6 +127,7 @@ def _description(world: int) -> tuple[dict[str, Any] | None, Exception | None]:
         "birth": born(os.getpid()),
         "area": area.file,
         "stacks": area.stacks,
+        "life": area.life[0],
         "signal": area.signal,
     }, None
 

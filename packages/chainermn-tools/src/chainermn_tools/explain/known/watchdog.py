@@ -71,6 +71,24 @@ ROWS = (
         source="chainermn-comm, the monitor asked for a rank that was killed",
     ),
     Known(
+        name="rank-gone",
+        kind=Kind.GENERAL,
+        component=OURS,
+        signs=(") is gone, last seen in ",),
+        pattern=re.compile(r"ChainerMN: rank \d+ \(process \d+ on \S+\) is gone, last seen in "),
+        lines=(
+            "ChainerMN: rank 2 (process 16857 on host0) is gone, last seen in no call, after "
+            "allreduce (collective call 4, 80 bytes).",
+        ),
+        meaning="This rank died first, without a word: it was killed by a signal, or crashed. "
+        "The launcher then ended the others, and may name one of them.",
+        fix=(
+            "dmesg -T | grep -i -E 'oom|killed process|segfault'   # on that host",
+            "python -X faulthandler ...   # prints the stack at a crash",
+        ),
+        source="chainermn-comm, run on 3 ranks of which one got SIGKILL",
+    ),
+    Known(
         name="stalled-rank-ended",
         kind=Kind.CAUSE,
         component=OURS,
