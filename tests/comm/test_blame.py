@@ -145,6 +145,13 @@ def test_hosts_that_do_not_answer_are_named_and_no_rank_is_blamed_for_them():
     assert "; beta didn't answer" in warning(job, them[1], them[1].calls[0], 14.0)
 
 
+def test_hosts_that_do_not_answer_are_named_when_ranks_wait_in_finalize():
+    ended = call(0, COLLECTIVE, 0, operation=FINALIZE, of=EVERYBODY, size=1)
+    them = ranks(ended)
+    text = report(Job(them, ["rank 1 on beta"]), [(them[0], ended)], "Going on.")
+    assert "ranks wait for others that could not be asked; rank 1 on beta didn't answer" in text
+
+
 def test_equal_stacks_are_printed_once_and_suspects_first():
     them = [
         replace(rank, stacks="elsewhere" if rank.world == 2 else "in bcast")

@@ -116,7 +116,7 @@ def _operation(job: Job, call: Call) -> str:
 
 
 def _nobody(job: Job, stalled: list[tuple[Rank, Call]]) -> str:
-    if any(job.unknown(call) for _, call in stalled):
+    if job.silent or any(job.unknown(call) for _, call in stalled):
         return (
             "ranks wait for others that could not be asked"
             f"{_silent(job)}; see the reports of other machines."
