@@ -88,11 +88,11 @@ def run(context: Context) -> Job:
 
 
 def ranks_to_start(context: Context) -> int:
-    """As many as the user wants; where hosts are to run them, no more than there are cores here."""
+    """As many as the user wants; where hosts are to run them, as can meet and have cores here."""
     wanted = context.ranks_here()
     if wanted is None:
         return USUAL_RANKS
-    return min(wanted, max(USUAL_RANKS, cores()["usable"])) if context.hosts else wanted
+    return max(USUAL_RANKS, min(wanted, cores()["usable"])) if context.hosts else wanted
 
 
 def come_to(step: str, job: Job) -> Answer | None:
