@@ -314,6 +314,13 @@ def test_the_rank_that_the_watchdog_saw_dying_first_is_blamed():
     assert found.text == "rank 1 on h1 failed first: ended by signal 9 (SIGKILL)"
 
 
+def test_a_rank_that_leaves_by_os_exit_is_blamed_by_its_own_words():
+    said = "ChainerMN: rank 1 of 2: os._exit(3) before MPI was finalized, ending the job.\n"
+    found = verdict.judge(outcome(tail=said, status=3), 2)
+    assert found.text == "rank 1 on h1 failed first: os._exit(3) before MPI was finalized"
+    assert found.status == 3
+
+
 def test_a_rank_that_dies_after_a_report_is_blamed():
     said = REPORT.format("The ranks go on waiting.")
     found = verdict.judge(outcome(tail=said + HYDRA.format(pid=101, code=9) + KILLED), 2)

@@ -29,6 +29,8 @@ WATCHDOG_SAYS = re.compile(
 # And of the rank that died first. MPICH's mpiexec kills the others at once, and then names the
 # lowest of all that are dead.
 WATCHDOG_MISSES = re.compile(r"ChainerMN: rank (\d+) \(process \d+ on \S+\) is (gone[^\n]*)")
+# And the abort hook, in a rank that leaves by os._exit: of that no record tells.
+HOOK_SAYS = re.compile(r"ChainerMN: rank (\d+) of \d+: (os\._exit\([^\n]*), ending the job")
 PRTE_CODE = re.compile(r"Process name: \[[^\]]*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
 
 
@@ -66,13 +68,10 @@ def judge(outcome: Outcome, ranks: int) -> Verdict:
         return Verdict(False, 1, f"{text}; see `chainermn env`", again=False)
     first = next((rank for rank, said in failures.items() if not said["echo"]), None)
     if first is None:
-        ended, why = _ended_by(outcome, hellos), _ended_by_watchdog(outcome)
+        ended, why = _blamed(outcome, hellos), _ended_by_watchdog(outcome)
         if why:
             text = f"the watchdog ended the job: {why}"
             return Verdict(False, ended[2] if ended else outcome.status or 1, text)
-        missed = WATCHDOG_MISSES.search(outcome.tail.decode(errors="replace"))
-        if missed and (ended is None or ended[0] != int(missed[1])):
-            ended = int(missed[1]), f"it is {missed[2]}", outcome.status or 1
         if ended is not None:
             rank, how, status = ended
             return Verdict(False, status, f"{_place(rank, hellos)} failed first: {how}")
@@ -112,6 +111,18 @@ def _failure(
 
 def _place(rank: int, hellos: dict[int, dict[str, Any]]) -> str:
     return f"rank {rank} on {hellos[rank]['host']}" if rank in hellos else f"rank {rank}"
+
+
+def _blamed(outcome: Outcome, hellos: dict[int, dict[str, Any]]) -> tuple[int, str, int] | None:
+    """The rank that ended first, how, and its exit status, by whoever knows best."""
+    tail = outcome.tail.decode(errors="replace")
+    left, missed = HOOK_SAYS.search(tail), WATCHDOG_MISSES.search(tail)
+    if left:
+        return int(left[1]), left[2], outcome.status or 1
+    ended = _ended_by(outcome, hellos)
+    if missed and (ended is None or ended[0] != int(missed[1])):
+        return int(missed[1]), f"it is {missed[2]}", outcome.status or 1
+    return ended
 
 
 def _ended_by(outcome: Outcome, hellos: dict[int, dict[str, Any]]) -> tuple[int, str, int] | None:
