@@ -21,7 +21,8 @@ from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
 from chainermn_comm.chunks import Chunk
-from chainermn_comm.node_stream import MEANS, NodeStream, Stage
+from chainermn_comm.network_stream import MEANS, NetworkStream
+from chainermn_comm.node_stream import Stage
 from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.
@@ -117,7 +118,7 @@ def link(gradients: Gradients) -> Contestant:
     return Contestant(LINK, "copy", lambda: flat.fill(0), swap, right)
 
 
-class WireAlone(NodeStream):
+class WireAlone(NetworkStream):
     """The messages of a stream between nodes, and nothing else: no meetings, copies or sums."""
 
     def _stages(self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray]) -> list[Stage]:
@@ -126,8 +127,8 @@ class WireAlone(NodeStream):
     def _pass_on(self, number: int, chunk: Chunk) -> None:
         if self._inter != MPI.COMM_NULL:
             MPI.Request.Waitall(self._requests.pop(number))
-            shards = self._lane_shards(self._means, number, chunk)
-            self._exchange(number, [shards[self._inter.rank]] * self._nodes, shards, MEANS)
+            shards = self._lane_shards(self._means(number, chunk))
+            self._exchange(number, [shards[self._node]] * self._nodes, shards, MEANS)
 
 
 def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:

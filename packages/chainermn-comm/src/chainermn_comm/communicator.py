@@ -266,7 +266,7 @@ class MpiCommunicator(CommunicatorBase):
         with another, is replaced by a new array. One that is missing (None) on all ranks is
         left alone. Beside the gradients this takes a few chunks, whatever the model's size: up
         to 10 MiB a rank, kept from the first calls on, and on each node a window of 2 MiB for
-        each rank and two more (8 MiB for each and one more where there are other nodes). Each
+        each rank and one more (8 MiB for each and two more where there are other nodes). Each
         gradient that is replaced takes its new array and, where the old one isn't contiguous, a
         copy during the call.
 

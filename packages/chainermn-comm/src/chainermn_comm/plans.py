@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from .adaptive import Fastest
 from .in_place import InPlace
+from .network_stream import NetworkStream
 from .node_stream import NodeStream
 from .reducer import BySize, Direct, Nothing, Reducer
 from .shared_window import NoSharedMemory
@@ -95,7 +96,11 @@ def _through_nodes(ground: Ground, lanes: int) -> Reducer:
     cause = ""
     for chunk_bytes in dict.fromkeys((ground.chunk_bytes, None)):  # the latter, if smaller, may fit
         try:
-            stream = NodeStream(comm, topology, lanes, chunk_bytes)
+            stream = (
+                NodeStream(comm, topology, chunk_bytes)
+                if topology.inter_size == 1
+                else NetworkStream(comm, topology, lanes, chunk_bytes)
+            )
         except NoSharedMemory as error:
             cause = str(error)
             continue

@@ -49,18 +49,21 @@ class SharedWindow:
         self.buffers = [np.asarray(self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
 
     @classmethod
-    def open(cls, comm: MPI.Intracomm, node: MPI.Intracomm, sizes: list[int]) -> SharedWindow:
+    def open(
+        cls, comm: MPI.Intracomm, node: MPI.Intracomm, sizes: list[int], problem: str = ""
+    ) -> SharedWindow:
         """A window on each node, that is sure to work (collective over ``comm``).
 
         Args:
             comm: all ranks; stays the caller's.
             node: those of this rank's node; stays the caller's.
             sizes: bytes for each rank of the node.
+            problem: why this rank can't use a window.
 
         Raises:
             NoSharedMemory: on all ranks, when it can't be had on some node; none is left then.
         """
-        _agree(comm, "" if has_room(sum(sizes)) else NO_ROOM)
+        _agree(comm, problem or ("" if has_room(sum(sizes)) else NO_ROOM))
         window, problem = None, ""
         try:
             window = cls(node, sizes)

@@ -56,6 +56,31 @@ def sum_rows(
         convert(total, out)
 
 
+def sum_in_range(rows: Sequence[np.ndarray], out: np.ndarray) -> int:
+    """Sum over ranks, divided by a power of two only where the sum would overflow.
+
+    Args:
+        rows: 1-D arrays in rank order, of a dtype that sums are taken in.
+        out: receives the result; of their dtype and length, and in other memory.
+
+    Returns:
+        The exponent of the power of two: 0 as a rule. Overflow is noticed in
+        :func:`telling_of_overflow`.
+    """
+    try:
+        if len(rows) == 1:
+            np.copyto(out, rows[0])
+        else:
+            np.add(rows[0], rows[1], out=out)
+        for row in rows[2:]:
+            out += row
+    except FloatingPointError:
+        exponent = (len(rows) - 1).bit_length()
+        out[...] = _mean_of_large(rows, out.dtype, 1 << exponent)
+        return exponent
+    return 0
+
+
 def telling_of_overflow() -> np.errstate:
     """The context in which a sum that overflows can be noticed, whatever else the user set."""
     return np.errstate(all="ignore", over="raise")

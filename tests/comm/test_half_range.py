@@ -1,0 +1,109 @@
+"""float16 means over several nodes: no needless infinity, and no needless zero."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.heading import heading_of, largest_of, scaled
+from chainermn_comm.topology import Topology
+
+from .conftest import IMPOSED
+from .models import with_grads
+
+HALF, SINGLE, DOUBLE = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
+COUNT, TURNS = 3000, 2
+KINDS = ("any bits", "small", "below normal", "mixed")
+NAMES = ("flat", "hierarchical", "two_dimensional")
+
+
+def gradient(kind: str, rank: int, turn: int) -> np.ndarray:
+    """float16 numbers of one kind; `any bits` and `mixed` have the largest beside the smallest."""
+    random = np.random.default_rng([rank, turn, len(kind)])
+    signs = np.random.default_rng(turn).integers(0, 2, COUNT) << 15
+    signs[::4] = random.integers(0, 2, len(signs[::4])) << 15
+    highest = {"any bits": 0x7BFF, "small": 0x0006, "below normal": 0x03FF, "mixed": 0x7BFF}[kind]
+    lowest = 0x7BF0 if kind == "mixed" else 0
+    bits = random.integers(lowest, highest + 1, COUNT)
+    if kind == "mixed":
+        bits[::2] = random.integers(0, 4, len(bits[::2]))
+    bits[random.random(COUNT) < 0.2] = 0
+    return (bits | signs).astype(np.uint16).view(HALF)
+
+
+@pytest.mark.world
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("name", NAMES)
+def test_means_are_neither_infinite_nor_zero_where_float32_sums_are_not(world, name):
+    for nodes in IMPOSED[world.size]:
+        with make_communicator(name, None, "float16", topology=Topology.of(nodes)) as comm:
+            for kind, own, turn in itertools.product(KINDS, ("float16", "float32"), range(TURNS)):
+                rows = [gradient(kind, rank, turn) for rank in range(world.size)]
+                model = with_grads(w=rows[world.rank].astype(own))
+                comm.allreduce_grad(model)
+                check(rows, model["w"].grad.astype(DOUBLE))
+
+
+def check(rows: list[np.ndarray], found: np.ndarray) -> None:
+    """Whether what was found is near the mean, and finite and other than 0 as a float32 sum is."""
+    exact = sum(row.astype(DOUBLE) for row in rows) / len(rows)
+    with np.errstate(over="ignore"):
+        expected = sum(row.astype(SINGLE) for row in rows) / np.float32(len(rows))
+        expected = expected.astype(HALF)
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+    # Where terms cancel, the order of a sum decides what is left of the small ones.
+    alike = np.all(np.array(rows) >= 0, axis=0) | np.all(np.array(rows) <= 0, axis=0)
+    np.testing.assert_array_equal((found == 0)[alike], (expected == 0)[alike])
+    scale = sum(abs(row.astype(DOUBLE)) for row in rows) / len(rows)
+    bound = 2 * np.finfo(HALF).eps * scale + np.finfo(HALF).smallest_subnormal
+    assert np.all(abs(found - exact) <= bound)
+
+
+@pytest.mark.world
+@pytest.mark.sizes(3, 4)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sum_that_overflows_in_one_node_comes_out_as_their_mean(world, name, dtype):
+    largest, least = np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
+    mine = np.full(40_000, [1.0, largest][world.rank < 2], dtype)  # in several shards
+    mine[:20_000] = 2
+    terms = [largest, largest] + [1.0] * (world.size - 2)
+    for nodes in IMPOSED[world.size]:
+        with make_communicator(name, topology=Topology.of(nodes)) as comm:
+            model = with_grads(w=mine.copy(), tiny=np.full(3, least, dtype))
+            comm.allreduce_grad(model)
+            mean = sum(term / world.size for term in terms)
+            np.testing.assert_allclose(model["w"].grad[20_000:], mean, rtol=1e-6)
+            np.testing.assert_array_equal(model["w"].grad[:20_000], 2)
+            comm.allreduce_grad(again := with_grads(tiny=np.full(3, least, dtype)))
+            np.testing.assert_array_equal(again["tiny"].grad, least)
+
+
+@given(st.floats(0, 2.0**127) | st.just(math.nan) | st.just(math.inf))
+def test_what_travels_narrow_fits_and_keeps_small_numbers(largest):
+    with np.errstate(over="ignore"):
+        largest = float(np.float32(largest))
+    heading = heading_of(largest, 0, HALF)
+    if heading.dtype == SINGLE:
+        assert not largest < 2.0**11
+        return
+    shifted = np.empty(2, SINGLE)
+    scaled(np.array([largest, 2.0**-24], SINGLE), -heading.exponent, shifted)
+    assert shifted[0] < 2.0**15
+    assert largest == 0 or heading.exponent == -100 or shifted[0] >= 2.0**14
+    if largest > 0:
+        assert shifted[1] >= 2.0**-20
+
+
+@pytest.mark.parametrize("code", ["f4", "f8", "c8"])
+def test_other_dtypes_travel_as_they_are(code):
+    wire = np.dtype(code)
+    assert largest_of(np.ones(3, wire), wire) == 0
+    assert heading_of(0.0, 2, wire).dtype == wire
+    assert heading_of(0.0, 2, wire).exponent == 2
