@@ -66,6 +66,10 @@ class Here:
         raise NotImplementedError("a disk takes a host of its own")
         yield
 
+    def seen(self, folder: Path) -> Path:
+        """The folder as the job sees it."""
+        return folder
+
     def cut(self) -> None:
         raise NotImplementedError("a link to cut takes two hosts")
 
@@ -144,6 +148,10 @@ class Hosts:
             yield
         finally:
             self.cluster.run(first, "umount", "-l", folder)
+
+    def seen(self, folder: Path) -> Path:
+        """The folder as the job sees it on the first host, whatever is mounted there."""
+        return Path(f"/proc/{self.cluster.inits[self.hosts[0]]}/root", *folder.parts[1:])
 
     def cut(self) -> None:
         """Cut the second host's link."""

@@ -133,17 +133,21 @@ class Trials:
         case, whole = trial.case, self.whole(trial.case)[0]
         if not trial.happened:
             return "" if ends_of(trial.seen) == whole else "it ended otherwise than an unbroken job"
-        committed = folders.noted("committed") or 0
+        out = ground.seen(folders.out)
+        records = [path.suffix[1:] for path in out.glob("run.commit.*")]
+        committed = max(
+            [int(folders.noted("committed") or 0), *map(int, filter(str.isdigit, records))]
+        )
         again = runs.run(case, ground, folders, None, PATIENT_SECONDS)
         if again.returncode != 0:
             return f"it can't be started again: status {again.returncode}\n{again.out}{again.err}"
         begin = int(again.out.partition("BEGIN ")[2].split()[0])
         # When all is trained the checkpoints are removed.
         if begin < committed < STOP:
-            return f"it goes on from {begin} though {committed:g} was committed"
+            return f"it goes on from {begin} though {committed} was committed"
         if ends_of(again) != whole:
             return f"going on from {begin} it ends otherwise than an unbroken job"
-        trial.left += again.left + [str(path) for path in sorted(folders.out.iterdir())]
+        trial.left += again.left + [str(path) for path in sorted(out.iterdir())]
         return ""
 
 
