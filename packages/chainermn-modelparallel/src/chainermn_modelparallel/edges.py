@@ -143,7 +143,8 @@ class Send(Communication):
         here, there = self._communicator.rank, self._peer
         refuse_dropped(self._communicator)
         while not self._arrived:
-            letter = fetch(self._communicator, there, GRADIENT_TAG)
+            inside = f"backward of send(rank={there}, tag={self._tag})"
+            letter = fetch(self._communicator, there, GRADIENT_TAG, inside)
             owner = _unanswered.get(UNNUMBERED if letter.answers is None else letter.answers)
             if owner is not None:
                 owner._arrived.append(letter)
@@ -223,7 +224,8 @@ class Recv(Communication):
                 arrays = tuple([gradient.array for gradient in found.values()])
                 unwanted = (False,) * len(arrays)
                 letter = Letter(UNNUMBERED, self._number, unwanted, tuple(found), arrays)
-                post(letter, self._communicator, self._peer, GRADIENT_TAG)
+                inside = f"backward of recv(rank={self._peer}, tag={tag})"
+                post(letter, self._communicator, self._peer, GRADIENT_TAG, inside)
         if not self._has_delegate:
             return (None,) * len(indexes)
         zeros = zeros_for(self, 0, self._xp)

@@ -23,12 +23,6 @@ _MARK = int.from_bytes(b"letter", "little")
 GRADIENT_TAG = 32766
 # Of a letter that nobody answers.
 UNNUMBERED = -1
-# As reports of the watchdog name what a message is part of.
-_SEND, _RECV = FUNCTIONS + "send", FUNCTIONS + "recv"
-_BACKWARD_OF_SEND, _BACKWARD_OF_RECV = (
-    f"{FUNCTIONS}backward of send",
-    f"{FUNCTIONS}backward of recv",
-)
 
 
 class Letter(NamedTuple):
@@ -55,26 +49,29 @@ class Letter(NamedTuple):
     refusal: int = 0
 
 
-def post(letter: Letter, communicator: CommunicatorBase, rank: int, tag: int) -> None:
+def post(
+    letter: Letter, communicator: CommunicatorBase, rank: int, tag: int, inside: str = "send"
+) -> None:
     """Send a letter to ``rank``, which calls :func:`fetch` with the same tag.
 
-    The note goes before the arrays, as one more of them: two messages would cost twice.
+    The note goes before the arrays, as one more of them: two messages would cost twice. Reports
+    of the watchdog say what the wait is ``inside`` of.
     """
     number, answers, wants, positions, arrays, graph, refusal = letter
     head = (_MARK, number, -1 if answers is None else answers, graph, refusal, len(wants))
     note = np.array(head + wants + positions, np.int64)
-    with part_of(_BACKWARD_OF_RECV if tag == GRADIENT_TAG else _SEND):
+    with part_of(FUNCTIONS + inside):
         communicator.send((note, *arrays), rank, tag)
 
 
-def fetch(communicator: CommunicatorBase, rank: int, tag: int) -> Letter:
+def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "recv") -> Letter:
     """Wait for a letter of ``rank``.
 
     Raises:
         TypeError: it sent something else with this tag.
     """
     try:
-        with part_of(_BACKWARD_OF_SEND if tag == GRADIENT_TAG else _RECV):
+        with part_of(FUNCTIONS + inside):
             found = communicator.recv(rank, tag)
     except TypeError as error:  # an object, says a communicator that can tell
         raise TypeError(f"{_expected(communicator, rank, tag)}, but {error}") from error
