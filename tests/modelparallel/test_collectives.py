@@ -12,20 +12,24 @@ from typing import Any
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_modelparallel import (
+    MultiNodeBatchNormalization,
     allgather,
     allreduce,
     alltoall,
     bcast,
     gather,
     pseudo_connect,
+    recv,
     reduce_scatter,
     scatter,
+    send,
 )
 
 pytestmark = pytest.mark.world
@@ -158,8 +162,10 @@ def close(actual: Any, desired: Any, dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_equal_one_process(comm, inputs, name, dtype):
-    case = CASES[name]
-    arrays = inputs(case, dtype)
+    check(comm, CASES[name], inputs(CASES[name], dtype), dtype)
+
+
+def check(comm: Any, case: Case, arrays: list[list[np.ndarray]], dtype: Any) -> None:
     alone = variables(arrays)
     expected = case.alone(alone)
     sum(loss_of(ys, rank, dtype) for rank, ys in enumerate(expected)).backward()
@@ -172,6 +178,40 @@ def test_values_and_gradients_equal_one_process(comm, inputs, name, dtype):
             close(y.array, other.array, dtype)
     for x, other in zip(mine, alone[comm.rank], strict=True):
         close(x.grad, other.grad, dtype)
+
+
+OTHERS = ("flat", "hierarchical", "non_cuda_aware", "single_node", "two_dimensional")
+
+
+@pytest.mark.parametrize("communicator", OTHERS)
+def test_every_communicator_carries_every_function(communicator, random):
+    with create_communicator(communicator) as comm:
+        for case in CASES.values():
+            shapes = [case.shapes(comm.size, rank) for rank in range(comm.size)]
+            arrays = [[np.asarray(random.standard_normal(s), "f") for s in row] for row in shapes]
+            check(comm, case, arrays, np.float32)
+        x = Variable(random.standard_normal((3, 4)).astype("f"))
+        if comm.rank == 0 and comm.size > 1:
+            send((x, x * 2), comm, 1).backward()
+            np.testing.assert_array_equal(x.grad, np.full((3, 4), 7, "f"))
+        elif comm.rank == 1:
+            first, second = recv(comm, 0)
+            np.testing.assert_array_equal(second.array, x.array * 2)
+            F.sum(first + second * 3).backward()
+        check_normalization(comm, random.standard_normal((comm.size, 3, 4)).astype("f"))
+
+
+def check_normalization(comm: Any, batches: np.ndarray) -> None:
+    """The ranks' parts of a batch are normalized together, forward and backward."""
+    alone, mine = L.BatchNormalization(4), MultiNodeBatchNormalization(4, comm)
+    whole, part = Variable(np.concatenate(batches)), Variable(batches[comm.rank])
+    y, y_alone = mine(part), alone(whole)
+    F.sum(y**3).backward()
+    F.sum(y_alone**3).backward()
+    rows = slice(3 * comm.rank, 3 * comm.rank + 3)
+    np.testing.assert_allclose(y.array, y_alone.array[rows], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(part.grad, whole.grad[rows], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(mine.avg_var, alone.avg_var, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
