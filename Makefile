@@ -38,7 +38,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: train test test-slow test-gpu chaos lint bench bench-scatter bench-hosts hosts clean
+.PHONY: train test test-slow test-gpu chaos lint bench bench-modelparallel bench-scatter bench-hosts hosts clean
 train: $(READY)
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
@@ -84,6 +84,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/allreduce.py
+
+# Two ranks: send and recv beside raw MPI, multi-node batch normalization beside Chainer's own.
+bench-modelparallel: $(READY)
+	$(BIN)/python benchmarks/modelparallel.py
 
 # Four ranks, a data set of 400 MB: time and memory, beside one copy and bundled ChainerMN.
 bench-scatter: $(READY)
