@@ -65,7 +65,7 @@ def test_the_tightest_quota_of_nested_cgroups_counts(tmp_path):
     write(tmp_path / "job" / "memory.max", "1073741824\n")
     write(tmp_path / "job" / "step" / "memory.max", "max\n")
     folders = list(machine.cgroup_folders("cpu", "0::/job/step\n", tmp_path))
-    assert machine._least(machine._cpu_quota(folder) for folder in folders) == 3.5
+    assert machine._least(machine.cpu_quota(folder) for folder in folders) == 3.5
     assert machine._least(machine._memory_limit(folder) for folder in folders) == 2**30
 
 
@@ -78,7 +78,7 @@ def test_version_1_of_cgroups_is_read(tmp_path):
     lines = "4:cpu,cpuacct:/docker\n3:memory:/\n0::/\n"
     cpu = machine.cgroup_folders("cpu", lines, tmp_path)
     memory = machine.cgroup_folders("memory", lines, tmp_path)
-    assert machine._least(machine._cpu_quota(folder) for folder in cpu) == 1.5
+    assert machine._least(machine.cpu_quota(folder) for folder in cpu) == 1.5
     assert machine._least(machine._memory_limit(folder) for folder in memory) is None
 
 

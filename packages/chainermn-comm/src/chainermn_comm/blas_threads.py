@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import _chainermn_cgroups
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,7 +25,6 @@ USERS_VARIABLES = (
 # threadpoolctl reaches what is loaded. Libraries loaded later (SciPy brings its own BLAS) and
 # child processes read these; OMP_NUM_THREADS isn't among them, since it rules more than BLAS.
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
-CGROUPS = Path("/sys/fs/cgroup")
 
 _most_ranks = 1  # that a communicator had so far for which threads were counted
 _set_here: dict[str, str] = {}  # variables that we set, so as not to take them for the user's
@@ -113,19 +114,17 @@ def usable_cores(shares: Sequence[Share]) -> int:
     return max(1, cores)
 
 
-def tightest_group(membership: str | None = None, root: Path = CGROUPS) -> tuple[str, float] | None:
+def tightest_group(
+    membership: str | None = None, root: Path = _chainermn_cgroups.ROOT
+) -> tuple[str, float] | None:
     """The cgroup with the least CPU time above this process, and that time in cores.
 
     Args:
         membership: text of ``/proc/self/cgroup``; read from there when None.
         root: where cgroups are mounted.
     """
-    if membership is None:
-        try:
-            membership = Path("/proc/self/cgroup").read_text()
-        except OSError:
-            return None
-    quotas = ((str(folder), _quota(folder)) for folder in _folders(membership, root))
+    folders = _chainermn_cgroups.folders("cpu", membership, root)
+    quotas = ((str(folder), _chainermn_cgroups.cpu_quota(folder)) for folder in folders)
     found = [(name, quota) for name, quota in quotas if quota is not None]
     return min(found, key=lambda group: group[1], default=None)
 
@@ -152,31 +151,3 @@ def _limit(threads: int) -> None:
     threadpoolctl.threadpool_limits(threads, user_api="blas")
     for name in LATE_VARIABLES:
         os.environ[name] = _set_here[name] = str(threads)
-
-
-def _folders(membership: str, root: Path) -> Iterator[Path]:
-    """The folders of this process's cgroup for CPU time, and of those above it."""
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        tops: Iterable[Path] = ()
-        if controllers == "":  # version 2; beside version 1 it has a folder of its own
-            tops = (root, root / "unified")
-        elif "cpu" in controllers.split(","):
-            tops = (root / controllers, root / "cpu")
-        for top in tops:
-            folder = top / path.lstrip("/")  # in a container this may not be there
-            yield from (one for one in (folder, *folder.parents) if one.is_relative_to(top))
-
-
-def _quota(folder: Path) -> float | None:
-    """A cgroup's CPU time in cores; None for no limit, or where the folder doesn't say."""
-    quota, period = "max", "0"
-    for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((folder / file).read_text() for file in files).split()
-        except (OSError, ValueError):
-            continue
-        break
-    if quota == "max" or int(quota) <= 0 or int(period) <= 0:  # -1 is version 1's "max"
-        return None
-    return int(quota) / int(period)

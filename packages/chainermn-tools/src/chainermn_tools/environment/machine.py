@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from _chainermn_cgroups import cpu_quota
+from _chainermn_cgroups import folders as cgroup_folders
 from chainermn_tools.environment.probe import MARGIN_SECONDS, together
 
-CGROUPS = Path("/sys/fs/cgroup")
 # Version 1 of cgroups says "unlimited" by a number near 2^63.
 UNLIMITED = 1 << 60
 
@@ -43,7 +44,7 @@ def cores() -> dict[str, Any]:
         without one) and ``usable``, a whole number of at least 1.
     """
     affinity = len(os.sched_getaffinity(0))
-    quota = _least(_cpu_quota(folder) for folder in cgroup_folders("cpu"))
+    quota = _least(cpu_quota(folder) for folder in cgroup_folders("cpu"))
     usable = affinity if quota is None else min(affinity, max(1, int(quota)))
     return {
         "machine": os.cpu_count(),
@@ -103,42 +104,6 @@ def ptrace_scope() -> int | None:
 def interfaces() -> list[str]:
     """The names of the network interfaces, for NCCL_SOCKET_IFNAME and its like."""
     return [name for _, name in socket.if_nameindex()]
-
-
-def cgroup_folders(
-    controller: str, membership: str | None = None, root: Path = CGROUPS
-) -> Iterator[Path]:
-    """The folders whose limits hold for this process: its cgroup's and all those above it.
-
-    Args:
-        controller: ``"cpu"`` or ``"memory"``.
-        membership: text of ``/proc/self/cgroup``; read from there when None.
-        root: where cgroups are mounted.
-    """
-    if membership is None:
-        membership = Path("/proc/self/cgroup").read_text()
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2; beside version 1 it is mounted in a folder of its own
-            tops = (root, root / "unified")
-        elif controller in controllers.split(","):
-            tops = (root / controllers, root / controller)
-        else:
-            continue
-        for top in tops:
-            # In a container the path may be the host's, and not be there.
-            folder = top / path.lstrip("/")
-            yield from (one for one in (folder, *folder.parents) if one.is_relative_to(top))
-
-
-def _cpu_quota(folder: Path) -> float | None:
-    """A cgroup's quota in cores; None where it has none."""
-    version2 = (_read(folder / "cpu.max") or "max").split()
-    if version2[0] != "max":
-        return int(version2[0]) / int(version2[1])
-    quota = int(_read(folder / "cpu.cfs_quota_us") or -1)
-    period = int(_read(folder / "cpu.cfs_period_us") or 0)
-    return quota / period if quota > 0 and period > 0 else None
 
 
 def _memory_limit(folder: Path) -> int | None:
