@@ -17,12 +17,13 @@ from chainermn_comm import RankMismatchError
 from chainermn_comm.agreement import Agreement
 from chainermn_comm.layout import Layout
 from chainermn_comm.topology import Topology
+from chainermn_comm.waiting import barrier
 
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
 ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
 ONE_COUNTS, ALL_COUNT = "arithmetic, one rank", "arithmetic, all ranks"
 HANDOFF, BUNDLED, GLOO = "handoff", "bundled naive", "PyTorch gloo"
-RAW, AGREEMENT = "MPI_Allreduce", "agreement alone"
+RAW, AGREEMENT, MEETING = "MPI_Allreduce", "agreement alone", "meeting alone"
 LINK = "two ranks swap the bytes"  # of two hosts
 
 
@@ -127,6 +128,12 @@ def gloo(gradients: Gradients) -> list[Contestant]:
             lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
         )
     ]
+
+
+def meeting(gradients: Gradients) -> Contestant:
+    """What the agreement also serves as, in a call whose gradients are packed by then."""
+    comm = gradients.comm
+    return Contestant(MEETING, "part", gradients.restore, partial(barrier, comm), lambda: True)
 
 
 def agreement(gradients: Gradients) -> Contestant:

@@ -73,7 +73,7 @@ def model(
     contestants = [*peers.probes(), *peers.copies(gradients, handoff)]
     contestants += [peers.raw_mpi(gradients), *peers.gloo(gradients)]
     contestants += of(communicators, gradients)
-    contestants.append(peers.agreement(gradients))
+    contestants += [peers.agreement(gradients), peers.meeting(gradients)]
     return {
         "model": name,
         "arrays": len(MODELS[name]),

@@ -44,7 +44,7 @@ def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:
     assert [model["arrays"] for model in results["models"]] == [1000, 6]
     for model in results["models"]:
         names = [row["name"] for row in model["contestants"] if row["name"] != "PyTorch gloo"]
-        assert names == [*PEERS, *OURS, "dummy", "agreement alone"]
+        assert names == [*PEERS, *OURS, "dummy", "agreement alone", "meeting alone"]
         for row in model["contestants"]:
             assert row["right"], row["name"]
             assert len(row["ms"]) == results["rounds"]
