@@ -60,7 +60,8 @@ def judged(monkeypatch):
     assert set(checks.NEEDS) <= {check.name for check in HERE.checks}
     monkeypatch.setattr(facts, "launcher", lambda _: {"path": "/bin/mpiexec", "vendor": "MPICH"})
     monkeypatch.setattr(facts, "library", lambda _: {"vendor": "MPICH", "version": "5"})
-    monkeypatch.setattr(checks, "cores", lambda: {"usable": RANKS})
+    for module in (checks, job):
+        monkeypatch.setattr(module, "cores", lambda: {"usable": RANKS})
     fine = tuple(Check(name, "?", lambda _: ok("")) for name in checks.NEEDS)
 
     def judge(what: job.Job) -> dict:
@@ -147,6 +148,12 @@ def test_a_rank_that_hangs_is_named_by_what_it_is_at(judged):
     assert found[step].found == "it hangs: 1 of 2 ranks came through it within 30 s"
     assert found["communicator naive"].status == "ok"
     assert found["communicator dummy"].status == "skipped"
+
+
+def test_more_ranks_than_cores_may_just_be_slow(judged, monkeypatch):
+    monkeypatch.setattr(job, "cores", lambda: {"usable": 1})
+    found = judged(made(notes(0, steps.MESSAGES), notes(1), status=None))
+    assert "--timeout" in found[steps.MESSAGES].fix
 
 
 def test_wrong_values_are_named_with_their_verb(judged):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -80,6 +81,7 @@ def test_a_check_that_hangs_is_named_and_the_others_go_on():
         (Unavailable("no such thing"), "no such thing"),
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
         (SystemExit(3), "SystemExit: 3"),
+        (OSError(28, "No space left on device"), "No space left"),
     ],
 )
 def test_a_check_that_raises_fails_alone(error, said):
@@ -134,19 +136,21 @@ def test_a_fact_is_found_out_once_for_all_checks():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "hosts", "here"),
+    ("ranks", "hosts", "a_host", "here"),
     [
-        (None, "", None),
-        (5, "", 5),
-        (None, "a:2,b:3", 3),
-        (None, "a,b", 1),
-        (5, "a,b", 3),
-        (9, "a:2,b:3", 3),
+        (None, "", None, None),
+        (5, "", 5, 5),
+        (None, "a:2,b:3", 3, 3),
+        (None, "b,c", 1, None),
+        (5, "a.site,b", 3, 3),
+        (9, "a:2,b:3", 3, 3),
+        (4, "localhost:4", 4, 4),
     ],
 )
-def test_ranks_of_one_machine(ranks, hosts, here):
-    named = from_list(hosts) if hosts else ()
-    assert context(ranks=ranks, hosts=named).ranks_here() == here
+def test_ranks_of_one_machine(monkeypatch, ranks, hosts, a_host, here):
+    monkeypatch.setattr(socket, "gethostname", lambda: "a")
+    asked = context(ranks=ranks, hosts=from_list(hosts) if hosts else ())
+    assert (asked.ranks_a_host(), asked.ranks_here()) == (a_host, here)
 
 
 def test_a_program_gets_what_it_reads_and_says_how_it_ended():
@@ -167,7 +171,7 @@ touch {tmp_path}/ready
 sleep {LONG}
 """
     began = time.monotonic()
-    ended = program.run(["sh", "-c", script], 3)
+    ended = program.run(["sh", "-c", script], 2)
     assert ended.status is None
     assert time.monotonic() - began < LIMIT_SECONDS
     assert (tmp_path / "ready").exists()

@@ -11,6 +11,7 @@ To add one, write a function and put it into its layer's tuple ``CHECKS``::
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -115,10 +116,15 @@ class Context:
         return max(0.1, seconds - min(ENDING_SECONDS, ENDING_SHARE * seconds))
 
     def ranks_here(self) -> int | None:
-        """How many ranks this machine is to run, or one of the hosts; None where nobody said.
+        """How many ranks this machine is to run; None where nobody said, and where others run."""
+        if not self.hosts:
+            return self.ranks
+        own = {"localhost", socket.gethostname().split(".")[0]}
+        mine = any(host.name.split(".")[0] in own for host in self.hosts)
+        return self.ranks_a_host() if mine else None
 
-        With hosts it is the most that one of them gets, this one taken to be alike.
-        """
+    def ranks_a_host(self) -> int | None:
+        """The most ranks that any of the machines is to run; None where nobody said."""
         if not self.hosts:
             return self.ranks
         try:

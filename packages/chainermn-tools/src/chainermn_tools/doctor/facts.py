@@ -8,7 +8,7 @@ from chainermn_tools.doctor.check import Context
 from chainermn_tools.environment import mpi, packages, probe
 
 # Most that one small program may take: loading MPI or CUDA from a cold network disk is slow.
-PROGRAM_SECONDS = 20.0
+PROGRAM_SECONDS = 30.0
 
 
 def seconds(context: Context) -> float:

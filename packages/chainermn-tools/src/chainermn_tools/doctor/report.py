@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from chainermn_tools.environment import probe
 
 # Raised when a key changes its name or its meaning. Another check or another key is no change.
 SCHEMA = 1
-FENCE = "````"  # no output of ours holds four
 # Of the time for the environment, what programs may take that are asked.
 PROGRAMS_SHARE = 0.7
 
@@ -66,7 +66,9 @@ def pasteable(
         {"environment": lambda: environment.collect(programs)}, of_environment
     ).values()
     environment.render(found if "schema" in found else {"environment": found}, console)
+    body = file.getvalue().rstrip()
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
     return (
         f"<details><summary>chainermn doctor: {text.summary(findings)}</summary>\n\n"
-        f"{FENCE}text\n{file.getvalue().rstrip()}\n{FENCE}\n\n</details>"
+        f"{fence}text\n{body}\n{fence}\n\n</details>"
     )

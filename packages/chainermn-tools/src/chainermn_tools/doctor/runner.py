@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from chainermn_tools.doctor.advice import advice
 from chainermn_tools.doctor.check import Answer, Check, Context, Finding, failed, skipped
 from chainermn_tools.environment.probe import Unavailable
 
@@ -102,7 +103,7 @@ class _Run:
             self._answers[check.name] = failed(str(problem), "run it by hand to see what it says")
         except BaseException as problem:  # whatever it is, the others go on
             said = f"the check itself failed: {type(problem).__name__}: {problem}"
-            self._answers[check.name] = failed(said, REPORT_IT)
+            self._answers[check.name] = failed(said, advice(said, REPORT_IT))
         finally:
             self._done[check.name].set()
 

@@ -111,9 +111,11 @@ def chainer() -> str:
 
 def _version(name: str) -> str | None:
     try:
-        return metadata.version(name)
+        return metadata.version(name) or "unknown"
     except metadata.PackageNotFoundError:
         return None
+    except KeyError:  # an interrupted installation leaves metadata without a version
+        return "unknown"
 
 
 def _requires(name: str) -> list[str]:

@@ -113,27 +113,30 @@ def _paths(here: Mapping[str, str], hosts: Mapping[str, Mapping[str, Any]]) -> s
 
 @over_hosts("hosts' shared memory", "Is there room in /dev/shm of the hosts?")
 def shared_memory(context: Context, round_: Round) -> Answer:
-    needed = RESERVE_BYTES + (context.ranks_here() or USUAL_RANKS) * RANK_BYTES
-    full, little, others = {}, {}, []
+    needed = RESERVE_BYTES + (context.ranks_a_host() or USUAL_RANKS) * RANK_BYTES
+    full: dict[str, str] = {}
+    little: dict[str, str] = {}
+    room: dict[str, int] = {}
     for host, facts in round_.facts().items():
         if facts.get("machine") == round_.here["machine"]:
             continue  # another check looks at this machine's
-        others.append(host)
-        size = facts["shm"]
-        if size is None:
-            full[host] = "it has no /dev/shm"
-            continue
+        size = facts["shm"] or {"free_bytes": 0, "total_bytes": 0}
+        room[host] = size["free_bytes"]
         said = f"{size['free_bytes'] // MIB} MiB of {size['total_bytes'] // MIB} MiB are free"
         if size["free_bytes"] < NEEDED_BYTES:
             full[host] = f"{said}: too little even for MPI itself"
         elif size["free_bytes"] < needed:
             little[host] = f"{said}: gradients would go through MPI, which is slower"
+    if not room:
+        return skipped("no other host was asked")
     bad = full or little
     if not bad:
-        return ok(f"{all_of(others)}: there is") if others else skipped("no other host was asked")
+        return ok(
+            f"{all_of(list(room))}: {min(room.values()) // MIB} MiB are free", free_bytes=room
+        )
     host = next(iter(bad))
     size = round_.facts()[host]["shm"]
-    if size is not None and size["total_bytes"] >= 2 * NEEDED_BYTES:
+    if size and size["total_bytes"] >= 2 * NEEDED_BYTES:
         fix = f"ssh {host} ls -l /dev/shm   # and remove there what no running job needs"
     else:
         fix = f"{FIX_SIZE}   # on {host}"

@@ -89,7 +89,7 @@ def run(context: Context) -> Job:
 
 def ranks_to_start(context: Context) -> int:
     """As many as the user wants; where hosts are to run them, as can meet and have cores here."""
-    wanted = context.ranks_here()
+    wanted = context.ranks_a_host()
     if wanted is None:
         return USUAL_RANKS
     return max(USUAL_RANKS, min(wanted, cores()["usable"])) if context.hosts else wanted
@@ -105,6 +105,12 @@ def come_to(step: str, job: Job) -> Answer | None:
     there = len(job.found(step))
     where = f"{there} of {job.ranks} ranks came through it"
     if job.ended.status is None:
+        if job.ranks > cores()["usable"]:
+            said = f"it hangs, or {job.ranks} ranks are too many for {cores()['usable']} cores"
+            return failed(
+                f"{said}: {where} within {job.seconds:.0f} s",
+                "give it more time with --timeout, or take fewer ranks with -n",
+            )
         return failed(
             f"it hangs: {where} within {job.seconds:.0f} s",
             "MPI's messages get stuck; try another way for them: export UCX_TLS=tcp,self (MPICH), "
