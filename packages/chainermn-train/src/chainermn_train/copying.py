@@ -1,11 +1,9 @@
-"""Lets an object that holds a communicator be copied: the copy talks through the same one."""
+"""Lets an object that holds a communicator be copied, and says why it can't be pickled."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, NoReturn
-
-from chainermn_comm import CommunicatorBase
 
 
 class SharesCommunicator:
@@ -18,9 +16,7 @@ class SharesCommunicator:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = memo[id(self)] = copy.copy(self)
-        for name, value in vars(self).items():
-            shared = isinstance(value, CommunicatorBase)
-            vars(twin)[name] = value if shared else copy.deepcopy(value, memo)
+        vars(twin).update(copy.deepcopy(vars(self), memo))
         return twin
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:

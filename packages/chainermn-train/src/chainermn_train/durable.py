@@ -68,7 +68,9 @@ def write_durably(path: Path, fill: Callable[[HashingFile], Any]) -> Contents:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = os.fspath(temporary)  # `write` and `fsync` don't say which file it was
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
