@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -72,10 +74,18 @@ def test_a_missing_method_forbids_instantiation(name):
         incomplete()
 
 
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_copies_of_what_holds_a_communicator_share_it(duplicate):
+    comm = Alone()
+    assert duplicate({"comm": comm, "list": []})["comm"] is comm
+    assert duplicate(comm) is comm
+
+
 def test_the_other_methods_come_with_the_interface():
     comm = Alone()
     assert comm.intra_size == 1
     assert comm.allgather(3) == (3,)
+    assert comm.allgather_bytes(b"three") == [b"three"]
     assert comm.scatter([4]) == 4
     assert comm.scatter(np.array([[1, 2]])).tolist() == [1, 2]
     with pytest.raises(ValueError, match="scatter needs 1 arrays"):

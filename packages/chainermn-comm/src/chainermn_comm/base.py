@@ -231,6 +231,14 @@ class CommunicatorBase(ABC):
     def finalize(self) -> None:  # noqa: B027  (optional: most subclasses own nothing)
         """Release what the communicator owns; no other method works afterwards."""
 
+    # It is a place among other processes: copies of what holds one talk through the same.
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
     def __enter__(self) -> Self:
         return self
 

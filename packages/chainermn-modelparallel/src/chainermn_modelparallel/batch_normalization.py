@@ -12,12 +12,11 @@ from chainer import Variable, backend
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.batch_statistics import NAME, Normalize, normalize
 from chainermn_modelparallel.calls import agree, attempt, require_communicator
-from chainermn_modelparallel.sharing import SharesCommunicator
 
 BACKENDS = ("auto", "mpi", "nccl")
 
 
-class MultiNodeBatchNormalization(SharesCommunicator, L.BatchNormalization):
+class MultiNodeBatchNormalization(L.BatchNormalization):
     """Batch normalization by the statistics of all ranks' batches together.
 
     It gives what :class:`chainer.links.BatchNormalization` gives for the ranks' batches put

@@ -13,13 +13,12 @@ from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.delegates import connect
 from chainermn_modelparallel.letters import as_integer, check_peer
 from chainermn_modelparallel.point_to_point import recv_with_thread, send
-from chainermn_modelparallel.sharing import SharesCommunicator
 
 # A component's ranks, in the order in which it sends or receives; None: the model's own.
 Route = tuple[int, ...] | None
 
 
-class MultiNodeChainList(SharesCommunicator, chainer.ChainList):
+class MultiNodeChainList(chainer.ChainList):
     """This rank's components of a model that spans ranks.
 
     Each rank makes one, adds its components with :meth:`add_link` and calls it; what a component

@@ -44,11 +44,9 @@ def create_mnbn_model(
     if not isinstance(link, chainer.Link):
         raise TypeError(f"rank {comm.rank}: link must be a chainer.Link, got {type(link).__name__}")
     # What a deep copy shall not copy is entered as its own copy.
-    memo: dict[int, Any] = {id(comm): comm}
+    memo: dict[int, Any] = {}
     twins: list[tuple[chainer.Link, chainer.Link]] = []
     for path, part in link.namedlinks():
-        held = (value for value in vars(part).values() if isinstance(value, CommunicatorBase))
-        memo.update({id(value): value for value in held})
         memo.update({id(hook): hook for hook in part.local_link_hooks.values()})
         kind: Any = type(part)
         if kind is L.BatchNormalization:

@@ -11,7 +11,6 @@ from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.delegates import connect
 from chainermn_modelparallel.letters import check_peer
 from chainermn_modelparallel.point_to_point import recv_with_thread, send
-from chainermn_modelparallel.sharing import SharesCommunicator
 
 KINDS = (
     L.NStepLSTM,
@@ -68,7 +67,7 @@ def create_multi_node_n_step_rnn(
     return MultiNodeNStepRNN(actual_link, communicator, rank_in, rank_out)
 
 
-class MultiNodeNStepRNN(SharesCommunicator, chainer.Chain):
+class MultiNodeNStepRNN(chainer.Chain):
     """A stacked RNN whose states cross ranks.
 
     A call takes ``xs``, as ``actual_rnn`` does; before it the initial states (``hx, cx`` of an

@@ -13,10 +13,9 @@ from chainer import Variable
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.calls import attempt, require_communicator
 from chainermn_modelparallel.replicas import join, pick, total, use_everywhere
-from chainermn_modelparallel.sharing import SharesCommunicator
 
 
-class _ParallelLinear(SharesCommunicator, chainer.Link):
+class _ParallelLinear(chainer.Link):
     """A :class:`chainer.links.Linear` of which each rank keeps a part.
 
     ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, 1 for the inputs.
@@ -171,17 +170,12 @@ class RowParallelLinear(_ParallelLinear):
     Args:
         in_size: number of inputs of all ranks together, at least one for each.
         out_size: number of outputs.
-        comm: the communicator whose ranks divide the matrix.
-        nobias: without ``b``.
-        initialW: initializer, number, or array of shape ``(out_size, in_size)``, of the whole
-            matrix; as for :class:`chainer.links.Linear`.
-        initial_bias: likewise, of shape ``(out_size,)``.
+        comm, nobias, initialW, initial_bias: as for :class:`ColumnParallelLinear`.
         input_is_parallel: whether x is this rank's columns alone, as a
             :class:`ColumnParallelLinear` without ``gather_output`` gives them.
 
     Raises:
-        TypeError: ``comm`` is no communicator.
-        ValueError: a size is none, or too small to be divided.
+        TypeError, ValueError: as for :class:`ColumnParallelLinear`.
     """
 
     _axis = 1
@@ -211,10 +205,8 @@ class RowParallelLinear(_ParallelLinear):
             A variable of shape ``(N, out_size)``, the same on all ranks.
 
         Raises:
-            TypeError: ``x`` is no variable or array.
-            ValueError: its shape or dtype is another.
-            PeerError: another rank raised one of these.
-            RankMismatchError: on all ranks, when shapes differ or they call something else.
+            TypeError, ValueError, PeerError, RankMismatchError: as for
+                :meth:`ColumnParallelLinear.forward`.
         """
         if self.input_is_parallel:
             y, problem = attempt(lambda: F.linear(self._input(x, self.W.shape[1]), self.W))
