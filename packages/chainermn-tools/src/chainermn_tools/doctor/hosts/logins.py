@@ -62,7 +62,7 @@ MEANING: dict[Kind, tuple[str, str]] = {
 
 @over_hosts("host names", "Are the hosts' names known?")
 def host_names(_: Context, round_: Round) -> Answer:
-    return _judged(round_, NAME_KINDS, "known")
+    return _judged(round_, NAME_KINDS, "they are known")
 
 
 @over_hosts("host keys", "Does ssh know the hosts' keys?")
@@ -81,13 +81,13 @@ def _judged(round_: Round, kinds: Collection[str], well: str) -> Answer:
     replies = round_.hosts
     mine = {h: r.trouble for h, r in replies.items() if r.trouble and r.trouble.kind in kinds}
     if mine:
-        problems = {
-            host: MEANING[one.kind][0] + (f" ({one.said})" if one.said else "")
-            for host, one in mine.items()
-        }
         first = next(iter(mine))
-        fix = MEANING[mine[first].kind][1].format(host=first)
-        return failed(told(problems), fix, hosts={h: one.kind for h, one in mine.items()})
+        _, fix = MEANING[mine[first].kind]
+        text = told({host: MEANING[one.kind][0] for host, one in mine.items()})
+        if mine[first].said:
+            text += f" (of {first}: {mine[first].said})"
+        by_host = {host: one.kind for host, one in mine.items()}
+        return failed(text, fix.format(host=first), hosts=by_host)
     passed = [host for host, reply in replies.items() if reply.trouble is None]
     if not passed:
         return skipped("no host was reached")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from chainermn_tools import program
@@ -22,6 +23,9 @@ from chainermn_tools.launch.hosts import deal
 
 # So many ranks of a host show where it puts them; more would only take longer.
 MOST_RANKS = 2
+# Of the time that is left; then each host may be tried alone.
+TOGETHER_SHARE = 0.6
+MOST_ALONE = 16
 # They do next to nothing: whoever is not done by then hangs.
 MOST_SECONDS = 40.0
 # Who was told to end goes on at most so much longer.
@@ -43,13 +47,16 @@ def placement(context: Context, round_: Round) -> Answer:
         if host not in names:
             return skipped(f"{host} gave no answer")
         wanted[names[host]] += ranks
-    seconds = min(MOST_SECONDS, context.left())
+    seconds = min(MOST_SECONDS, TOGETHER_SHARE * context.left())
     ended = run(context, shares, seconds)
     records = [json.loads(text) for text in RECORD.findall(ended.out)]
     began = Counter(record["began"] for record in records if "began" in record)
     met = next((record["hosts"] for record in records if "hosts" in record), None)
     if met is None or ended.status != 0:
-        return _not_met(ended, wanted, began, seconds)
+        silent = [host for host in shares if began[names[host]] < wanted[names[host]]]
+        if ended.status is None:
+            return _hangs(context, silent, len(silent) == len(shares), seconds)
+        return _failed(ended, silent)
     if Counter(met) != wanted:
         return failed(
             f"ranks are on {_counted(Counter(met))}, and should be on {_counted(wanted)}",
@@ -82,28 +89,41 @@ def run(context: Context, shares: dict[str, int], seconds: float) -> program.End
     return program.run(words, seconds, environment=environment)
 
 
-def _not_met(
-    ended: program.Ended, wanted: Counter[str], began: Counter[str], seconds: float
-) -> Answer:
-    """Why the ranks did not come to their end."""
-    silent = [host for host in wanted if began[host] < wanted[host]]
+def _hangs(context: Context, silent: list[str], all_are: bool, seconds: float) -> Answer:
+    """Which host it is that keeps ranks from starting, or that it is none."""
+    if not silent:
+        return failed(
+            "MPI hangs while it starts, or while ranks meet: all ranks began",
+            "export UCX_TLS=tcp,self   # (MPICH), OMPI_MCA_btl=tcp,self (Open MPI): plain TCP",
+        )
+    text = f"mpiexec hangs: no rank began on {listed(silent)} within {seconds:.0f} s"
+    if all_are and 1 < len(silent) <= MOST_ALONE:
+        # One that hangs may hold up all.
+        alone = _hanging_alone(context, silent, min(MOST_SECONDS, context.left()))
+        if 0 < len(alone) < len(silent):
+            text = f"mpiexec hangs because of {listed(alone)}: no rank begins there"
+            silent = alone
+    fix = f"ssh {silent[0]} mpiexec -n 1 hostname   # if it hangs too, install MPI anew there"
+    return failed(text, fix, hosts=silent)
+
+
+def _hanging_alone(context: Context, hosts: list[str], seconds: float) -> list[str]:
+    """The hosts on which a rank doesn't start even without the others."""
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        jobs = list(pool.map(lambda host: run(context, {host: 1}, seconds), hosts))
+    return [host for host, ended in zip(hosts, jobs, strict=True) if not RECORD.search(ended.out)]
+
+
+def _failed(ended: program.Ended, silent: list[str]) -> Answer:
     where = f"no rank began on {listed(silent)}" if silent else "all ranks began"
-    if ended.status is None:
-        if silent:
-            said = f"mpiexec hangs: {where} within {seconds:.0f} s"
-            fix = (
-                f"ssh {silent[0]} mpiexec -n 1 hostname   # if it hangs too, install MPI anew there"
-            )
-        else:
-            said = f"MPI hangs while it starts, or while ranks meet: {where}"
-            fix = "export UCX_TLS=tcp,self   # (MPICH), OMPI_MCA_btl=tcp,self (Open MPI): plain TCP"
-        return failed(said, fix, began=dict(began))
-    output = f"{ended.out}\n{ended.err}"
     said = last_line(ended.err) or last_line(RECORD.sub("", ended.out))
     return failed(
         f"{where}, and the job ended with status {ended.status}: {said}",
-        advice(output, "run it by hand to see what mpiexec says: chainermn launch --hosts ..."),
-        began=dict(began),
+        advice(
+            f"{ended.out}\n{ended.err}",
+            "run it by hand to see what mpiexec says: chainermn launch --hosts ...",
+        ),
+        hosts=silent,
     )
 
 

@@ -46,8 +46,11 @@ SAYINGS: tuple[tuple[Kind, str], ...] = (
 )
 OFFERED = re.compile(r"^debug1: Offering public key", re.MULTILINE)
 LOGGED_IN = re.compile(r"^(?:debug1: )?Authenticated to ", re.MULTILINE)
-# What -v adds: its own lines, and the banner of a version.
-CHATTER = re.compile(r"debug\d: |OpenSSH_|Authenticated to |Transferred: |Bytes per second: ")
+# What -v adds: its own lines, and the banner of a version. And what is no complaint.
+CHATTER = re.compile(
+    r"debug\d: |OpenSSH_|Authenticated to |Transferred: |Bytes per second: "
+    r"|Warning: Permanently added "
+)
 QUOTED_CHARACTERS = 300
 
 

@@ -30,7 +30,9 @@ def told(problems: Mapping[str, str]) -> str:
 
 def all_of(names: Sequence[str]) -> str:
     """The subject of a sentence about hosts of which all is well."""
-    return names[0] if len(names) == 1 else f"all {len(names)} hosts"
+    if len(names) == 1:
+        return names[0]
+    return "both hosts" if len(names) == 2 else f"all {len(names)} hosts"
 
 
 def on(host: str, *words: str) -> str:
