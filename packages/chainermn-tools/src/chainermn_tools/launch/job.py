@@ -19,7 +19,7 @@ from chainermn_tools import program
 from chainermn_tools.launch.command_line import LAUNCH_VARIABLE
 from chainermn_tools.launch.records import Reader
 
-# How long a job may go on once a rank said that it failed, or mpiexec that one was lost: the abort
+# How long a job may go on once a rank said that it failed, or others that one was lost: the abort
 # hook ends it in about one second, but a rank that fails before MPI is initialized leaves the
 # others waiting, and mpiexec itself waits for ever for a host whose link is cut.
 FAILED_SECONDS = 4.0
@@ -32,6 +32,11 @@ POLL_SECONDS = 0.1
 TAIL_BYTES = 1 << 16
 # What mpiexec says of a rank that ended badly: MPICH, and Open MPI.
 LOST = re.compile(rb"\bPID (\d+) (?:RUNNING AT|on node) ")
+# What the watchdog of chainermn-comm says when it ends a machine's ranks. Open MPI's mpiexec says
+# nothing of them while it waits for the other machine.
+WATCHDOG_ENDS = re.compile(
+    rb"CHAINERMN_TIMEOUT is set: ending the job|ChainerMN: (\S+ has not answered for [^:]+)"
+)
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -62,8 +67,8 @@ class Outcome:
         return found
 
     def has_failed(self) -> bool:
-        """Whether a rank said that it failed, or mpiexec that it lost one."""
-        if self.of_kind("failed"):
+        """Whether a rank said that it failed, or mpiexec that it lost one, or the watchdog."""
+        if self.of_kind("failed") or WATCHDOG_ENDS.search(self.tail):
             return True
         # Ranks may print the words too, of jobs that they start.
         lost = {int(pid) for pid in LOST.findall(self.tail)}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chainermn_tools.launch.job import Outcome
+from chainermn_tools.launch.job import WATCHDOG_ENDS, Outcome
 
 # What mpiexec says of a rank that ended badly, MPICH and then Open MPI (which breaks lines).
 HYDRA_SAYS = re.compile(
@@ -18,11 +18,8 @@ HYDRA_SIGNAL = re.compile(r"EXIT STRING: .* \(signal (\d+)\)")
 PRTE_SIGNAL = re.compile(
     r"process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal (?P<signal>\d+)"
 )
-# What the watchdog of chainermn-comm says when it ends the ranks, by signals that would be blamed
-# on the first of them; and before that, whom it waited for.
-WATCHDOG_ENDS = re.compile(
-    r"CHAINERMN_TIMEOUT is set: ending the job|ChainerMN: (\S+ has not answered for [^:]+)"
-)
+# Whom the watchdog waited for, before it ended the ranks by signals, which would be blamed on the
+# first of them.
 WATCHDOG_SAYS = re.compile(
     r"ChainerMN: ((?:likely culprit|ranks wait for others|all ranks are in the call)[^\n]*)"
 )
@@ -147,12 +144,13 @@ def _ended_by(outcome: Outcome, hellos: dict[int, dict[str, Any]]) -> tuple[int,
 
 def _ended_by_watchdog(outcome: Outcome) -> str:
     """What the watchdog said when it ended the job, in a line; "" if it didn't."""
-    tail = outcome.tail.decode(errors="replace")
-    ends = WATCHDOG_ENDS.search(tail)
+    ends = WATCHDOG_ENDS.search(outcome.tail)
     if ends is None:
         return ""
-    said = WATCHDOG_SAYS.findall(tail[: ends.start()])
-    return ends[1] or (said[-1] if said else "see its report above")
+    if ends[1]:
+        return ends[1].decode(errors="replace")
+    said = WATCHDOG_SAYS.findall(outcome.tail[: ends.start()].decode(errors="replace"))
+    return said[-1] if said else "see its report above"
 
 
 def _signal(number: int) -> str:
