@@ -42,10 +42,11 @@ def check_flat(found, capsys):
         end = one["samples"][-1]
         with capsys.disabled():
             seconds = end["at"] - one["samples"][0]["at"]
+            series = [f"{s['rss'] / 2**20:.2f}" for s in one["samples"][::4]]
             print(
                 f"\nrank {one['rank']}: {one['done']:,} in {seconds:.0f} s; rss "
                 f"{end['rss'] / 2**20:.1f} MiB, grown {grown['rss'] / 2**10:+.0f} KiB, pss "
-                f"{grown['pss'] / 2**10:+.0f} KiB",
+                f"{grown['pss'] / 2**10:+.0f} KiB (rss meanwhile: {' '.join(series)})",
                 end="",
             )
         assert grown["files"] == grown["threads"] == 0, one

@@ -23,6 +23,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer import training
+from mpi4py import MPI
 
 from chainermn_comm import create_communicator
 from chainermn_train import (
@@ -149,6 +150,7 @@ def make_trainer(comm, plan, case):
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     case = json.loads(Path(sys.argv[1]).read_text())
+    MPI.COMM_WORLD.Barrier()  # that some ranks take longer to start on a busy machine is no stall
     comm = create_communicator(case["communicator"])
     notes, out = Path(case["notes"]), Path(case["out"])
     plan = Plan(case["fault"], comm.rank, notes, out)
