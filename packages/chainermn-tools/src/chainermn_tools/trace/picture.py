@@ -56,7 +56,6 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
     """A bar for each rank, cut into bins: the shares of waiting, moving data, and the rest."""
     length = max((call.end for call in run.calls), default=0.0) / 1e6 or 1.0
     edges = np.linspace(0, length, BINS + 1)
-    width = length / BINS
     for row, rank in enumerate(ranks):
         waiting, moving = _shares(run.ranks[rank].calls, edges)
         bottom = np.full(BINS, row + 0.4)
@@ -65,18 +64,11 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
             (moving, MOVING_COLOR, "moving data"),
             (1 - waiting - moving, COMPUTING_COLOR, "in no call"),
         ):
-            heights = -0.8 * shares
-            axes.bar(
-                edges[:-1],
-                heights,
-                width,
-                bottom,
-                color=color,
-                align="edge",
-                linewidth=0,
-                label="" if row else label,
-            )
-            bottom = bottom + heights
+            top = bottom - 0.8 * shares
+            steps = [np.append(values, values[-1]) for values in (bottom, top)]
+            name = "" if row else label
+            axes.fill_between(edges, *steps, step="post", color=color, linewidth=0, label=name)
+            bottom = top
     axes.set_xlim(0, length)
     axes.set_xlabel("seconds", fontsize=9)
     axes.set_title("The whole run: how each rank spends its time", loc="left", fontweight="bold")
