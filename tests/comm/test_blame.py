@@ -152,6 +152,26 @@ def test_hosts_that_do_not_answer_are_named_when_ranks_wait_in_finalize():
     assert "ranks wait for others that could not be asked; rank 1 on beta didn't answer" in text
 
 
+def test_who_runs_something_else_inside_of_the_call_that_all_are_in_is_blamed():
+    ours = (
+        'Current thread (most recent call first):\n  File "/x/chainermn_comm/a.py", line 5 in f\n'
+    )
+    handler = 'Current thread (most recent call first):\n  File "/x/s.py", line 53 in hold\n'
+    stacks = [ours, handler + ours.partition("\n")[2], ours]
+    them = [replace(one, stacks=stacks[one.world]) for one in ranks(*map(inside, range(3)))]
+    stalled = [(one, one.calls[0]) for one in them]
+    text = report(Job(them), stalled, "Going on.")
+    assert (
+        "culprit: rank 1 (process 101 on here) waits in bcast (collective call 5) for 7.0" in text
+    )
+    assert " s, but runs hold (s.py, line 53) there.\n" in text
+    assert text.index("Stacks of rank 1") < text.index("Stacks of ranks 0, 2")
+    # Not where it holds for all, nor where others are not known.
+    alike = Job(replace(one, stacks=handler) for one in them)
+    assert "all ranks are in the call" in report(alike, stalled, "Going on.")
+    assert "culprit" not in report(Job(them[:2]), stalled, "Going on.")
+
+
 def test_equal_stacks_are_printed_once_and_suspects_first():
     them = [
         replace(rank, stacks="elsewhere" if rank.world == 2 else "in bcast")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,6 +73,12 @@ def from_answer(answer: dict[str, Any]) -> list[Rank]:
     ]
 
 
+# In what faulthandler prints, the innermost Python function of each thread.
+INNERMOST = re.compile(r'hread.*\(most recent call first\):\n\s+File "([^"]+)", line (\d+) in (.+)')
+# Where a rank that communicates is.
+COMMUNICATING = ("/chainermn_comm/", "/mpi4py/")
+
+
 class Job:
     """The ranks, and who waits for whom."""
 
@@ -134,6 +142,26 @@ class Job:
                 else:
                     todo += [(other, theirs) for theirs in other.waits]
         return sorted((ends or ({} if others else reached)).values(), key=_likelihood)
+
+    def strangers(self, stalled: Sequence[tuple[Rank, Call]]) -> list[tuple[Rank, str]]:
+        """Ranks that run something else inside of the call that all are in, and what.
+
+        Such as a handler of a signal. Only their stacks tell; none where that holds for all.
+        """
+        if self.silent or any(self.unknown(call) for _, call in stalled):
+            return []
+        found, others = [], 0
+        for rank in self.ranks.values():
+            if not rank.waits or not rank.stacks:
+                continue
+            frames = INNERMOST.findall(rank.stacks)
+            here = any(folder in frame[0] for frame in frames for folder in COMMUNICATING)
+            if here or not frames:  # Python's code has ended: it is in MPI_Finalize
+                others += 1
+            else:
+                path, line, name = frames[0]
+                found.append((rank, f"{name} ({os.path.basename(path)}, line {line})"))
+        return found if others else []
 
     def with_stacks(self, stacks: dict[int, str]) -> Job:
         """The same with the stacks of the ranks that gave them."""

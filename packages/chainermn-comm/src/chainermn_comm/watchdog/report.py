@@ -34,9 +34,14 @@ def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
         what_now: the last words on what happens next.
     """
     suspects = job.suspects(stalled)
+    inside = {} if suspects else {rank.world: what for rank, what in job.strangers(stalled)}
+    suspects = suspects or [job.ranks[world] for world in inside]
+    does = [
+        whereabouts(job, rank) + (f", but runs {inside[rank.world]} there" if inside else "")
+        for rank in suspects[:MOST_RANKS]
+    ]
     head = "likely culprit" if len(suspects) == 1 else "likely culprits, the likeliest first"
-    lines = [f"ChainerMN: {head}: {whereabouts(job, suspects[0])}."] if suspects else []
-    lines += [f"ChainerMN: or: {whereabouts(job, rank)}." for rank in suspects[1:MOST_RANKS]]
+    lines = [f"ChainerMN: {'or' if number else head}: {one}." for number, one in enumerate(does)]
     if not suspects:
         lines.append(f"ChainerMN: {_nobody(job, stalled)}")
     longest = max(call.age for _, call in stalled)
