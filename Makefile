@@ -38,7 +38,7 @@ export OMPI_MCA_osc = ^ucx
 export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: train test test-slow test-gpu chaos lint bench bench-modelparallel bench-scatter bench-hosts hosts clean
+.PHONY: train test test-slow test-gpu chaos lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
 train: $(READY)
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
@@ -82,6 +82,16 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The manual, in site/. Its environment holds none of our packages: their docstrings are read, not run.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+
+.venv-docs/.ready: pyproject.toml
+	"$(INTERPRETER)" -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install -q --upgrade 'pip>=25.3'
+	.venv-docs/bin/python -m pip install -q --group docs
+	touch $@
+
 bench: $(READY)
 	$(BIN)/python benchmarks/allreduce.py
 
@@ -115,5 +125,14 @@ $(READY): pyproject.toml packages/*/pyproject.toml build-constraints.txt
 	    --group test --group lint
 	touch $@
 
+# The wheels and sdists of all five distributions, in dist/.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/uv build -q --no-sources --all-packages -o dist
+
+# Versions, pins and changelogs of all five: make release VERSION=2.1.0
+release: $(READY)
+	$(BIN)/python scripts/release.py $(VERSION)
+
 clean:
-	rm -rf .venv .venv-openmpi result
+	rm -rf .venv .venv-openmpi .venv-docs result site

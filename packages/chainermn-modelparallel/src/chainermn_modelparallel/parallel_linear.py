@@ -170,7 +170,10 @@ class RowParallelLinear(_ParallelLinear):
     Args:
         in_size: number of inputs of all ranks together, at least one for each.
         out_size: number of outputs.
-        comm, nobias, initialW, initial_bias: as for :class:`ColumnParallelLinear`.
+        comm: as for :class:`ColumnParallelLinear`.
+        nobias: as there.
+        initialW: as there.
+        initial_bias: as there.
         input_is_parallel: whether x is this rank's columns alone, as a
             :class:`ColumnParallelLinear` without ``gather_output`` gives them.
 
