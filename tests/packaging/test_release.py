@@ -1,0 +1,140 @@
+"""A release moves everything at once, and what is built of it serves a newcomer's first script."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (".", *(f"packages/chainermn-{p}" for p in ("comm", "train", "modelparallel", "tools")))
+# What the README's lines leave out.
+BEFORE = """\
+import numpy as np
+import chainer
+import chainer.links as L
+from chainer.training import extensions
+MLP = lambda: L.Linear(4, 3)
+def load():
+    random = np.random.RandomState(0)
+    x, y = random.rand(80, 4).astype("f"), random.randint(0, 3, 80).astype("i")
+    data = chainer.datasets.TupleDataset(x, y)
+    return chainer.datasets.split_dataset(data, 60)
+"""
+AFTER = """
+updater = chainer.training.StandardUpdater(train_iter, optimizer)
+chainer.training.Trainer(updater, (2, "epoch"), out="result").run()
+print("rank", comm.rank, "of", comm.size, "learned from", len(train))
+"""
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("release", ROOT / "scripts" / "release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The files that a release changes."""
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for file in ("pyproject.toml", "CHANGELOG.md"):
+            shutil.copy(ROOT / folder / file, tmp_path / folder / file)
+    return tmp_path
+
+
+def texts(tree: Path) -> dict[str, str]:
+    return {str(file): file.read_text() for file in tree.rglob("*") if file.is_file()}
+
+
+def test_versions_pins_and_changelogs_move_together(script, tree):
+    script.release(tree, "7.8.9", "2030-01-02")
+    for folder in FOLDERS:
+        project = (tree / folder / "pyproject.toml").read_text()
+        assert re.search(r'^version = "(.*)"$', project, re.M)[1] == "7.8.9"
+        pins = re.findall(r'"chainermn-\w+~=([^"]*)"', project)
+        assert set(pins) <= {"7.8"}
+        assert bool(pins) == (folder != "packages/chainermn-comm")
+        log = (tree / folder / "CHANGELOG.md").read_text()
+        assert re.findall(r"^## .*", log, re.M)[0] == "## 7.8.9 (2030-01-02)"
+        assert "not released yet" not in log.split("## ")[1]
+
+
+def test_nothing_but_those_lines_changes(script, tree):
+    before = texts(tree)
+    script.release(tree, "7.8.9", "2030-01-02")
+    for file, text in texts(tree).items():
+        old, new = before[file].splitlines(), text.splitlines()
+        assert len(old) == len(new)
+        changed = [line for line, other in zip(old, new, strict=True) if line != other]
+        assert 1 <= len(changed) <= 5
+        assert all(re.search(r"version|~=|^## ", line) for line in changed)
+
+
+def test_a_second_release_adds_a_section(script, tree):
+    script.release(tree, "7.8.9", "2030-01-02")
+    script.release(tree, "7.9.0", "2030-02-03")
+    log = (tree / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## .*", log, re.M)[:2] == [
+        "## 7.9.0 (2030-02-03)",
+        "## 7.8.9 (2030-01-02)",
+    ]
+    assert "Nothing changed here" in log
+
+
+@pytest.mark.parametrize(
+    ("version", "told"), [("1.0", "three numbers"), ("v7.8.9", "three"), ("0.0.1", "later than")]
+)
+def test_what_can_not_be_released_changes_nothing(script, tree, version, told):
+    before = texts(tree)
+    with pytest.raises(ValueError, match=told):
+        script.release(tree, version, "2030-01-02")
+    assert texts(tree) == before
+
+
+def test_a_file_that_can_not_be_moved_keeps_all_from_moving(script, tree):
+    (tree / "packages" / "chainermn-train" / "CHANGELOG.md").write_text("# Changes\n")
+    before = texts(tree)
+    with pytest.raises(ValueError, match=r"chainermn-train/CHANGELOG\.md: has no section"):
+        script.release(tree, "7.8.9", "2030-01-02")
+    assert texts(tree) == before
+
+
+def test_the_command_tells_what_is_wrong(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "release.py", "seven"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "a version is three numbers such as 2.1.0, not 'seven'" in done.stderr
+
+
+def test_what_is_built_runs_the_readmes_script(environment, wheels, find_links, tmp_path):
+    """Installed by name, in an environment of nothing else, from the folder they are built to."""
+    env = environment()
+    env.install(f"chainermn[mpich]=={wheels['chainermn'].name.split('-')[1]}", *find_links)
+    (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    lines = [line[1:] for line in diff.splitlines() if line[:1] in " +" or not line]
+    script = tmp_path / "your_script.py"
+    script.write_text(BEFORE + "\n".join(lines) + AFTER)
+    mpiexec = env.folder / "bin" / "mpiexec"
+    said = env.run(
+        "-c",
+        "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:], timeout=120).returncode)",
+        mpiexec,
+        *("-n", "2", env.python, script),
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    assert "rank 0 of 2 learned from 30" in said
+    assert "rank 1 of 2 learned from 30" in said
