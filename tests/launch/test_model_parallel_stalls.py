@@ -72,7 +72,7 @@ WAITS = {
     ],
     "other_orders": [
         r"rank 0 .* waits in recv \(from rank 1, tag 7\) .*functions: recv",
-        r"rank 1 .* waits in allgather_bytes \(collective call .*functions: bcast",
+        r"rank 1 .* waits in chainermn.functions: bcast \(collective call 1",
     ],
     "backward_never_comes": [
         r"rank 0 .* waits in recv \(from rank 1, .* backward of send\(rank=1, tag=7\)"

@@ -68,6 +68,23 @@ def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm):
         a, b = recv(comm, 0, tag=7), recv(comm, 0)
         F.sum(a).backward()
         F.sum(b * 3).backward()
+    there_and_back(comm)
+
+
+def test_the_gradients_of_a_send_whose_backward_raised_are_in_nobodys_way(comm):
+    if comm.rank == 0:
+        with pytest.warns(RuntimeWarning, match="dropped"):
+            drop_a_send(comm, 7)
+        delegate = send(Variable(np.ones(2, "f")), comm, 1)
+        with pytest.raises(RuntimeError, match="dropped"):
+            delegate.backward()
+        del delegate  # as when the exception ends the function
+        gc.collect()
+    else:
+        a, b = recv(comm, 0, tag=7), recv(comm, 0)
+        F.sum(a).backward()
+        F.sum(b * 3).backward()
+    there_and_back(comm)
 
 
 def test_what_was_received_and_dropped_is_told_to_both(comm):

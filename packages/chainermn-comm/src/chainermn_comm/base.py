@@ -116,13 +116,15 @@ class CommunicatorBase(ABC):
         """Give every rank's array to every rank, in rank order (collective)."""
         return self.alltoall((x,) * self.size)
 
-    def allgather_bytes(self, data: bytes) -> list[bytes]:
+    def allgather_bytes(self, data: bytes, label: str = "allgather_bytes") -> list[bytes]:
         """Give every rank's bytes to every rank, in rank order (collective).
 
         The cheapest way to compare notes: nothing is pickled, and no array described.
 
         Args:
             data: some kilobytes at most; as many as each rank likes.
+            label: what the call is made for, as errors and the watchdog's reports name it; the
+                same on all ranks.
         """
         return [row.tobytes() for row in self.allgather(np.frombuffer(data, np.uint8))]
 

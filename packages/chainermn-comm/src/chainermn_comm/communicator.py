@@ -175,14 +175,14 @@ class MpiCommunicator(CommunicatorBase):
         return tuple(message.value() for message in found)
 
     @watched
-    def allgather_bytes(self, data: bytes) -> list[bytes]:
+    def allgather_bytes(self, data: bytes, label: str = "allgather_bytes") -> list[bytes]:
         problem = None
         if not isinstance(data, bytes):
             problem = TypeError(
                 f"rank {self._rank}: allgather_bytes takes bytes, got {type(data).__name__}"
             )
         note = b"" if problem else data
-        return self._group.agreement("allgather_bytes", (), note, problem, len(note))
+        return self._group.agreement(label, (), note, problem, len(note))
 
     @watched
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:

@@ -18,7 +18,6 @@ import chainer
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
-from chainermn_comm.watchdog import part_of
 
 # What must be equal on all ranks: names and how they stand here.
 View = tuple[tuple[str, Any], ...]
@@ -40,6 +39,10 @@ NO_CALL = -1
 # In reports of the watchdog, before the name of the function that waits.
 FUNCTIONS = "chainermn.functions: "
 _PROBLEM, _WANTS, _BACKPROP = 1, 2, 4
+ADVICE = (
+    ". Call the same functions in the same order on all ranks; where backward comes to them in "
+    "different orders, connect one's result to the next one's input with pseudo_connect"
+)
 _numbers = itertools.count()
 
 
@@ -87,8 +90,10 @@ def agree(
     flags |= _BACKPROP * bool(chainer.config.enable_backprop)
     digest, number = _digest(view), next(_numbers)
     head = _HEAD.pack(digest, forward, number, flags)
-    with part_of(f"{FUNCTIONS}{view[0][1]}"):
-        rows = comm.allgather_bytes(head + payload)
+    try:
+        rows = comm.allgather_bytes(head + payload, FUNCTIONS + view[0][1])
+    except RankMismatchError as error:  # another rank's call is not even one of a function
+        raise RankMismatchError(f"{error}{ADVICE}") from None
     payloads = [row[_HEAD.size :] for row in rows]
     if problem is None and all([row.startswith(head) for row in rows]):  # nearly always
         return Call(number, wants, payloads)
@@ -154,13 +159,7 @@ def _raise_mismatch(comm: CommunicatorBase, view: View) -> None:
     said = "; ".join(
         f"{entry[1] if entry else 'none'} on rank {rank}" for rank, entry in enumerate(entries)
     )
-    advice = ""
-    if name in ("operation", "call"):
-        advice = (
-            ". Call the same functions in the same order on all ranks; where backward comes to "
-            "them in different orders, connect one's result to the next one's input with "
-            "pseudo_connect"
-        )
+    advice = ADVICE if name in ("operation", "call") else ""
     raise RankMismatchError(
         f"{view[0][1]} on rank {comm.rank}: ranks disagree on the {name}: {said}{advice}"
     )

@@ -27,12 +27,14 @@ from chainermn_modelparallel.delegates import (
 from chainermn_modelparallel.letters import GRADIENT_TAG, UNNUMBERED, Letter, fetch, post
 from chainermn_modelparallel.refusals import (
     ONCE,
+    abandon,
     call_of_dropped,
     raise_refused,
     recv_was_dropped,
     refuse,
     refuse_dropped,
     send_was_dropped,
+    was_abandoned,
 )
 from chainermn_modelparallel.verbs import wants_gradient
 
@@ -43,7 +45,12 @@ _unanswered: WeakValueDictionary[int, Send] = WeakValueDictionary()
 
 def dispatch(node: Send, variables: tuple[Variable, ...]) -> Variable:
     """Send a node's letter and make the graph that leads back to it: the delegate variable."""
-    node.post(tuple(variable.array for variable in variables))
+    arrays = tuple([variable.array for variable in variables])
+    if backend.get_array_module(*arrays) is np:
+        node.post(arrays)
+    else:
+        with chainer.using_device(backend.get_device_from_array(*arrays)):
+            node.post(arrays)
     return node.apply(variables)[0]  # while the other rank goes on with the letter
 
 
@@ -148,7 +155,8 @@ class Send(Communication):
             owner = _unanswered.get(UNNUMBERED if letter.answers is None else letter.answers)
             if owner is not None:
                 owner._arrived.append(letter)
-            elif not letter.refusal:  # nobody would use what is refused
+            elif not letter.refusal and not was_abandoned(letter.answers):
+                abandon(self._number)
                 raise RuntimeError(_of_unknown(letter, here, there))
         return self._arrived.popleft()
 

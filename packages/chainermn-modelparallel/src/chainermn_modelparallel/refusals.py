@@ -34,6 +34,8 @@ MOST = 1000
 
 # How the sends were called that were dropped though a gradient may come for them, by number.
 _dropped: deque[tuple[int, str]] = deque(maxlen=MOST)
+# Sends whose backward raised when it met such a one's gradients, and whose own are yet to come.
+_abandoned: deque[int] = deque(maxlen=MOST)
 # What is still to be refused: where, to whom, and the number of the letter.
 _pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(maxlen=MOST)
 _told = 0
@@ -93,6 +95,16 @@ def recv_was_dropped(communicator: CommunicatorBase, peer: int, tag: int, number
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def abandon(number: int) -> None:
+    """Remember a send whose backward raises, so that nobody raises again for its gradients."""
+    _abandoned.append(number)
+
+
+def was_abandoned(number: int | None) -> bool:
+    """Whether :func:`abandon` was called for the send."""
+    return number in _abandoned
 
 
 def call_of_dropped(number: int | None) -> str | None:
