@@ -323,18 +323,25 @@ def disk(monkeypatch, total: int, free: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "free", "ranks", "status", "fix"),
+    ("vendor", "total", "free", "ranks", "status", "fix"),
     [
-        (64, 60, None, "ok", None),
-        (64, 3, None, "failed", "ls -l"),
-        (8, 8, None, "failed", "--shm-size"),
-        (64, 60, 16, "warning", "--shm-size"),
-        (64, 20, 2, "warning", "--shm-size"),
-        (24105, 24000, 64, "ok", None),
+        ("MPICH", 64, 60, None, "ok", None),
+        ("MPICH", 64, 3, None, "failed", "ls -l"),
+        ("MPICH", 64, 22, None, "failed", "ls -l"),
+        ("MPICH", 8, 8, None, "failed", "--shm-size"),
+        ("MPICH", 64, 60, 8, "warning", "--shm-size"),
+        ("MPICH", 64, 60, 16, "failed", "--shm-size"),
+        ("MPICH", 64, 30, 2, "warning", "--shm-size"),
+        ("MPICH", 24105, 24000, 64, "ok", None),
+        ("Open MPI", 64, 22, None, "ok", None),
+        ("Open MPI", 64, 10, None, "warning", "--shm-size"),
+        ("Open MPI", 64, 3, None, "failed", "ls -l"),
+        (None, 64, 22, None, "failed", "ls -l"),
     ],
 )
-def test_too_little_shared_memory_is_named(monkeypatch, total, free, ranks, status, fix):
+def test_too_little_shared_memory_is_named(monkeypatch, vendor, total, free, ranks, status, fix):
     disk(monkeypatch, total * MIB, free * MIB)
+    monkeypatch.setattr(memory, "_vendor", lambda _: vendor)
     answer = memory.shared_memory.look(context(ranks=ranks))
     assert answer.status == status
     assert f"{free} MiB of {total} MiB" in answer.found

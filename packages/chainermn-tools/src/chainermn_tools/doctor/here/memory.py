@@ -15,12 +15,14 @@ from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, war
 from chainermn_tools.environment import machine, probe
 
 FOLDER = Path("/dev/shm")
-# Measured with two ranks: MPICH takes 11 MiB for itself, and ranks that find less end by SIGBUS.
-# A communicator takes up to 4 MiB a rank, and only where 8 MiB stay free beside.
-NEEDED_BYTES = 16 << 20
-RESERVE_BYTES, RANK_BYTES = 19 << 20, 4 << 20
-USUAL_RANKS = 2
 MIB = 1 << 20
+# Measured with MPICH 5 as it starts: 2 ranks end by SIGSEGV or SIGBUS below 21 MiB, 4 below some
+# 32, 8 need less than 48. Open MPI 5 starts with 1 MiB; there has to be some for windows.
+START_BYTES, START_RANK_BYTES = 14 * MIB, 5 * MIB
+LEAST_BYTES = 4 * MIB
+# A communicator takes up to 4 MiB a rank, and only where 8 MiB stay free beside.
+RESERVE_BYTES, RANK_BYTES = 8 * MIB, 4 * MIB
+USUAL_RANKS = 2
 FIX_SIZE = "mount -o remount,size=1g /dev/shm   # in a container: docker run --shm-size=1g ..."
 
 EPERM, ENOSYS = 1, 38  # of errno.h
@@ -42,11 +44,11 @@ def shared_memory(context: Context) -> Answer:
     total, free = size["total_bytes"], size["free_bytes"]
     said = f"{free // MIB} MiB of {total // MIB} MiB are free"
     ranks = context.ranks_here() or USUAL_RANKS
-    if free < NEEDED_BYTES:
-        if total >= 2 * NEEDED_BYTES:
-            return failed(
-                f"{said}; {_largest()}", f"remove what no running job needs: ls -l {FOLDER}"
-            )
+    least, enough = room_for(ranks, _vendor(context))
+    if free < least:
+        if total >= enough:
+            fix = f"remove what no running job needs: ls -l {FOLDER}"
+            return failed(f"{said}; {_largest()}", fix, **size)
         return failed(f"{said}: too little even for MPI itself", FIX_SIZE, **size)
     try:
         with tempfile.TemporaryFile(dir=FOLDER) as file:
@@ -54,15 +56,25 @@ def shared_memory(context: Context) -> Answer:
     except OSError as problem:
         said = f"{said}, but a file can't be made there: {problem.strerror}"
         return failed(said, f"see who may write there: ls -ld {FOLDER}; df -i {FOLDER}", **size)
-    needed = RESERVE_BYTES + ranks * RANK_BYTES
-    if free < needed:
+    if free < enough:
         return warning(
-            f"{said}; {ranks} ranks want {needed // MIB} MiB, and gradients would go through MPI, "
+            f"{said}; {ranks} ranks want {enough // MIB} MiB, and gradients would go through MPI, "
             "which is slower",
             FIX_SIZE,
             **size,
         )
     return ok(said, **size)
+
+
+def room_for(ranks: int, vendor: str | None) -> tuple[int, int]:
+    """How many bytes ranks of one machine need there to start at all, and to be fast.
+
+    Args:
+        ranks: how many.
+        vendor: of their MPI; None where that isn't known.
+    """
+    least = LEAST_BYTES if vendor == "Open MPI" else START_BYTES + ranks * START_RANK_BYTES
+    return least, least + RESERVE_BYTES + ranks * RANK_BYTES
 
 
 @check("direct memory", "May ranks read one another's memory (CMA, process_vm_readv)?")
@@ -77,10 +89,7 @@ def direct_memory(context: Context) -> Answer:
         why, fix = f"Yama's ptrace_scope is {scope}", "sysctl kernel.yama.ptrace_scope=0"
     else:
         fix = "in a container: docker run --cap-add=SYS_PTRACE ..."
-    try:
-        vendor = context.once(facts.library)["vendor"]
-    except probe.Unavailable:
-        vendor = None
+    vendor = _vendor(context)
     if vendor is None or not vendor.startswith("MVAPICH"):
         return ok(f"they may not ({why}); this MPI does without", reason=why)
     if os.environ.get("MV2_SMP_USE_CMA") == "0":
@@ -128,6 +137,13 @@ def _read(pid: int, address: int) -> int:
     if read < 0:
         return ctypes.get_errno()
     return 0 if target.raw == SECRET else ENOSYS
+
+
+def _vendor(context: Context) -> str | None:
+    try:
+        return str(context.once(facts.library)["vendor"])
+    except probe.Unavailable:
+        return None
 
 
 def _largest() -> str:

@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chainermn_tools.doctor.check import Answer, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.here.memory import (
-    FIX_SIZE,
-    MIB,
-    NEEDED_BYTES,
-    RANK_BYTES,
-    RESERVE_BYTES,
-    USUAL_RANKS,
-)
+from chainermn_tools.doctor.here.memory import FIX_SIZE, MIB, USUAL_RANKS, room_for
 from chainermn_tools.doctor.hosts.round import Round, launcher, over_hosts
 from chainermn_tools.doctor.hosts.wording import all_of, told
 from chainermn_tools.environment.variables import NAMES, PREFIXES
@@ -113,7 +106,8 @@ def _paths(here: Mapping[str, str], hosts: Mapping[str, Mapping[str, Any]]) -> s
 
 @over_hosts("hosts' shared memory", "Is there room in /dev/shm of the hosts?")
 def shared_memory(context: Context, round_: Round) -> Answer:
-    needed = RESERVE_BYTES + (context.ranks_a_host() or USUAL_RANKS) * RANK_BYTES
+    ranks = context.ranks_a_host() or USUAL_RANKS
+    least, enough = room_for(ranks, launcher(context).get("vendor"))
     full: dict[str, str] = {}
     little: dict[str, str] = {}
     room: dict[str, int] = {}
@@ -123,9 +117,9 @@ def shared_memory(context: Context, round_: Round) -> Answer:
         size = facts["shm"] or {"free_bytes": 0, "total_bytes": 0}
         room[host] = size["free_bytes"]
         said = f"{size['free_bytes'] // MIB} MiB of {size['total_bytes'] // MIB} MiB are free"
-        if size["free_bytes"] < NEEDED_BYTES:
+        if size["free_bytes"] < least:
             full[host] = f"{said}: too little even for MPI itself"
-        elif size["free_bytes"] < needed:
+        elif size["free_bytes"] < enough:
             little[host] = f"{said}: gradients would go through MPI, which is slower"
     if not room:
         return skipped("no other host was asked")
@@ -136,7 +130,7 @@ def shared_memory(context: Context, round_: Round) -> Answer:
         )
     host = next(iter(bad))
     size = round_.facts()[host]["shm"]
-    if size and size["total_bytes"] >= 2 * NEEDED_BYTES:
+    if size and size["total_bytes"] >= enough:
         fix = f"ssh {host} ls -l /dev/shm   # and remove there what no running job needs"
     else:
         fix = f"{FIX_SIZE}   # on {host}"
