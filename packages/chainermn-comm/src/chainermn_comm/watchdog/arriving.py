@@ -111,13 +111,8 @@ def _ranks() -> dict[int, int]:
 
 
 def _value(pid: int, name: str) -> int | None:
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    value = next((word for word in words if word.startswith(f"{name}=".encode())), b"")
-    digits = value.partition(b"=")[2]
-    return int(digits) if digits.isdigit() else None
+    digits = processes.variable(pid, name)
+    return int(digits) if digits.isdecimal() else None
 
 
 def _area_of(pid: int) -> Path | None:

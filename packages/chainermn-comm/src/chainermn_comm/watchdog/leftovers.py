@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import time
 from collections.abc import Callable
 
@@ -91,11 +92,34 @@ class SharedFiles:
         return found.st_uid == os.geteuid() and made >= self._made_since - CLOCK_SECONDS
 
 
-def clean(files: SharedFiles, ranks: list[tuple[int, int]], failed: bool) -> None:
+class LauncherFolder:
+    """The folder where Open MPI's launcher, the parent of a rank, has its sockets and files."""
+
+    def __init__(self, rank: int) -> None:
+        """Ask a rank's process for it; other launchers have none."""
+        launcher = processes.parent(rank)
+        self._launcher = launcher, processes.born(launcher)
+        path = processes.variable(rank, "PMIX_SERVER_TMPDIR")
+        self._path = path if os.path.basename(path) == f"ompi.{launcher}" else ""
+
+    def remove(self) -> bool:
+        """Remove it if the launcher is gone without having done that; whether it is away."""
+        with contextlib.suppress(OSError):
+            if os.lstat(self._path).st_uid != os.geteuid():
+                return True
+            if processes.state(*self._launcher) == GONE:
+                shutil.rmtree(self._path, ignore_errors=True)
+        return not os.path.lexists(self._path)
+
+
+def clean(
+    files: SharedFiles, folder: LauncherFolder, ranks: list[tuple[int, int]], failed: bool
+) -> None:
     """Leave nothing of ranks that are gone.
 
     Args:
         files: that they had mapped.
+        folder: of their launcher.
         ranks: their numbers and births.
         failed: whether they ended badly. After a good end their children may be meant to stay.
     """
@@ -103,6 +127,8 @@ def clean(files: SharedFiles, ranks: list[tuple[int, int]], failed: bool) -> Non
         _wait(lambda: not _children(ranks), LAUNCHER_SECONDS)
         processes.end(_children(ranks), LAUNCHER_SECONDS)
     _wait(files.remove, WAIT_SECONDS)
+    if failed:
+        _wait(folder.remove, WAIT_SECONDS)
 
 
 def _wait(is_done: Callable[[], bool], seconds: float) -> None:

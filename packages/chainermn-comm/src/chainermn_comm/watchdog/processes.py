@@ -38,6 +38,17 @@ def parent(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
+def variable(pid: int, name: str) -> str:
+    """A variable of the environment that the process was started with; "" if there is none."""
+    start = f"{name}=".encode()
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return ""
+    return next((os.fsdecode(word[len(start) :]) for word in words if word.startswith(start)), "")
+
+
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for the signal, which would end it otherwise."""
     try:
