@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import abort, blas_threads, ending, forked, watchdog
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .communicator import MpiCommunicator
+    from .plans import Plan
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,13 @@ class Recipe:
     """How a communicator is made.
 
     Attributes:
-        plan: name of the function in `plans`, which way gradients go.
-        on_gpus: name of the function in `device_plans`, which way gradients go that lie on GPUs.
+        plan: the function, or its name in `plans`, that says which way gradients go.
+        on_gpus: the same for those that lie on GPUs; a name is one in `device_plans`.
         one_node: whether more than one node is refused.
     """
 
-    plan: str
-    on_gpus: str
+    plan: str | Plan
+    on_gpus: str | Plan
     one_node: bool = False
 
 
@@ -160,7 +162,7 @@ def make_communicator(
             blas_threads.limit_blas_threads(comm)
         forked.keep_children_from_mpi()
         recipe, settings = found
-        ways = plans.Plans(getattr(plans, recipe.plan), getattr(device_plans, recipe.on_gpus))
+        ways = plans.Plans(_plan(recipe.plan, plans), _plan(recipe.on_gpus, device_plans))
         made = MpiCommunicator(comm, ways, settings, topology)
     if recipe.one_node and made.inter_size > 1:
         made.finalize()
@@ -169,6 +171,11 @@ def make_communicator(
             f"{made.inter_size}; use 'hierarchical'"
         )
     return made
+
+
+def _plan(plan: str | Plan, module: ModuleType) -> Plan:
+    named: Plan = getattr(module, plan) if isinstance(plan, str) else plan
+    return named
 
 
 def _numbers(comm: MPI.Intracomm) -> list[int]:
