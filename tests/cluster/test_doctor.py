@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from ..launch.jobs import MPIEXEC
 from .doctor_runs import LIBRARIES, Hosts
+from .test_hosts import gone
 
 ALL = "alpha,beta,gamma"
 OPEN_MPI = (
@@ -135,8 +137,15 @@ def full_shared_memory(hosts: Hosts, folder: Path) -> Iterator[None]:
         yield
 
 
-def hanging_start(hosts: Hosts, folder: Path):
-    return hosts.instead("beta", DAEMON, hosts.program("daemon", "exec sleep 300"))
+@contextlib.contextmanager
+def hanging_start(hosts: Hosts, folder: Path) -> Iterator[None]:
+    with hosts.instead("beta", DAEMON, hosts.program("daemon", "exec sleep 300")):
+        yield
+    # On a host that mpiexec lost the connection to nobody ends them.
+    for process in hosts.cluster.processes():
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "sleep":
+                process.kill()
 
 
 def wrong_key(hosts: Hosts, folder: Path):
@@ -273,6 +282,7 @@ FAULTS = {
 def hosts(cluster, tmp_path_factory) -> Iterator[Hosts]:
     with Hosts(cluster, tmp_path_factory.mktemp("doctor")).ready() as ready:
         yield ready
+    assert gone(cluster.processes), cluster.processes()
 
 
 @pytest.fixture

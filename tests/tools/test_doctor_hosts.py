@@ -45,10 +45,13 @@ FACTS: dict[str, Any] = {
 }
 
 
-def reply(name: str, reached: dict[str, Any] | None = None, **said: Any) -> Reply:
+NOTHING: dict[str, Any] = {}
+
+
+def reply(name: str, reached: dict[str, Any] | None = NOTHING, **said: Any) -> Reply:
     """A host whose answer is as it should be but for these facts."""
     own = {"hostname": name, "machine": name, **said}
-    return Reply({**FACTS, **own}, reached={} if reached is None else reached)
+    return Reply({**FACTS, **own}, reached=reached)
 
 
 def look(
@@ -216,6 +219,7 @@ def test_another_mpiexec(said, expected):
         ("MPICH", {}, {"LD_LIBRARY_PATH": "/x"}, "ok", ""),
         ("MPICH", {"MV2_SMP_USE_CMA": "0"}, {}, "failed", "MV2_SMP_USE_CMA is not set (here '0')"),
         ("MPICH", {}, {"MV2_USE_CUDA": "1"}, "failed", "MV2_USE_CUDA is '1' (here not set)"),
+        ("MPICH", {}, {"MV2_X;id": "1"}, "ok", ""),
         ("MPICH", {}, {"NCCL_DEBUG": "INFO"}, "warning", "NCCL_DEBUG"),
         ("MPICH", {"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, "ok", ""),
         ("Open MPI", {"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, "ok", ""),
@@ -260,9 +264,13 @@ def test_connections_are_judged_pair_by_pair():
         ["b", "this machine", "timed out"]
     ]
     assert look(connections, a=a, b=unreached, here={"machine": "a"}).status == "ok"
-    silent = look(connections, a=a, b=reply("b"))
+    silent = look(connections, a=a, b=reply("b", None))
     assert silent.status == "failed"
     assert silent.found.startswith("b did not")
+
+
+def test_hosts_that_ssh_did_not_reach_by_an_address_are_not_tried():
+    assert look(connections, a=reply("a", {}), b=reply("b", {})).status == "skipped"
 
 
 def test_one_host_alone_needs_no_network():
@@ -281,7 +289,7 @@ def test_hosts_that_are_far_apart_are_a_warning():
 def test_others_find_this_machine_where_ssh_came_from():
     far = {"variables": {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}}
     itself = {"variables": {"SSH_CONNECTION": "::1 50000 ::1 22"}}
-    odd = {"variables": {"SSH_CONNECTION": "$(id) 1 ; 2"}}
+    odd = {"variables": {"SSH_CONNECTION": "10.0.0.1 1 fe80::1%$(id) 2"}}
     able = {"far": far, "localhost": itself, "odd": odd, "none": {"variables": {}}}
     assert address(HERE, "far", able) == "10.0.0.1"
     assert address("localhost", "far", able) == "10.0.0.1"
@@ -384,7 +392,8 @@ def test_an_ssh_that_hangs_takes_no_longer_than_it_may(monkeypatch, tmp_path):
     began = time.monotonic()
     found = asking(monkeypatch, tmp_path, "exec sleep 600", 12, hosts=(Host("a", 1),))
     assert time.monotonic() - began < LIMIT_SECONDS
-    assert found.hosts["a"].trouble == ssh.Trouble("no answer", "")
+    assert found.hosts["a"].trouble == ssh.Trouble("no answer", found.hosts["a"].trouble.said)
+    assert found.hosts["a"].trouble.said.startswith("nothing within ")
 
 
 def test_no_ssh_at_all(monkeypatch):

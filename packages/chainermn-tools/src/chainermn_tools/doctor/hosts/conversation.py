@@ -66,6 +66,7 @@ class Conversation:
 
     Attributes:
         process: of the program.
+        began: when it was started, on ``time.monotonic()``'s clock.
     """
 
     def __init__(self, command: Sequence[str], mark: str) -> None:
@@ -78,6 +79,7 @@ class Conversation:
         Raises:
             OSError: it can't be started.
         """
+        self.began = time.monotonic()
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

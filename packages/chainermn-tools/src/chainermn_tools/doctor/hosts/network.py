@@ -79,7 +79,7 @@ def _tried(round_: Round) -> Iterator[tuple[Pair, dict[str, Any] | None]]:
         others = [name for name in targets if targets[name]["machine"] != facts["machine"]]
         reached = round_.hosts[asker].reached
         for other in others:
-            if not reached:
+            if reached is None:
                 yield (asker, other), None
             elif other in reached:
                 yield (asker, other), reached[other]

@@ -24,7 +24,7 @@ MARK = "chainermn-doctor:"
 IMPORTED = ("numpy", "mpi4py", "chainer", "cupy")
 VERSION = re.compile(r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 LISTENING = 128  # connections that may wait until they are accepted
-CONNECTORS = 32  # threads that try connections
+CONNECTORS = 100  # threads that try connections
 TRIES = 5  # connections to the same host, of which the fastest is its distance
 LONGEST_TEXT = 4000
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chainermn_tools.doctor import facts
@@ -44,12 +44,12 @@ class Reply:
             nothing came.
         trouble: why nothing came; None otherwise.
         reached: for every other that this one tried to connect to, ``{"seconds": s}`` or
-            ``{"problem": text}``.
+            ``{"problem": text}``; None if it did not come to the end of trying.
     """
 
     facts: dict[str, Any] | None
     trouble: ssh.Trouble | None = None
-    reached: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reached: dict[str, dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def ask(context: Context) -> Round:
         "mpiexec": mpiexec.get("path"),
         "program_seconds": min(MOST_PROGRAM_SECONDS, ANSWER_SHARE * left / 2),
     }
-    script = None if context.script is None else str(Path(context.script).absolute())
+    script = None if context.script is None else os.path.abspath(context.script)
     lines = bootstrap.first_lines(sys.executable, script, job)
     with conversations() as start:
         talks: dict[str, Conversation] = {}
@@ -114,10 +114,7 @@ def ask(context: Context) -> Round:
         reached = _try_connections(talks, able, min(REACH_SECONDS, context.left()))
     return Round(
         here.facts,
-        {
-            name: Reply(one.facts, one.trouble, reached.get(name, {}))
-            for name, one in replies.items()
-        },
+        {name: Reply(one.facts, one.trouble, reached.get(name)) for name, one in replies.items()},
     )
 
 
@@ -161,7 +158,10 @@ def launcher(context: Context) -> dict[str, Any]:
 def _answer(talk: Conversation, until: float) -> Reply:
     answer = talk.hear(until)
     if answer is None:
-        return Reply(None, ssh.trouble(talk.complaints()))
+        trouble = ssh.trouble(talk.complaints())
+        if not trouble.said:
+            trouble = replace(trouble, said=f"nothing within {time.monotonic() - talk.began:.0f} s")
+        return Reply(None, trouble)
     if "python" in answer:
         return Reply(answer)
     return Reply({**bootstrap.without_python(answer), "said": ssh.plain(talk.complaints())})
@@ -172,17 +172,21 @@ def _try_connections(
 ) -> dict[str, dict[str, Any]]:
     """Let each host connect to all others and to this machine; what each found."""
     until = time.monotonic() + seconds
-    askers = [name for name in able if name != HERE]
-    for asker in askers:
-        others = {}
+    orders: dict[str, dict[str, list[Any]]] = {name: {} for name in able if name != HERE}
+    for asker, others in orders.items():
         for other, facts_of in able.items():
             where = address(other, asker, able)
             if where is not None and facts_of["machine"] != able[asker]["machine"]:
                 others[other] = [where, facts_of["port"]]
         order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
         talks[asker].tell(json.dumps(order) + "\n")
-    answers = {asker: talks[asker].hear(until) for asker in askers}
-    return {asker: answer for asker, answer in answers.items() if answer is not None}
+    answers = {asker: talks[asker].hear(until) for asker in orders}
+    return {
+        asker: answer
+        for asker, answer in answers.items()
+        # A Python that ends in the middle of it is followed by what its shell says.
+        if answer is not None and answer.keys() == orders[asker].keys()
+    }
 
 
 def address(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
@@ -197,10 +201,10 @@ def address(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str |
 
 def _connection(said: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The addresses of ssh's client and server."""
-    words = said["variables"].get("SSH_CONNECTION", "").split()
+    words = said["variables"].get("SSH_CONNECTION", "").replace("%", " ").split()
     try:
         client, _, server, _ = words
-        ipaddress.ip_address(client), ipaddress.ip_address(server)
+        # Whatever a host says, nothing else is connected to, or shown in a command.
+        return str(ipaddress.ip_address(client)), str(ipaddress.ip_address(server))
     except ValueError:
         return None, None
-    return client, server

@@ -69,7 +69,8 @@ def _missing_folders(here: Mapping[str, str], there: Mapping[str, str]) -> list[
 def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
     """The variables of MVAPICH that are not as here."""
     names = [name for name in sorted({*here, *there}) if name.startswith(MVAPICH)]
-    return [name for name in names if here.get(name) != there.get(name)]
+    # A host may call a variable what it likes; here its name goes into a command.
+    return [name for name in names if name.isidentifier() and here.get(name) != there.get(name)]
 
 
 def _only_there(here: Mapping[str, str], there: Mapping[str, str], passes: bool) -> list[str]:
