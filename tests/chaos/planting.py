@@ -78,6 +78,10 @@ class Plan:
             # 0 would mean never.
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, self.fault["after"]))
 
+    def stop(self) -> None:
+        """It was too late: Python is about to give signals back their own meaning."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
     def at(self, moment: str, iteration: int = 0) -> str:
         """If this is its moment, have it happen; which deviation is due, or nothing."""
         fault = self.fault

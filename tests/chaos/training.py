@@ -173,6 +173,7 @@ def main() -> None:
     # In one piece, since the ranks share the output.
     print(f"END {comm.rank} {digest(trainer.updater)}\n", end="", flush=True)
     plan.collective("finalize", 0, comm, comm.finalize)
+    plan.stop()
     note(notes / f"length.{comm.rank}", f"{time.monotonic() - begun}")
 
 
