@@ -48,7 +48,7 @@ def keys_of(value: object) -> set[str]:
 def test_started_plainly_it_starts_ranks_and_tells_of_them(tmp_path):
     picture = tmp_path / "a picture.png"
     module = (sys.executable, "-m", "chainermn_tools")
-    done = run(*module, *QUICK, "--seconds", 8, "-n", 2, "--json", "--plot", picture)
+    done = run(*module, *QUICK, "--seconds", 20, "-n", 2, "--json", "--plot", picture)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["right"] is True
@@ -63,7 +63,7 @@ def test_started_plainly_it_starts_ranks_and_tells_of_them(tmp_path):
 
 def test_inside_mpiexec_it_measures_these_ranks():
     module = (BIN / "mpiexec", "-n", 3, sys.executable, "-m", "chainermn_tools")
-    done = run(*module, *QUICK, "--seconds", 8)
+    done = run(*module, *QUICK, "--seconds", 20)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("3 ranks on 1 node") == 1
     assert done.stdout.count("Mean of gradients") == 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import events
-from .events import THREAD, Call
+from .events import Call
 
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 # So much is lost at most when the process is killed.
@@ -138,9 +138,9 @@ class TraceFile:
 
     def _line(self, call: Call) -> str:
         head = ""
-        thread = self._threads.get(call[THREAD])
+        thread = self._threads.get(call[5])
         if thread is None:
-            thread = self._threads[call[THREAD]] = len(self._threads)
+            thread = self._threads[call[5]] = len(self._threads)
             head = events.metadata("thread_name", self.rank, thread, name=f"thread {thread}")
         return head + events.of_call(call, self.rank, self.zero, thread)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..agreement import Agreement, View
 from ..watchdog import NOBODY, Record
 from . import clocks, events, file
+from .events import Kind
 from .file import TraceFile, now
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -59,11 +60,10 @@ class TracedRecord(Record):
     """Notes each call for the trace, too."""
 
     __slots__ = (
-        "_call",
         "_file",
+        "_kind",
         "_met",
         "_name",
-        "_operation",
         "_queue",
         "_start",
         "_watchdogs",
@@ -72,27 +72,23 @@ class TracedRecord(Record):
     def __init__(self, watchdogs: Record, into: TraceFile, name: str) -> None:
         super().__init__()
         self._watchdogs, self._file, self._name = watchdogs, into, name
-        self._start = self._met = 0.0
-        self._operation = ""
-        self._call: tuple[int | None, int, int, int] = (None, 0, NOBODY, NOBODY)
         self._queue = into.calls.append
+        self._start = self._met = 0.0
+        self._kind: Kind = ("", name, True, 0, NOBODY, NOBODY)
 
     def collective(
         self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
     ) -> None:
-        self.sequence = sequence
         self._watchdogs.collective(operation, sequence, root, nbytes)
         if not self._start:  # else it is a further step of the same call
-            self._call = (sequence, nbytes, root, NOBODY)
-            self._operation = operation
+            self.sequence = sequence
+            self._kind = (operation, self._name, True, nbytes, root, NOBODY)
             self._met = 0.0
             self._start = now()
 
     def message(self, operation: str, peer: int, tag: int, nbytes: int = 0) -> None:
         self._watchdogs.message(operation, peer, tag, nbytes)
-        self._call = (None, nbytes, peer, tag)
-        self._operation = operation
-        self._met = 0.0
+        self._kind = (operation, self._name, False, nbytes, peer, tag)
         self._start = now()
 
     def met(self) -> None:
@@ -108,8 +104,7 @@ class TracedRecord(Record):
             self._start = 0.0
             raised = sys.exc_info()[0]
             error = None if raised is None else raised.__name__
-            times = self._operation, self._name, start, end, self._met
-            self._queue((*times, *self._call, get_ident(), error))
+            self._queue((self._kind, self.sequence, start, end, self._met, get_ident(), error))
 
     def release(self) -> None:
         self._watchdogs.release()
@@ -143,10 +138,13 @@ class TracedAgreement(Agreement):
         nbytes: int = 0,
     ) -> list[bytes]:
         try:
-            notes = super().__call__(operation, view, note, problem, nbytes)
+            notes = _agree(self, operation, view, note, problem, nbytes)
         finally:
             self._record.met()
-        count = self._record.sequence
+        count = self._calls
         if operation == FINALIZE or (count >= NEXT_COMPARISON and not count & (count - 1)):
             self._record.compare_clocks(self._comm)
         return notes
+
+
+_agree = Agreement.__call__

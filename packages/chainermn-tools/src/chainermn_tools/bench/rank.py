@@ -22,6 +22,10 @@ KIND = "bench"
 TIMED_OUT = 124  # as of timeout(1)
 
 
+class NotStarted(Exception):
+    """There is nothing to be measured; the message says why."""
+
+
 def measure_here(
     names: Sequence[str], sizes: Sequence[int], seconds: float, limit: float
 ) -> dict[str, Any] | None:
@@ -37,17 +41,19 @@ def measure_here(
         The report at rank 0, None elsewhere.
 
     Raises:
-        RuntimeError: MPI knows of fewer ranks than the launcher started.
+        NotStarted: MPI doesn't load, or knows of fewer ranks than the launcher started.
     """
     timer = threading.Timer(limit, _give_up, (limit,))
     timer.daemon = True
     timer.start()
-    from mpi4py import MPI
-
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as problem:
+        raise NotStarted(f"MPI doesn't load: {problem}") from None
     world = MPI.COMM_WORLD
     started = launched()
     if started is not None and started[1] != world.size:
-        raise RuntimeError(
+        raise NotStarted(
             f"{started[1]} processes were started and each is rank {world.rank} of {world.size}: "
             "this launcher is not that of mpi4py's MPI; see `chainermn env`"
         )

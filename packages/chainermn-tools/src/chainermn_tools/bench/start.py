@@ -33,7 +33,10 @@ def measure_on(
 
     Args:
         ranks: how many.
-        names, sizes, seconds, limit: see :func:`rank.measure_here`.
+        names: as for :func:`rank.measure_here`, like the others.
+        sizes: likewise.
+        seconds: likewise.
+        limit: likewise.
 
     Raises:
         Failed: there is no mpiexec, or the job failed, was interrupted, or took too long.

@@ -101,7 +101,10 @@ def _report(
     from chainermn_tools.bench import rank, start
 
     if place is not None:
-        return rank.measure_here(names, todo, seconds, limit)
+        try:
+            return rank.measure_here(names, todo, seconds, limit)
+        except rank.NotStarted as problem:
+            raise click.ClickException(str(problem)) from None
     number = ranks or max(FEWEST_RANKS, min(MOST_RANKS, cores()["usable"]))
     try:
         return start.measure_on(number, names, todo, seconds, limit)
