@@ -408,6 +408,27 @@ def test_settings_that_differ_are_named_at_the_first_update(comm, name, values, 
 
 
 @pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (
+            chainer.optimizers.MomentumSGD(0.5),
+            "same optimizer .* SGD on rank 0, MomentumSGD",
+        ),
+        (chainer.optimizers.SGD(0.25), "hyperparameters .* lr=0.5 on rank 0, lr=0.25 on rank 1"),
+    ],
+    ids=["class", "hyperparameters"],
+)
+def test_optimizers_that_differ_are_named_at_the_first_update(comm, other, text):
+    model = Net(0)
+    actual = other if comm.rank == 1 else chainer.optimizers.SGD(0.5)
+    optimizer = create_multi_node_optimizer(actual, comm).setup(model)
+    with pytest.raises(RankMismatchError, match=text):
+        optimizer.update(model, batch(0))
+    assert comm.allreduce_obj(1) == comm.size
+
+
+@pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(("steps", "updates"), [(3, (6, 4)), (3, (2, 4)), (2, (4, 5)), (1, (1, 2))])
 @pytest.mark.parametrize("double_buffering", [False, True])
 def test_ranks_out_of_step_at_a_flush_are_told_why(comm, steps, updates, double_buffering):

@@ -31,7 +31,7 @@ def double_precision():
 
 
 def examples(count):
-    """x of a row of 6, t one of 3 classes."""
+    """Rows x of 6 numbers, and t of 3 classes."""
     random = np.random.RandomState(count)
     x = random.standard_normal((count, 6))
     return chainer.datasets.TupleDataset(x, random.randint(0, 3, count).astype(np.int32))

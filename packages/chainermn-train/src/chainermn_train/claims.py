@@ -29,6 +29,7 @@ def claim(owner: Any, generations: Generations) -> None:
 
 
 def taken_by_another(owner: Any, generations: Generations) -> bool:
+    """Whether somebody else in this process writes there."""
     return _owners.get(_key(generations), owner) is not owner
 
 

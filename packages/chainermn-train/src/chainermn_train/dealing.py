@@ -223,8 +223,12 @@ def _receive(
     """This rank's part; None if the root says that none comes, since it has failed.
 
     Args:
+        communicator: with which the root deals.
+        root: its rank.
         gate: open once the root has made this rank's file; None if the root doesn't.
         file: which this rank has made; None if it doesn't.
+        opaque: the arrays that the part refers to and that come on their own.
+        limit: bytes that the root sends at once.
     """
     if gate is not None:
         with meeting("scatter_dataset"):

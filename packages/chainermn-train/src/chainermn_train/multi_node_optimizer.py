@@ -96,10 +96,10 @@ class MultiNodeOptimizer(Forwarding, SharesCommunicator):
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
-            RankMismatchError: ranks scale losses differently, or were given different
-                ``double_buffering``, ``accumulate_steps`` or ``zero_fill``; some flush; or,
-                without ``zero_fill``, not all have the same gradients (with double buffering
-                the next call says so).
+            RankMismatchError: ranks have different optimizers, scale losses differently, or were
+                given different ``double_buffering``, ``accumulate_steps`` or ``zero_fill``; some
+                flush; or, without ``zero_fill``, not all have the same gradients (with double
+                buffering the next call says so).
             BaseException: whatever ``lossfun`` or its backward raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
                 No rank steps then, and all may go on with the next update. Between the first

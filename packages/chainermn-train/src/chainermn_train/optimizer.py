@@ -27,8 +27,9 @@ def create_multi_node_optimizer(
 
     Ranks may start from different weights, but the optimizer's own state (momenta, Adam's
     moments, ``t``) and its hyperparameters must be equal on all ranks: only gradients and
-    parameters are exchanged. A state that is loaded on one rank alone is not noticed, and
-    parameters then drift apart; load it on every rank. So they do with hooks that draw random
+    parameters are exchanged. The first update compares class and hyperparameters. A state that is
+    loaded on one rank alone is not noticed, and parameters then drift apart; load it on every
+    rank, and change hyperparameters on every rank. So they do with hooks that draw random
     numbers, such as ``chainer.optimizer_hooks.GradientNoise``, unless all ranks draw the same:
     seed NumPy's generator (CuPy's on GPUs) alike on all ranks, and let nothing else, such as
     shuffling or dropout, draw from it on some of them only.

@@ -18,10 +18,12 @@ class Parcels:
     """What the root deals: each rank's part, whose arrays are not filled yet."""
 
     def __init__(self, dataset: Any, indices: list[np.ndarray], own: int) -> None:
-        """Args:
-        dataset: any data set.
-        indices: for each rank the int64 indices of its examples.
-        own: the rank of this process, whose arrays need no file.
+        """Take a data set apart.
+
+        Args:
+            dataset: any data set.
+            indices: for each rank the int64 indices of its examples.
+            own: the rank of this process, whose arrays need no file.
         """
         self._own = own
         # The arrays of all parts, and the opaque data sets that they refer to, by their `id`.

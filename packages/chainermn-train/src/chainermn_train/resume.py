@@ -109,6 +109,7 @@ def _damages(comm: CommunicatorBase, generations: Generations, record: CommitRec
 
 
 def explain(skipped: Mapping[int, str]) -> str:
+    """In words why generations, by their iterations, were not taken."""
     return "; ".join(f"iteration {iteration} skipped: {why}" for iteration, why in skipped.items())
 
 

@@ -160,7 +160,8 @@ class SharedArray:
 
         Args:
             offset: where the array begins in its file.
-            shape, dtype: of the array; the dtype holds no Python objects.
+            shape: of the array.
+            dtype: of the array; it holds no Python objects.
         """
         self.offset = offset
         self.shape = shape

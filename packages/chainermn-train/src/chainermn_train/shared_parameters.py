@@ -9,7 +9,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from .agreement import gather_or_raise
+from .agreement import call_or_raise, gather_or_raise
 from .copying import SharesCommunicator
 from .mixed_precision import broadcast_masters, loss_scaling, require_same_loss_scaling
 from .persistents import take_missing_persistents
@@ -83,8 +83,11 @@ class SharedParameters(SharesCommunicator):
     def _require_same_settings(self, optimizer: Any) -> None:
         """Raise RankMismatchError on all ranks unless theirs are the same (collective)."""
         communicator = self.communicator
-        views = communicator.allgather_obj((self._settings, loss_scaling(optimizer)))
-        for name in self._settings:
+        views = call_or_raise(
+            communicator,
+            lambda: ({**self._settings, **_described(optimizer)}, loss_scaling(optimizer)),
+        )
+        for name in views[0][0]:
             values = [settings[name] for settings, _ in views]
             if len(set(values)) > 1:
                 raise RankMismatchError(
@@ -151,6 +154,17 @@ class SharedParameters(SharesCommunicator):
         except BaseException as exception:
             error = exception
         gather_or_raise(self.communicator, error)
+
+
+def _described(optimizer: Any) -> dict[str, str]:
+    """The class and the numbers that are set: with others, parameters drift apart."""
+    hyperparam: Any = getattr(optimizer, "hyperparam", None)  # chainer.Optimizer has none
+    values = {} if hyperparam is None else hyperparam.get_dict()
+    numbers = {name: each for name, each in values.items() if isinstance(each, int | float)}
+    return {
+        "optimizer": type(optimizer).__name__,
+        "hyperparameters": ", ".join(f"{name}={float(numbers[name])}" for name in sorted(numbers)),
+    }
 
 
 def raise_out_of_step(
