@@ -78,19 +78,43 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def send(self, data: Any, dest: int, tag: int) -> None:
-        """Send an array to rank ``dest``, which calls :meth:`recv` with the same ``tag``."""
+        """Send an array to rank ``dest``, which calls :meth:`recv` with the same ``tag``.
+
+        Args:
+            data: an array of any shape and numeric dtype, or a tuple of them.
+            dest: the rank that receives it.
+            tag: tells messages between the same ranks apart; from 0 on.
+        """
 
     @abstractmethod
     def recv(self, source: int, tag: int) -> Any:
-        """Receive what rank ``source`` sends with ``tag``, in a new array."""
+        """Receive what rank ``source`` sends with ``tag``.
+
+        Args:
+            source: the rank that calls :meth:`send`.
+            tag: that it gives.
+
+        Returns:
+            A new array, of the shape and dtype that were sent; a tuple for a tuple.
+        """
 
     @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Give ``root``'s array to every rank (collective); others' ``data`` is ignored."""
+        """Give ``root``'s array to every rank (collective).
+
+        Args:
+            data: at ``root`` an array of any shape and dtype; ignored elsewhere.
+            max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
+            root: the rank whose array it is.
+        """
 
     @abstractmethod
     def gather(self, data: Any, root: int = 0) -> Any:
         """Collect every rank's array at ``root`` (collective).
+
+        Args:
+            data: this rank's array.
+            root: the rank that gets them.
 
         Returns:
             At ``root`` a tuple of ``size`` arrays in rank order, its own included;
@@ -110,10 +134,21 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allreduce(self, data: Any) -> Any:
-        """The sum of all ranks' arrays, on every rank, in a new array (collective)."""
+        """The sum of all ranks' arrays, on every rank, in a new array (collective).
+
+        Args:
+            data: an array, of the same shape and dtype on all ranks.
+        """
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        """Give every rank's array to every rank, in rank order (collective)."""
+        """Give every rank's array to every rank (collective).
+
+        Args:
+            x: this rank's array; shapes and dtypes may differ.
+
+        Returns:
+            ``size`` arrays in rank order.
+        """
         return self.alltoall((x,) * self.size)
 
     def allgather_bytes(self, data: bytes, label: str = "allgather_bytes") -> list[bytes]:
@@ -148,45 +183,98 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def send_obj(self, obj: Any, dest: int, tag: int) -> None:
-        """Send a picklable object to rank ``dest``, which calls :meth:`recv_obj`."""
+        """Send an object to rank ``dest``, which calls :meth:`recv_obj` with the same ``tag``.
+
+        Args:
+            obj: anything that can be pickled.
+            dest: the rank that receives it.
+            tag: tells messages between the same ranks apart; from 0 on.
+        """
 
     @abstractmethod
     def recv_obj(self, source: int, tag: int) -> Any:
-        """Receive the object that rank ``source`` sends with ``tag``."""
+        """Receive the object that rank ``source`` sends with ``tag``.
+
+        Args:
+            source: the rank that calls :meth:`send_obj`.
+            tag: that it gives.
+        """
 
     @abstractmethod
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Give ``root``'s object to every rank (collective); others' ``obj`` is ignored."""
+        """Give ``root``'s object to every rank (collective).
+
+        Args:
+            obj: at ``root`` anything that can be pickled; ignored elsewhere.
+            max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
+            root: the rank whose object it is.
+        """
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Collect every rank's object at ``root``, in rank order; None elsewhere (collective)."""
+        """Collect every rank's object at ``root`` (collective).
+
+        Args:
+            obj: this rank's object, which can be pickled.
+            root: the rank that gets them.
+
+        Returns:
+            At ``root`` a list of ``size`` objects in rank order; None elsewhere.
+        """
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        """The sum (``+``) of all ranks' objects in rank order, on every rank (collective)."""
+        """The sum (``+``) of all ranks' objects in rank order, on every rank (collective).
+
+        Args:
+            obj: this rank's object, which can be pickled and added.
+        """
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Give every rank's object to every rank, in rank order (collective)."""
+        """Give every rank's object to every rank, in rank order (collective).
+
+        Args:
+            obj: this rank's object, which can be pickled.
+        """
         return self.bcast_obj(self.gather_obj(obj))
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Give ``objs[i]`` of ``root`` to rank ``i`` (collective)."""
+        """Give ``objs[i]`` of ``root`` to rank ``i`` (collective).
+
+        Args:
+            objs: at ``root``, ``size`` objects that can be pickled; ignored elsewhere.
+            root: the rank whose objects are dealt out.
+        """
         return self.bcast_obj(objs, root=root)[self.rank]
 
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        """Send ``objs[i]`` to rank ``i``, for each ``i`` (collective)."""
+        """Send ``objs[i]`` to rank ``i``, for each ``i`` (collective).
+
+        Args:
+            objs: ``size`` objects that can be pickled.
+
+        Returns:
+            ``size`` objects, the i-th from rank ``i``.
+        """
         return [row[self.rank] for row in self.allgather_obj(objs)]
 
     # Models. A model is anything with `namedparams()`, whose parameters have `data` and `grad`.
 
     @abstractmethod
     def bcast_data(self, model: Any) -> None:
-        """Give rank 0's parameters to every rank (collective)."""
+        """Give rank 0's parameters to every rank (collective).
+
+        Args:
+            model: whose parameters' ``data`` are changed; the same parameters on all ranks.
+        """
 
     @abstractmethod
     def allreduce_grad(self, model: Any) -> None:
-        """Replace each gradient by its mean over ranks (collective)."""
+        """Replace each gradient by its mean over ranks (collective).
+
+        Args:
+            model: whose parameters' ``grad`` are changed; the same parameters on all ranks.
+        """
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient by its mean over ranks (collective).
@@ -221,7 +309,16 @@ class CommunicatorBase(ABC):
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change a setting by name; see the communicator for what it knows."""
+        """Change a setting; see the communicator for what it knows.
+
+        Args:
+            name: of the setting.
+            value: its new value, the same on all ranks.
+            **kwargs: ignored.
+
+        Raises:
+            ValueError: there is no such setting, or it can't have that value.
+        """
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
     def get_config(self, name: str | None = None) -> Any:
@@ -231,7 +328,7 @@ class CommunicatorBase(ABC):
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
     def finalize(self) -> None:  # noqa: B027  (optional: most subclasses own nothing)
-        """Release what the communicator owns; no other method works afterwards."""
+        """Release what the communicator owns (collective); no other method works afterwards."""
 
     # It is a place among other processes: copies of what holds one talk through the same.
 

@@ -100,7 +100,6 @@ def gather(
     group: Group, operation: str, make: Callable[[], Message], root: int
 ) -> list[Message] | None:
     """Every rank's message at root; None elsewhere."""
-
     index, problem = prepare(lambda: check_rank(group, root, "root"))
     message = None
     if problem is None:

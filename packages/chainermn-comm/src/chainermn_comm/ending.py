@@ -43,6 +43,7 @@ def end_job(what: str, code: int, details: str = "") -> NoReturn:
 
 
 def headline(what: str) -> str:
+    """The first line of what a rank says before it ends the job."""
     world = sys.modules["mpi4py.MPI"].COMM_WORLD
     return f"\nChainerMN: rank {world.rank} of {world.size}: {what}"
 
@@ -61,6 +62,7 @@ def say(text: str) -> None:
 
 
 def abort(code: int) -> NoReturn:
+    """End the job by MPI; this process, whatever MPI does."""
     try:
         aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)

@@ -123,6 +123,7 @@ def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:
 
 
 def as_integer(name: str, value: Any, mine: int) -> int:
+    """The value as an int; TypeError, with this rank and the argument's name, if it is none."""
     try:
         return operator.index(value)
     except TypeError:

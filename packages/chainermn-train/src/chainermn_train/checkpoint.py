@@ -29,6 +29,7 @@ def create_multi_node_checkpointer(
 ) -> MultiNodeCheckpointer:
     """Make an extension that saves the state of all ranks, for the job to go on from.
 
+    Making it is no collective call; saving and ``maybe_load`` are (all ranks must call them).
     Every rank writes a file ``<name>.<rank>.<iteration>``: what Chainer serializes, and the
     state of NumPy's and Python's random generators. Once all are on the disk, rank 0 writes
     ``<name>.commit.<iteration>`` with their checksums; a generation without it is never

@@ -25,6 +25,7 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks at once.
 
+    Making it is no collective call; its ``update`` is (all ranks must call it).
     Ranks may start from different weights, but the optimizer's own state (momenta, Adam's
     moments, ``t``) and its hyperparameters must be equal on all ranks: only gradients and
     parameters are exchanged. The first update compares class and hyperparameters. A state that is

@@ -86,6 +86,7 @@ class Doing:
 
 
 def offset_of(slot: int) -> int:
+    """Where a slot begins in its area."""
     return (1 + slot) * SLOT_BYTES
 
 
