@@ -194,7 +194,10 @@ def _judged(found: job.Job, step: str, well: str) -> Answer:
     share = rate / copied
     rates = {"bytes_per_second": rate, "copied_bytes_per_second": copied}
     said = f"{well}, {_in_words(rate)}/s, {share:.2g} of a copy in memory ({_in_words(copied)}/s)"
-    if share < SLOW_SHARE and found.ranks <= cores()["usable"]:
+    if share < SLOW_SHARE:
+        usable = cores()["usable"]
+        if max(found.ranks, os.getloadavg()[0]) > usable:
+            return ok(f"{said}; there is more to do than {usable} cores can", **rates)
         return warning(f"{said}: too slow for one machine", SLOW, **rates)
     return ok(said, **rates)
 
