@@ -83,6 +83,7 @@ SAID = {
     "ssh: connect to host b port 22: Connection timed out": "unreachable",
     "ssh: connect to host b port 22: No route to host": "unreachable",
     "ssh: connect to host b port 22: Network is unreachable": "unreachable",
+    "ssh: connect to host b port 22: Permission denied": "unreachable",
     "kex_exchange_identification: read: Connection reset by peer": "closed",
     "Connection closed by 10.0.0.2 port 22": "closed",
     "Host key verification failed.": "unknown host key",

@@ -41,7 +41,11 @@ SAYINGS: tuple[tuple[Kind, str], ...] = (
     ("unknown host key", r"host key verification failed|no .* host key is known for"),
     ("refused key", r"permission denied \(|too many authentication failures"),
     ("refused", r"connection refused"),
-    ("unreachable", r"timed out|no route to host|network is unreachable"),
+    (
+        "unreachable",
+        r"timed out|no route to host|network is unreachable"
+        r"|connect to host .*(?:permission denied|operation not permitted)",  # a firewall here
+    ),
     ("closed", r"connection closed by|connection reset by|kex_exchange_identification"),
 )
 OFFERED = re.compile(r"^debug1: Offering public key", re.MULTILINE)
