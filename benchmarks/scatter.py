@@ -22,6 +22,8 @@ from typing import Any
 from allreduce import RANK_VARIABLES, THREADS, end_after, start
 
 COPY = "one copy into fresh memory"
+# Of the kind that processes can share; in one thread.
+SHARED = "one copy into fresh shared memory"
 NAP_SECONDS = 0.0005
 ROW_FLOATS = 784  # of an MNIST image
 
@@ -45,11 +47,20 @@ def contestants(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
 
     from chainermn_comm import create_communicator
     from chainermn_train import scatter_dataset
+    from chainermn_train.shared_arrays import ALIGNMENT, SharedFile
+
+    def shared() -> SharedFile | None:
+        if whole is None:
+            return None
+        file = SharedFile.reserve(ALIGNMENT + whole.nbytes)
+        file.write(whole.reshape(-1).view("u1"), ALIGNMENT)
+        return file
 
     ours = create_communicator("hierarchical", comm)
     bundled = chainermn.create_communicator("naive", comm)
     return {
         COPY: lambda: None if whole is None else whole.copy(),
+        SHARED: shared,
         "scatter_dataset": lambda: scatter_dataset(whole, ours),
         "scatter_dataset, shuffled": lambda: scatter_dataset(whole, ours, shuffle=True, seed=1),
         "bundled": lambda: chainermn.scatter_dataset(whole, bundled),
@@ -79,7 +90,7 @@ def grown(comm: Any, call: Callable[[], Any]) -> float:
     before = pss()
     comm.Barrier()
     part = call()
-    for begin in range(0, len(part) if part is not None else 0, 1000):
+    for begin in range(0, len(part) if hasattr(part, "__len__") else 0, 1000):
         for example in part[begin : begin + 1000]:
             example.sum()
     comm.Barrier()
@@ -114,7 +125,9 @@ def run(args: argparse.Namespace) -> None:
     for turn in range(args.repeat):
         for i in range(len(names)):
             name = names[(i + turn) % len(names)]
-            took[name].append([seconds(comm, calls[name], name == COPY) for _ in range(2)])
+            took[name].append(
+                [seconds(comm, calls[name], name in (COPY, SHARED)) for _ in range(2)]
+            )
     if comm.rank:
         return
     table = Table(title=f"{nbytes / 1e6:.0f} MB over {comm.size} ranks, {args.repeat} rounds")
