@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,7 @@ def _reduce(
         buffer.astype(array.dtype, copy=False)
         for buffer, array in zip(buffers, arrays, strict=True)
     ]
-    return replace(message, arrays=tuple(sums)).value()
+    return message._replace(arrays=tuple(sums)).value()
 
 
 def _copied(array: np.ndarray) -> np.ndarray:

@@ -56,4 +56,6 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
         return np.empty(0, np.uint8)
     if not array.flags.c_contiguous:
         array = array.T
-    return array.reshape(-1).view(np.uint8)
+    if array.ndim != 1:
+        array = array.reshape(-1)
+    return array.view(np.uint8)

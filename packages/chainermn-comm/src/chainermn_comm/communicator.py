@@ -424,7 +424,7 @@ class MpiCommunicator(CommunicatorBase):
         return group.comm, index, number
 
     def _send(self, operation: str, message: Message, peer: tuple[MPI.Intracomm, int, int]) -> None:
-        nbytes = sum(array.nbytes for array in message.arrays)
+        nbytes = sum([array.nbytes for array in message.arrays])
         self._record.message(operation, *peer[1:], nbytes)
         point_to_point.send(message, *peer)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -18,8 +17,7 @@ from .arrays import as_array, as_bytes
 ARRAY, SCALAR, TUPLE, OBJECT = "array", "scalar", "tuple", "object"
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A value that travels.
 
     Attributes:
@@ -79,7 +77,7 @@ class Message:
     def copy(self) -> Message:
         """The same message in memory of its own."""
         arrays = tuple(array.copy(order="K") for array in self.arrays)
-        return replace(self, arrays=arrays)
+        return self._replace(arrays=arrays)
 
 
 def of_array(data: Any, rank: int) -> Message:
@@ -89,11 +87,15 @@ def of_array(data: Any, rank: int) -> Message:
         TypeError: ``data`` is something else; the text names ``rank``.
     """
     if isinstance(data, (tuple, list)):
+        if all([_is_plain(item) for item in data]):  # nearly always
+            return Message(TUPLE, tuple(data))
         others = [i for i, item in enumerate(data) if not isinstance(item, np.ndarray)]
         on_gpu = tuple(i for i in others if devices.on_gpu(data[i]))
         scalars = tuple(i for i in others if i not in on_gpu)
         arrays = tuple(_on_host(item, i in on_gpu, rank) for i, item in enumerate(data))
         return Message(TUPLE, arrays, scalars, on_gpu)
+    if _is_plain(data):
+        return Message(ARRAY, (data,))
     if isinstance(data, np.ndarray):
         return Message(ARRAY, (_on_host(data, False, rank),))
     if devices.on_gpu(data):
@@ -145,9 +147,12 @@ def _unframed_once(frame: bytes) -> Any:
     return kind, forms, scalars, on_gpu
 
 
+def _is_plain(item: Any) -> bool:
+    """Whether it is a NumPy array that can be sent as it is."""
+    return type(item) is np.ndarray and item.flags.c_contiguous and not item.dtype.hasobject
+
+
 def _on_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:
-    if type(item) is np.ndarray and item.flags.c_contiguous and not item.dtype.hasobject:
-        return item  # nearly always
     array = devices.to_host(item) if on_gpu else as_array(item, rank)
     flags = array.flags
     return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
