@@ -51,7 +51,7 @@ def test_all_is_measured_and_the_numbers_fit(world):
     for row in rows.values():
         assert row["size"] - 4 * world.size < row["bytes"] <= row["size"]
         assert 0 < row["fastest_seconds"] <= row["seconds"] <= row["slowest_seconds"]
-        assert row["calls"] >= 3
+        assert row["calls"] >= 1
         assert row["algbw"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
         factor = kinds[row["operation"]].bus_factor(world.size)
         assert row["busbw"] == pytest.approx(row["algbw"] * factor)

@@ -80,43 +80,49 @@ def measure(
     start = time.monotonic()
     comms, skipped = _communicators(world, names)
     report = _heading(world, comms)
-    contestants = _contestants(comms, world.size)
     checks = _check(world, comms, say)
-    results: list[dict[str, Any]] = []
-    before = 0.0  # seconds of the last size
-    for index, size in enumerate(sizes):
-        count = max(1, size // FLOAT_BYTES // world.size) * world.size
-        spent = world.bcast(time.monotonic() - start)
-        why = _reason_to_skip(world, count * FLOAT_BYTES, seconds - spent, before, comms)
-        if why is not None:
-            skipped += [{"bytes": each, "why": why} for each in sizes[index:]]
-            break
-        share = (seconds - spent) * _weight(size) / sum(map(_weight, sizes[index:]))
-        if world.rank == 0:
-            say(f"{bytes_in_words(size)}, {len(contestants)} ways, {seconds - spent:.0f} s left")
-        found = _one_size(world, contestants, count, share)
-        if isinstance(found, str):
-            skipped += [{"bytes": each, "why": found} for each in sizes[index:]]
-            break
-        before = sum(_least_seconds(times) for times in found)
-        for contestant, times in zip(contestants, found, strict=True):
-            results.append(_result(contestant, count * FLOAT_BYTES, size, times))
-        contestants = [
-            contestant
-            for contestant, times in zip(contestants, found, strict=True)
-            if times.right and times.problem is None
-        ]
-    right = all(row["right"] for row in [*checks, *results]) and bool(results)
+    results, too_large = _time_sizes(world, comms, sizes, start + seconds, say)
     for comm in comms.values():
         comm.finalize()
     return {
         **report,
         "seconds": round(world.bcast(time.monotonic() - start), 3),
-        "right": right,
+        "right": all(row["right"] for row in [*checks, *results]) and bool(results),
         "checks": checks,
         "results": results,
-        "skipped": skipped,
+        "skipped": [*skipped, *too_large],
     }
+
+
+def _time_sizes(
+    world: MPI.Intracomm,
+    comms: dict[str, CommunicatorBase],
+    sizes: Sequence[int],
+    end: float,
+    say: Callable[[str], None],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of the sizes that were timed, and why the others weren't."""
+    contestants = _contestants(comms, world.size)
+    results: list[dict[str, Any]] = []
+    least = 0.0  # seconds that the last size took at least
+    for index, size in enumerate(sizes):
+        nbytes = max(1, size // FLOAT_BYTES // world.size) * world.size * FLOAT_BYTES
+        left = world.bcast(end - time.monotonic())
+        found: tuple[list[Times], float] | str | None = _reason_to_skip(
+            world, nbytes, left, least, comms
+        )
+        if found is None:
+            if world.rank == 0:
+                say(f"{bytes_in_words(size)}, {len(contestants)} ways, {left:.0f} s left")
+            share = left * _weight(size) / sum(map(_weight, sizes[index:]))
+            found = _one_size(world, contestants, nbytes // FLOAT_BYTES, share)
+        if isinstance(found, str):
+            return results, [{"bytes": each, "why": found} for each in sizes[index:]]
+        times, least = found
+        pairs = list(zip(contestants, times, strict=True))
+        results += [_result(one, nbytes, size, its) for one, its in pairs]
+        contestants = [one for one, its in pairs if its.right]  # others aren't tried again
+    return results, []
 
 
 def _communicators(
@@ -176,7 +182,7 @@ def _reason_to_skip(
     world: MPI.Intracomm,
     nbytes: int,
     left: float,
-    before: float,
+    least: float,
     comms: dict[str, CommunicatorBase],
 ) -> str | None:
     """Why no array of so many bytes is tried; the same on all ranks."""
@@ -190,9 +196,10 @@ def _reason_to_skip(
             f"{ARRAYS} arrays of {bytes_in_words(nbytes)} don't fit into the "
             f"{bytes_in_words(rooms[rank])} of memory that rank {rank} may take"
         )
-    if left <= 4 * before:
+    # Four times the bytes take four times the time, when they take any that counts.
+    if left <= 4 * least:
         return (
-            f"it takes some {4 * before:.1f} s, and {max(left, 0):.1f} s were left; "
+            f"it takes some {4 * least:.1f} s, and {max(left, 0):.1f} s were left; "
             "give more with --seconds"
         )
     return None
@@ -205,8 +212,8 @@ def _weight(size: int) -> float:
 
 def _one_size(
     world: MPI.Intracomm, contestants: Sequence[Contestant], count: int, seconds: float
-) -> list[Times] | str:
-    """The times of all, or why there are none."""
+) -> tuple[list[Times], float] | str:
+    """See :func:`time_all`; or why nothing was timed."""
     try:
         arrays = [np.empty(count, np.float32) for _ in range(2)]
     except MemoryError:
@@ -214,11 +221,6 @@ def _one_size(
     if not all(world.allgather(bool(arrays))):
         return "a rank has no memory for it"
     return time_all(world, [one.trial(*arrays) for one in contestants], seconds)
-
-
-def _least_seconds(times: Times) -> float:
-    """What this trial takes at least: two checks, a call to warm up, and the rounds."""
-    return 8 * times.median if times.seconds else 0.0
 
 
 def _result(contestant: Contestant, nbytes: int, size: int, times: Times) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # importing it starts MPI
 # Calls whose time counts as one: as many as take so long, since a clock and a barrier cost some.
 BATCH_SECONDS = 2e-3
 MOST_CALLS, MOST_ROUNDS = 100, 40
-LEAST_ROUNDS = 3
 # A communicator may try several ways before it settles for one; large sizes have less time.
 WARM_UP_CALLS, WARM_UP_SECONDS = 10, 0.3
 # A rank that waits in a barrier would keep its core busy.
@@ -64,11 +63,13 @@ def is_right(world: MPI.Intracomm, trial: Trial) -> tuple[bool, str | None]:
     return all(one for one, _ in said), problems[0] if problems else None
 
 
-def time_all(world: MPI.Intracomm, trials: Sequence[Trial], seconds: float) -> list[Times]:
+def time_all(
+    world: MPI.Intracomm, trials: Sequence[Trial], seconds: float
+) -> tuple[list[Times], float]:
     """Check and time trials in turn, round after round (collective).
 
-    Others' work on the machine then slows all of them alike. Rounds are added until the time is
-    over; at least three.
+    Others' work on the machine then slows all of them alike. There is at least one round, and more
+    until the time is over.
 
     Args:
         world: all ranks, also those that have no part in a trial.
@@ -76,43 +77,30 @@ def time_all(world: MPI.Intracomm, trials: Sequence[Trial], seconds: float) -> l
         seconds: for all trials together.
 
     Returns:
-        For each trial the same on all ranks; no times where it was wrong or raised.
+        For each trial what was found, the same on all ranks; no times where it was wrong or raised.
+        And how long all of it took at least: the checks, a call, and a round.
     """
     start = time.perf_counter()
     found = [Times(*is_right(world, trial)) for trial in trials]
+    checks = time.perf_counter() - start  # and the same follow at the end
     live = [n for n, times in enumerate(found) if times.right]
-    if not live:
-        return found
-    checks = time.perf_counter() - start
     firsts = {n: _warm_up(world, trials[n]) for n in live}
     calls = {
         n: min(MOST_CALLS, max(1, round(BATCH_SECONDS / first))) for n, first in firsts.items()
     }
-    begun = time.perf_counter()
-    rounds = LEAST_ROUNDS
-    _rounds(world, trials, found, calls, LEAST_ROUNDS)
-    now = time.perf_counter()
-    left = seconds - (now - start) - checks  # the same checks follow at the end
-    more = left / (now - begun) * LEAST_ROUNDS
-    rounds += world.bcast(min(MOST_ROUNDS - LEAST_ROUNDS, max(0, int(more))))
-    _rounds(world, trials, found, calls, rounds - LEAST_ROUNDS)
+    rounds, a_round = 0, 0.0
+    while rounds < MOST_ROUNDS and live:
+        begun = time.perf_counter()
+        for n in live:
+            found[n].seconds.append(_time(world, trials[n], calls[n]))
+        now = time.perf_counter()
+        rounds, a_round = rounds + 1, now - begun
+        if world.bcast(now - start + checks + a_round > seconds):
+            break
     for n in live:
         found[n].calls = rounds * calls[n]
         found[n].right, found[n].problem = is_right(world, trials[n])
-    return found
-
-
-def _rounds(
-    world: MPI.Intracomm,
-    trials: Sequence[Trial],
-    found: Sequence[Times],
-    calls: Mapping[int, int],
-    rounds: int,
-) -> None:
-    """Time so many rounds of those that have a number of calls."""
-    for _ in range(rounds):
-        for n, times in calls.items():
-            found[n].seconds.append(_time(world, trials[n], times))
+    return found, world.bcast(2 * checks + sum(firsts.values()) + a_round)
 
 
 def _warm_up(world: MPI.Intracomm, trial: Trial) -> float:
