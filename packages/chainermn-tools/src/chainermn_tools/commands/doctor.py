@@ -114,7 +114,7 @@ def _hosts(host_list: str | None, hostfile: str | None) -> tuple[hosts_of.Host, 
     try:
         content = Path(hostfile).read_text(errors="replace")
     except OSError as problem:
-        raise ValueError(f"the hostfile {hostfile} can't be read: {problem}") from None
+        raise ValueError(f"the hostfile {hostfile!r} can't be read: {problem.strerror}") from None
     try:
         return hosts_of.from_file(content, hostfile)
     except ValueError:

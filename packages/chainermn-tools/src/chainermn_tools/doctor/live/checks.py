@@ -16,7 +16,7 @@ REPORT = "this should not be; please report it: chainermn doctor --report"
 WRONG = "take another communicator or another MPI, and please report it: chainermn doctor --report"
 SLOW = "env | grep -E '^(UCX|FI|OMPI|MPICH|MV2)_'   # is shared memory switched off?"
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
-# On two cores that others used too, a mean of gradients went at 0.04 to 0.6 of a copy's rate. Where
+# On two cores that others used too, a mean of gradients went at 0.01 to 0.6 of a copy's rate. Where
 # it is so much slower, something is in the way.
 SLOW_SHARE = 0.004
 

@@ -104,7 +104,7 @@ def _timed(world: MPI.Intracomm, comm: CommunicatorBase, verb: str) -> dict[str,
     arrays = np.empty(count, np.float32), np.empty(count, np.float32)
     operation = OPERATIONS[verb]
     trials = [one.trial(comm, *arrays) for one in (operation, REFERENCES["memcpy"])]
-    times, copies = time_all(world, trials, TIMED_SECONDS)
+    (times, copies), _ = time_all(world, trials, TIMED_SECONDS)
     found: dict[str, Any] = {"right": times.right, "problem": times.problem}
     if times.seconds and copies.seconds:
         nbytes = arrays[0].nbytes
