@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from . import jobs
@@ -17,6 +20,7 @@ from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_optimizer, multi_node_snapshot
 
 comm = create_communicator("naive")
+np.random.seed(1)
 x = np.linspace(0, 1, 24, dtype="f4").reshape(12, 2)
 model = L.Classifier(L.Linear(2, 1), lossfun=chainer.functions.mean_squared_error)
 model.compute_accuracy = False
@@ -36,28 +40,35 @@ bits = "".join(param.array.tobytes().hex() for _, param in sorted(model.namedpar
 sys.stdout.write(f"{comm.size} {begin[0]} {optimizer.t} {bits}\\n")
 """
 )
+STOP = 3  # when the snapshot is taken
 
 
-@pytest.fixture(scope="module")
-def taken(tmp_path_factory):
-    """A folder with a snapshot of 4 ranks, and the script."""
-    folder = tmp_path_factory.mktemp("taken")
-    script = folder / "script.py"
+def run(folder: Path, ranks: int, stop: int) -> list[list[str]]:
+    script = folder.parent / "script.py"
     script.write_text(SCRIPT)
-    return folder, script
-
-
-def run(taken, ranks: int, stop: int) -> list[list[str]]:
-    folder, script = taken
-    job = jobs.run(ranks, script, folder / "out", stop, seconds=120)
+    job = jobs.run(ranks, script, folder, stop, seconds=120)
     assert job.returncode == 0, job
     return [line.split() for line in job.out.splitlines()]
 
 
-def test_taken_with_four_ranks_resumed_with_one_two_and_eight(taken):
-    run(taken, 4, 3)
-    # One rank goes on alone, for set 0; two can only begin where both sets have a snapshot.
-    for ranks, stop, begin in ((1, 6, 4), (2, 6, 4), (8, 9, 7)):
-        lines = run(taken, ranks, stop)
-        assert [line[:3] for line in lines] == [[str(ranks), str(begin), str(stop)]] * ranks
-        assert len({line[3] for line in lines}) == 1  # the same bits on all ranks
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory):
+    """A folder with a snapshot of four ranks."""
+    folder = tmp_path_factory.mktemp("four") / "out"
+    run(folder, 4, STOP)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What one rank ends with that was never interrupted."""
+    return run(tmp_path_factory.mktemp("one") / "out", 1, 2 * STOP)[0][3]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_taken_with_four_ranks_resumed_with(ranks, taken, whole, tmp_path):
+    """All have the same examples, and means of 2^n equal numbers are exact: so are the bits."""
+    folder = tmp_path / "out"
+    shutil.copytree(taken, folder)
+    lines = run(folder, ranks, 2 * STOP)
+    assert lines == [[str(ranks), str(STOP + 1), str(2 * STOP), whole]] * ranks

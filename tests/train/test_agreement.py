@@ -185,3 +185,19 @@ def test_the_cause_is_printed_where_ranks_call_different_methods(naive, way):
         call()
     assert (raised.value.__cause__ is error) == (naive.rank == 0)
     assert naive.allreduce_obj(1) == naive.size
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_epochs_of_different_lengths_are_told(naive, trainer_for):
+    """Rank 0 evaluates at the end of its epoch, and the others go on with theirs."""
+    model = L.Classifier(L.Linear(3, 2))
+    x, t = np.ones((4 + 4 * naive.rank, 3), np.float32), np.zeros(4 + 4 * naive.rank, np.int32)
+    examples = chainer.datasets.TupleDataset(x, t)
+    trainer = trainer_for(naive, model, examples, (2, "epoch"))
+    iterator = SerialIterator(examples, 2, repeat=False, shuffle=False)
+    trainer.extend(create_multi_node_evaluator(extensions.Evaluator(iterator, model), naive))
+    where = "optimizer" if naive.rank else "evaluator"
+    words = rf"This rank is in a multi-node {where}\..*equally often.*force_equal_length=False"
+    with pytest.raises(RankMismatchError, match=words):
+        trainer.run(show_loop_exception_msg=False)
+    assert naive.allreduce_obj(1) == naive.size

@@ -280,8 +280,9 @@ def test_bad_arguments_are_told_on_all_ranks(comm):
             create_multi_node_iterator(serial([1]), comm, bad if mine else 0)
     with pytest.raises(TypeError, match="needs a communicator"):
         create_multi_node_iterator(serial([1]), None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="already"):
-        create_multi_node_iterator(shared(comm, serial([1])), comm)
+    for create in create_multi_node_iterator, create_synchronized_iterator:
+        with pytest.raises(TypeError, match="which ranks share"):
+            create_multi_node_iterator(create(serial([1]), comm), comm)
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -20,6 +20,7 @@ from chainer.serializers import load_npz, save_npz
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import (
+    create_multi_node_iterator,
     create_multi_node_optimizer,
     create_synchronized_iterator,
 )
@@ -210,8 +211,9 @@ def test_bad_arguments_are_told_on_all_ranks(comm):
         create_synchronized_iterator(own if comm.rank == last else serial([1, 2]), comm)
     with pytest.raises(TypeError, match="needs a communicator"):
         create_synchronized_iterator(serial([1]), comm.size)
-    with pytest.raises(TypeError, match="already"):
-        create_synchronized_iterator(create_synchronized_iterator(serial([1]), comm), comm)
+    for create in create_multi_node_iterator, create_synchronized_iterator:
+        with pytest.raises(TypeError, match="which ranks share"):
+            create_synchronized_iterator(create(serial([1]), comm), comm)
     ended = processes([1, 2])
     ended.finalize()
     with pytest.raises(NotImplementedError if comm.rank == last else PeerError, match="finalized"):

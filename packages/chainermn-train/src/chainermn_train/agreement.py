@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from chainermn_comm import CommunicatorBase, PeerError
+from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
 from chainermn_comm.errors import describe_exception
 
 
@@ -116,6 +116,20 @@ def told_with(error: BaseException | None) -> Iterator[None]:
         if error is None or error is failure:
             raise
         raise failure from error
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Add to a mismatch of calls where this rank was, and what most often leads there."""
+    try:
+        yield
+    except RankMismatchError as error:
+        error.args = (
+            f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
+            "often: where that goes by epochs, and a rank has more examples than another "
+            "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations",
+        )
+        raise
 
 
 def _described(error: BaseException, rank: int) -> str:

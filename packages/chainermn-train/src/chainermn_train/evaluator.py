@@ -11,7 +11,7 @@ from chainer.training.extensions import Evaluator
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import alone
 
-from .agreement import gather_or_raise, require_communicator
+from .agreement import gather_or_raise, located, require_communicator
 from .copying import SharesCommunicator
 from .values import as_number
 
@@ -77,7 +77,9 @@ class _MultiNodeEvaluator(SharesCommunicator, Evaluator):
                     result = _checked(super().evaluate())
         except BaseException as exception:
             error = exception
-        return _mean(gather_or_raise(self._mn_communicator, error, (count, result)))
+        with located("a multi-node evaluator"):
+            views = gather_or_raise(self._mn_communicator, error, (count, result))
+        return _mean(views)
 
 
 def _number_of_examples(evaluator: Any) -> int | None:

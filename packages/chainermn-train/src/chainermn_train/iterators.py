@@ -17,7 +17,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from .agreement import call_or_raise, gather_or_raise, require_communicator, told_with
 from .packing import pack, unpack
 from .workers import await_workers, warn_of_fork
-from .wrapped_iterator import WrappedIterator
+from .wrapped_iterator import WrappedIterator, refuse_shared
 
 # What the other ranks are told of the master's iterator with every batch, as far as it has them.
 _SHARED = (
@@ -83,8 +83,7 @@ def _checked_master(iterator: Any, communicator: CommunicatorBase, rank_master: 
         raise TypeError(f"rank_master must be an integer, not {rank_master!r}") from None
     if not 0 <= master < communicator.size:
         raise ValueError(f"rank_master must be from 0 to {communicator.size - 1}, not {master}")
-    if isinstance(iterator, MultiNodeIterator):
-        raise TypeError("the iterator is already a multi-node iterator; use it as it is")
+    refuse_shared(iterator)
     if communicator.rank == master and not isinstance(iterator, Iterator):
         raise TypeError(
             "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "

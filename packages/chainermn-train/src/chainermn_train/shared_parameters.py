@@ -9,7 +9,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from .agreement import call_or_raise, gather_or_raise
+from .agreement import call_or_raise, gather_or_raise, located
 from .copying import SharesCommunicator
 from .mixed_precision import broadcast_masters, loss_scaling, require_same_loss_scaling
 from .persistents import take_missing_persistents
@@ -99,7 +99,7 @@ class SharedParameters(SharesCommunicator):
 
     def count(self, *numbers: int) -> Any:
         """Each number's sum over ranks: int64 of shape (len(numbers),) (collective)."""
-        with part("waiting"):
+        with part("waiting"), located("a multi-node optimizer"):
             return self.communicator.allreduce(np.array(numbers, dtype=np.int64))
 
     def note_loss_scaling(self, optimizer: Any) -> None:

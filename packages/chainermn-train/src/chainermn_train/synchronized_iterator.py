@@ -16,7 +16,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from .agreement import call_or_raise, require_communicator
 from .order import ResumableOrderSampler
 from .workers import await_workers, warn_of_fork
-from .wrapped_iterator import WrappedIterator
+from .wrapped_iterator import WrappedIterator, refuse_shared
 
 # Numbers that are drawn for a seed: their order is one of 32! (118 bits).
 _SEED_NUMBERS = 32
@@ -112,8 +112,7 @@ def _view(iterator: Any) -> tuple[dict[str, Any], list[int]]:
 
 
 def _check(iterator: Any) -> None:
-    if isinstance(iterator, SynchronizedIterator):
-        raise TypeError("the iterator is already a synchronized iterator; use it as it is")
+    refuse_shared(iterator)
     if not isinstance(iterator, Iterator) or not hasattr(iterator, "order_sampler"):
         raise TypeError(
             "create_synchronized_iterator needs a SerialIterator, MultiprocessIterator or "

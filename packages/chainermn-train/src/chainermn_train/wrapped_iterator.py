@@ -38,3 +38,11 @@ class WrappedIterator(Forwarding, SharesCommunicator, Iterator):
 
     def __del__(self) -> None:
         """Do nothing: the actual iterator is finalized when nobody holds it any more."""
+
+
+def refuse_shared(iterator: Any) -> None:
+    """Raise TypeError if ranks share the iterator already, by either way."""
+    if isinstance(iterator, WrappedIterator):
+        raise TypeError(
+            f"the iterator is a {type(iterator).__name__}, which ranks share: use it as it is"
+        )
