@@ -102,6 +102,25 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, re
         other.communicate(timeout=jobs.SECONDS)
 
 
+def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(
+    monkeypatch, record
+):
+    def in_vain(_, text, seconds):
+        time.sleep(max(0.0, seconds))
+        given.append(max(0.0, seconds))
+        return False
+
+    given: list[float] = []
+    watched, _, _ = watching(monkeypatch, [described()] * 50)
+    monkeypatch.setattr(monitor, "SAYING_SECONDS", 0.2)
+    monkeypatch.setattr(monitor.processes, "write_stderr", in_vain)
+    monkeypatch.setattr(monitor.processes, "write", in_vain)
+    monitor.Monitor.say(watched, "words")
+    assert len(given) == 50 + len(watched.launchers) + 1
+    assert given[0] > 0
+    assert sum(given) <= 0.2
+
+
 def test_what_a_rank_is_inside_of_is_noted_until_it_leaves():
     memory = calls.area().memory
 

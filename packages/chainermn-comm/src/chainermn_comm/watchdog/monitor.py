@@ -29,6 +29,8 @@ TICK_SECONDS = 0.5
 STACKS_SECONDS = 1.5
 # For so long nobody is asked again.
 FRESH_SECONDS = 2.0
+# For somebody to take what is said, of all who are tried: a launcher that is stopped reads nothing.
+SAYING_SECONDS = 4.0
 # Between the report and the end, for the launcher to forward it.
 FORWARDING_SECONDS = 0.5
 # From SIGTERM to SIGKILL.
@@ -278,14 +280,12 @@ class Monitor:
         }
 
     def say(self, text: str) -> None:
-        """Print on the standard error of a rank, the first that has one."""
-        for rank in self.ranks:
-            if processes.write_stderr(rank.pid, text):
+        """Print on the standard error of a rank, the first whose launcher reads it."""
+        deadline = time.monotonic() + SAYING_SECONDS
+        for pid in (*(rank.pid for rank in self.ranks), *self.launchers):
+            if processes.write_stderr(pid, text, (deadline - time.monotonic()) / 2):
                 return
-        for launcher in self.launchers:
-            if processes.write_stderr(launcher, text):
-                return
-        processes.write(2, text, 2.0)
+        processes.write(2, text, deadline - time.monotonic())
 
     def end(self) -> None:
         self.files.look()

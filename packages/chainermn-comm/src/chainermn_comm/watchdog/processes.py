@@ -76,8 +76,8 @@ def end(processes: list[tuple[int, int]], seconds: float) -> None:
             time.sleep(0.02)
 
 
-def write_stderr(pid: int, text: str, seconds: float = 2.0) -> bool:
-    """Write to where the standard error of another process goes; whether that worked.
+def write_stderr(pid: int, text: str, seconds: float) -> bool:
+    """Write to where the standard error of another process goes; whether that worked in time.
 
     Opened only now: whoever holds the launcher's pipe keeps the launcher waiting for its end.
     """
