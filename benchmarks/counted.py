@@ -90,7 +90,9 @@ class Counted:
             target = kwargs.pop("out")
             if function is np.concatenate:
                 args = ([self._plain(piece) for piece in args[0]],)
-            function(*map(self._plain, args), out=self._written(target), **kwargs)
+            out = target._array if isinstance(target, Counted) else target
+            function(*map(self._plain, args), out=out, **kwargs)
+            self._written(target)  # not if it raised, as for a cast that isn't allowed
         else:
             raise TypeError(f"{function.__name__} of shared memory can't be counted")
 

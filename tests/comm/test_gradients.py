@@ -340,6 +340,8 @@ def test_memory_that_one_rank_lacks_is_told_on_all(world, monkeypatch, verb):
                 comm.allreduce(np.ones(3, "f4"))
             else:
                 grad = None if verb == "zeros" and comm.rank == 0 else np.ones(3, "f4")
+                if verb == "replaced":
+                    grad.flags.writeable = False
                 model = Model(w=Param(np.ones(3, "f4"), grad))
                 comm.multi_node_mean_grad(model, verb == "zeros")
 

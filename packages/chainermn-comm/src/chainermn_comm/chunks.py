@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,10 +43,10 @@ class Chunk:
         if len(pieces) == 1:
             _, start, stop = self.parts[0]
             pieces = [pieces[0][start:stop]]
-        dtypes = {piece.dtype for piece in pieces}
-        if dtypes == {out.dtype}:
-            np.concatenate(pieces, out=out)
+        with contextlib.suppress(TypeError):  # looking at each dtype before takes longer
+            np.concatenate(pieces, out=out, casting="no")
             return
+        dtypes = {piece.dtype for piece in pieces}
         with np.errstate(all="ignore"):  # in a narrow wire dtype
             if len(pieces) == 1:
                 convert(pieces[0], out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class _Call:
         targets: where the means are to be written; ``grads`` itself where that serves.
         layout: what ranks must agree on.
         complete: whether no gradient is missing.
+        wires: how all gradients travel, if none is missing and all are NumPy's; else None.
         begun: what is left of the reducer's work, which may begin before ranks agree.
     """
 
@@ -35,6 +36,7 @@ class _Call:
     targets: list[Any]
     layout: Layout
     complete: bool
+    wires: Sequence[np.dtype] | None = None
     begun: Callable[[], None] | None = None
 
 
@@ -84,8 +86,8 @@ def _begin(
     reducer = reducers.made(False)
     # With missing gradients there may be more to average than this rank knows; with some on
     # GPUs, two reducers, and the errors of the second are for after the agreement.
-    if reducer and call.complete and _all_numpy(call.grads):
-        call.begun = reducer.begin(*_members(call, False, settings))
+    if reducer and call.wires is not None:
+        call.begun = reducer.begin(call.grads, call.targets, call.wires)
     return call
 
 
@@ -96,7 +98,7 @@ def _members(
     chosen = _those(call.grads, on_gpu)
     sources = [call.grads[index] for index in chosen]
     places = sources if call.targets is call.grads else [call.targets[index] for index in chosen]
-    return sources, places, [settings.allreduce_grad_dtype or source.dtype for source in sources]
+    return sources, places, _wires([source.dtype for source in sources], settings)
 
 
 def _note_of(call: _Call, zero_fill: bool) -> bytes:
@@ -140,33 +142,84 @@ def _gradients(model: Any, rank: int, zero_fill: bool, settings: Settings) -> _C
     named = parameters.named(model, rank)
     names, params = tuple([name for name, _ in named]), [param for _, param in named]
     grads = [param.grad for param in params]
-    likes = grads
-    notes: tuple[tuple[str, ...], ...] = ()
-    complete = True
-    if not _all_plain(grads):
-        datas = [param.data for param in params]
-        for index, (name, param) in enumerate(named):
-            grad = None if datas[index] is None else grads[index]
-            grads[index] = parameters.checked(grad, name, rank)
-            if grads[index] is not grad:  # a NumPy scalar: the mean needs an array to go to
-                param.grad = grads[index]
-        complete = not any([grad is None for grad in grads])
-        likes = [data if grad is None else grad for data, grad in zip(datas, grads, strict=True)]
-        notes = tuple(
-            [_note(grad, like, zero_fill) for grad, like in zip(grads, likes, strict=True)]
-        )
-        notes = notes if any(notes) else ()
+    if not _all_numpy(grads):
+        return _checked(named, grads, rank, zero_fill, settings)
+    forms = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
+    plain = _plain(settings, zero_fill, names, forms)
+    if plain is None:
+        return _checked(named, grads, rank, zero_fill, settings)
+    apart = plain.own_memory and len(set(map(id, grads))) == len(grads)
+    targets = grads if apart else _targets(grads)
+    return _Call(params, grads, targets, plain.layout, True, plain.wires)
+
+
+class _Plain(NamedTuple):
+    """What follows from the forms of gradients that all are NumPy arrays of real floats.
+
+    Attributes:
+        layout: what ranks must agree on.
+        wires: how they travel.
+        own_memory: whether each owns its memory, and a result may be written there.
+    """
+
+    layout: Layout
+    wires: Sequence[np.dtype]
+    own_memory: bool
+
+
+# Loops repeat few different calls, and to make these anew would take as long as to add the
+# gradients of a small model.
+@lru_cache(maxsize=8)
+def _plain(
+    settings: Settings,
+    zero_fill: bool,
+    names: tuple[str, ...],
+    forms: tuple[tuple[np.dtype, tuple[int, ...], int], ...],
+) -> _Plain | None:
+    """Of gradients with these dtypes, shapes and flags; None where some dtype is another one."""
+    dtypes = tuple([dtype for dtype, _, _ in forms])
+    if any(dtype.kind != "f" for dtype in dtypes):
+        return None
+    shapes = tuple([shape for _, shape, _ in forms])
+    layout = Layout(_shared(settings, zero_fill), names, dtypes, shapes)
+    own = all(parameters.owns_usable_memory(flags) for _, _, flags in forms)
+    return _Plain(layout, _wires(dtypes, settings), own)
+
+
+def _wires(dtypes: Sequence[np.dtype], settings: Settings) -> Sequence[np.dtype]:
+    """How gradients of these dtypes travel."""
+    return tuple([settings.allreduce_grad_dtype or dtype for dtype in dtypes])
+
+
+def _checked(
+    named: list[tuple[str, Any]], grads: list[Any], rank: int, zero_fill: bool, settings: Settings
+) -> _Call:
+    """The call where gradients may be missing, on a GPU, or anything else."""
+    params = [param for _, param in named]
+    datas = [param.data for param in params]
+    for index, (name, param) in enumerate(named):
+        grad = None if datas[index] is None else grads[index]
+        grads[index] = parameters.checked(grad, name, rank)
+        if grads[index] is not grad:  # a NumPy scalar: the mean needs an array to go to
+            param.grad = grads[index]
+    likes = [data if grad is None else grad for data, grad in zip(datas, grads, strict=True)]
     dtypes = tuple([None if like is None else like.dtype for like in likes])
     shapes = tuple([None if like is None else like.shape for like in likes])
     wire = settings.allreduce_grad_dtype
-    if wire is not None and any(dtype is not None and dtype.kind == "c" for dtype in set(dtypes)):
-        index = next(i for i, dtype in enumerate(dtypes) if dtype is not None and dtype.kind == "c")
-        raise TypeError(
-            f"rank {rank}: parameter {names[index]} is complex, and would lose its imaginary part "
-            f"as {wire}; set allreduce_grad_dtype to None"
-        )
-    layout = Layout(_shared(settings, zero_fill), names, dtypes, shapes, notes)
-    return _Call(params, grads, _targets(grads), layout, complete)
+    for (name, _), dtype in zip(named, dtypes, strict=True):
+        if wire is not None and dtype is not None and dtype.kind == "c":
+            raise TypeError(
+                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
+                f"as {wire}; set allreduce_grad_dtype to None"
+            )
+    notes = tuple([_note(grad, like, zero_fill) for grad, like in zip(grads, likes, strict=True)])
+    names = tuple([name for name, _ in named])
+    shared = _shared(settings, zero_fill)
+    layout = Layout(shared, names, dtypes, shapes, notes if any(notes) else ())
+    complete = not any([grad is None for grad in grads])
+    # Whether there are wires decides when ranks meet: it must follow from what they agree on.
+    wires = _wires([grad.dtype for grad in grads], settings) if _all_numpy(grads) else None
+    return _Call(params, grads, _targets(grads), layout, complete, wires)
 
 
 @lru_cache(maxsize=8)
@@ -203,11 +256,6 @@ def _zeros(params: list[Any], missing: list[bool], notes: list[bytes]) -> dict[i
 
 def _all_numpy(grads: list[Any]) -> bool:
     return set(map(type, grads)) <= {np.ndarray}
-
-
-def _all_plain(grads: list[Any]) -> bool:
-    """Whether all are NumPy arrays of floats, as they are in most calls."""
-    return _all_numpy(grads) and {grad.dtype.kind for grad in grads} <= {"f", "c"}
 
 
 def _note(grad: Any, like: Any, zero_fill: bool) -> tuple[str, ...]:

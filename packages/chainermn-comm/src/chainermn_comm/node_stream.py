@@ -55,6 +55,7 @@ class NodeStream(Reducer):
         self._chunk_bytes = chunk_bytes or CHUNK_BYTES
         self._next = 0  # chunks so far: slots go on from call to call
         self._intra = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
+        self._place = self._intra.rank
         problem = ""
         try:
             self._allocate()
@@ -129,7 +130,8 @@ class NodeStream(Reducer):
 
     def _stages(self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray]) -> list[Stage]:
         def pack(number: int, chunk: Chunk) -> None:
-            chunk.pack(inputs, self._terms(number, chunk)[self._intra.rank])
+            own = self._slots[self._place]
+            chunk.pack(inputs, slot_of(own, SLOTS, number, chunk.size, chunk.dtype))
 
         def add_and_unpack(number: int, chunk: Chunk) -> None:
             self._add_and_unpack(number, chunk, inputs, flats)
@@ -151,15 +153,16 @@ class NodeStream(Reducer):
         rows = self._terms(number, chunk)
         index, start, stop = chunk.parts[0]
         if len(chunk.parts) > 1 or flats[index].dtype != chunk.dtype:
-            mean = self._work[: chunk.size * chunk.dtype.itemsize].view(chunk.dtype)
-            sum_rows(rows, mean, self._size)
+            mean = self._work[: chunk.nbytes].view(chunk.dtype)
+            summed_in_it = accumulator(chunk.dtype) == chunk.dtype
+            sum_rows(rows, mean, self._size, mean if summed_in_it else None)
             chunk.unpack(mean, flats)
             return
         out = flats[index][start:stop]
         if flats[index] is inputs[index] and accumulator(chunk.dtype) == chunk.dtype:
             # Its own term a rank takes from its gradient, which gets the sum: no other memory.
             terms = list(rows)
-            terms[self._intra.rank] = out
+            terms[self._place] = out
             sum_rows(terms, out, self._size, out, rows)
         else:
             sum_rows(rows, out, self._size)

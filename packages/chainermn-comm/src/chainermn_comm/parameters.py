@@ -52,6 +52,11 @@ def checked(array: Any, name: str, rank: int) -> Any:
     return array
 
 
+def owns_usable_memory(flags: int) -> bool:
+    """Whether an array with these flags, as a number, has memory of its own for a result."""
+    return flags & _OWN_DATA != 0 and flags & _USABLE == _USABLE
+
+
 def own_memory(grads: list[Any]) -> list[bool]:
     """For each gradient, whether a result may be written into it.
 

@@ -164,10 +164,13 @@ class BySize(Reducer):
     def _which_are_large(
         self, targets: Sequence[np.ndarray], wires: Sequence[np.dtype]
     ) -> list[bool]:
+        sizes = [target.nbytes for target in targets]
         least = self._large_bytes
+        if max(sizes, default=0) < least:
+            return []
         return [
-            target.nbytes >= least and wire == target.dtype
-            for target, wire in zip(targets, wires, strict=True)
+            size >= least and wire == target.dtype
+            for size, target, wire in zip(sizes, targets, wires, strict=True)
         ]
 
     def close(self) -> None:

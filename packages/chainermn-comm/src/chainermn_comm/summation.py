@@ -30,7 +30,7 @@ def sum_rows(
             overflow only in :func:`telling_of_overflow`, which costs too much to enter here:
             callers with a divisor do.
         work: where the sum is taken, of ``out``'s length and :func:`accumulator`'s dtype; saves
-            an allocation. It may be ``out`` if one of the first two rows is.
+            an allocation. It may be ``out``, unless a row after the first two is.
         intact: the rows in other memory, where ``work`` overwrites one.
     """
     dtype, widened, scale, factor = _arithmetic(out.dtype, divisor)
