@@ -229,6 +229,7 @@ def bench(*arguments: object, env: dict[str, str] | None = None) -> click.testin
         (["--plot", "."], "can't be written"),
         (["-n", "0"], "0"),
         (["--seconds", "0"], "0"),
+        (["--seconds", "nan"], "nan is no number of seconds"),
     ],
 )
 def test_wrong_options_are_named_before_anything_is_started(arguments, said, monkeypatch):

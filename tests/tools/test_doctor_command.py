@@ -85,6 +85,7 @@ def program(folder: Path, body: str, name: str = "mpiexec") -> Path:
 def test_all_is_well_where_nothing_is_wrong():
     found = report("--timeout", LIMIT_SECONDS)
     assert found["bad"] == []
+    assert set(found) - {"by_name", "bad"} == documented_keys("## JSON", "A finding:")
     assert (found["schema"], found["well"], found["status"]) == (1, True, "ok")
     assert found["asked"] == {"ranks": None, "hosts": [], "hostfile": None, "script": None}
     assert found["seconds"] > 0
@@ -92,7 +93,7 @@ def test_all_is_well_where_nothing_is_wrong():
         one["layer"] for one in found["findings"]
     )
     for one in found["findings"]:
-        assert set(one) == {"layer", "name", "question", "status", "found", "fix", "details"}
+        assert set(one) == documented_keys("A finding:", "## The checks")
         assert one["found"]
         assert one["fix"] is None
     for name in set(steps.COMMUNICATORS) - {"pure_nccl"}:
@@ -215,6 +216,8 @@ def test_a_report_holds_findings_and_environment_without_secrets(tmp_path):
         (["--hostfile", "/nonexistent/hosts"], "can't be read"),
         (["--script", "x.py"], "--hosts"),
         (["--timeout", "1"], "10"),
+        (["--timeout", "nan"], "nan is no number of seconds"),
+        (["--timeout", "inf"], "86400"),
         (["-n", "0"], "0"),
     ],
 )
@@ -358,6 +361,14 @@ def test_in_a_real_terminal_lines_fit(tmp_path, width, no_colour):
 def test_the_manual_lists_every_check_with_its_question():
     rows = re.findall(r"^\| `([^`]+)` \| (.+?\?) \|", MANUAL.read_text(), re.MULTILINE)
     assert rows == [(check.name, check.question) for layer in ALL for check in layer.checks]
+
+
+def documented_keys(begin: str, end: str) -> set[str]:
+    """The keys in the table between two texts of the manual."""
+    part = MANUAL.read_text().split(begin)[1].split(end)[0]
+    keys = set(re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE))
+    assert keys
+    return keys
 
 
 def test_names_are_unique_among_all_layers():

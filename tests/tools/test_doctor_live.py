@@ -60,8 +60,8 @@ def judged(monkeypatch):
     assert set(checks.NEEDS) <= {check.name for check in HERE.checks}
     monkeypatch.setattr(facts, "launcher", lambda _: {"path": "/bin/mpiexec", "vendor": "MPICH"})
     monkeypatch.setattr(facts, "library", lambda _: {"vendor": "MPICH", "version": "5"})
-    for module in (checks, job):
-        monkeypatch.setattr(module, "cores", lambda: {"usable": RANKS})
+    monkeypatch.setattr(job, "cores", lambda: {"usable": RANKS})
+    monkeypatch.setattr(job.os, "getloadavg", lambda: (0.5, 0.0, 0.0))
     fine = tuple(Check(name, "?", lambda _: ok("")) for name in checks.NEEDS)
 
     def judge(what: job.Job) -> dict:
@@ -153,7 +153,18 @@ def test_a_rank_that_hangs_is_named_by_what_it_is_at(judged):
 def test_more_ranks_than_cores_may_just_be_slow(judged, monkeypatch):
     monkeypatch.setattr(job, "cores", lambda: {"usable": 1})
     found = judged(made(notes(0, steps.MESSAGES), notes(1), status=None))
+    assert "1 cores" in found[steps.MESSAGES].found
     assert "--timeout" in found[steps.MESSAGES].fix
+
+
+def test_on_a_busy_machine_what_hangs_may_just_be_slow(judged, monkeypatch):
+    monkeypatch.setattr(job.os, "getloadavg", lambda: (RANKS + 0.5, 0.0, 0.0))
+    found = judged(made(notes(0, steps.MESSAGES), notes(1), status=None))
+    assert "more to do" in found[steps.MESSAGES].found
+    assert "--timeout" in found[steps.MESSAGES].fix
+    found = judged(made(notes(0, steps.START), notes(1), status=None))
+    assert "MPI hangs as it starts" in found[steps.START].found
+    assert "more to do" in found[steps.START].found
 
 
 def test_wrong_values_are_named_with_their_verb(judged):
@@ -176,7 +187,6 @@ def test_what_a_communicator_raises_is_quoted(judged):
 
 
 def test_what_is_far_too_slow_for_memory_is_warned_of(judged, monkeypatch):
-    monkeypatch.setattr(checks.os, "getloadavg", lambda: (0.5, 0.0, 0.0))
     step = steps.of_communicator("naive")
     ranks = (notes(0), notes(1))
     for one in ranks:
@@ -184,10 +194,10 @@ def test_what_is_far_too_slow_for_memory_is_warned_of(judged, monkeypatch):
     found = judged(made(*ranks))
     assert (bad(found), found[step].status) == ([step], "warning")
     assert "10 MB/s, 0.001 of a copy" in found[step].found
-    monkeypatch.setattr(checks.os, "getloadavg", lambda: (RANKS + 0.5, 0.0, 0.0))
+    monkeypatch.setattr(job.os, "getloadavg", lambda: (RANKS + 0.5, 0.0, 0.0))
     assert bad(judged(made(*ranks))) == [], "others' work may be why"
-    monkeypatch.setattr(checks.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(checks, "cores", lambda: {"usable": 1})
+    monkeypatch.setattr(job.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(job, "cores", lambda: {"usable": 1})
     assert bad(judged(made(*ranks))) == [], "ranks that take turns are no wonder"
 
 

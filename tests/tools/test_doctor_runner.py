@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from chainermn_tools import program
 from chainermn_tools.doctor.check import Answer, Check, Context, check, failed, ok, skipped, warning
 from chainermn_tools.doctor.runner import Layer, examine
-from chainermn_tools.environment.probe import Unavailable
+from chainermn_tools.environment.probe import Unavailable, in_child
 from chainermn_tools.launch.hosts import from_list
 
 # Ends a test that hangs; nothing here takes so long.
@@ -65,14 +65,17 @@ def test_a_check_that_hangs_is_named_and_the_others_go_on():
         return ok("at last")
 
     began = time.monotonic()
-    slow = layer(hangs, of(ok("b"), "b", ("hangs",)), of(ok("c"), "c"), share=0.5)
-    found = findings(slow, layer(of(ok("d"), "d")), seconds=2)
+    after = (of(ok("b"), "b", ("hangs",)), of(ok("bb"), "bb", ("b",)))
+    slow = layer(hangs, *after, of(ok("c"), "c"), share=0.5)
+    found = findings(slow, layer(of(ok("d"), "d"), of(ok("e"), "e", ("bb",))), seconds=2)
     over.set()
     assert time.monotonic() - began < LIMIT_SECONDS / 2
-    assert [one.status for one in found.values()] == ["failed", "skipped", "ok", "ok"]
+    assert {name for name, one in found.items() if one.status == "ok"} == {"c", "d"}
     assert found["hangs"].found == "no answer within 1 s"
     assert found["hangs"].fix
     assert "'hangs'" in found["b"].found
+    for name in ("b", "bb", "e"):
+        assert (found[name].status, found[name].details) == ("skipped", {"because": "hangs"})
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,19 @@ def test_a_check_that_raises_fails_alone(error, said):
     assert said in found["raises"].found
     assert found["raises"].fix
     assert found["b"].status == "ok"
+
+
+def test_a_program_that_takes_too_long_may_just_need_more_time():
+    def look(_):
+        return in_child(never_ending, 0.5)
+
+    found = findings(layer(Check("slow", "?", look)))["slow"]
+    assert (found.status, found.found) == ("failed", "python did not end within 0.5 s")
+    assert "--timeout" in found.fix
+
+
+def never_ending() -> None:
+    time.sleep(LONG)
 
 
 def test_what_needs_a_failed_check_is_left_out_and_says_why():
@@ -185,7 +201,8 @@ def test_what_a_program_leaves_behind_ends_with_it(tmp_path):
     assert is_gone(int(ended.out))
 
 
-def test_at_the_end_no_program_is_left_and_none_is_started():
+def test_at_the_end_no_program_is_left_and_none_is_started(monkeypatch):
+    monkeypatch.setattr(program, "_closed", False)  # and again after this test
     begun, outcomes = threading.Event(), []
 
     def work():

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from chainermn_tools import plots
 from chainermn_tools.bench import sizes
+from chainermn_tools.commands import options
 from chainermn_tools.environment.machine import cores
 from chainermn_tools.environment.topology import launched
 
@@ -23,7 +24,7 @@ FEWEST_RANKS, MOST_RANKS = 2, 4
 
 
 @click.command()
-@click.option("-n", "ranks", type=click.IntRange(1), help="Number of ranks to start.")
+@click.option("-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks to start.")
 @click.option(
     "--communicator",
     "wanted",
@@ -37,6 +38,8 @@ FEWEST_RANKS, MOST_RANKS = 2, 4
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 86400),
+    callback=options.seconds,
+    metavar="S",
     default=DEFAULT_SECONDS,
     help="How long it should take; sizes that would take longer are skipped. [60]",
 )

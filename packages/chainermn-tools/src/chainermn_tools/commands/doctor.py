@@ -16,6 +16,7 @@ from rich.console import Console
 
 from chainermn_tools import doctor as examining
 from chainermn_tools import program
+from chainermn_tools.commands import options
 from chainermn_tools.doctor import report, text
 from chainermn_tools.doctor.check import Context
 from chainermn_tools.environment.topology import launched
@@ -29,7 +30,13 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 
 
 @click.command()
-@click.option("-n", "ranks", type=click.IntRange(1), help="Number of ranks that you want to run.")
+@click.option(
+    "-n",
+    "ranks",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of ranks that you want to run.",
+)
 @click.option("--hosts", "host_list", metavar="A,B", help="Examine hosts too; also a:2,b:2.")
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
 @click.option("--script", metavar="FILE", help="The script that is to run on the hosts.")
@@ -37,7 +44,8 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option("--report", "to_paste", is_flag=True, help="Print text to paste into a bug report.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(10),
+    type=click.FloatRange(10, 86400),
+    callback=options.seconds,
     default=120.0,
     show_default=True,
     metavar="S",
@@ -54,10 +62,11 @@ def doctor(
     to_paste: bool,
     timeout: float,
 ) -> None:
-    """Find out what is wrong with this machine, its MPI and its GPUs, and how to mend it.
+    """Find out what is wrong here, and how to mend it.
 
-    First this machine is looked at, then a few ranks are started on it, with which every
-    communicator is tried, and then, with --hosts or --hostfile, the hosts are looked at.
+    First this machine, its MPI and its GPUs are looked at, then a few ranks are started here,
+    with which every communicator is tried, and then, with --hosts or --hostfile, the hosts are
+    looked at.
 
     Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2 for a
     wrong command line, 128 + n if this program was ended by signal n.

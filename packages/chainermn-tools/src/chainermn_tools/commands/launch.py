@@ -16,7 +16,7 @@ from chainermn_tools.launch.records import with_plain_ranks
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-n", "ranks", type=click.IntRange(1), help="Number of ranks.")
+@click.option("-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks.")
 @click.option("--hosts", "host_list", metavar="A,B", help="Hosts, also with ranks: a:2,b:2.")
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
 @click.option(

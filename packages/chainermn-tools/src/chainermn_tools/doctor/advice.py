@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import io
 
+from chainermn_tools.environment import probe
 from chainermn_tools.explain import Found, Kind, search
+
+MORE_TIME = (
+    "something that it looks at hangs, or this machine is slow; if the latter, give it more time "
+    "with --timeout"
+)
 
 
 def advice(text: str, otherwise: str) -> str:
@@ -19,6 +25,16 @@ def advice(text: str, otherwise: str) -> str:
     """
     found = _most_telling(text)
     return otherwise if found is None else found.known.fix[0]
+
+
+def about(problem: probe.Unavailable, otherwise: str) -> str:
+    """What to do where a probe had no answer.
+
+    Args:
+        problem: that it raised.
+        otherwise: what to do when nothing in it is known.
+    """
+    return MORE_TIME if isinstance(problem, probe.TimedOut) else advice(str(problem), otherwise)
 
 
 def telling_line(text: str) -> str:

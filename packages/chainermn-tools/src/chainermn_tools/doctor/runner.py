@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from chainermn_tools.doctor.advice import advice
+from chainermn_tools.doctor.advice import MORE_TIME, about, advice
 from chainermn_tools.doctor.check import Answer, Check, Context, Finding, failed, skipped
 from chainermn_tools.environment.probe import Unavailable
 
@@ -53,7 +53,7 @@ def examine(layers: Sequence[Layer], context: Context) -> Iterator[Finding]:
         for check in layer.checks:
             run.start(check)
         for check in layer.checks:
-            answer = run.answer(check)
+            answer = run.answer(check, done)
             done[check.name] = answer
             yield Finding(
                 layer.name,
@@ -82,25 +82,30 @@ class _Run:
     def start(self, check: Check) -> None:
         threading.Thread(target=self._carry_out, args=(check,), daemon=True).start()
 
-    def answer(self, check: Check) -> Answer:
-        """The check's answer; at the deadline, what is to be said in its place."""
+    def answer(self, check: Check, given: Mapping[str, Answer]) -> Answer:
+        """The check's answer; at the deadline, what is to be said in its place.
+
+        Args:
+            check: one that was started.
+            given: the answers of this method so far, and of the layers before.
+        """
         if self._done[check.name].wait(max(0.0, self._context.deadline - time.monotonic())):
             return self._answers[check.name]
         seconds = self._context.deadline - self._began
         waiting = [name for name in check.needs if name not in self._answers]
         if waiting:
-            return skipped(f"{waiting[0]!r}, which it needs, had no answer within {seconds:.0f} s")
-        return failed(
-            f"no answer within {seconds:.0f} s",
-            "something that it looks at hangs, or this machine is slow; if the latter, give it "
-            "more time with --timeout",
-        )
+            first = given.get(waiting[0])
+            cause = waiting[0] if first is None else first.details.get("because", waiting[0])
+            said = f"{cause!r}, which it needs, had no answer within {seconds:.0f} s"
+            return skipped(said, because=cause)
+        return failed(f"no answer within {seconds:.0f} s", MORE_TIME)
 
     def _carry_out(self, check: Check) -> None:
         try:
             self._answers[check.name] = self._refused(check) or check.look(self._context)
         except Unavailable as problem:
-            self._answers[check.name] = failed(str(problem), "run it by hand to see what it says")
+            fix = about(problem, "run it by hand to see what it says")
+            self._answers[check.name] = failed(str(problem), fix)
         except BaseException as problem:  # whatever it is, the others go on
             said = f"the check itself failed: {type(problem).__name__}: {problem}"
             self._answers[check.name] = failed(said, advice(said, REPORT_IT))

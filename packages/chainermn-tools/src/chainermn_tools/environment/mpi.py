@@ -61,7 +61,10 @@ def launcher(seconds: float) -> dict[str, Any]:
         Unavailable: there is none, or it fails or hangs when asked for its version.
     """
     path = mpiexec()
-    text = probe.run([path, "--version"], seconds)
+    try:
+        text = probe.run([path, "--version"], seconds)
+    except probe.Unavailable as problem:
+        raise type(problem)(f"{path} --version: {problem}") from None
     return {"path": path, **recognise(text), "description": text.rstrip().split("\n")}
 
 

@@ -30,6 +30,10 @@ class Unavailable(Exception):
     """A probe has no answer; the message says why."""
 
 
+class TimedOut(Unavailable):
+    """What a probe ran had to be ended: it hangs, or the machine is slow."""
+
+
 def unavailable(reason: str) -> dict[str, str]:
     """What a report holds in place of an answer; the reason on one line."""
     return {"unavailable": " ".join(reason.split())}
@@ -77,7 +81,8 @@ def run(command: Sequence[str], seconds: float) -> str:
         What it printed, both streams together.
 
     Raises:
-        Unavailable: it could not be started, failed, crashed or took too long.
+        TimedOut: it took too long.
+        Unavailable: it could not be started, failed or crashed.
     """
     name = os.path.basename(command[0])
     try:
@@ -85,7 +90,7 @@ def run(command: Sequence[str], seconds: float) -> str:
     except OSError as problem:
         raise Unavailable(f"{command[0]} does not start: {problem.strerror}") from None
     if ended.status is None:
-        raise Unavailable(f"{name} did not end within {seconds:g} s")
+        raise TimedOut(f"{name} did not end within {seconds:g} s")
     if ended.status:
         raise Unavailable(f"{name} {_how_it_ended(ended.status)}{_quote(ended.out)}")
     return ended.out
@@ -104,7 +109,8 @@ def in_child(function: Callable[[], Any], seconds: float, *launcher: str) -> Any
         What the function returned.
 
     Raises:
-        Unavailable: it raised, crashed, gave no answer or took too long.
+        TimedOut: it took too long.
+        Unavailable: it raised, crashed or gave no answer.
     """
     # `-c` puts the current folder first on the path, which the command `chainermn` does not.
     code = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chainermn_tools.doctor import facts
-from chainermn_tools.doctor.advice import advice
+from chainermn_tools.doctor.advice import about
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
 from chainermn_tools.environment import gpus, probe
 
@@ -47,7 +47,7 @@ def driver(context: Context) -> Answer:
         fix = (
             "install the driver of this kernel again, or restart the machine; nvidia-smi must work"
         )
-        return failed(str(problem), advice(str(problem), fix))
+        return failed(str(problem), about(problem, fix))
     if not lines or any(line.count(",") < 2 for line in lines):
         return skipped(f"{NO_GPU}; nvidia-smi says: {' '.join(lines) or 'nothing'}")
     return ok(f"{len(lines)}: {'; '.join(lines)}", gpus=lines)
@@ -68,7 +68,7 @@ def cupy(context: Context) -> Answer:
     except probe.Unavailable as problem:
         return failed(
             str(problem),
-            advice(str(problem), "see more: python -c 'import cupy; cupy.show_config()'"),
+            about(problem, "see more: python -c 'import cupy; cupy.show_config()'"),
         )
     devices = found["devices"]
     if not devices:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 
 from chainermn_tools import program
 from chainermn_tools.doctor import facts
-from chainermn_tools.doctor.advice import advice, telling_line
+from chainermn_tools.doctor.advice import about, telling_line
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
 from chainermn_tools.environment import mpi, probe
 
@@ -22,7 +23,7 @@ def mpi4py(context: Context) -> Answer:
     try:
         found = context.once(facts.library)
     except probe.Unavailable as problem:
-        return failed(str(problem), advice(str(problem), INSTALL))
+        return failed(str(problem), about(problem, INSTALL))
     said = f"{found['vendor']} {found['version']}, of MPI standard {found['standard']}"
     return ok(said, vendor=found["vendor"], version=found["version"])
 
@@ -32,7 +33,7 @@ def mpiexec(context: Context) -> Answer:
     try:
         found = context.once(facts.launcher)
     except probe.Unavailable as problem:
-        return failed(str(problem), _to_get_mpiexec())
+        return failed(str(problem), _beside_python() or about(problem, INSTALL))
     if found["vendor"] is None:
         return warning(
             f"{found['path']} is of no MPI that is known here; it says: "
@@ -99,16 +100,15 @@ def compiler(path: str, seconds: float) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _to_get_mpiexec() -> str:
-    folder = os.path.dirname(sys.executable)
-    if os.path.exists(os.path.join(folder, "mpiexec")):
-        return f"export PATH={folder}:$PATH"
-    return INSTALL
-
-
 def _to_match(library: dict[str, object]) -> str:
+    other = f"put the mpiexec of {library['vendor']} {library['version']} first on PATH"
+    return _beside_python() or other
+
+
+def _beside_python() -> str | None:
+    """How to use the mpiexec beside Python; None where there is none, or it is used already."""
     folder = os.path.dirname(sys.executable)
     beside = os.path.join(folder, "mpiexec")
     if os.path.exists(beside) and shutil.which("mpiexec") != beside:
-        return f"export PATH={folder}:$PATH"
-    return f"put the mpiexec of {library['vendor']} {library['version']} first on PATH"
+        return f"export PATH={shlex.quote(folder)}:$PATH"
+    return None

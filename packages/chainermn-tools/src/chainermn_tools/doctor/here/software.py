@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 
 from chainermn_tools.doctor import facts
-from chainermn_tools.doctor.advice import advice
+from chainermn_tools.doctor.advice import about
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
 from chainermn_tools.doctor.here import requirements
 from chainermn_tools.environment import packages as installed
@@ -97,7 +97,7 @@ def import_chainer(context: Context) -> Answer:
                 "unset CHAINERMN_NO_COMPAT: it keeps Chainer from being repaired as it is imported"
             )
         else:
-            fix = advice(str(problem), f"see what fails: {sys.executable} -c 'import chainer'")
+            fix = about(problem, f"see what fails: {sys.executable} -c 'import chainer'")
         return failed(str(problem), fix)
 
 

@@ -9,7 +9,6 @@ from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.advice import advice, telling_line
 from chainermn_tools.doctor.check import Answer, Check, Context, check, failed, ok, skipped, warning
 from chainermn_tools.doctor.live import job, rank, steps
-from chainermn_tools.environment.machine import cores
 
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
 REPORT = "this should not be; please report it: chainermn doctor --report"
@@ -34,7 +33,9 @@ def ranks_start(context: Context) -> Answer:
         else:
             said = f"MPI hangs as it starts: {up} of {began} ranks came through MPI_Init"
             fix = f"{HELLO}   # must print 0 and 1"
-        return failed(f"{said} within {found.seconds:.0f} s", advice(found.output, fix))
+        slow = job.busy(found.ranks)
+        said += f" within {found.seconds:.0f} s" + (f", or is just slow: {slow}" if slow else "")
+        return failed(said, advice(found.output, fix))
     said = telling_line(found.output)
     return failed(
         f"{up} of {found.ranks} ranks came up; mpiexec ended with status {found.ended.status} and "
@@ -195,9 +196,8 @@ def _judged(found: job.Job, step: str, well: str) -> Answer:
     rates = {"bytes_per_second": rate, "copied_bytes_per_second": copied}
     said = f"{well}, {_in_words(rate)}/s, {share:.2g} of a copy in memory ({_in_words(copied)}/s)"
     if share < SLOW_SHARE:
-        usable = cores()["usable"]
-        if max(found.ranks, os.getloadavg()[0]) > usable:
-            return ok(f"{said}; there is more to do than {usable} cores can", **rates)
+        if job.busy(found.ranks):
+            return ok(f"{said}; {job.busy(found.ranks)}", **rates)
         return warning(f"{said}: too slow for one machine", SLOW, **rates)
     return ok(said, **rates)
 

@@ -95,6 +95,16 @@ def ranks_to_start(context: Context) -> int:
     return max(USUAL_RANKS, min(wanted, cores()["usable"])) if context.hosts else wanted
 
 
+def busy(ranks: int) -> str:
+    """How it comes that so many ranks may just be slow on this machine; empty if they may not."""
+    usable = cores()["usable"]
+    if ranks > usable:
+        return f"{ranks} ranks are too many for {usable} cores"
+    if os.getloadavg()[0] > usable:
+        return f"there is more to do than {usable} cores can"
+    return ""
+
+
 def come_to(step: str, job: Job) -> Answer | None:
     """Why there is nothing to judge of a step; None when all ranks came through it."""
     stopped = job.stopped_at()
@@ -105,10 +115,9 @@ def come_to(step: str, job: Job) -> Answer | None:
     there = len(job.found(step))
     where = f"{there} of {job.ranks} ranks came through it"
     if job.ended.status is None:
-        if job.ranks > cores()["usable"]:
-            said = f"it hangs, or {job.ranks} ranks are too many for {cores()['usable']} cores"
+        if busy(job.ranks):
             return failed(
-                f"{said}: {where} within {job.seconds:.0f} s",
+                f"it hangs, or {busy(job.ranks)}: {where} within {job.seconds:.0f} s",
                 "give it more time with --timeout, or take fewer ranks with -n",
             )
         return failed(
