@@ -14,7 +14,7 @@ import sizes_plot
 from limits import AT_LEAST, AT_MOST, judge, quartiles
 from peers import BUNDLED, LINK
 from plot import COLORS
-from report import cells, limits_table, mpi_library, sizes_table
+from report import cells, limits_table, machine, mpi_library, sizes_table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -50,6 +50,7 @@ def document(
     ms = {row["name"]: np.array(row["ms"]) for row in rows}
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "machine": machine(),
         "versions": {
             "Python": platform.python_version(),
             "MPI": mpi_library(),

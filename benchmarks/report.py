@@ -7,6 +7,7 @@ import math
 import platform
 import re
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import limits
@@ -40,6 +41,7 @@ def document(
         hosts.setdefault(host, set()).update(mine)
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "machine": machine(),
         "versions": {
             "Python": platform.python_version(),
             "MPI": mpi_library(),
@@ -52,6 +54,13 @@ def document(
         "realtime": realtime,
         "models": [summary(**model, ranks=len(cores)) for model in models],
     }
+
+
+def machine() -> str:
+    """Kernel, architecture and processor, such as "Linux x86_64, Intel(R) Xeon(R) Processor"."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return ", ".join([f"{platform.system()} {platform.machine()}", *names[:1]])
 
 
 def of_sizes(sizes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,18 +1,16 @@
-"""What the pictures of the manual are drawn with: ranks as columns, boxes in them, arrows between."""
+"""What the pictures of the manual are drawn with: frames for ranks, boxes in them, arrows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-# The same bytes whenever a script is run again, and letters that stay letters.
-matplotlib.rcParams.update({"svg.hashsalt": "chainermn", "svg.fonttype": "none", "font.size": 10})
-
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
+
+# The same bytes whenever a script is run again, and letters that stay letters.
+plt.rcParams.update({"svg.hashsalt": "chainermn", "svg.fonttype": "none", "font.size": 10})
+plt.switch_backend("svg")
 
 HERE = Path(__file__).parent
 # Okabe and Ito's, which all eyes tell apart.
