@@ -6,7 +6,7 @@
 All contestants take turns, in another order each round, and each twice in its turn: memory that was
 just freed is faster to get than memory that nobody had for a while, above all in a virtual machine.
 Memory added is what a node's ranks together have more than before, as proportional set size, once
-each rank has read its part: pages that several map count once.
+each rank has read its part: pages that several map count once. Exits 1 where a limit doesn't hold.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ COPY = "one copy into fresh memory"
 SHARED = "one copy into fresh shared memory"
 NAP_SECONDS = 0.0005
 ROW_FLOATS = 784  # of an MNIST image
+OURS = "scatter_dataset"
+SHUFFLED = f"{OURS}, shuffled"
+# What must hold of a 400 MB array over four ranks: the time over that of one copy into fresh memory
+# (the first of a turn), median over rounds, and the memory added over its size.
+COPIES, MEMORY = 1.5, 1.1
 
 
 def arguments() -> argparse.Namespace:
@@ -61,8 +66,8 @@ def contestants(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
     return {
         COPY: lambda: None if whole is None else whole.copy(),
         SHARED: shared,
-        "scatter_dataset": lambda: scatter_dataset(whole, ours),
-        "scatter_dataset, shuffled": lambda: scatter_dataset(whole, ours, shuffle=True, seed=1),
+        OURS: lambda: scatter_dataset(whole, ours),
+        SHUFFLED: lambda: scatter_dataset(whole, ours, shuffle=True, seed=1),
         "bundled": lambda: chainermn.scatter_dataset(whole, bundled),
         "bundled, shuffled": lambda: chainermn.scatter_dataset(
             whole, bundled, shuffle=True, seed=1
@@ -106,10 +111,36 @@ def pss() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-def run(args: argparse.Namespace) -> None:
-    """Measure, and print a table on rank 0 (collective over MPI.COMM_WORLD)."""
+def verdicts(took: dict[str, Any], memory: dict[str, float]) -> list[dict[str, Any]]:
+    """What must hold, and whether it does.
+
+    Args:
+        took: seconds by contestant, of shape (rounds, 2).
+        memory: what each adds, as a multiple of the array.
+    """
+    import numpy as np
+    from limits import AT_MOST, judge
+
+    ratios = took[OURS][:, 0] / took[COPY][:, 0]
+    return [
+        judge(f"{OURS}: time over that of {COPY}", AT_MOST, COPIES, ratios),
+        *(
+            judge(f"{name}: memory added over the array's", AT_MOST, MEMORY, np.array([times]))
+            for name, times in memory.items()
+            if name in (OURS, SHUFFLED)
+        ),
+    ]
+
+
+def run(args: argparse.Namespace) -> bool:
+    """Measure, and print tables on rank 0 (collective over MPI.COMM_WORLD).
+
+    Returns:
+        Whether the limits hold, on rank 0; True elsewhere.
+    """
     import numpy as np
     from mpi4py import MPI
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -119,7 +150,7 @@ def run(args: argparse.Namespace) -> None:
     whole = np.random.default_rng(0).random(shape, np.float32) if comm.rank == 0 else None
     nbytes = rows * ROW_FLOATS * 4
     calls = contestants(comm, whole)
-    memory = {name: grown(comm, call) for name, call in calls.items()}
+    memory = {name: grown(comm, call) / nbytes for name, call in calls.items()}
     took: dict[str, list[list[float]]] = {name: [] for name in calls}
     names = list(calls)
     for turn in range(args.repeat):
@@ -129,19 +160,29 @@ def run(args: argparse.Namespace) -> None:
                 [seconds(comm, calls[name], name in (COPY, SHARED)) for _ in range(2)]
             )
     if comm.rank:
-        return
-    table = Table(title=f"{nbytes / 1e6:.0f} MB over {comm.size} ranks, {args.repeat} rounds")
+        return True
+    table = Table(
+        title=f"{nbytes / 1e6:.0f} MB over {comm.size} ranks, {args.repeat} rounds",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     for heading in "", "ms", "x copy", "at once again, ms", "x copy", "memory added, x size":
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    copy = np.array(took[COPY])
-    for name, times in took.items():
+    from report import limits_table
+
+    times = {name: np.array(rounds) for name, rounds in took.items()}
+    for name in names:
         cells = []
-        for time_of, copy_of in zip(np.transpose(times), np.transpose(copy), strict=True):
+        for time_of, copy_of in zip(times[name].T, times[COPY].T, strict=True):
             low, middle, high = np.percentile(time_of, (25, 50, 75)) * 1e3
             ratio = np.median(time_of / copy_of)  # round by round: the machine changes
             cells += [f"{middle:.0f} ({low:.0f} - {high:.0f})", f"{ratio:.2f}"]
-        table.add_row(name, *cells, f"{memory[name] / nbytes:.2f}")
+        table.add_row(name, *cells, f"{memory[name]:.2f}")
+    verdict = verdicts(times, memory)
     Console().print(table)
+    Console().print(limits_table(verdict))
+    return all(row["ok"] for row in verdict)
 
 
 def main() -> int:
@@ -154,8 +195,7 @@ def main() -> int:
         os.nice(-20)
     for variable in THREADS:
         os.environ.setdefault(variable, "1")  # before NumPy loads its BLAS
-    run(args)
-    return 0
+    return 0 if run(args) else 1
 
 
 if __name__ == "__main__":
