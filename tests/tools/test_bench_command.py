@@ -96,6 +96,12 @@ def test_a_rank_that_fails_is_named(job_of):
     assert told.value.status == 1
 
 
+def test_a_result_that_does_not_arrive_is_said(job_of):
+    with pytest.raises(start.Failed, match="result of rank 0 did not arrive") as told:
+        job_of("", 100.0)
+    assert told.value.status == 1
+
+
 def test_a_missing_mpiexec_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(start.Failed, match="mpiexec") as told:

@@ -175,7 +175,10 @@ def test_what_went_wrong_is_said():
     del bad[1]["seconds"], bad[1]["busbw"]
     skipped = [
         {"communicator": "pure_nccl", "why": "[red]no GPU"},
-        {"bytes": 1 << 30, "why": "no memory"},
+        {"communicator": "single_node", "why": "two nodes"},
+        {"communicator": "flat", "why": "two nodes"},
+        {"bytes": 1 << 10, "why": "no time"},
+        *({"bytes": each << 30, "why": "no memory"} for each in (1, 4, 16)),
     ]
     table = shown(report(results=bad, right=False, skipped=skipped))
     assert "flat, mean_grad of 1 KiB: wrong values" in table
@@ -183,7 +186,11 @@ def test_what_went_wrong_is_said():
     assert "WRONG" in table
     assert "FAILED" in table
     assert "skipped pure_nccl: [red]no GPU" in table
-    assert "skipped 1 GiB: no memory" in table
+    for name in ("single_node", "flat"):
+        assert f"skipped {name}: two nodes" in table
+    assert "skipped 1 KiB: no time" in table
+    assert "skipped 1 GiB to 16 GiB: no memory" in table
+    assert table.count("skipped") == 5
     assert "Not all is right." in table
     assert "Nothing ran." in shown(report(results=[], right=False))
 

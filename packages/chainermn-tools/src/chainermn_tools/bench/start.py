@@ -78,5 +78,7 @@ def measure_on(
     found = verdict.judge(outcome, ranks)
     if not found.good:
         raise Failed(found.text, found.status)
+    if 0 not in said:
+        raise Failed("all ranks ended well, but the result of rank 0 did not arrive here", 1)
     report: dict[str, Any] = said[0]["report"]
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +110,13 @@ def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
             what = row.get("problem", "wrong values")
             found.append((f"{who}, {row['operation']}{where}: {what}", "bold red"))
     for entry in report["skipped"]:
-        what = entry.get("communicator") or bytes_in_words(entry["bytes"])
-        found.append((f"skipped {what}: {entry['why']}", "yellow"))
+        if "communicator" in entry:
+            found.append((f"skipped {entry['communicator']}: {entry['why']}", "yellow"))
+    sizes = [entry for entry in report["skipped"] if "bytes" in entry]
+    for why, group in itertools.groupby(sizes, key=lambda entry: entry["why"]):
+        words = [bytes_in_words(entry["bytes"]) for entry in group]
+        what = words[0] if len(words) == 1 else f"{words[0]} to {words[-1]}"
+        found.append((f"skipped {what}: {why}", "yellow"))
     if report["right"]:
         checked = len(report["checks"]) + len(report["results"])
         found.append((f"All values of {checked} checks were right.", "green"))
