@@ -109,9 +109,11 @@ def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
             where = f" of {bytes_in_words(row['bytes'])}" if "bytes" in row else ""
             what = row.get("problem", "wrong values")
             found.append((f"{who}, {row['operation']}{where}: {what}", "bold red"))
-    for entry in report["skipped"]:
-        if "communicator" in entry:
-            found.append((f"skipped {entry['communicator']}: {entry['why']}", "yellow"))
+    found += [
+        (f"skipped {entry['communicator']}: {entry['why']}", "yellow")
+        for entry in report["skipped"]
+        if "communicator" in entry
+    ]
     sizes = [entry for entry in report["skipped"] if "bytes" in entry]
     for why, group in itertools.groupby(sizes, key=lambda entry: entry["why"]):
         words = [bytes_in_words(entry["bytes"]) for entry in group]

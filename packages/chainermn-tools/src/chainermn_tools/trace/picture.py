@@ -116,7 +116,7 @@ def _window(run: Run, meetings: Sequence[Meeting]) -> tuple[float, float]:
     first = min([shown[0].start, *(call.start for call in others)])
     last = max(call.end for call in shown)
     margin = 0.02 * (last - first) or 1.0
-    return first - margin, last + margin
+    return max(0.0, first - margin), last + margin
 
 
 def _part(axes: Any, run: Run, ranks: Sequence[int], start: float, end: float) -> None:

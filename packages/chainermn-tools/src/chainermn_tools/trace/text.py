@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from chainermn_tools.trace import summary
@@ -12,11 +12,13 @@ from chainermn_tools.words import bytes_in_words, time_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 # Elsewhere than on a terminal no line is broken for its width.
 PLAIN_WIDTH = 200
 MOST_RANKS, MOST_KINDS, MOST_CALLS = 32, 20, 10
+# Columns that hold words; the others hold numbers.
+WORDS = ("operation", "host", "communicator", "came last")
+GAP = 2  # between columns
 
 
 def render(
@@ -62,30 +64,31 @@ def _clocks(error: float) -> str:
 
 def _operations(run: Run, console: Console) -> None:
     _title("\nOperations, calls of all ranks together", console)
-    table = _table("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
-    failed = []
+    columns = ("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
+    cells, failed = [], []
     for row in summary.by_operation(run):
         speed = "-" if row.bandwidth is None else _gigabytes(row.bandwidth)
         times = (row.total, row.median, row.longest, row.waited)
         size = bytes_in_words(row.nbytes) if row.nbytes else "-"
-        table.add_row(row.operation, str(row.count), *map(time_in_words, times), size, speed)
+        cells.append((row.operation, str(row.count), *map(time_in_words, times), size, speed))
         if row.failed:
             failed.append(f"{row.operation} raised in {_number(row.failed, 'call')}")
-    console.print(table)
+    _table(columns, cells, console)
     for line in failed:
         _line(line, console, "yellow")
 
 
 def _ranks(run: Run, meetings: Sequence[Meeting], console: Console) -> None:
     _title("\nRanks", console)
-    table = _table("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
+    columns = ("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
+    cells = []
     rows = summary.by_rank(run, meetings)
     # Of many, those that matter: the ones that others waited for.
     shown = sorted(sorted(rows, key=lambda one: -one.kept)[:MOST_RANKS], key=lambda one: one.rank)
     for row in shown:
         times = (time_in_words(seconds) for seconds in (row.total, row.waited, row.kept))
-        table.add_row(str(row.rank), row.host, str(row.calls), *times, str(row.last))
-    console.print(table)
+        cells.append((str(row.rank), row.host, str(row.calls), *times, str(row.last)))
+    _table(columns, cells, console)
     if len(rows) > len(shown):
         _line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
 
@@ -94,28 +97,31 @@ def _late(meetings: Sequence[Meeting], console: Console) -> None:
     if not meetings:
         return
     _title("\nWho is late: for whom others wait longest in each kind of collective call", console)
-    table = _table("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
+    columns = ("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
+    cells = []
     kinds = summary.by_lateness(meetings)
     for row in kinds[:MOST_KINDS]:
         share = f"{row.times} ({row.times / row.count:.0%})"
         times = time_in_words(row.kept), time_in_words(row.waited)
-        table.add_row(row.operation, row.communicator, str(row.count), str(row.rank), share, *times)
-    console.print(table)
+        who = (row.operation, row.communicator, str(row.count), str(row.rank))
+        cells.append((*who, share, *times))
+    _table(columns, cells, console)
     if len(kinds) > MOST_KINDS:
         _line(f"and {_number(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
     _title("\nLongest waits", console)
-    table = _table("at", "operation", "communicator", "number", "came last", "others waited")
-    for meeting in summary.longest_waits(meetings, MOST_CALLS):
-        call = meeting.last
-        table.add_row(
-            f"{call.start / 1e6:.6f} s",
-            call.operation,
-            call.communicator,
-            str(call.sequence),
-            f"rank {call.rank}",
+    columns = ("at", "operation", "communicator", "number", "came last", "others waited")
+    calls = [
+        (
+            f"{meeting.last.start / 1e6:.6f} s",
+            meeting.last.operation,
+            meeting.last.communicator,
+            str(meeting.last.sequence),
+            f"rank {meeting.last.rank}",
             time_in_words(meeting.waited / 1e6),
         )
-    console.print(table)
+        for meeting in summary.longest_waits(meetings, MOST_CALLS)
+    ]
+    _table(columns, calls, console)
 
 
 def _most_waited_for(run: Run, meetings: Sequence[Meeting]) -> str:
@@ -134,14 +140,31 @@ def _gigabytes(nbytes: float) -> str:
     return f"{nbytes / 1e9:.3g}" if nbytes >= 1e6 else "<0.001"
 
 
-def _table(*columns: str) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Print a table; where it is too wide, in parts that each begin with the first column."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    words = ("operation", "host", "communicator", "came last")
-    for column in columns:
-        table.add_column(column, justify="left" if column in words else "right", overflow="fold")
-    return table
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for part in _parts(widths, console.width):
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+        for name in (columns[number] for number in part):
+            table.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(row[number]) for number in part))
+        console.print(table)
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Numbers of columns that fit beside the first one; a column that fits nowhere is alone."""
+    part = [0]
+    for number in range(1, len(widths)):
+        taken = sum(widths[one] + GAP for one in part)
+        if len(part) > 1 and taken + widths[number] > room:
+            yield part
+            part = [0]
+        part.append(number)
+    yield part
 
 
 def _title(text: str, console: Console) -> None:
