@@ -3,6 +3,7 @@
 from chainermn_modelparallel import (
     ColumnParallelLinear,
     MultiNodeBatchNormalization,
+    MultiNodeChainList,
     RowParallelLinear,
     create_mnbn_model,
     create_multi_node_n_step_rnn,
@@ -11,6 +12,7 @@ from chainermn_modelparallel import (
 __all__ = [
     "ColumnParallelLinear",
     "MultiNodeBatchNormalization",
+    "MultiNodeChainList",
     "RowParallelLinear",
     "create_mnbn_model",
     "create_multi_node_n_step_rnn",

@@ -74,6 +74,7 @@ CALLABLES = [
     ),
     row("chainermn.datasets:create_empty_dataset", "dataset"),
     row("chainermn:MultiNodeChainList", "comm"),
+    row("chainermn.links:MultiNodeChainList", "comm"),  # where Chainer 7 has it too
     row(
         "chainermn:MultiNodeChainList.add_link",
         "link",
