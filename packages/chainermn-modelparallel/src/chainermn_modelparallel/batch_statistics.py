@@ -16,7 +16,7 @@ from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.calls import Call, Form, View, agree
 from chainermn_modelparallel.collectives import allreduce
 from chainermn_modelparallel.communication import Communication
-from chainermn_modelparallel.delegates import pseudo_connect
+from chainermn_modelparallel.delegates import go_on, pseudo_connect
 from chainermn_modelparallel.verbs import wants_gradient
 
 NAME = "MultiNodeBatchNormalization"
@@ -138,9 +138,8 @@ class Normalize(Communication):
             gy = Variable(self._xp.zeros(x.shape, x.dtype), requires_grad=False)
         gradients: tuple[Variable | None, ...]
         if chainer.config.enable_backprop:
-            (hidden,) = self.get_retained_outputs()
-            # A second backward comes back here, whether or not gy depends on us.
-            gradients = self._differentiable(x, gamma, pseudo_connect(hidden, gy))
+            (thread,) = go_on(grad_outputs[1:], (self.thread(),))
+            gradients = self._differentiable(x, gamma, pseudo_connect(thread, gy))
         else:
             gradients = tuple(
                 None if gradient is None else Variable(gradient)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import chainer
+from chainer import Variable
 
 
 class Communication(chainer.FunctionNode):
@@ -27,3 +28,13 @@ class Communication(chainer.FunctionNode):
     @rank.setter
     def rank(self, depth: int) -> None:
         Communication._deepest = self._depth = max(depth, Communication._deepest + 1)
+
+    def thread(self) -> Variable:
+        """The output without data, retained alone, that gradients hang on to.
+
+        By it a second backward comes back here, whether or not the gradients depend on us: it
+        will on other ranks.
+        """
+        (thread,) = self.get_retained_outputs()
+        thread.retain_data()  # Chainer forgets them where it made the node anew: not twice
+        return thread

@@ -60,6 +60,18 @@ def connect(delegate: Variable | None, outputs: Any) -> Any:
     return pseudo_connect(delegate, outputs)
 
 
+def go_on(gradients: tuple[Variable | None, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What backward returns, leading to gradients that it got too, though it has no use for them.
+
+    Such a gradient of zeros may be what leads to a communication of the first backward, to which
+    the second one has to come. Nothing is changed where no gradients are differentiated again.
+    """
+    if chainer.config.enable_backprop:
+        for gradient in gradients:
+            results = tuple(None if x is None else connect(gradient, x) for x in results)
+    return results
+
+
 def empty_beside(array: Any) -> Any:
     """An array without data, of the same array module and device as another."""
     xp = backend.get_array_module(array)
@@ -103,10 +115,10 @@ class PseudoConnect(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
-        return tuple(
-            grad_outputs[index - 1] if index > 0 else zeros_for(self, 0, self._xp)
-            for index in indexes
-        )
+        zeros: tuple[Variable, ...] = ()
+        if 0 in indexes:
+            zeros = go_on(grad_outputs, (zeros_for(self, 0, self._xp),))
+        return tuple(grad_outputs[index - 1] if index > 0 else zeros[0] for index in indexes)
 
 
 class Bridge(chainer.FunctionNode):
@@ -122,4 +134,4 @@ class Bridge(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
-        return (zeros_for(self, 0, self._xp),)
+        return go_on(grad_outputs, (zeros_for(self, 0, self._xp),))

@@ -20,6 +20,7 @@ from chainermn_modelparallel.communication import Communication
 from chainermn_modelparallel.delegates import (
     brought_beside,
     empty_beside,
+    go_on,
     leaf_beside,
     pseudo_connect,
     zeros_for,
@@ -135,15 +136,16 @@ class Send(Communication):
             letter = self._answer()
             self._check(letter)
             # A second backward through the gradients asks for this edge's gradients again.
-            again = self.get_retained_outputs()[0] if any(letter.wants) else None
+            again = self.thread() if any(letter.wants) else None
             variables, _ = deliver(letter, self._communicator, self._peer, again)
             found = dict(zip(letter.positions, variables, strict=True))
         # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
         # other ranks may wait for it.
-        return tuple(
+        results = tuple(
             found[index] if index in found else zeros_for(self, index, self._xp)
             for index in indexes
         )
+        return go_on(grad_outputs, results)
 
     def _answer(self) -> Letter:
         """Wait for the gradients; those of other sends that come first are kept for them."""
@@ -220,6 +222,7 @@ class Recv(Communication):
     ) -> tuple[Variable | None, ...]:
         tag, self._due = self._due, None
         sent: Variable | None = None
+        found: dict[int, Variable] = {}
         if any(self._wants):
             found = {
                 position: gradient
@@ -236,9 +239,8 @@ class Recv(Communication):
                 post(letter, self._communicator, self._peer, GRADIENT_TAG, inside)
         if not self._has_delegate:
             return (None,) * len(indexes)
-        zeros = zeros_for(self, 0, self._xp)
-        if sent is not None:
-            zeros = pseudo_connect(sent, zeros)
+        others = tuple(g for position, g in enumerate(grad_outputs) if position not in found)
+        (zeros,) = go_on((sent, *others), (zeros_for(self, 0, self._xp),))
         return tuple(None if index else zeros for index in indexes)
 
     def _answer_with_graph(self, found: dict[int, Variable], tag: int | None) -> Variable:
@@ -254,9 +256,7 @@ class Recv(Communication):
             )
         gradients = tuple(found.values())
         if gradients:
-            # A second backward comes back here, whether or not the gradients depend on us:
-            # the other rank will wait for it.
-            connected = pseudo_connect(self.get_retained_outputs()[0], *gradients)
+            connected = pseudo_connect(self.thread(), *gradients)
             gradients = connected if isinstance(connected, tuple) else (connected,)
         node = Send(
             self._communicator,

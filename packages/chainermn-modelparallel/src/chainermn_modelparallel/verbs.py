@@ -18,7 +18,7 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import part_of
 from chainermn_modelparallel.calls import FUNCTIONS, NO_CALL, View, agree
 from chainermn_modelparallel.communication import Communication
-from chainermn_modelparallel.delegates import pseudo_connect
+from chainermn_modelparallel.delegates import go_on, pseudo_connect
 
 Arrays = tuple[Any, ...]
 
@@ -170,9 +170,8 @@ class Collective(Communication):
         )
         bystanders: tuple[Variable, ...] = ()
         if chainer.config.enable_backprop:
-            # A second backward comes back here, whether or not the gradients depend on us: it
-            # will on other ranks.
-            bystanders = self.get_retained_outputs()
+            bystanders = (self.thread(),)
+            bystanders = go_on(grad_outputs[-1:], bystanders)
             gradients = tuple(pseudo_connect(*bystanders, each) for each in gradients)
         view: View = (("operation", f"backward of {operation}"),)
         adjoint = VERBS[self._verb].adjoint
