@@ -11,6 +11,8 @@ import pytest
 from chainer import training
 
 from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_comm.catalogue import make_communicator
+from chainermn_comm.topology import Topology
 from chainermn_train import create_multi_node_optimizer, durable
 
 
@@ -74,6 +76,36 @@ def comm(request):
     from mpi4py import MPI
 
     return make(request.param, MPI.COMM_WORLD)
+
+
+# All that run on CPUs, some with nodes imposed.
+WORLDS = {
+    "naive": None,
+    "flat": None,
+    "hierarchical": None,
+    "two_dimensional": None,
+    "single_node": None,
+    "non_cuda_aware": None,
+    "plain": None,
+    "hierarchical on nodes": (0, 1, 0, 1),
+    "two_dimensional on nodes": (0, 0, 1, 1),
+}
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def every(request):
+    """Each communicator, some with nodes imposed."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    nodes = WORLDS[request.param]
+    if nodes is None:
+        comm = make(request.param, world)
+    else:
+        topology = Topology.of(nodes[: world.size])
+        comm = make_communicator(request.param.split()[0], topology=topology)
+    yield comm
+    comm.finalize()
 
 
 @pytest.fixture(scope="session")

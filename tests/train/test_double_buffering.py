@@ -7,118 +7,27 @@ import gc
 import sys
 import threading
 import time
-from typing import Any
 
 import chainer
-import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import training
-from chainer.optimizer_hooks import GradientClipping, WeightDecay
-from chainer.training import extensions
 
-from chainermn_comm import PeerError, RankMismatchError, create_communicator
-from chainermn_comm.catalogue import make_communicator
-from chainermn_comm.topology import Topology
-from chainermn_train import create_multi_node_evaluator, create_multi_node_optimizer
+from chainermn_comm import create_communicator
+from chainermn_train import create_multi_node_optimizer
 
-from .conftest import make
+from .stale import (
+    WIDTH,
+    Net,
+    adam,
+    arrays,
+    assert_same_bits,
+    batch,
+    buffered,
+    stale_loop,
+)
 
 pytestmark = pytest.mark.world
-
-BATCH, WIDTH = 8, 300
-WORLDS = {
-    "naive": None,
-    "flat": None,
-    "hierarchical": None,
-    "two_dimensional": None,
-    "single_node": None,
-    "plain": None,
-    "hierarchical on nodes": (0, 1, 0, 1),
-    "two_dimensional on nodes": (0, 0, 1, 1),
-}
-
-
-@pytest.fixture(scope="module", params=WORLDS)
-def every(request):
-    """Each communicator, some with nodes imposed."""
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    nodes = WORLDS[request.param]
-    if nodes is None:
-        comm = make(request.param, world)
-    else:
-        topology = Topology.of(nodes[: world.size])
-        comm = make_communicator(request.param.split()[0], topology=topology)
-    yield comm
-    comm.finalize()
-
-
-class Net(chainer.Chain):
-    def __init__(self, seed, n_in: int | None = WIDTH):
-        super().__init__()
-        np.random.seed(seed)
-        with self.init_scope():
-            self.first = L.Linear(n_in, WIDTH)
-            self.second = L.Linear(WIDTH, 3)
-            self.scale = chainer.Parameter(np.ones((), chainer.config.dtype))
-            self.unused = chainer.Parameter(np.ones(2, chainer.config.dtype))
-
-    def __call__(self, x):
-        h = F.tanh(self.first(x))
-        # Gradients of many kinds: whole, 0-d, transposed, read-only.
-        return F.mean(self.second(h) ** 2) * self.scale + F.sum(self.second.b)
-
-
-def batch(rank, number):
-    random = np.random.RandomState(1000 * rank + number)
-    return random.uniform(-1, 1, (BATCH, WIDTH)).astype(chainer.config.dtype)
-
-
-def arrays(model):
-    return {name: param.array.copy() for name, param in sorted(model.namedparams())}
-
-
-def assert_same_bits(model, expected):
-    mine, others = arrays(model), arrays(expected)
-    assert {name: a.tobytes() for name, a in mine.items()} == {
-        name: a.tobytes() for name, a in others.items()
-    }
-
-
-def adam(model):
-    optimizer = chainer.optimizers.Adam().setup(model)
-    optimizer.add_hook(WeightDecay(1e-3))
-    optimizer.add_hook(GradientClipping(0.1))
-    return optimizer
-
-
-def stale_loop(comm, model, optimizer, batches, scales=None):
-    """What double buffering must equal: each step uses the mean gradients of the step before."""
-    before = None
-    for number, x in enumerate(batches):
-        scale = scales[number] if scales else None
-        model.cleargrads()
-        model(x).backward(loss_scale=scale)
-        comm.multi_node_mean_grad(model, True)
-        now = {
-            name: None if param.grad is None else param.grad.copy()
-            for name, param in model.namedparams()
-        }
-        if before is not None:
-            grads, before_scale = before
-            for name, param in model.namedparams():
-                param.grad = grads[name]
-                param._loss_scale = before_scale
-            optimizer.update()
-        before = now, scale
-
-
-def buffered(comm, model, make_optimizer=adam, **kwds):
-    return create_multi_node_optimizer(make_optimizer(model), comm, True, **kwds)
-
 
 # The sequence of parameters.
 
@@ -223,6 +132,26 @@ def test_each_gradient_is_undone_the_loss_scale_it_was_made_with(comm):
     stale_loop(comm, plain, chainer.optimizers.SGD(0.1).setup(plain), batches)
     for name, array in arrays(model).items():
         np.testing.assert_allclose(array, arrays(plain)[name], rtol=1e-5, atol=1e-7)
+
+
+def test_the_wire_dtype_is_that_which_the_communicator_has_by_then(world):
+    def batches(comm, dtypes):
+        for number, dtype in enumerate(dtypes):
+            comm.set_config("allreduce_grad_dtype", dtype)
+            yield batch(comm.rank, number)
+
+    ends = []
+    with create_communicator("hierarchical", world) as comm:
+        for dtypes in (None, None, None, None), (None, "float16", None, "float64"):
+            model, expected = Net(comm.rank), Net(0)
+            optimizer = buffered(comm, model)
+            for x in batches(comm, dtypes):
+                optimizer.update(model, x)
+            stale_loop(comm, expected, adam(expected), batches(comm, dtypes))
+            assert_same_bits(model, expected)
+            ends.append(arrays(model))
+            optimizer.finalize()
+    assert not np.array_equal(ends[0]["/first/W"], ends[1]["/first/W"])
 
 
 # What belongs to whom.
@@ -355,180 +284,3 @@ def test_nothing_is_left_behind(naive):
             assert held == [None, None]
     del model, optimizer
     gc.collect()
-
-
-# Errors.
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_an_error_in_flight_is_raised_by_the_next_update_on_all_ranks(naive):
-    model = Net(0)
-    optimizer = buffered(naive, model, zero_fill=False)
-    optimizer.update(model, batch(0, 0))
-    optimizer.update(model, batch(0, 1))
-    before = arrays(model)
-    optimizer.flush()
-    assert optimizer.t == 2
-    model.cleargrads()
-    if naive.rank == 0:
-        model.first.b.grad = np.ones(WIDTH, np.float32)
-    optimizer.update()
-    with pytest.raises(RankMismatchError, match="/first/b"):
-        optimizer.update(model, batch(0, 2))
-    assert optimizer.t == 2
-    assert before.keys() == arrays(model).keys()
-    for t in 2, 3:  # it starts anew
-        optimizer.update(model, batch(0, 3))
-        assert optimizer.t == t
-
-
-def test_an_error_in_flight_is_raised_by_flush_and_by_serialize(naive):
-    def fail(*_):
-        raise RankMismatchError("planted")
-
-    model = Net(0)
-    optimizer = buffered(naive, model)
-    optimizer.update(model, batch(0, 0))
-    optimizer._buffer.wait()
-    optimizer._buffer._own.multi_node_mean_grad = fail
-    optimizer.update(model, batch(0, 1))
-    with pytest.raises(RankMismatchError, match="planted"):
-        chainer.serializers.DictionarySerializer().save(optimizer)
-    with pytest.raises(RankMismatchError, match="planted"):
-        optimizer.flush()
-    optimizer.flush()
-    assert optimizer.t == 1
-
-
-def test_a_failing_loss_keeps_what_is_in_flight(comm):
-    model, expected = Net(comm.rank), Net(0)
-    optimizer = buffered(comm, model)
-    batches = [batch(comm.rank, number) for number in range(4)]
-
-    def fail(x):
-        raise FloatingPointError("bad batch")
-
-    for number, x in enumerate(batches):
-        optimizer.update(model, x)
-        if number == 1:
-            error = FloatingPointError if comm.rank == 0 else PeerError
-            with pytest.raises(error, match="bad batch"):
-                optimizer.update(fail if comm.rank == 0 else model, x)
-    stale_loop(comm, expected, adam(expected), batches)
-    assert_same_bits(model, expected)
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_an_interrupt_in_a_loss_is_told_to_all(comm):
-    model = Net(0)
-    optimizer = buffered(comm, model)
-    optimizer.update(model, batch(0, 0))
-
-    def interrupt(x):
-        raise KeyboardInterrupt
-
-    error = KeyboardInterrupt if comm.rank == 0 else PeerError
-    with pytest.raises(error):
-        optimizer.update(interrupt if comm.rank == 0 else model, batch(0, 0))
-    optimizer.update(model, batch(0, 0))
-    assert optimizer.t == 1
-
-
-# Saving and loading; in a trainer.
-
-
-def trainer_of(comm, model, optimizer, out, updates=8):
-    examples = np.concatenate([batch(comm.rank, number) for number in range(3)])
-    iterator = chainer.iterators.SerialIterator(
-        chainer.datasets.TupleDataset(examples), BATCH, shuffle=False
-    )
-    updater = training.StandardUpdater(iterator, optimizer)
-    return training.Trainer(updater, (updates, "iteration"), out=str(out))
-
-
-def test_in_a_trainer_with_an_evaluator(every, tmp_path):
-    model, expected = Net(every.rank), Net(0)
-    optimizer = buffered(every, model)
-    trainer = trainer_of(every, model, optimizer, tmp_path)
-    iterator = chainer.iterators.SerialIterator(
-        chainer.datasets.TupleDataset(batch(every.rank, 0)), BATCH, repeat=False, shuffle=False
-    )
-
-    class Report(chainer.Chain):
-        def __call__(self, x):
-            chainer.report({"loss": model(x)}, self)
-
-    evaluator = create_multi_node_evaluator(extensions.Evaluator(iterator, Report()), every)
-    trainer.extend(evaluator, trigger=(1, "iteration"))
-    trainer.run()
-    assert optimizer.t == 7
-    (mean,) = [value for key, value in trainer.observation.items() if key.endswith("loss")]
-    assert every.allgather_obj(float(mean)) == [float(mean)] * every.size
-    batches = [batch(every.rank, number % 3) for number in range(8)]
-    stale_loop(every, expected, adam(expected), batches)
-    assert_same_bits(model, expected)
-    optimizer.finalize()
-
-
-def test_resumed_training_gives_the_bits_of_uninterrupted_training(comm, tmp_path):
-    whole = Net(comm.rank)
-    trainer = trainer_of(comm, whole, buffered(comm, whole), tmp_path)
-    name = f"snapshot_{comm.rank}_{{.updater.iteration}}"
-    trainer.extend(extensions.snapshot(filename=name), trigger=(1, "iteration"))
-    trainer.run()
-    for iteration in 1, 4:
-        resumed = Net(comm.rank + 10)
-        optimizer = buffered(comm, resumed)
-        trainer = trainer_of(comm, resumed, optimizer, tmp_path)
-        chainer.serializers.load_npz(tmp_path / f"snapshot_{comm.rank}_{iteration}", trainer)
-        assert optimizer.t == iteration - 1
-        if iteration == 4:
-            optimizer.assume_synchronized()
-        trainer.run()
-        assert_same_bits(resumed, whole)
-
-
-def saved(optimizer) -> dict[str, Any]:
-    serializer = chainer.serializers.DictionarySerializer()
-    serializer.save(optimizer)
-    return serializer.target
-
-
-def load(optimizer, target: dict[str, Any]) -> None:
-    chainer.serializers.NpzDeserializer(target).load(optimizer)
-
-
-def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
-    model = Net(0)
-    optimizer = buffered(naive, model)
-    for number in range(3):
-        optimizer.update(model, batch(0, number))
-    snapshot = saved(optimizer)
-    assert all(np.asarray(value).dtype != object for value in snapshot.values())  # no pickles
-    plain = adam(Net(0))
-    load(plain, snapshot)
-    assert plain.t == 2
-    load(optimizer, saved(plain))  # Chainer's own: nothing is in flight
-    optimizer.update(model, batch(0, 3))
-    assert optimizer.t == 2
-    synchronous = create_multi_node_optimizer(adam(Net(0)), naive)
-    with pytest.raises(ValueError, match="double_buffering=True"):
-        load(synchronous, snapshot)
-    load(optimizer, saved(synchronous))
-    optimizer.update(model, batch(0, 3))
-    optimizer.flush()
-
-
-def test_parameters_that_all_ranks_restored_are_not_broadcast_again(comm, monkeypatch):
-    model = Net(0)
-    optimizer = create_multi_node_optimizer(adam(model), comm)
-    optimizer.assume_synchronized()
-    model.cleargrads()
-    model(batch(0, 0)).backward()
-
-    def refuse(_):
-        raise AssertionError("broadcast")
-
-    monkeypatch.setattr(comm, "bcast_data", refuse)
-    optimizer.update()
-    assert optimizer.t == 1

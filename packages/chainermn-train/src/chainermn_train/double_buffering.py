@@ -57,6 +57,7 @@ class DoubleBuffer(SharesCommunicator):
         if self._own is None:
             self._own = self.communicator.split(0, self.communicator.rank)
             _use_large_chunks(self._own)
+        _use_same_wire(self._own, self.communicator)
         self._gradients = gradients
         communicator, zero_fill = self._own, self._zero_fill
         in_order = _ordered_after_present_work(gradients)
@@ -115,6 +116,15 @@ def _use_large_chunks(communicator: CommunicatorBase) -> None:
     with contextlib.suppress(ValueError):  # other people's communicators have no such setting
         if communicator.get_config("chunk_bytes") is None:
             communicator.set_config("chunk_bytes", CHUNK_BYTES)
+
+
+def _use_same_wire(own: CommunicatorBase, given: CommunicatorBase) -> None:
+    """Send as the user has set the given communicator to by now."""
+    name = "allreduce_grad_dtype"
+    with contextlib.suppress(ValueError):  # other people's communicators have no such setting
+        dtype = given.get_config(name)
+        if own.get_config(name) != dtype:
+            own.set_config(name, dtype)
 
 
 def _ordered_after_present_work(
