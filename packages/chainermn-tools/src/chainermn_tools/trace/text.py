@@ -109,7 +109,7 @@ def _late(meetings: Sequence[Meeting], console: Console) -> None:
     if len(kinds) > MOST_KINDS:
         _line(f"and {_number(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
     _title("\nLongest waits", console)
-    columns = ("at", "operation", "communicator", "number", "came last", "others waited")
+    headings = ("at", "operation", "communicator", "number", "came last", "others waited")
     calls = [
         (
             f"{meeting.last.start / 1e6:.6f} s",
@@ -121,7 +121,7 @@ def _late(meetings: Sequence[Meeting], console: Console) -> None:
         )
         for meeting in summary.longest_waits(meetings, MOST_CALLS)
     ]
-    _table(columns, calls, console)
+    _table(headings, calls, console)
 
 
 def _most_waited_for(run: Run, meetings: Sequence[Meeting]) -> str:
