@@ -338,7 +338,9 @@ def test_in_a_trainer_parts_end_where_the_whole_batch_ends(comm, random, tmp_pat
     with chainer.using_config("dtype", np.float64):
         serial = train(Model(L.BatchNormalization(4)), slice(None), [])
         part = slice(6 * comm.rank, 6 * comm.rank + 6)
-        parallel = train(Model(MultiNodeBatchNormalization(4, comm)), part, [SumOfGradients()])
+        parallel = train(
+            Model(MultiNodeBatchNormalization(4, comm, dtype=None)), part, [SumOfGradients()]
+        )
     for mine, other in zip(parallel.params(), serial.params(), strict=True):
         np.testing.assert_allclose(mine.array, other.array, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(parallel.bn.avg_mean, serial.bn.avg_mean, rtol=1e-10)
@@ -413,3 +415,16 @@ def test_a_wrong_first_input_leaves_a_lazy_link_as_it_was(comm):
         link(np.ones((4, 3), "f"))
     assert link.avg_mean is None
     assert link(np.ones((4, 3, 2, 2), "f")).shape == (4, 3, 2, 2)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_parameters_are_float32_unless_another_dtype_is_asked_for(comm, random, dtype):
+    """As documented; None takes that of Chainer's configuration, as Chainer's own link does."""
+    x = random.standard_normal((4, 3)).astype(dtype)
+    with chainer.using_config("dtype", dtype):
+        link = MultiNodeBatchNormalization(3, comm)
+        assert (link.gamma.dtype, link.avg_var.dtype) == (np.float32, np.float32)
+        assert MultiNodeBatchNormalization(3, comm, dtype=None).gamma.dtype == dtype
+    for train in (True, False):
+        with chainer.using_config("train", train):
+            assert link(x).dtype == dtype

@@ -12,6 +12,7 @@ import inspect
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
 REQUIRED = inspect.Parameter.empty
@@ -87,7 +88,7 @@ CALLABLES = [
         "comm",
         ("decay", 0.9),
         ("eps", 2e-05),
-        "dtype",
+        ("dtype", np.float32),
         ("use_gamma", True),
         ("use_beta", True),
         ("initial_gamma", None),
