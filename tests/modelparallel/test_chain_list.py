@@ -183,6 +183,27 @@ def test_it_talks_to_ranks_that_use_the_functions_alone(comm):
         loss_of(model_of(comm, SIMPLE)()).backward()
 
 
+@pytest.mark.sizes(1, 2)
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [(None, "NoneType"), ((), "an empty one"), ({"y": 1}, "dict"), ((np.ones(1), 2.0), "float")],
+)
+@pytest.mark.parametrize("rank_out", [None, 0])
+def test_what_a_component_returned_is_told_by_its_name(comm, returned, text, rank_out):
+    """None with rank_out=None would be silence: the rank's loss without its component."""
+
+    class Forgetful(chainer.Chain):
+        def forward(self, *arguments):
+            return returned
+
+    model = MultiNodeChainList(comm)
+    model.add_link(chainer.Sequential(F.square), None, comm.rank)
+    model.add_link(Forgetful(), comm.rank, rank_out)
+    told = rf"rank {comm.rank}: component 1 \(Forgetful\) must return a variable.* got {text}"
+    with pytest.raises(TypeError, match=told):
+        model(np.ones(2, "f"))
+
+
 def test_a_component_added_to_a_copy_is_not_the_originals(comm):
     model = MultiNodeChainList(comm)
     model.add_link(chainer.Sequential(F.square))

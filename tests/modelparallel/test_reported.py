@@ -13,7 +13,7 @@ import pytest
 from chainer import Variable
 
 from chainermn_comm import RankMismatchError
-from chainermn_modelparallel import MultiNodeChainList, recv, send
+from chainermn_modelparallel import MultiNodeChainList, allgather, recv, send
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 
@@ -118,6 +118,18 @@ def test_a_component_that_needs_no_gradient_of_what_it_got_is_told(comm):
         with pytest.warns(RuntimeWarning, match="dropped before"):
             step()
     there_and_back(comm)
+
+
+def test_what_was_received_and_dropped_is_told_by_a_collective_function_too(comm):
+    """Else this rank would wait in it for the sender, and the sender for gradients."""
+    if comm.rank == 0:
+        delegate = send(Variable(np.ones(2, "f")), comm, 1, tag=3)
+        with pytest.raises(RankMismatchError, match=r"send\(rank=1, tag=3\) gets no gradients"):
+            delegate.backward()
+    else:
+        with pytest.warns(RuntimeWarning, match="dropped"):
+            drop_a_recv(comm, 3)
+    assert len(allgather(comm, np.ones(1))) == 2
 
 
 def test_what_both_dropped_is_in_nobodys_way(comm):

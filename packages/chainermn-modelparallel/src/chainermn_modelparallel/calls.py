@@ -18,6 +18,8 @@ import chainer
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
+from chainermn_modelparallel.communication import FUNCTIONS
+from chainermn_modelparallel.refusals import refuse_dropped
 
 # What must be equal on all ranks: names and how they stand here.
 View = tuple[tuple[str, Any], ...]
@@ -36,8 +38,6 @@ class Form(NamedTuple):
 # Digest of the view, number of the call that backward belongs to, number of this call, flags.
 _HEAD = struct.Struct("<16sqQB")
 NO_CALL = -1
-# In reports of the watchdog, before the name of the function that waits.
-FUNCTIONS = "chainermn.functions: "
 _PROBLEM, _WANTS, _BACKPROP = 1, 2, 4
 ADVICE = (
     ". Call the same functions in the same order on all ranks; where backward comes to them in "
@@ -86,6 +86,7 @@ def agree(
         PeerError: on the ranks without a problem, when another has one; that one raises its
             problem itself.
     """
+    refuse_dropped(comm)
     flags = _PROBLEM * (problem is not None) | _WANTS * wants
     flags |= _BACKPROP * bool(chainer.config.enable_backprop)
     digest, number = _digest(view), next(_numbers)

@@ -101,14 +101,21 @@ class MultiNodeChainList(chainer.ChainList):
         return tuple(r if r == here else check_peer(self._comm, r, 0)[0] for r in numbers)
 
     def forward(self, *inputs: Any) -> Any:
-        """Run this rank's components; see the class (all ranks with components must call it)."""
+        """Run this rank's components; see the class (all ranks with components must call it).
+
+        Raises:
+            TypeError: a component returned something else than a variable, an array, or a tuple or
+                list of them; None, if it has no ``return``.
+            ValueError: there is no component, or what goes to or from a component of this rank has
+                no other end here.
+        """
         here = self._comm.rank
         if not self._routes or len(self._routes) != len(self):
             raise ValueError(f"rank {here}: add each component with add_link, and at least one")
         outputs: Any = None
         delegate: Variable | None = None  # leads back to all that was sent and received so far
         own: deque[Any] = deque()
-        for link, (rank_in, rank_out) in zip(self, self._routes, strict=True):
+        for index, (link, (rank_in, rank_out)) in enumerate(zip(self, self._routes, strict=True)):
             arguments = inputs
             if rank_in is not None:
                 received = []
@@ -123,6 +130,7 @@ class MultiNodeChainList(chainer.ChainList):
                         received.append(variables[0] if len(variables) == 1 else variables)
                 arguments = tuple(received)
             returned = link(*arguments)
+            _check_returned(returned, f"rank {here}: component {index} ({type(link).__name__})")
             if rank_out is None:
                 outputs = returned
                 continue
@@ -139,6 +147,17 @@ class MultiNodeChainList(chainer.ChainList):
         if outputs is None:
             return delegate
         return connect(delegate, outputs)
+
+
+def _check_returned(returned: Any, component: str) -> None:
+    items = returned if isinstance(returned, (tuple, list)) else (returned,)
+    kinds = (Variable, *chainer.get_array_types())
+    wrong = [type(item).__name__ for item in items if not isinstance(item, kinds)]
+    if wrong or not items:
+        raise TypeError(
+            f"{component} must return a variable, an array, or a tuple or list of them, got "
+            f"{wrong[0] if wrong else 'an empty one'}"
+        )
 
 
 def _take_own(own: deque[Any], here: int) -> Any:

@@ -7,6 +7,9 @@ from typing import ClassVar
 import chainer
 from chainer import Variable
 
+# In reports of the watchdog, before the name of the function that waits.
+FUNCTIONS = "chainermn.functions: "
+
 
 class Communication(chainer.FunctionNode):
     """A function of the graph that talks to other ranks, forward and backward.

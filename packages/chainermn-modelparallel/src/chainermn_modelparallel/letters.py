@@ -15,7 +15,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import part_of
-from chainermn_modelparallel.calls import FUNCTIONS
+from chainermn_modelparallel.communication import FUNCTIONS
 
 # What a letter's note begins with, so that other arrays are not taken for one.
 _MARK = int.from_bytes(b"letter", "little")

@@ -16,8 +16,8 @@ from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import part_of
-from chainermn_modelparallel.calls import FUNCTIONS, NO_CALL, View, agree
-from chainermn_modelparallel.communication import Communication
+from chainermn_modelparallel.calls import NO_CALL, View, agree
+from chainermn_modelparallel.communication import FUNCTIONS, Communication
 from chainermn_modelparallel.delegates import go_on, pseudo_connect
 
 Arrays = tuple[Any, ...]
