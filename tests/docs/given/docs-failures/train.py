@@ -1,0 +1,3 @@
+import chainermn
+
+chainermn.create_communicator()

@@ -1,0 +1,223 @@
+"""Every block of code in the READMEs and the manual is run, or says why it isn't."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .blocks import PAGES, ROOT, Block, blocks
+
+GIVEN = Path(__file__).parent / "given"  # what a page's blocks take for granted, by page
+SECONDS = 240.0  # ends what hangs
+SHELL = ("bash", "sh", "shell", "console")
+
+# How many blocks of a page no test runs. Each says why, in a comment before it.
+NOT_RUN = {
+    "README.md": 5,  # make, three ways to install, two machines
+    "docs/bench.md": 1,
+    "docs/diagnosing.md": 2,  # hosts
+    "docs/doctor.md": 1,
+    "docs/failures.md": 1,  # Slurm
+    "docs/gpu.md": 2,
+    "docs/index.md": 2,  # make, and the environment that it makes
+    "docs/installation.md": 8,  # three ways to install, a site's MPI, machines, Slurm, GPUs
+    "docs/trace.md": 1,
+    "packages/chainermn-comm/README.md": 1,  # installation, as in the other two
+    "packages/chainermn-modelparallel/README.md": 1,
+    "packages/chainermn-tools/README.md": 7,  # uses that name hosts, and installation
+    "packages/chainermn-train/README.md": 1,
+}
+
+ALL = {page: blocks(page) for page in PAGES}
+EACH = [block for found in ALL.values() for block in found]
+
+
+def is_run(block: Block) -> bool:
+    """Whether it is run here."""
+    return not block.note.keys() & {"not run", "run by"}
+
+
+def of_page(page: str) -> Path:
+    return GIVEN / page.removesuffix(".md").replace("/", "-")
+
+
+def environment() -> dict[str, str]:
+    """This process's, with its interpreter first on PATH, and nothing that others may have set."""
+    mine = {k: v for k, v in os.environ.items() if not k.startswith(("CHAINERMN_", "OMP_", "PMI_"))}
+    return {
+        **mine,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "MPLBACKEND": "Agg",
+        # Open MPI refuses root and more ranks than cores unless told.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMPI_MCA_osc": "^ucx",
+    }
+
+
+def run(folder: Path, statuses: list[int], *command: str) -> str:
+    """Run a command in `folder` to its end, and return what it printed."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+        pytest.fail(f"{command} took longer than {SECONDS:g} s:\n{out}")
+    assert process.returncode in statuses, f"{command} ended with {process.returncode}:\n{out}"
+    return out
+
+
+def shell(folder: Path, block: Block) -> None:
+    """Run a block's commands; one of a console also shows what they print.
+
+    There `...` is anything, and a number with a decimal point any such number.
+    """
+    bash = "bash", "-euo", "pipefail", "-c"
+    if block.language != "console":
+        run(folder, block.statuses, *bash, block.text)
+        return
+    for command, shown in re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", block.text, re.M):
+        out = re.sub(r"\x1b\[\w", "", run(folder, block.statuses, *bash, command))
+        assert re.search(pattern(shown), out), f"{block} shows\n{shown}\nbut it is\n{out}"
+
+
+def pattern(shown: str) -> str:
+    pieces = []
+    for word in re.split(r"(\.\.\.|\b\d+\.\d+\b|\s+)", shown.strip()):
+        if word == "...":
+            pieces.append(r"[\s\S]*?")
+        elif word.isspace():
+            pieces.append(r"\s+")
+        else:
+            pieces.append(r"\d+\.\d+" if re.fullmatch(r"\d+\.\d+", word) else re.escape(word))
+    return "".join(pieces)
+
+
+def change(folder: Path, block: Block) -> None:
+    """Apply a diff: what a hunk takes for there must be there, once."""
+    file = folder / block.title
+    text = file.read_text()
+    for hunk in re.split(r"^@@.*\n", block.text, flags=re.MULTILINE):
+        lines = hunk.splitlines(keepends=True)
+        old = "".join(line[1:] or "\n" for line in lines if line[0] != "+")
+        new = "".join(line[1:] or "\n" for line in lines if line[0] != "-")
+        assert text.count(old) == 1, f"{block}: {file.name} has {text.count(old)} times\n{old}"
+        text = text.replace(old, new)
+    file.write_text(text)
+
+
+def perform(folder: Path, block: Block, scripts: dict[int, str]) -> None:
+    """Do with a block what its language asks for; Python without a title is collected."""
+    if "of" in block.note:
+        assert block.text in (ROOT / block.note["of"]).read_text(), f"{block}: is no part of it"
+    elif block.language == "python" and not block.title:
+        scripts[block.ranks] = scripts.get(block.ranks, "") + block.text
+    elif block.language == "diff":
+        change(folder, block)
+    elif block.language in SHELL:
+        shell(folder, block)
+    elif block.language == "json":
+        json.loads(block.text)
+    else:
+        assert block.title, f"{block}: nobody knows how to run {block.language!r}"
+        (folder / block.title).write_text(block.text)
+
+
+@pytest.mark.parametrize("page", [page for page, found in ALL.items() if any(map(is_run, found))])
+def test_blocks_of_a_page_do_what_they_say(page: str, tmp_path: Path) -> None:
+    before = ""
+    for file in sorted(of_page(page).glob("*.py")):
+        if file.name == "before.py":
+            before = file.read_text()
+        else:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    scripts: dict[int, str] = {}
+    for block in filter(is_run, ALL[page]):
+        perform(tmp_path, block, scripts)
+    for ranks, text in scripts.items():
+        script = tmp_path / f"page_on_{ranks}.py"
+        script.write_text(before + text)
+        launcher = ("mpiexec", "-n", str(ranks)) if ranks > 1 else ()
+        run(tmp_path, [0], *launcher, "python", script.name)
+
+
+def test_blocks_that_no_test_runs_are_known() -> None:
+    skipped = [block for block in EACH if "not run" in block.note]
+    counted = Counter(block.page for block in skipped)
+    reasons = "\n".join(f"{block}: {block.note['not run']}" for block in skipped)
+    assert dict(counted) == NOT_RUN, f"change NOT_RUN if these are rightly not run:\n{reasons}"
+
+
+def test_tests_that_are_said_to_run_a_block_exist() -> None:
+    named = [block for block in EACH if "run by" in block.note]
+    assert named
+    for block in named:
+        assert (ROOT / block.note["run by"]).is_file(), f"{block}: {block.note['run by']}"
+
+
+def test_every_file_that_a_page_makes_is_run_there() -> None:
+    for block in EACH:
+        if block.title and block.language == "python":
+            later = [b.text for b in ALL[block.page] if b.language in SHELL and b.line > block.line]
+            assert any(block.title in text for text in later), f"{block} is never run"
+
+
+def commands(program: str) -> list[tuple[Block, list[str]]]:
+    """Each use of a program in a block for the shell, run or not, as words."""
+    found = []
+    for block in EACH:
+        if block.language in SHELL:
+            for line in block.text.replace("\\\n", " ").split("\n"):
+                line = re.sub(r"(^|\s)#.*", "", line)
+                for part in re.split(r"[|;&]+", line):
+                    words = part.split()
+                    if words[:1] == [program] or (words[:1] == ["mpiexec"] and program in words):
+                        found.append((block, words[words.index(program) + 1 :]))
+    return found
+
+
+def test_options_of_the_command_exist() -> None:
+    import click
+
+    from chainermn_tools import cli
+
+    uses = commands("chainermn")
+    assert uses
+    context = click.Context(cli.commands)
+    for block, words in uses:
+        command = cli.commands.get_command(context, words[0])
+        assert command is not None, f"{block}: there is no chainermn {words[0]}"
+        known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        for word in words[1:]:
+            if word.endswith(".py"):
+                break  # what follows is the script's
+            assert not word.startswith("-") or word.split("=")[0] in known, f"{block}: {word}"
+
+
+def test_targets_of_make_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    uses = commands("make")
+    assert uses
+    for block, words in uses:
+        for word in words:
+            if "=" not in word:
+                assert re.search(rf"^{word}:", makefile, re.M), f"{block}: there is no make {word}"
