@@ -189,9 +189,11 @@ def commands(program: str) -> list[tuple[Block, list[str]]]:
             for line in block.text.replace("\\\n", " ").split("\n"):
                 line = re.sub(r"(^|\s)#.*", "", line)
                 for part in re.split(r"[|;&]+", line):
-                    words = part.split()
-                    if words[:1] == [program] or (words[:1] == ["mpiexec"] and program in words):
-                        found.append((block, words[words.index(program) + 1 :]))
+                    use = re.match(
+                        rf"(?:\$ )?(?:mpiexec (?:-\w+ \S+ )*)?{program} (.*)", part.strip()
+                    )
+                    if use:
+                        found.append((block, use[1].split()))
     return found
 
 
