@@ -183,17 +183,14 @@ def test_every_file_that_a_page_makes_is_run_there() -> None:
 
 def commands(program: str) -> list[tuple[Block, list[str]]]:
     """Each use of a program in a block for the shell, run or not, as words."""
+    begins = re.compile(rf"\s*(?:\$ )?(?:mpiexec (?:-\w+ \S+ )*)?{program} (.*)")
     found = []
     for block in EACH:
         if block.language in SHELL:
             for line in block.text.replace("\\\n", " ").split("\n"):
                 line = re.sub(r"(^|\s)#.*", "", line)
-                for part in re.split(r"[|;&]+", line):
-                    use = re.match(
-                        rf"(?:\$ )?(?:mpiexec (?:-\w+ \S+ )*)?{program} (.*)", part.strip()
-                    )
-                    if use:
-                        found.append((block, use[1].split()))
+                uses = map(begins.match, re.split(r"[|;&]+", line))
+                found += [(block, use[1].split()) for use in uses if use]
     return found
 
 
