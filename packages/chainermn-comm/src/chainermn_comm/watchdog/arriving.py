@@ -97,7 +97,7 @@ def _ranks() -> dict[int, int]:
     while _value(launcher, name) is not None:  # it is a script between
         launcher = processes.parent(launcher)
     found: dict[int, int] = {}
-    everyone = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    everyone = processes.numbers()
     parents = {pid: processes.parent(pid) for pid in everyone}
     todo = [pid for pid in everyone if parents[pid] == launcher]
     while todo:

@@ -1,15 +1,15 @@
-"""Ends the processes and removes the shared memory that a job which ended badly has left here."""
+"""Removes what a job has left here: shared memory, and after a bad end processes and folders."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import shutil
 import time
 from collections.abc import Callable
 
 from . import processes
+from .launcher import Launcher
 from .processes import GONE
 
 FOLDER = "/dev/shm/"
@@ -30,6 +30,10 @@ MADE_FOR_A_JOB = (
 LAUNCHER_SECONDS = 1.0
 # For processes that were ended to be gone: until then a file is in use.
 WAIT_SECONDS = 3.0
+# For a daemon of the launcher to hear from it that the job is over, unless a link is cut.
+DAEMON_SECONDS = 5.0
+# For `chainermn launch`, or whoever started it, to end a launcher that a cut link keeps waiting.
+FOLDER_SECONDS = 20.0
 # So often at most the files are looked at while others make some.
 PAUSE_SECONDS = 0.02
 # Of Linux's inotify: a name was made.
@@ -80,7 +84,7 @@ class SharedFiles:
                 del self._known[name]
                 continue
             if in_use is None:
-                in_use = set().union(*map(_mapped, _numbers()))
+                in_use = set().union(*map(_mapped, processes.numbers()))
             if identity not in in_use:
                 with contextlib.suppress(OSError):
                     os.unlink(FOLDER + name)
@@ -92,34 +96,14 @@ class SharedFiles:
         return found.st_uid == os.geteuid() and made >= self._made_since - CLOCK_SECONDS
 
 
-class LauncherFolder:
-    """The folder where Open MPI's launcher, the parent of a rank, has its sockets and files."""
-
-    def __init__(self, rank: int) -> None:
-        """Ask a rank's process for it; other launchers have none."""
-        launcher = processes.parent(rank)
-        self._launcher = launcher, processes.born(launcher)
-        path = processes.variable(rank, "PMIX_SERVER_TMPDIR")
-        self._path = path if os.path.basename(path) == f"ompi.{launcher}" else ""
-
-    def remove(self) -> bool:
-        """Remove it if the launcher is gone without having done that; whether it is away."""
-        with contextlib.suppress(OSError):
-            if os.lstat(self._path).st_uid != os.geteuid():
-                return True
-            if processes.state(*self._launcher) == GONE:
-                shutil.rmtree(self._path, ignore_errors=True)
-        return not os.path.lexists(self._path)
-
-
 def clean(
-    files: SharedFiles, folder: LauncherFolder, ranks: list[tuple[int, int]], failed: bool
+    files: SharedFiles, launcher: Launcher, ranks: list[tuple[int, int]], failed: bool
 ) -> None:
     """Leave nothing of ranks that are gone.
 
     Args:
         files: that they had mapped.
-        folder: of their launcher.
+        launcher: of the ranks.
         ranks: their numbers and births.
         failed: whether they ended badly. After a good end their children may be meant to stay.
     """
@@ -128,7 +112,9 @@ def clean(
         processes.end(_children(ranks), LAUNCHER_SECONDS)
     _wait(files.remove, WAIT_SECONDS)
     if failed:
-        _wait(folder.remove, WAIT_SECONDS)
+        _wait(lambda: not launcher.is_left(), DAEMON_SECONDS)
+        launcher.end(LAUNCHER_SECONDS)
+        _wait(launcher.remove_folder, FOLDER_SECONDS)
 
 
 def _wait(is_done: Callable[[], bool], seconds: float) -> None:
@@ -146,15 +132,11 @@ def _children(ranks: list[tuple[int, int]]) -> list[tuple[int, int]]:
         if leader in (None, (pid, birth)) and processes.state(pid, birth) == GONE:
             groups[pid] = birth
     found = []
-    for pid in _numbers() if groups else ():
+    for pid in processes.numbers() if groups else ():
         known = processes.group_and_birth(pid)
         if known and known[0] in groups and known[1] >= groups[known[0]]:
             found.append((pid, known[1]))
     return [one for one in found if processes.state(*one) != GONE]
-
-
-def _numbers() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _mapped(pid: int) -> set[tuple[int, int]]:

@@ -17,7 +17,8 @@ from typing import Any
 from . import processes
 from .blame import Job, Rank, from_answer
 from .ends import Ends
-from .leftovers import LauncherFolder, SharedFiles, clean
+from .launcher import Launcher
+from .leftovers import SharedFiles, clean
 from .network import Asking, Peer, keep_asking, serve
 from .processes import GONE, RUNNING
 from .records import AREA_BYTES, Call, aborting_since, doing, read
@@ -88,7 +89,7 @@ class Monitor:
     def __init__(self, orders: dict[str, Any]) -> None:
         self.ranks = [Watched(each) for each in orders["ranks"]]
         self.files = SharedFiles([rank.process for rank in self.ranks])
-        self.folder = LauncherFolder(self.ranks[0].pid)
+        self.launcher = Launcher(self.ranks[0].pid)
         self.seconds, self.ends_job = orders["seconds"], orders["ends_job"]
         self.silence = orders["silence"]
         self.tick = min(TICK_SECONDS, self.seconds / 10)
@@ -294,7 +295,7 @@ class Monitor:
     def clean(self) -> None:
         """Leave nothing of the ranks, which have ended."""
         failed = not all(rank.look(0.0).has_ended for rank in self.ranks)
-        clean(self.files, self.folder, [rank.process for rank in self.ranks], failed)
+        clean(self.files, self.launcher, [rank.process for rank in self.ranks], failed)
         if self.others and failed:
             time.sleep(LINGER_SECONDS)
 

@@ -38,6 +38,25 @@ def parent(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
+def numbers() -> list[int]:
+    """Of all processes that can be seen."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def children(pid: int) -> list[int]:
+    """The living children of a process."""
+    return [one for one in numbers() if parent(one) == pid and born(one)]
+
+
+def words(pid: int) -> list[str]:
+    """The command line of a process; an empty word if there is none."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")]
+    except OSError:
+        return [""]
+
+
 def variable(pid: int, name: str) -> str:
     """A variable of the environment that the process was started with; "" if there is none."""
     start = f"{name}=".encode()
