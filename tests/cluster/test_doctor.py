@@ -16,9 +16,12 @@ import numpy as np
 import psutil
 import pytest
 
+from chainermn_tools.doctor.live import steps
+
 from ..launch.jobs import MPIEXEC
 from .doctor_runs import LIBRARIES, Hosts
 from .test_hosts import gone
+from .virtual_hosts import DEVICE
 
 ALL = "alpha,beta,gamma"
 OPEN_MPI = (
@@ -128,6 +131,23 @@ def blocked_ports(hosts: Hosts, folder: Path) -> Iterator[None]:
         yield
     finally:
         hosts.cluster.run("beta", "ip", "rule", "del", *rule)
+
+
+@contextlib.contextmanager
+def jumbo_frames(hosts: Hosts, folder: Path) -> Iterator[None]:
+    """Two hosts send each other longer frames than the switch takes, which drops them."""
+
+    def frames(nbytes: int, segments: int) -> None:
+        for host in ("beta", "gamma"):
+            # Longer ones that are to be cut later would pass.
+            size = ("mtu", nbytes, "gso_max_segs", segments)
+            hosts.cluster.run(host, "ip", "link", "set", "dev", DEVICE, *size)
+
+    frames(9000, 1)
+    try:
+        yield
+    finally:
+        frames(1500, 65535)
 
 
 @contextlib.contextmanager
@@ -250,6 +270,13 @@ FAULTS = {
         blocked_ports,
         innocent=(),
     ),
+    "frames that the switch drops": Fault(
+        "connections",
+        ("2 of 6 connections fail", "beta to gamma: a short message arrives, and a long one"),
+        "mtu 1500   # on beta and gamma",
+        jumbo_frames,
+        innocent=("alpha",),
+    ),
     "hostfile of the wrong MPI": Fault(
         "hostfile",
         ("line 2", "alpha:1" if OPEN_MPI else "alpha slots=1"),
@@ -302,6 +329,13 @@ def test_all_is_well_without_a_fault(hosts, script):
     assert {name for name, one in mine.items() if one["status"] != "ok"} == {"hostfile"}
     assert mine["placement"]["details"]["ranks"] == {"alpha": 2, "beta": 1, "gamma": 1}
     assert "all 6 connections" in mine["connections"]["found"]
+    pairs = mine["hosts' messages"]["details"]["pairs"]
+    assert set(pairs) == {"alpha to beta", "alpha to gamma", "beta to gamma"}
+    for rates in pairs.values():
+        assert rates["bytes_per_second"] > 0
+        assert rates["tcp_bytes_per_second"] > 0
+    tried = set(mine["hosts' communicators"]["details"]["communicators"])
+    assert tried == {*steps.COMMUNICATORS} - {"single_node", "pure_nccl"}
     assert set(mine["round trip"]["details"]["seconds"]) == {
         f"{a} to {b}" for a in hosts.cluster.hosts for b in hosts.cluster.hosts if a != b
     }

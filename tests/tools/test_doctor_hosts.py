@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -15,14 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainermn_tools import program
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.check import Context
-from chainermn_tools.doctor.hosts import hostfiles, places, remote, ssh
+from chainermn_tools.doctor.hosts import hostfiles, remote, ssh
 from chainermn_tools.doctor.hosts.conversation import conversations
 from chainermn_tools.doctor.hosts.logins import MEANING, host_keys, host_names, login
 from chainermn_tools.doctor.hosts.network import connections, round_trip
-from chainermn_tools.doctor.hosts.places import placement
 from chainermn_tools.doctor.hosts.round import HERE, Reply, Round, address, ask
 from chainermn_tools.doctor.hosts.sameness import mpiexec, packages, python, script
 from chainermn_tools.doctor.hosts.surroundings import shared_memory, variables
@@ -296,34 +293,6 @@ def test_others_find_this_machine_where_ssh_came_from():
     assert address("localhost", "far", able) == "10.0.0.1"
     assert address("far", "localhost", able) == "10.0.0.2"
     assert address("odd", "far", able) is address("none", "far", able) is None
-
-
-def ended(*records: dict[str, Any], status: int | None = 0, err: str = "") -> program.Ended:
-    lines = [f"junk\n{remote.MARK}{json.dumps(record)}\n" for record in records]
-    return program.Ended(status, "\n".join(lines), err)
-
-
-BOTH = ({"began": "a"}, {"began": "b"})
-
-
-@pytest.mark.parametrize(
-    ("job", "status", "words"),
-    [
-        (ended(*BOTH, {"hosts": ["a", "b"]}), "ok", "1 rank on a and 1 rank on b"),
-        (ended(*BOTH, {"hosts": ["a", "a"]}), "failed", "2 ranks on a, and should be on"),
-        (ended(*BOTH, status=None), "failed", "MPI hangs while it starts"),
-        (ended(BOTH[0], status=None), "failed", "no rank began on b"),
-        (ended(status=None), "failed", "no rank began on a and b"),
-        (ended(*BOTH, status=9, err="oh\nno\n"), "failed", "status 9: no"),
-        (ended(*BOTH, {"hosts": ["a", "b"]}, status=1), "failed", "status 1"),
-        (ended(BOTH[0], status=255), "failed", "no rank began on b, and the job"),
-    ],
-)
-def test_places_of_ranks(monkeypatch, job, status, words):
-    monkeypatch.setattr(places, "run", lambda *_: job)
-    answer = look(placement, "a", "b")
-    assert answer.status == status
-    assert words in answer.found
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Checks of the hosts that the user named."""
 
+from chainermn_tools.doctor.hosts.exchanges import communicators, messages
 from chainermn_tools.doctor.hosts.hostfiles import hostfile, slots
 from chainermn_tools.doctor.hosts.logins import host_keys, host_names, login
 from chainermn_tools.doctor.hosts.network import connections, round_trip
@@ -25,4 +26,6 @@ CHECKS = (
     connections,
     round_trip,
     placement,
+    messages,
+    communicators,
 )

@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from chainermn_tools.doctor.check import Answer, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.hosts.remote import STALLED
 from chainermn_tools.doctor.hosts.round import HERE, Round, address, over_hosts
 from chainermn_tools.doctor.hosts.wording import MOST_NAMED, listed
 
 # Between hosts of one hall it is a tenth of a millisecond; from here on a collective call on small
 # gradients takes longer than a step.
 FAR_SECONDS = 0.01
+TO_SHRINK = (
+    "sudo ip link set dev eth0 mtu 1500   # on {a} and {b}, or whatever the network between them "
+    "carries: its switches drop what is larger"
+)
 Pair = tuple[str, str]
 
 
@@ -38,10 +43,16 @@ def connections(_: Context, round_: Round) -> Answer:
     others = [next(host for host in pair if host != suspect) for pair in bad if suspect in pair]
     if len(others) == len(bad) > 2:
         text += f"; {_named(suspect)} is part of each"
+    fix = (
+        f"sudo ufw allow from {_address(round_, others[0], suspect)}   # on {_named(suspect)}, and "
+        "for all hosts, or as its firewall has it: ranks use any TCP port"
+    )
+    stalled = [pair for pair, problem in bad.items() if problem == STALLED]
+    if len(stalled) == len(bad):
+        fix = TO_SHRINK.format(a=_named(stalled[0][0]), b=_named(stalled[0][1]))
     return failed(
         f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: {text}",
-        f"sudo ufw allow from {_address(round_, others[0], suspect)}   # on {_named(suspect)}, and "
-        "for all hosts, or as its firewall has it: ranks use any TCP port",
+        fix,
         failed=[[_named(a), _named(b), problem] for (a, b), problem in bad.items()],
     )
 

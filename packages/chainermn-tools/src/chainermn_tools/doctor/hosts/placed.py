@@ -1,6 +1,9 @@
-"""What each rank runs whose place is looked at: it says where it is, before MPI and with it.
+"""What each rank runs that is started on the hosts: it says where it is, and what it tries there.
 
-python placed.py SECONDS
+    python placed.py JOB
+
+JOB is JSON: ``seconds`` after which the rank ends itself, ``pairs`` and ``communicators`` as
+:mod:`chainermn_tools.doctor.hosts.exchanging` wants them.
 """
 
 from __future__ import annotations
@@ -15,16 +18,23 @@ from chainermn_tools.doctor.hosts.remote import MARK
 
 
 def main() -> None:
-    """Say which host this is, start MPI, and let rank 0 say where all are."""
+    """Say which host this is, start MPI, let rank 0 say where all are, and exchange data."""
+    job = json.loads(sys.argv[1])
     # Its default action ends a process even while it is stuck in C.
-    signal.alarm(int(float(sys.argv[1])))
+    signal.alarm(int(job["seconds"]))
     host = socket.gethostname()
     _say(began=host)
     from mpi4py import MPI
 
-    hosts = MPI.COMM_WORLD.allgather(host)
-    if MPI.COMM_WORLD.rank == 0:
+    world = MPI.COMM_WORLD
+    hosts = world.allgather(host)
+    if world.rank == 0:
         _say(hosts=hosts)
+    if job["pairs"] or job["communicators"]:
+        from chainermn_tools.doctor.hosts import exchanging
+
+        if exchanging.messages(world, hosts, job["pairs"], _say):
+            exchanging.communicators(world, job["communicators"], _say)
     MPI.Finalize()
 
 

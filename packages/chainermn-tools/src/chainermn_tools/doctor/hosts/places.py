@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from chainermn_tools import program
-from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.advice import advice, last_line
 from chainermn_tools.doctor.check import Answer, Context, failed, ok, skipped
-from chainermn_tools.doctor.hosts import placed
-from chainermn_tools.doctor.hosts.remote import MARK
+from chainermn_tools.doctor.hosts import ranks
 from chainermn_tools.doctor.hosts.round import Round, over_hosts
 from chainermn_tools.doctor.hosts.wording import listed
 from chainermn_tools.doctor.live import steps
-from chainermn_tools.launch import command_line
 from chainermn_tools.launch.hosts import deal
 
-# So many ranks of a host show where it puts them; more would only take longer.
-MOST_RANKS = 2
-# Of the time that is left; then each host may be tried alone.
-TOGETHER_SHARE = 0.6
-MOST_ALONE = 16
-# They do next to nothing: whoever is not done by then hangs.
-MOST_SECONDS = 40.0
-# Who was told to end goes on at most so much longer.
-SPARE_SECONDS = 3
-RECORD = re.compile(rf"{MARK}(\{{.*?\}})\s*$", re.MULTILINE)
+# Hosts that are tried alone, where one that hangs may hold up all, and for how long.
+MOST_ALONE, ALONE_SECONDS = 16, 40.0
 NEEDS = (
     *("hostfile", "slots", "host names", "host keys", "ssh"),
     *("hosts' python", "hosts' packages", "hosts' mpiexec", "hosts' variables"),
@@ -40,23 +25,22 @@ NEEDS = (
 
 @over_hosts("placement", "Do ranks start on the hosts that were asked for, and meet?", NEEDS)
 def placement(context: Context, round_: Round) -> Answer:
-    shares = {host: min(n, MOST_RANKS) for host, n in deal(context.hosts, context.ranks).items()}
-    names = {host: facts_["hostname"] for host, facts_ in round_.facts().items()}
-    wanted = Counter[str]()
-    for host, ranks in shares.items():
+    shares = deal(context.hosts, context.ranks)
+    names = {host: facts["hostname"] for host, facts in round_.facts().items()}
+    for host in shares:
         if host not in names:
             return skipped(f"{host} gave no answer")
-        wanted[names[host]] += ranks
-    seconds = min(MOST_SECONDS, TOGETHER_SHARE * context.left())
-    ended = run(context, shares, seconds)
-    records = [json.loads(text) for text in RECORD.findall(ended.out)]
-    began = Counter(record["began"] for record in records if "began" in record)
-    met = next((record["hosts"] for record in records if "hosts" in record), None)
-    if met is None or ended.status != 0:
-        silent = [host for host in shares if began[names[host]] < wanted[names[host]]]
-        if ended.status is None:
-            return _hangs(context, silent, len(silent) == len(shares), seconds)
-        return _failed(ended, silent)
+    job = context.once(ranks.run)
+    wanted = Counter[str]()
+    for host, count in job.shares.items():
+        wanted[names[host]] += count
+    began = Counter(record["began"] for record in job.records if "began" in record)
+    met = job.hosts()
+    if met is None:
+        silent = [host for host in job.shares if began[names[host]] < wanted[names[host]]]
+        if job.ended.status is None:
+            return _hangs(context, silent, len(silent) == len(job.shares), job.seconds)
+        return _failed(job.ended, silent)
     if Counter(met) != wanted:
         return failed(
             f"ranks are on {_counted(Counter(met))}, and should be on {_counted(wanted)}",
@@ -64,29 +48,6 @@ def placement(context: Context, round_: Round) -> Answer:
             ranks=dict(Counter(met)),
         )
     return ok(f"{_counted(wanted)}", ranks=dict(wanted))
-
-
-def run(context: Context, shares: dict[str, int], seconds: float) -> program.Ended:
-    """Start the ranks as `chainermn launch` does.
-
-    Args:
-        context: of the check.
-        shares: how many ranks on each host.
-        seconds: that they have.
-    """
-    launcher: dict[str, Any] = context.once(facts.launcher)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = command_line.command_line(
-        launcher,
-        sum(shares.values()),
-        shares,
-        prefix=False,
-        threads=1,
-        names=list(environment),
-        script=placed.__file__,
-        arguments=[str(int(seconds) + SPARE_SECONDS)],
-    )
-    return program.run(words, seconds, environment=environment)
 
 
 def _hangs(context: Context, silent: list[str], all_are: bool, seconds: float) -> Answer:
@@ -99,7 +60,7 @@ def _hangs(context: Context, silent: list[str], all_are: bool, seconds: float) -
     text = f"mpiexec hangs: no rank began on {listed(silent)} within {seconds:.0f} s"
     if all_are and 1 < len(silent) <= MOST_ALONE:
         # One that hangs may hold up all.
-        alone = _hanging_alone(context, silent, min(MOST_SECONDS, context.left()))
+        alone = _hanging_alone(context, silent, min(ALONE_SECONDS, context.left()))
         if 0 < len(alone) < len(silent):
             text = f"mpiexec hangs because of {listed(alone)}: no rank begins there"
             silent = alone
@@ -110,13 +71,13 @@ def _hangs(context: Context, silent: list[str], all_are: bool, seconds: float) -
 def _hanging_alone(context: Context, hosts: list[str], seconds: float) -> list[str]:
     """The hosts on which a rank doesn't start even without the others."""
     with ThreadPoolExecutor(len(hosts)) as pool:
-        jobs = list(pool.map(lambda host: run(context, {host: 1}, seconds), hosts))
-    return [host for host, ended in zip(hosts, jobs, strict=True) if not RECORD.search(ended.out)]
+        jobs = list(pool.map(lambda host: ranks.start(context, {host: 1}, seconds), hosts))
+    return [host for host, ended in zip(hosts, jobs, strict=True) if not ranks.records(ended)]
 
 
 def _failed(ended: program.Ended, silent: list[str]) -> Answer:
     where = f"no rank began on {listed(silent)}" if silent else "all ranks began"
-    said = last_line(ended.err) or last_line(RECORD.sub("", ended.out))
+    said = last_line(ended.err) or last_line(ranks.RECORD.sub("", ended.out))
     return failed(
         f"{where}, and the job ended with status {ended.status}: {said}",
         advice(

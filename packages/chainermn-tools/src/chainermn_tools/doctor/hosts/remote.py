@@ -27,6 +27,9 @@ LISTENING = 128  # connections that may wait until they are accepted
 CONNECTORS = 100  # threads that try connections
 TRIES = 5  # connections to the same host, of which the fastest is its distance
 LONGEST_TEXT = 4000
+# More than any network carries in one piece. One that is told to carry more than it can loses it.
+LARGE_BYTES = 1 << 18
+STALLED = "a short message arrives, and a long one stalls"
 
 
 def main() -> None:
@@ -173,12 +176,19 @@ def greet(listener: socket.socket, token: str) -> None:
     """Tell whoever connects that it has reached this program and no other."""
     while True:
         connection, _ = listener.accept()
-        try:
-            connection.sendall(token.encode())
-        except OSError:
-            pass
-        finally:
-            connection.close()
+        # One that stalls holds up no other.
+        threading.Thread(target=tell, args=(connection, token), daemon=True).start()
+
+
+def tell(connection: socket.socket, token: str) -> None:
+    """Send the token, and then as much as shows whether large messages come through."""
+    try:
+        connection.sendall(token.encode())
+        connection.sendall(bytes(LARGE_BYTES))
+    except OSError:  # most close once they have the token
+        pass
+    finally:
+        connection.close()
 
 
 def reach(order: dict, token: str) -> dict:
@@ -194,24 +204,33 @@ def reach(order: dict, token: str) -> dict:
 def connect(address: str, port: int, token: str, seconds: float) -> dict:
     """Seconds of the fastest connection, or what went wrong with the first that failed."""
     fastest = seconds
-    for _ in range(TRIES):
+    for left in reversed(range(TRIES)):
         begun = time.perf_counter()
+        heard = b""
         try:
             with socket.create_connection((address, port), seconds) as connection:
                 fastest = min(fastest, time.perf_counter() - begun)
-                heard = b""
-                while len(heard) < len(token):
-                    piece = connection.recv(len(token) - len(heard))
-                    if not piece:
-                        break
-                    heard += piece
+                heard = read(connection, len(token))
+                if heard != token.encode():
+                    return {"problem": "something else answers there"}
+                if not left and len(read(connection, LARGE_BYTES)) < LARGE_BYTES:
+                    return {"problem": STALLED}
         except socket.timeout:  # noqa: UP041
-            return {"problem": "timed out"}
+            return {"problem": STALLED if heard else "timed out"}
         except OSError as problem:
             return {"problem": problem.strerror or str(problem)}
-        if heard != token.encode():
-            return {"problem": "something else answers there"}
     return {"seconds": fastest}
+
+
+def read(connection: socket.socket, nbytes: int) -> bytes:
+    """So many bytes, or fewer where the connection ends."""
+    heard = b""
+    while len(heard) < nbytes:
+        piece = connection.recv(nbytes - len(heard))
+        if not piece:
+            break
+        heard += piece
+    return heard
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -41,8 +42,13 @@ def messages(world: MPI.Intracomm) -> dict[str, Any]:
         return _timed(world, comm, "send")
 
 
-def communicator(world: MPI.Intracomm, name: str) -> dict[str, Any]:
+def communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dict[str, Any]:
     """Try a communicator's verbs on NumPy arrays, and on GPUs where each rank has one (collective).
+
+    Args:
+        world: all ranks.
+        name: of the communicator.
+        timed: whether the mean of large gradients is timed, too.
 
     Returns:
         ``wrong``: the verbs that gave wrong values, on any rank; ``problem``: what was raised;
@@ -69,7 +75,8 @@ def communicator(world: MPI.Intracomm, name: str) -> dict[str, Any]:
         if gpu is None and name != IDLE:
             trial = _trial(comm, lambda: devices.to_device(own()), (world.size - 1) / 2)
             _note(found, f"{MEAN_GRAD} on GPUs", *is_right(world, trial))
-        if found["problem"] is None and not found["wrong"] and name not in (IDLE, GPU_ONLY):
+        well = found["problem"] is None and not found["wrong"]
+        if timed and well and name not in (IDLE, GPU_ONLY):
             found |= _timed(world, comm, MEAN_GRAD)
     return found
 
@@ -146,7 +153,7 @@ def _own_gpu(world: MPI.Intracomm) -> str | None:
     if why is not None:
         return why
     with devices.use(_device(world)):
-        ids = world.allgather(devices.bus_id())
+        ids = world.allgather((socket.gethostname(), devices.bus_id()))
     return None if len(set(ids)) == len(ids) else "there are fewer GPUs than ranks"
 
 

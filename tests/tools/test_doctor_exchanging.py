@@ -1,0 +1,67 @@
+"""What the doctor's ranks exchange over hosts, on ranks that take themselves for hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chainermn_tools.doctor.hosts import exchanging
+from chainermn_tools.doctor.live import steps
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
+
+
+def exchange(world, address: str | None, *pairs: tuple[str, str]) -> tuple[bool, list[Any]]:
+    """Whether none stalled, and what all ranks said."""
+    hosts = [f"host{rank}" for rank in range(world.size)]
+    said: list[dict[str, Any]] = []
+    well = exchanging.messages(
+        world, hosts, [(a, b, address) for a, b in pairs], lambda **record: said.append(record)
+    )
+    return well, [record for records in world.allgather(said) for record in records]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", None])
+def test_large_messages_come_back_as_they_were_sent(world, address):
+    last = f"host{world.size - 1}"
+    pairs = [("host0", last), (last, "host0"), ("host0", "of nobody")]
+    well, said = exchange(world, address, *pairs)
+    assert well
+    assert [one["trying"] for one in said if "trying" in one] == [list(two) for two in pairs[:2]]
+    found = [one for one in said if "pair" in one]
+    assert [one["pair"] for one in found] == [list(two) for two in pairs[:2]]
+    for one in found:
+        assert (one["stalled"], one["right"]) == (False, True)
+        assert one["seconds"] > 0
+        assert (one["tcp_seconds"] is None) == (address is None)
+
+
+def test_what_comes_back_wrong_is_noticed(world, monkeypatch):
+    monkeypatch.setattr(exchanging, "is_filled", lambda *_, **__: False)
+    well, said = exchange(world, None, ("host0", "host1"))
+    assert (well, said[-1]["right"]) == (True, False)
+
+
+def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world, monkeypatch):
+    monkeypatch.setattr(exchanging, "STALL_SECONDS", 0.5)
+    if world.rank == 1:
+        monkeypatch.setattr(exchanging, "_take", lambda listener, _: listener.accept()[0].recv(1))
+    well, said = exchange(world, "127.0.0.1", ("host0", "host1"))
+    assert not well, "on all ranks"
+    assert said == [
+        {"trying": ["host0", "host1"]},
+        {"pair": ["host0", "host1"], "stalled": True},
+    ]
+
+
+def test_every_communicator_is_tried(world):
+    said: list[dict[str, Any]] = []
+    exchanging.communicators(world, steps.COMMUNICATORS, lambda **record: said.append(record))
+    if world.rank:
+        assert said == []
+        return
+    assert [one["trying"] for one in said[::2]] == list(steps.COMMUNICATORS)
+    for one in said[1::2]:
+        assert one["found"].get("right", "why_not" in one["found"]), one
+        assert "bytes_per_second" not in one["found"]
