@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm.watchdog import Limit, alone, arriving, calls, monitor, part_of, starting
+from chainermn_comm.watchdog.network import Asking, Peer, serve
 from chainermn_comm.watchdog.records import EVERYBODY, doing, read
 from chainermn_train import dealing
 
@@ -73,6 +74,30 @@ def test_each_nodes_own_report_is_printed_when_others_cannot_be_reached(monkeypa
     assert "ranks wait for others that could not be asked; rank 1 on far didn't answer" in report
     assert "in test_each_nodes_own_report" in report  # the stack
     assert ended == [True]
+
+
+def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        peers = [
+            Peer(
+                {
+                    "host": host,
+                    "ranks": [rank],
+                    "addresses": ["127.0.0.1"],
+                    "port": listener.getsockname()[1],
+                    "secret": "x",
+                }
+            )
+            for rank, (host, listener) in enumerate([("near", one), ("far", other)])
+        ]
+        work = (one, "x", lambda question: {"asked": question})
+        threading.Thread(target=serve, args=work, daemon=True).start()
+        asking = Asking(peers, "calls", 1.0)
+        assert asking.answers() == [{"asked": "calls"}]
+        assert asking.silent() == ["rank 1 on far"]
 
 
 def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, record):

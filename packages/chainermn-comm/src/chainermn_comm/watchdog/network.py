@@ -95,8 +95,9 @@ class Asking:
     def __init__(self, peers: list[Peer], question: str, seconds: float) -> None:
         """Ask; answers that take longer are none."""
         self._deadline = time.monotonic() + seconds
-        self._answers: list[dict[str, Any]] = []
-        self._silent = {id(peer): peer.name for peer in peers}
+        self._peers = peers
+        self._came: dict[Peer, dict[str, Any]] = {}
+        self._in_time: dict[Peer, dict[str, Any]] = {}
         self._threads = [
             threading.Thread(target=self._ask, args=(peer, question, seconds), daemon=True)
             for peer in peers
@@ -106,17 +107,18 @@ class Asking:
 
     def _ask(self, peer: Peer, question: str, seconds: float) -> None:
         with contextlib.suppress(OSError):
-            self._answers.append(peer.ask(question, seconds))
+            self._came[peer] = peer.ask(question, seconds)
 
     def answers(self) -> list[dict[str, Any]]:
         """Those that come in time."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
-        return list(self._answers)
+        self._in_time = dict(self._came)
+        return list(self._in_time.values())
 
     def silent(self) -> list[str]:
         """The names of those that gave none; to be asked for after the answers."""
-        return sorted(self._silent.values())
+        return sorted(peer.name for peer in self._peers if peer not in self._in_time)
 
 
 def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
