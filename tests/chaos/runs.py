@@ -38,6 +38,7 @@ class Seen:
         err: the same.
         pids: of the ranks, by number.
         fault: when the fault came, by `time.time()`; None if it didn't.
+        cut: when the link was cut; None if it wasn't.
         reported: when the watchdog's report came; None if none did.
         ended: when the launcher had ended.
         left: processes, segments, sockets and files that were still there a moment later.
@@ -49,6 +50,7 @@ class Seen:
     err: str = ""
     pids: dict[int, int] = field(default_factory=dict)
     fault: float | None = None
+    cut: float | None = None
     reported: float | None = None
     ended: float = 0.0
     left: list[str] = field(default_factory=list)
@@ -173,7 +175,7 @@ def _mapped(launcher: int) -> set[str]:
 
 def _read(folders: Folders, seen: Seen) -> None:
     seen.out, seen.err = _text(folders.root / "stdout"), _text(folders.root / "stderr")
-    seen.fault = folders.noted("fault")
+    seen.fault, seen.cut = folders.noted("fault"), folders.noted("cut")
     if seen.reported is None and REPORT in seen.err:
         seen.reported = seen.ended
     for path in folders.notes.glob("rank.*"):

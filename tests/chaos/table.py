@@ -11,6 +11,8 @@ from importlib.metadata import version
 from .trials import Trial
 
 DEATH_SECONDS, REPORT_SECONDS, NAMED_SHARE = 5.0, 3.0, 0.98
+# 20 for the silence to be no hiccup; then the monitor's, the launcher's and MPI's own ends.
+CUT_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ def rows(trials: Sequence[Trial], slack: float = 1.0) -> list[Row]:
     named = sum(not trial.misnamed for trial in trials)
     deaths = [each for trial in trials if (each := trial.death_seconds) is not None]
     reports = [each for trial in trials if (each := trial.report_seconds) is not None]
+    cuts = [each for trial in trials if (each := trial.cut_seconds) is not None]
     longest, slowest = max(deaths, default=0.0), max(reports, default=0.0)
+    last = max(cuts, default=0.0)
     number = len(trials)
     return [
         Row(
@@ -54,6 +58,12 @@ def rows(trials: Sequence[Trial], slack: float = 1.0) -> list[Row]:
             f"at most {slowest:.2f} s ({_median(reports)}, {len(reports)} stalls)",
             f"at most {REPORT_SECONDS:g} s",
             slowest <= REPORT_SECONDS * slack,
+        ),
+        Row(
+            "time from the cut of a link to the end of the job",
+            f"at most {last:.2f} s ({_median(cuts)}, {len(cuts)} cuts)",
+            f"at most {CUT_SECONDS:g} s",
+            last <= CUT_SECONDS * slack,
         ),
         Row(
             "reports that name the right rank and operation",

@@ -113,7 +113,7 @@ def test_a_segment_that_is_left_is_found_by_its_name():
         path.unlink(missing_ok=True)
 
 
-RIGHT = Trial(CASE, job(""), death_seconds=0.5, report_seconds=0.5)
+RIGHT = Trial(CASE, job(""), death_seconds=0.5, report_seconds=0.5, cut_seconds=30.0)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,10 @@ RIGHT = Trial(CASE, job(""), death_seconds=0.5, report_seconds=0.5)
         (0, replace(RIGHT, ended=False)),
         (1, replace(RIGHT, death_seconds=5.1)),
         (2, replace(RIGHT, report_seconds=3.1)),
-        (3, replace(RIGHT, misnamed="rank 0 is blamed")),
-        (4, replace(RIGHT, left=["/dev/shm/x"])),
-        (5, replace(RIGHT, lost="it goes on from 3 though 6 was committed")),
+        (3, replace(RIGHT, cut_seconds=41.0)),
+        (4, replace(RIGHT, misnamed="rank 0 is blamed")),
+        (5, replace(RIGHT, left=["/dev/shm/x"])),
+        (6, replace(RIGHT, lost="it goes on from 3 though 6 was committed")),
     ],
 )
 def test_each_figure_can_be_missed(row, trial):
@@ -141,8 +142,9 @@ def test_one_of_fifty_reports_may_be_wrong_but_not_two():
 
 
 def test_a_job_that_was_faster_than_its_fault_counts_for_nothing():
-    faster = replace(RIGHT, happened=False, ended=False, death_seconds=None, report_seconds=None)
+    untimed = {"death_seconds": None, "report_seconds": None, "cut_seconds": None}
+    faster = replace(RIGHT, happened=False, ended=False, **untimed)
     assert table.rows([RIGHT, faster]) == table.rows([RIGHT])
     # Unless it left or lost something.
-    assert not table.rows([RIGHT, replace(faster, left=["/dev/shm/x"])])[4].holds
-    assert not table.rows([RIGHT, replace(faster, lost="it ended otherwise")])[5].holds
+    assert not table.rows([RIGHT, replace(faster, left=["/dev/shm/x"])])[5].holds
+    assert not table.rows([RIGHT, replace(faster, lost="it ended otherwise")])[6].holds

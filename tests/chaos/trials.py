@@ -30,6 +30,7 @@ class Trial:
         ended: whether the job ended by itself, non-zero.
         death_seconds: from a rank's death to the end of the job.
         report_seconds: from the end of a stall's time to the report.
+        cut_seconds: from the cut of a link to the end of the job.
         misnamed: what is missing of the right rank and operation; "" for nothing.
         left: what the job left behind.
         lost: what is wrong with the checkpoints, or with what goes on from them.
@@ -42,6 +43,7 @@ class Trial:
     ended: bool = True
     death_seconds: float | None = None
     report_seconds: float | None = None
+    cut_seconds: float | None = None
     misnamed: str = ""
     left: list[str] = field(default_factory=list)
     lost: str = ""
@@ -65,6 +67,8 @@ class Trial:
             parts.append(f"ended after {self.death_seconds:.2f} s")
         if self.report_seconds is not None:
             parts.append(f"reported after {self.report_seconds:.2f} s")
+        if self.cut_seconds is not None:
+            parts.append(f"ended {self.cut_seconds:.2f} s after the cut")
         parts += [f"load {self.load:.1f}"]
         wrongs = {
             "DIDN'T END": "" if self.ended else "by itself, non-zero",
@@ -173,6 +177,8 @@ def _judge(trial: Trial) -> None:
         trial.death_seconds = seen.ended - seen.fault
     if case.kind in STALLS and seen.reported is not None:
         trial.report_seconds = max(0.0, seen.reported - seen.fault - LIMIT_SECONDS)
+    if seen.cut is not None:
+        trial.cut_seconds = seen.ended - seen.cut
     trial.misnamed = wrong(case, seen)
 
 
