@@ -125,7 +125,7 @@ class MultiNodeSnapshot(SharesCommunicator, Extension):
             return
         state: dict[str, np.ndarray] = {}
         call_or_raise(self._comm, lambda: state.update(_state_of(self._target(trainer))))
-        state[TAKEN_BY] = np.array([self._set, self._named, self._comm.size])
+        state[TAKEN_BY] = np.array([self._set, self._named, self._comm.size, len(state) + 1])
         mine = self._master and wanted[self._comm.rank]
         call_or_raise(self._comm, lambda: self._write(trainer, state) if mine else None)
 
@@ -237,7 +237,7 @@ class MultiNodeSnapshot(SharesCommunicator, Extension):
             members.finalize()
 
     def _restore(self, target: Any, state: dict[str, Any], name: str) -> None:
-        index, named, size = state[TAKEN_BY].tolist()
+        index, named, size, _ = state[TAKEN_BY].tolist()
         if (index, named) != (self._set, self._named):
             raise StateError(
                 f"the snapshot {name} was taken by replica set {index} with {named} sets named, "

@@ -10,7 +10,9 @@ from typing import Any
 
 from .npz_state import OWN, StateError, StoredState
 
-TAKEN_BY = OWN + "taken_by"  # int64 of shape (3,): replica set, sets that were named, ranks
+# int64 of shape (4,): replica set, sets that were named, ranks, and arrays in the file, this one
+# included.
+TAKEN_BY = OWN + "taken_by"
 
 
 def find(folder: Path, name: str, suffix: str) -> list[str]:
@@ -47,6 +49,11 @@ def read(path: Path) -> dict[str, Any]:
             raise StateError(f"{path} can't be read as a snapshot: {error}") from error
     if TAKEN_BY not in state:
         raise StateError(f"{path} was not taken by multi_node_snapshot")
+    # A wrong byte in the list of them hides some; all others are in arrays, which have checksums,
+    # or mean nothing.
+    found, written = sum(each.dtype != object for each in state.values()), int(state[TAKEN_BY][-1])
+    if found != written:
+        raise StateError(f"{path} is damaged: it has {found} arrays instead of {written}")
     return state
 
 
