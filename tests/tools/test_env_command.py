@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -183,6 +184,26 @@ def test_an_mpiexec_that_hangs_ends_by_timeout_with_its_children(tmp_path):
     assert len(sleepers) == 2
     for pid in sleepers:
         assert is_gone(pid), f"process {pid} outlived the command that started it"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_that_was_started(tmp_path, number):
+    pids = tmp_path / "pids"
+    program(tmp_path / "bin" / "mpiexec", f"#!/bin/sh\necho $$ >> {pids}\nexec sleep 300\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chainermn_tools", "env"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+    )
+    end = time.monotonic() + LIMIT_SECONDS
+    while not pids.exists() or len(pids.read_text().split()) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, out) == (128 + number, b"")
+    for pid in pids.read_text().split():
+        assert is_gone(int(pid))
 
 
 def is_gone(pid: int) -> bool:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 # Whatever a program starts inherits this variable, and so it is found again: Open MPI's ranks
 # have process groups of their own.
@@ -105,6 +106,26 @@ def leaving_none() -> Iterator[None]:
     finally:
         _closed = True
         kill_marked(MARK_VARIABLE, tuple(_running))
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Meanwhile a signal ends this program in order: what it started is ended first."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    # Those that are ignored stay so: nohup's, or a background job's.
+    ours = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
+    for number in ours:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def kill_marked(variable: str, values: Collection[str]) -> None:

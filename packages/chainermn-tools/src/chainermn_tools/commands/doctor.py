@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import click
 from rich.console import Console
@@ -93,7 +89,7 @@ def doctor(
     layers = [examining.HERE, examining.LIVE]
     if host_list is not None or hostfile is not None:
         layers.append(examining.HOSTS)
-    with _ended_by_signals(), program.leaving_none():
+    with program.ended_by_signals(), program.leaving_none():
         coming = examining.examine(layers, context)
         if as_json:
             findings = list(coming)
@@ -128,23 +124,3 @@ def _hosts(host_list: str | None, hostfile: str | None) -> tuple[hosts_of.Host, 
         return hosts_of.from_file(content, hostfile)
     except ValueError:
         return ()
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Meanwhile a signal ends this program in order: what it started is ended first."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    # Those that are ignored stay so: nohup's, or a background job's.
-    ours = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
-    for number in ours:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])

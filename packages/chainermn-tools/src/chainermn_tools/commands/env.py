@@ -7,7 +7,7 @@ import json
 import click
 from rich.console import Console
 
-from chainermn_tools import environment
+from chainermn_tools import environment, program
 from chainermn_tools.environment.topology import launched
 
 
@@ -18,7 +18,8 @@ def env(as_json: bool) -> None:
 
     Started under mpiexec, it shows where each rank is, once, from rank 0.
     """
-    report = environment.collect()
+    with program.ended_by_signals(), program.leaving_none():
+        report = environment.collect()
     place = launched()
     if place is not None and place[0] != 0:
         return
