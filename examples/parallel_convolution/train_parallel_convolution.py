@@ -29,8 +29,8 @@ from mpi4py import MPI
 
 # What the examples have in common: how the command line is read, and mistakes are told.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mnist"))
-from mistakes import create_communicator, no_gpu, not_writable, stop_all, stop_if
-from options import parse, positive
+from mistakes import create_communicator, no_gpu, not_writable, stop_all, stop_if, too_large
+from options import BATCHSIZE, parse, positive
 
 SEED = 0  # of the split and the first weights: a run can be repeated
 DIGITS_FOR_TRAINING = 1440  # of 1,797
@@ -149,7 +149,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
     add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
     add("--epoch", "-e", type=positive, default=20, help="how many in all (default: %(default)s)")
-    add("--batchsize", "-b", type=positive, default=100, help="default: %(default)s")
+    add("--batchsize", "-b", type=positive, default=BATCHSIZE, help="default: %(default)s")
     add(
         "--channels",
         "-c",
@@ -158,7 +158,10 @@ def parse_arguments() -> argparse.Namespace:
         help="of the first layer (default: %(default)s)",
     )
     add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
-    return parse(parser)
+    args = parse(parser)
+    if problem := too_large(args.batchsize, DIGITS_FOR_TRAINING):
+        stop_all(problem)
+    return args
 
 
 if __name__ == "__main__":

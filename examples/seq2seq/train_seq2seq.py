@@ -26,8 +26,16 @@ from mpi4py import MPI
 
 # What the examples have in common: how the command line is read, and mistakes are told.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mnist"))
-from mistakes import create_communicator, no_gpu, not_writable, program, stop_all, stop_if
-from options import parse, positive
+from mistakes import (
+    create_communicator,
+    no_gpu,
+    not_writable,
+    program,
+    stop_all,
+    stop_if,
+    too_large,
+)
+from options import BATCHSIZE, parse, positive
 
 SEED = 0  # of the corpus and the first weights: a run can be repeated
 ENCODER, DECODER = 0, 1
@@ -132,7 +140,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
     add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
     add("--epoch", "-e", type=positive, default=10, help="how many in all (default: %(default)s)")
-    add("--batchsize", "-b", type=positive, default=100, help="default: %(default)s")
+    add("--batchsize", "-b", type=positive, help=f"default: {BATCHSIZE}")
     add("--unit", "-u", type=positive, default=128, help="per layer (default: %(default)s)")
     add(
         "--examples", type=positive, default=4000, help="dates to learn from (default: %(default)s)"
@@ -147,6 +155,9 @@ def parse_arguments() -> argparse.Namespace:
     args = parse(parser)
     if args.examples + args.tests > DAYS:
         stop_all(f"--examples and --tests: there are {DAYS} dates in all")
+    args.batchsize = args.batchsize or min(BATCHSIZE, args.examples)
+    if problem := too_large(args.batchsize, args.examples):
+        stop_all(problem)
     return args
 
 
