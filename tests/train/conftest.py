@@ -70,7 +70,7 @@ def make(name: str, world: Any) -> CommunicatorBase:
     return PlainCommunicator(world.Dup()) if name == "plain" else create_communicator(name, world)
 
 
-@pytest.fixture(scope="session", params=["naive", "flat", "plain"])
+@pytest.fixture(scope="session", params=["naive", "hierarchical", "plain"])
 def comm(request):
     """Each communicator that the wrappers must work with."""
     from mpi4py import MPI
