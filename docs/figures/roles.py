@@ -12,16 +12,16 @@ def data_parallel() -> None:
     """Each rank its own examples, the whole model, and the mean of all gradients."""
     figure, axes = sheet(7.6, 3.1)
     for rank in range(2):
-        left = 0.15 + rank * 3.75
-        middle = left + 1.78
-        frame(axes, left, 0.1, 3.55, 2.9, f"rank {rank}")
+        left = 0.1 + rank * 3.95
+        middle = left + 1.72
+        frame(axes, left, 0.1, 3.45, 2.9, f"rank {rank}")
         box(axes, middle, 2.45, f"its half of the examples, batch {rank}", GREY, 3.1)
         box(axes, middle, 1.85, "the whole model: loss and gradients", BLUE, 3.1)
         box(axes, middle, 1.1, "mean of all ranks' gradients", ORANGE, 3.1)
         box(axes, middle, 0.45, "the same step: models stay equal", BLUE, 3.1)
         for above, below in ((2.28, 2.02), (1.68, 1.27), (0.93, 0.62)):
             arrow(axes, (middle, above), (middle, below))
-    arrow(axes, (3.48, 1.1), (4.13, 1.1), ORANGE, arrowstyle="<|-|>")
+    arrow(axes, (3.4, 1.1), (4.2, 1.1), ORANGE, arrowstyle="<|-|>")
     label(axes, 3.8, 1.27, "MPI", ORANGE)
     save(figure, "data-parallel")
 
