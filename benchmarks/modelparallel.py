@@ -182,15 +182,17 @@ def run(args: argparse.Namespace) -> bool:
         title = f"{floats * 4:,} bytes there and back"
         in_a_row = IN_A_ROW if floats < LARGE else 1
         result = compare(title, travel(comm, floats), comm, args, in_a_row)
-        result["ok"] = (
-            result["over_us"][1] <= MOST_OVER_RAW_US
-            if floats < LARGE
-            else result["of_raw"][1] >= LEAST_OF_RAW
-        )
+        if floats < LARGE:
+            result["limit"] = f"at most {MOST_OVER_RAW_US} us more"
+            result["ok"] = result["over_us"][1] <= MOST_OVER_RAW_US
+        else:
+            result["limit"] = f"at least {LEAST_OF_RAW:.0%} of the speed"
+            result["ok"] = result["of_raw"][1] >= LEAST_OF_RAW
         results.append(result)
     for shape in BATCHES:
         title = f"batch normalization of {shape} a rank"
         result = compare(title, normalizations(comm, shape), comm, args, IN_A_ROW)
+        result["limit"] = f"at most {MOST_OVER_LOCAL_US} us more"
         result["ok"] = result["over_us"][1] <= MOST_OVER_LOCAL_US
         results.append(result)
     if comm.rank == 0:
@@ -202,14 +204,14 @@ def run(args: argparse.Namespace) -> bool:
 
 
 def report(results: list[Any]) -> None:
-    """Print a line for each comparison, with quartiles of the differences."""
+    """Print a line for each comparison, with quartiles of the differences, beside its limit."""
     for result in results:
         times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in result["ms"].items())
         low, over, high = result["over_us"]
         print(
             f"{result['title']}: {times}; {over:.0f} us more ({low:.0f} - {high:.0f}), "
-            f"{result['of_raw'][1]:.0%} of the speed: {'ok' if result['ok'] else 'not ok'}"
-            f"{'' if result['right'] else ', and WRONG'}"
+            f"{result['of_raw'][1]:.0%} of the speed; limit: {result['limit']}: "
+            f"{'ok' if result['ok'] else 'not ok'}{'' if result['right'] else ', and WRONG'}"
         )
 
 
