@@ -19,8 +19,10 @@ END_SECONDS = 50.0
 SCRIPT = f"""{PRELUDE}
 import sys, time
 import numpy as np
+from mpi4py import MPI
 from chainermn_comm import create_communicator
 
+MPI.COMM_WORLD.Barrier()  # that some ranks take longer to start on a busy machine is no stall
 comm = create_communicator("naive")
 comm.allreduce(np.ones(10))
 print("READY", flush=True)
