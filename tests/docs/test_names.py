@@ -49,6 +49,14 @@ def test_files_exist(page: str) -> None:
         assert any(file.endswith(f"/{name}") for file in FILES), f"there is no {name}"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith("README.md")])
+def test_links_of_readmes_lead_to_files(page: str) -> None:
+    """The manual's own links are looked at when it is built."""
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", TEXTS[page]):
+        if "://" not in target:
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
 def test_variables_are_read_somewhere() -> None:
     sources = "".join(
         (ROOT / file[1:]).read_text()
