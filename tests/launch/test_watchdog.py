@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+
+from chainermn_tools.explain import search
 
 from . import jobs
 
@@ -144,20 +147,32 @@ def said(job, *patterns):
         start = found.end()
 
 
+def explained(job):
+    """The first thing that `chainermn explain` knows of the job's output."""
+    return search(io.BytesIO((job.out + job.err).encode()))[0].known.name
+
+
 BCAST = r"^  rank 0 .* waits in bcast \(root 1, collective call 5\) for"
 
 
 @pytest.mark.parametrize(
-    ("how", "where", "stack"),
+    ("how", "where", "stack", "known"),
     [
-        ("in_python", "is in no call", "in in_python"),
-        ("in_c", "is in no call", "in in_c"),
-        ("stopped", "is stopped", None),
-        ("ended", "has ended and waits in MPI_Finalize", None),
-        ("raising_in_a_thread", "is in no call", "in raising_in_a_thread"),
+        ("in_python", "is in no call", "in in_python", "stalled-rank-elsewhere"),
+        ("in_c", "is in no call", "in in_c", "stalled-rank-elsewhere"),
+        ("stopped", "is stopped", None, "stalled-rank-stopped"),
+        ("ended", "has ended and waits in MPI_Finalize", None, "stalled-rank-ended"),
+        (
+            "raising_in_a_thread",
+            "is in no call",
+            "in raising_in_a_thread",
+            "stalled-rank-elsewhere",
+        ),
     ],
 )
-def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(how, where, stack, script):
+def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(
+    how, where, stack, known, script
+):
     job = run(2, script, how)
     assert job.returncode != 0, job
     culprit = rf"culprit: rank 1 \(process \d+ on \S+\) {where}"
@@ -166,6 +181,7 @@ def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(how, where, s
     assert job.err.count("likely culprit") == 1, job
     assert "A report follows at 4.0 s" in job.err
     assert "going on" not in job.out
+    assert explained(job) == known
 
 
 def test_a_receive_that_nobody_answers(script):
@@ -174,6 +190,7 @@ def test_a_receive_that_nobody_answers(script):
     said(
         job, r"culprits.*: rank 1 .* waits in recv_obj \(from rank 0, tag 5, ", "or: rank 0", BCAST
     )
+    assert explained(job) == "stalled-ranks-wait-for-one-another"
 
 
 def test_a_rank_in_another_communicators_call(script):
@@ -224,6 +241,7 @@ def test_a_killed_rank_ends_the_job_and_is_named_by_the_monitor(script):
     assert found == [
         ("2", "last seen in no call, after allreduce (collective call 4, 80 bytes).")
     ], job
+    assert "rank-gone" in [one.known.name for one in search(io.BytesIO(job.err.encode()))]
 
 
 def test_three_seconds_after_an_abort_the_ranks_are_ended(script):
@@ -279,6 +297,7 @@ except ValueError as error:
     assert job.returncode == 0, job
     assert job.out.count("REFUSED CHAINERMN_TIMEOUT must be the seconds") == 2, job
     assert repr(value) in job.out
+    assert explained(job) == "bad-timeout"
 
 
 def test_ranks_that_are_given_different_values_are_told(tmp_path):

@@ -74,11 +74,12 @@ ROWS = (
         name="rank-gone",
         kind=Kind.GENERAL,
         component=OURS,
-        signs=(") is gone, last seen in ",),
-        pattern=re.compile(r"ChainerMN: rank \d+ \(process \d+ on \S+\) is gone, last seen in "),
+        signs=(") is gone",),
+        pattern=re.compile(r"ChainerMN: rank \d+ \(process \d+ on \S+\) is gone[.,]"),
         lines=(
             "ChainerMN: rank 2 (process 16857 on host0) is gone, last seen in no call, after "
             "allreduce (collective call 4, 80 bytes).",
+            "ChainerMN: rank 0 (process 20551 on host0) is gone.",
         ),
         meaning="This rank died first, without a word: it was killed by a signal, or crashed. "
         "The launcher then ended the others, and may name one of them.",
