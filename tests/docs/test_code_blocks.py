@@ -51,7 +51,8 @@ def of_page(page: str) -> Path:
 
 def environment() -> dict[str, str]:
     """This process's, with its interpreter first on PATH, and nothing that others may have set."""
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("CHAINERMN_", "OMP_", "PMI_"))}
+    theirs = "CHAINERMN_", "OMP_", "PMI_", "PYTHONUNBUFFERED"  # lines of ranks would mix with it
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
     return {
         **mine,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
