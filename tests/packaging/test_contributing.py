@@ -23,7 +23,7 @@ from chainermn_comm import create_communicator
 comm = create_communicator("{name}")
 param = SimpleNamespace(data=np.zeros(5, "f4"), grad=np.full(5, comm.rank + 1, "f4"))
 comm.allreduce_grad(SimpleNamespace(namedparams=lambda: [("/w", param)]))
-print("mean " + str(param.grad.tolist()) + "\n", end="", flush=True)  # in one piece
+print("mean " + str(param.grad.tolist()) + "\\n", end="")  # in one piece
 """
 
 
