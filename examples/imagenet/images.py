@@ -32,6 +32,15 @@ def find(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
     return pairs, classes
 
 
+def find_both(folder: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]], list[str]]:
+    """The images to learn and those to test, which are of the same classes, and their names."""
+    train, classes = find(folder / "train")
+    val, others = find(folder / "val")
+    if others != classes:
+        raise ValueError(f"{folder}: train has classes {classes}, val has {others}")
+    return train, val, classes
+
+
 class Images(chainer.dataset.DatasetMixin):
     """Squares of images: uint8 of shape (3, size, size), and an int32 label.
 

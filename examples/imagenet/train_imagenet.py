@@ -11,6 +11,7 @@ was killed goes on with `--resume`.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from chainer import training
 from chainer.iterators import MultiprocessIterator
 from chainer.training import extensions
 from convnets import ARCHITECTURES
-from images import Images, find
+from images import Images, find_both
+
+# What the examples have in common: how the command line is read, and mistakes are told.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "mnist"))
 
 SEED = 0  # of the shares and the first weights
 RUN = "imagenet"  # what its checkpoints are called
@@ -57,25 +61,37 @@ class MirrorEvaluator(extensions.Evaluator):
 
 
 def main() -> None:
-    args = parse_arguments()
     # Before MPI starts: worker processes are then no copies of one that uses it.
     chainermn.iterators.use_forkserver()
+    # Not above, where the workers would import it too: it starts MPI.
+    from mistakes import create_communicator, no_gpu, not_writable, stop_if, too_few, too_large
+
+    args = parse_arguments()
     if args.fp16:
         chainer.global_config.dtype = chainer.mixed16
     dtype = "float16" if args.fp16 else None
-    comm = chainermn.create_communicator(args.communicator, allreduce_grad_dtype=dtype)
+    comm = create_communicator(args.communicator, allreduce_grad_dtype=dtype)
+    stop_if(comm, no_gpu(comm) if args.gpu else None)
+    stop_if(comm, not_writable(args.out))
+    stop_if(comm, None if args.resume else left_over(args.out))
     device = -1
     if args.gpu:
         device = comm.intra_rank
         chainer.cuda.get_device_from_id(device).use()
 
     # Rank 0 lists the files; each rank gets the paths of its share.
-    train, val, classes = None, None, None
+    train: Any = None
+    val: Any = None
+    classes: Any = None
+    problem = None
     if comm.rank == 0:
-        train, classes = find(args.folder / "train")
-        val, others = find(args.folder / "val")
-        if others != classes:
-            raise ValueError(f"{args.folder}: train has classes {classes}, val has {others}")
+        try:
+            train, val, classes = find_both(args.folder)
+            problem = too_few(len(train), len(val), comm.size)
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    stop_if(comm, problem)
+    if comm.rank == 0:
         print(
             f"communicator {args.communicator}, ranks {comm.size}; {len(train)} images of "
             f"{len(classes)} classes to learn, {len(val)} to test; batch {args.batchsize} a rank",
@@ -84,6 +100,7 @@ def main() -> None:
     n_classes = comm.bcast_obj(None if classes is None else len(classes))
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=SEED)
     val = chainermn.scatter_dataset(val, comm, shuffle=True, seed=SEED, force_equal_length=False)
+    stop_if(comm, too_large(args.batchsize, len(train)))
     # The order is one that a resumed run goes on with, whatever workers have fetched ahead.
     order = chainermn.iterators.ResumableOrderSampler([SEED, comm.rank])
     train_iter = MultiprocessIterator(
@@ -127,33 +144,53 @@ def main() -> None:
         begin = checkpointer.maybe_load(trainer, optimizer)
         if comm.rank == 0:
             print(f"going on from iteration {begin or 0}", flush=True)
-    elif any(Path(args.out).glob(f"{RUN}.commit.*")):
-        raise FileExistsError(
-            f"{args.out} has the checkpoints of a run that was killed: go on with it by --resume, "
-            "remove them, or name another folder with --out"
-        )
     with train_iter, val_iter:
         trainer.run()
 
 
+def left_over(folder: str) -> str | None:
+    """Why a new run can't begin in the folder; None when it can."""
+    if not any(Path(folder).glob(f"{RUN}.commit.*")):
+        return None
+    return (
+        f"{folder} has the checkpoints of a run that was killed: go on with it by --resume, "
+        "remove them, or name another folder with --out"
+    )
+
+
 def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    from options import parse, positive
+
     parser = argparse.ArgumentParser(description="ChainerMN example: a folder of images")
     add = parser.add_argument
     add("folder", type=Path, help="has train/CLASS/IMAGE and val/CLASS/IMAGE")
     add("--arch", choices=list(ARCHITECTURES), default="small", help="default: %(default)s")
-    add("--batchsize", "-b", type=int, default=32, help="per rank (default: %(default)s)")
-    add("--checkpoint", type=int, default=50, help="iterations between two (%(default)s)")
+    add("--batchsize", "-b", type=positive, default=32, help="per rank (default: %(default)s)")
+    add("--checkpoint", type=positive, default=50, help="iterations between two (%(default)s)")
     add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
     add("--double-buffering", action="store_true", help="exchange gradients while computing")
-    add("--epoch", "-e", type=int, default=10, help="how many in all (default: %(default)s)")
+    add("--epoch", "-e", type=positive, default=10, help="how many in all (default: %(default)s)")
     add("--fp16", action="store_true", help="compute and communicate in 16 bits")
     add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
-    add("--loaderjob", "-j", type=int, default=2, help="workers per rank (default: %(default)s)")
+    add(
+        "--loaderjob",
+        "-j",
+        type=positive,
+        default=2,
+        help="workers per rank (default: %(default)s)",
+    )
     add("--lr", type=float, default=0.05, help="learning rate (default: %(default)s)")
     add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
     add("--resume", "-r", action="store_true", help="go on from the checkpoints in --out, if any")
-    add("--size", "-s", type=int, default=32, help="of the images cut out (default: %(default)s)")
-    return parser.parse_args()
+    add(
+        "--size",
+        "-s",
+        type=positive,
+        default=32,
+        help="of the images cut out (default: %(default)s)",
+    )
+    return parse(parser)
 
 
 def report(trainer: Any, model: Any) -> None:

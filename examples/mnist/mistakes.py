@@ -25,10 +25,10 @@ def stop_all(problem: str) -> NoReturn:
     sys.exit(2)
 
 
-def create_communicator(name: str) -> Any:
+def create_communicator(name: str, **options: Any) -> Any:
     """chainermn.create_communicator, whose complaint about a name is told by rank 0 alone."""
     try:
-        return chainermn.create_communicator(name)
+        return chainermn.create_communicator(name, **options)
     except ValueError as error:
         stop_all(str(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,8 +89,7 @@ def test_a_killed_job_goes_on(images, tmp_path):
     )
     begun = max(int(file.suffix[1:]) for file in out.glob("imagenet.commit.*"))
     job = train(images, "--epoch", "1", cwd=tmp_path)
-    assert job.returncode not in (0, None), job
-    assert "go on with it by --resume" in job.err
+    check_mistake(job, "go on with it by --resume")
     epochs = begun // 5 + 2  # 5 iterations an epoch
     job = train(images, "--resume", "--epoch", str(epochs), cwd=tmp_path)
     check(job, out, epochs)
@@ -97,9 +97,37 @@ def test_a_killed_job_goes_on(images, tmp_path):
     assert int(job.out.split("going on from iteration ")[1].split()[0]) >= begun - 2
 
 
+def check_mistake(job: Job, text: str) -> None:
+    """It is told once, by name, and the job ends with status 2."""
+    assert job.returncode == 2, job
+    (told,) = [line for line in job.err.splitlines() if line.startswith("train_imagenet.py: ")]
+    assert text in told
+    assert "Traceback" not in job.err
+
+
 def test_a_folder_without_images_is_told(tmp_path):
     (tmp_path / "train").mkdir()
     for folder, text in ((tmp_path, "has no images in it"), (tmp_path / "none", "is no folder")):
-        job = train(folder, cwd=tmp_path)
-        assert job.returncode not in (0, None), job
-        assert text in job.err
+        check_mistake(train(folder, cwd=tmp_path), text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--epoch", "0"), "0 is not positive"),
+        (("--batchsize", "51"), "a rank has 50 training examples"),
+        (("--communicator", "fast"), "unknown communicator 'fast'"),
+        pytest.param(
+            ("--out", "/dev/null/x"), "/dev/null/x: cannot write there", marks=pytest.mark.slow
+        ),
+        pytest.param(("--gpu",), "--gpu: ", marks=pytest.mark.slow),
+    ],
+)
+def test_mistake_is_told_once_and_ends_the_job(images, arguments, text, tmp_path):
+    check_mistake(train(images, *arguments, cwd=tmp_path), text)
+
+
+def test_classes_that_differ_are_told(images, tmp_path):
+    shutil.copytree(images, tmp_path / "images")
+    shutil.rmtree(tmp_path / "images" / "val" / "china")
+    check_mistake(train(tmp_path / "images", cwd=tmp_path), "train has classes")
