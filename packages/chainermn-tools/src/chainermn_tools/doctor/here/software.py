@@ -7,6 +7,8 @@ import platform
 import sys
 from importlib import metadata
 
+from packaging.utils import canonicalize_name
+
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.advice import about
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
@@ -124,6 +126,6 @@ def _requires(name: str) -> list[str]:
 
 def _install(requirement: str) -> str:
     """How to get what is missing; the public index's `chainermn` is another one."""
-    if requirements.normal(requirement).startswith("chainermn"):
+    if canonicalize_name(requirement).startswith("chainermn"):
         return INSTALL_ALL
     return f"{sys.executable} -m pip install '{requirement}'"

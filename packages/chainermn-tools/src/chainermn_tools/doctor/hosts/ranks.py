@@ -16,6 +16,7 @@ from chainermn_tools.doctor.hosts import placed
 from chainermn_tools.doctor.hosts.remote import MARK
 from chainermn_tools.doctor.hosts.round import Round, address, ask
 from chainermn_tools.doctor.live import steps
+from chainermn_tools.doctor.live.job import YIELDING
 from chainermn_tools.launch import command_line
 from chainermn_tools.launch.hosts import deal
 
@@ -88,7 +89,7 @@ def start(
         communicators: likewise.
     """
     launcher: dict[str, Any] = context.once(facts.launcher)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**YIELDING, **os.environ, "OMP_NUM_THREADS": "1"}
     job = {
         "seconds": int(seconds) + SPARE_SECONDS,
         "pairs": pairs,
