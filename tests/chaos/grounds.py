@@ -98,6 +98,8 @@ class Hosts:
             "HYDRA_LAUNCHER_EXEC": ssh,
             "UCX_TLS": "tcp,self",  # else it finds out that the hosts are one machine
             "PRTE_MCA_plm_ssh_agent": ssh,
+            # Where its daemons on other hosts make their folders.
+            "PRTE_MCA_prte_remote_tmpdir_base": environment["TMPDIR"],
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_btl": "self,sm,tcp",
         }
