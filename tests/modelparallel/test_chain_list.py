@@ -69,6 +69,9 @@ UNUSED = [Part(0, None, 1), Part(1, 0, 0, uses_input=False), Part(0, 1, None)]
 OWN = [Part(0, None, [0, 1]), Part(0, 0, 1), Part(1, [0, 0], None)]
 
 
+MODES = ("share", "copy")  # to be drawn anew takes initializers, which these have none of
+
+
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("graph", [SIMPLE, SPLIT, TUPLES, NON_CONNECTED_2, UNUSED, OWN])
 def test_examples_on_two_ranks(comm, graph):
@@ -121,7 +124,10 @@ def model_of(comm, graph: list[Part]) -> MultiNodeChainList:
 
 
 @pytest.mark.sizes(2)
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda m: m.copy("copy")])
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, *(lambda m, mode=mode: m.copy(mode) for mode in MODES)],
+)
 def test_a_copy_works_beside_the_original(comm, duplicate):
     model = model_of(comm, SPLIT)
     twin = duplicate(model)

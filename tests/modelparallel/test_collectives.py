@@ -201,6 +201,33 @@ def test_every_communicator_carries_every_function(communicator, random):
         check_normalization(comm, random.standard_normal((comm.size, 3, 4)).astype("f"))
 
 
+@pytest.mark.parametrize("communicator", ["naive", *OTHERS])
+def test_groups_of_ranks_carry_every_function(communicator, random):
+    """After `split`, in another order of ranks; and beside it what goes through all of them."""
+    with (
+        create_communicator(communicator) as whole,
+        whole.split(whole.rank % 2, -whole.rank) as comm,
+    ):
+        for case in CASES.values():
+            shapes = [case.shapes(comm.size, rank) for rank in range(comm.size)]
+            arrays = [[np.asarray(random.standard_normal(s), "f") for s in row] for row in shapes]
+            check(comm, case, arrays, np.float32)
+        check_normalization(comm, random.standard_normal((comm.size, 3, 4)).astype("f"))
+        # Rank 0 of the whole is the last of its group: to and fro, through both.
+        x = Variable(random.standard_normal((3, 4)))
+        y = F.sin(x)
+        if comm.size > 1:
+            last, first = comm.size - 1, 0
+            if comm.rank == last:
+                y = recv(comm, first, delegate_variable=send(y, comm, first))
+            elif comm.rank == first:
+                y = pseudo_connect(send(F.exp(recv(comm, last)), comm, last), y)
+        F.sum(allreduce(whole, y)).backward()
+        inner = F.cos(x).array * whole.size
+        factor = np.exp(np.sin(x.array)) if 0 < comm.rank == comm.size - 1 else 1
+        np.testing.assert_allclose(x.grad, inner * factor, rtol=1e-12)
+
+
 def check_normalization(comm: Any, batches: np.ndarray) -> None:
     """The ranks' parts of a batch are normalized together, forward and backward."""
     alone, mine = L.BatchNormalization(4), MultiNodeBatchNormalization(4, comm)

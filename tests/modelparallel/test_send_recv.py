@@ -411,6 +411,22 @@ def test_the_second_derivative_ends_where_the_function_is_linear(comm, random):
 
 
 @pytest.mark.sizes(2)
+def test_a_hundred_megabytes_there_and_back(comm):
+    """One after the other: in pieces, and MPI takes none before it is received."""
+    n = 100 << 18
+    if comm.rank == 0:
+        x = Variable(np.arange(n, dtype="f"))
+        y = recv(comm, 1, delegate_variable=send(x, comm, 1))
+        y.grad = y.array
+        y.backward()
+        equal(x.grad, x.array)
+    else:
+        y = recv(comm, 0)
+        equal(y.array[:: n // 7], np.arange(0, n, n // 7, dtype="f"))
+        send(y, comm, 0).backward()
+
+
+@pytest.mark.sizes(2)
 def test_a_dropped_send_is_reported_when_its_gradient_comes(comm):
     if comm.rank == 0:
         send(Variable(np.ones(2, "f")), comm, 1)  # nobody keeps the delegate
