@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion
+from packaging.version import InvalidVersion, Version
 
 # Chainer names setuptools, of which it wants a module that `_chainermn_requirements` replaces.
 NOT_NEEDED = {("chainer", "setuptools")}
@@ -52,7 +52,7 @@ def misfits(
 def fits(version: str, requirement: Requirement) -> bool:
     """Whether a version meets a requirement; so it does where nobody can tell."""
     try:
-        return requirement.specifier.contains(version, prereleases=True)
+        return requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
         return True
 
