@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 
 import chainer
 import chainer.functions as F
@@ -13,7 +12,7 @@ import pytest
 from chainer import training
 from chainer.training import extensions
 
-from chainermn_comm import PeerError, RankMismatchError
+from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer
 
 pytestmark = pytest.mark.world
@@ -381,73 +380,3 @@ def test_copies_go_their_own_ways(comm):
         each.update(each.target, batch(comm.rank, 1))
         assert each.t == 1
     assert_close(optimizer.target, twin.target, 0)
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("double_buffering", (False, True)),
-        ("zero_fill", (True, False)),
-        *(("accumulate_steps", values) for values in [(1, 2), (2, 1), (3, 2), (2, 5)]),
-    ],
-)
-@pytest.mark.parametrize("lazy", [False, True])
-def test_settings_that_differ_are_named_at_the_first_update(comm, name, values, lazy):
-    mine = values[comm.rank == 1]
-    model = Net(0, None if lazy else WIDTH)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **{name: mine})
-    optimizer.setup(model)
-    text = f"the same {name} on all ranks, not {values[0]} on rank 0, {values[1]} on rank 1"
-    for _ in range(2):  # nothing has been agreed on by the first
-        with pytest.raises(RankMismatchError, match=text):
-            optimizer.update(model, batch(0))
-    assert optimizer.t == 0
-    assert comm.allreduce_obj(1) == comm.size
-    optimizer.finalize()
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(
-    ("other", "text"),
-    [
-        (
-            chainer.optimizers.MomentumSGD(0.5),
-            "same optimizer .* SGD on rank 0, MomentumSGD",
-        ),
-        (chainer.optimizers.SGD(0.25), "hyperparameters .* lr=0.5 on rank 0, lr=0.25 on rank 1"),
-    ],
-    ids=["class", "hyperparameters"],
-)
-def test_optimizers_that_differ_are_named_at_the_first_update(comm, other, text):
-    model = Net(0)
-    actual = other if comm.rank == 1 else chainer.optimizers.SGD(0.5)
-    optimizer = create_multi_node_optimizer(actual, comm).setup(model)
-    with pytest.raises(RankMismatchError, match=text):
-        optimizer.update(model, batch(0))
-    assert comm.allreduce_obj(1) == comm.size
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(("steps", "updates"), [(3, (6, 4)), (3, (2, 4)), (2, (4, 5)), (1, (1, 2))])
-@pytest.mark.parametrize("double_buffering", [False, True])
-def test_ranks_out_of_step_at_a_flush_are_told_why(comm, steps, updates, double_buffering):
-    model = Net(0)
-    optimizer = accumulating(comm, model, steps, double_buffering=double_buffering)
-    mine = updates[comm.rank == 1]
-    more = mine == max(updates)
-
-    def call():
-        for n in range(mine):
-            optimizer.update(model, batch(n))
-        optimizer.flush()
-
-    text = rf"^rank {comm.rank}: some ranks call flush.* rank {int(updates[0] > updates[1])} calls"
-    with pytest.raises(RankMismatchError, match=text) as raised:
-        call()
-    found = re.findall(r"rank (\d+) calls (\w+)\(\) after (\d+) of the (\d+)", str(raised.value))
-    assert [method for _, method, *_ in found].count("flush") in (1, comm.size - 1)
-    assert (found[comm.rank][1] == "update") == more
-    assert {of for *_, of in found} == {str(steps)}
-    assert comm.allreduce_obj(1) == comm.size
-    optimizer.finalize()

@@ -1,0 +1,40 @@
+"""What the tests of the optimizer share: a small model whose weights depend on the rank."""
+
+from __future__ import annotations
+
+import chainer
+import chainer.links as L
+import numpy as np
+
+from chainermn_train import create_multi_node_optimizer
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+
+
+class Model(chainer.Chain):
+    """Mean square of a linear map; its weights depend on the rank."""
+
+    def __init__(self, rank, n_in=3):
+        super().__init__()
+        np.random.seed(rank)
+        with self.init_scope():
+            self.main = L.Linear(n_in, 2)
+
+    def __call__(self, x):
+        y = self.main(x)
+        if hasattr(self, "more"):
+            y = self.more(y)
+        return chainer.functions.mean(y * y)
+
+
+def sgd(comm, model, **kwds):
+    return create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), comm, **kwds).setup(model)
+
+
+def weights(model):
+    return {name: param.array.copy() for name, param in model.namedparams()}
+
+
+def same_everywhere(comm, model):
+    mine = {name: array.tobytes() for name, array in weights(model).items()}
+    return all(others == mine for others in comm.allgather_obj(mine))
