@@ -153,7 +153,7 @@ def jumbo_frames(hosts: Hosts, folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def full_shared_memory(hosts: Hosts, folder: Path) -> Iterator[None]:
     with hosts.cluster.shm("beta", "64m"):
-        hosts.cluster.run("beta", "fallocate", "-l", "60m", "/dev/shm/left behind")
+        hosts.cluster.run("beta", "fallocate", "-l", "62m", "/dev/shm/left behind")
         yield
 
 
@@ -300,7 +300,7 @@ FAULTS = {
         {"hosts": ALL, "timeout": HANG_TIMEOUT},
     ),
     "full shared memory": Fault(
-        "hosts' shared memory", ("beta", "4 MiB of 64 MiB"), "ssh beta ls", full_shared_memory
+        "hosts' shared memory", ("beta", "2 MiB of 64 MiB"), "ssh beta ls", full_shared_memory
     ),
 }
 
