@@ -191,6 +191,7 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm, name):
         (np.ones((2, 6), "f"), ValueError, r"matrix of 7 columns of float32, got float32 \(2, 6\)"),
         (np.ones((2, 7), "d"), ValueError, "got float64"),
         (np.ones(7, "f"), ValueError, r"got float32 \(7,\)"),
+        (chainer.Parameter(), ValueError, "got a parameter that is not initialised"),
     ):
         with pytest.raises(error if comm.rank == 0 else PeerError, match=text):
             link(wrong if comm.rank == 0 else good)
@@ -209,6 +210,7 @@ def test_batches_that_differ_raise_on_all(comm, name):
 
 
 def test_wrong_sizes_raise(comm):
+    assert RowParallelLinear(np.int64(8), np.int32(3), comm).W.shape[0] == 3
     with pytest.raises(TypeError, match="comm must be a communicator"):
         ColumnParallelLinear(3, 3, None)
     for wrong in (None, 0, "3", 2.0):

@@ -29,9 +29,9 @@ class MultiNodeChainList(chainer.ChainList):
     Calling it runs forward. Its arguments go to each component with ``rank_in=None``; it returns
     what the component with ``rank_out=None`` returned. A rank without such a component gets a
     delegate variable without data (float32 of shape ``(0,)``); call its ``backward``, which takes
-    part in the other ranks' backward. The gradients can't be differentiated again through a rank
+    part in the other ranks' backward. Gradients can't be differentiated again by way of a rank
     whose first component begins with what it receives: there is no variable of its own from which
-    a second backward could start, so ``enable_double_backprop`` raises there and on the rank that
+    it could take part in a second backward, so that one raises RankMismatchError on the rank that
     sent. Write that with :func:`recv` and its ``delegate_variable``.
 
     It holds only this rank's parameters: optimizers, serializers and ``to_device`` work as with
@@ -123,9 +123,7 @@ class MultiNodeChainList(chainer.ChainList):
                     if rank == here:
                         received.append(_take_own(own, here))
                     else:
-                        variables, thread = recv_with_thread(
-                            self._comm, rank, delegate, once=delegate is None
-                        )
+                        variables, thread = recv_with_thread(self._comm, rank, delegate)
                         delegate = delegate if thread is None else thread
                         received.append(variables[0] if len(variables) == 1 else variables)
                 arguments = tuple(received)

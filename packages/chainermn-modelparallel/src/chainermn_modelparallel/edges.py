@@ -27,12 +27,10 @@ from chainermn_modelparallel.delegates import (
 )
 from chainermn_modelparallel.letters import GRADIENT_TAG, UNNUMBERED, Letter, fetch, post
 from chainermn_modelparallel.refusals import (
-    ONCE,
     abandon,
     call_of_dropped,
     raise_refused,
     recv_was_dropped,
-    refuse,
     refuse_dropped,
     send_was_dropped,
     was_abandoned,
@@ -96,11 +94,13 @@ class Send(Communication):
         variables: tuple[Variable, ...],
         answers: int | None = None,
         positions: tuple[int, ...] | None = None,
+        final: bool = False,
     ) -> None:
         self._communicator = communicator
         self._peer = peer
         self._tag = tag
         self._answers = answers
+        self._final = final
         self._positions = tuple(range(len(variables))) if positions is None else positions
         self._wants = tuple(map(wants_gradient, variables))
         self._number = next(_numbers)
@@ -119,7 +119,15 @@ class Send(Communication):
         # Known before it leaves, since its answer may be read while we wait for another.
         _unanswered[self._number] = self
         graph = self._answers is not None
-        letter = Letter(self._number, self._answers, self._wants, self._positions, arrays, graph)
+        letter = Letter(
+            self._number,
+            self._answers,
+            self._wants,
+            self._positions,
+            arrays,
+            graph,
+            final=self._final,
+        )
         post(letter, self._communicator, self._peer, self._tag)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -191,21 +199,14 @@ class Recv(Communication):
         self, letter: Letter, communicator: CommunicatorBase, peer: int, has_delegate: bool
     ) -> None:
         self._arrays: tuple[Any, ...] = letter.arrays
-        self._number, self._wants = letter.number, letter.wants
+        self._number, self._wants, self._final = letter.number, letter.wants, letter.final
         self._communicator = communicator
         self._peer = peer
         self._has_delegate = has_delegate
-        self._once = False
 
-    def watch(self, tag: int, once: bool) -> None:
-        """Let it be told if this is dropped before backward came here.
-
-        Args:
-            tag: the letter's.
-            once: refuse to make a graph of the gradients, which nobody could differentiate.
-        """
+    def watch(self, tag: int) -> None:
+        """Let it be told if this, a letter of that tag, is dropped before backward came here."""
         self._due = tag if any(self._wants) else None
-        self._once = once
 
     def __del__(self) -> None:
         if self._due is not None:
@@ -229,8 +230,10 @@ class Recv(Communication):
                 for position, gradient in enumerate(grad_outputs[:-1])
                 if gradient is not None and self._wants[position]
             }
-            if chainer.config.enable_backprop:
-                sent = self._answer_with_graph(found, tag)
+            if self._final:
+                self._refuse_final(found)
+            elif chainer.config.enable_backprop:
+                sent = self._answer_with_graph(found)
             else:
                 arrays = tuple([gradient.array for gradient in found.values()])
                 unwanted = (False,) * len(arrays)
@@ -243,28 +246,30 @@ class Recv(Communication):
         (zeros,) = go_on((sent, *others), (zeros_for(self, 0, self._xp),))
         return tuple(None if index else zeros for index in indexes)
 
-    def _answer_with_graph(self, found: dict[int, Variable], tag: int | None) -> Variable:
-        """Send gradients that can be differentiated; returns what leads back to that."""
+    def _refuse_final(self, found: dict[int, Variable]) -> None:
         here, there = self._communicator.rank, self._peer
-        if self._once:
-            refuse(self._communicator, there, self._number, ONCE)
-            raise RuntimeError(
-                f"rank {here}: backward of recv(rank={there}, tag={tag}) in a MultiNodeChainList "
-                "can't be differentiated again: this rank has no variable of its own from which "
-                "a second backward could start. Leave out enable_double_backprop, or write the "
-                "model with recv and a delegate_variable"
+        if found:
+            raise RankMismatchError(
+                f"rank {here}: gradients that came from rank {there} can't be differentiated "
+                f"again: rank {there} received what they belong to without a delegate_variable, as "
+                "the first component of a MultiNodeChainList does, so that a second backward has "
+                "nothing there to start from. Give recv one, and go on from its gradient"
             )
+
+    def _answer_with_graph(self, found: dict[int, Variable]) -> Variable:
+        """Send gradients that can be differentiated; returns what leads back to that."""
         gradients = tuple(found.values())
         if gradients:
             connected = pseudo_connect(self.thread(), *gradients)
             gradients = connected if isinstance(connected, tuple) else (connected,)
         node = Send(
             self._communicator,
-            there,
+            self._peer,
             GRADIENT_TAG,
             gradients,
             answers=self._number,
             positions=tuple(found),
+            final=not self._has_delegate,
         )
         return dispatch(node, gradients)
 

@@ -36,6 +36,8 @@ class Letter(NamedTuple):
             that are left out have no gradient.
         arrays: any shape, memory order and dtype; the receiver owns fresh ones.
         graph: whether backward made a graph of these gradients, to be differentiated again.
+        final: of such ones, whether that must not come by the rank that sent them, because it has
+            no variable from which it could take part.
         refusal: if it brings no gradients because there will be none, why: an index to
             ``refusals.REASONS``; else 0.
     """
@@ -47,6 +49,7 @@ class Letter(NamedTuple):
     arrays: tuple[Any, ...]
     graph: bool = False
     refusal: int = 0
+    final: bool = False
 
 
 def post(
@@ -57,8 +60,8 @@ def post(
     The note goes before the arrays, as one more of them: two messages would cost twice. Reports
     of the watchdog say what the wait is ``inside`` of.
     """
-    number, answers, wants, positions, arrays, graph, refusal = letter
-    head = (_MARK, number, -1 if answers is None else answers, graph, refusal, len(wants))
+    number, answers, wants, positions, arrays, graph, refusal, final = letter
+    head = (_MARK, number, -1 if answers is None else answers, graph, refusal, final, len(wants))
     note = np.array(head + wants + positions, np.int64)
     with part_of(FUNCTIONS + inside):
         communicator.send((note, *arrays), rank, tag)
@@ -83,10 +86,11 @@ def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "re
             f"{_expected(communicator, rank, tag)}, got a {type(found).__name__} (now discarded); "
             "use different tags for different kinds of messages"
         )
-    _, number, answers, graph, refusal, count, *rest = numbers
+    _, number, answers, graph, refusal, final, count, *rest = numbers
     wants, positions = tuple(map(bool, rest[:count])), tuple(rest[count:])
     answered = None if answers < 0 else answers
-    return Letter(number, answered, wants, positions, found[1:], bool(graph), refusal)
+    arrays = found[1:]
+    return Letter(number, answered, wants, positions, arrays, bool(graph), refusal, bool(final))
 
 
 def _expected(communicator: CommunicatorBase, rank: int, tag: int) -> str:

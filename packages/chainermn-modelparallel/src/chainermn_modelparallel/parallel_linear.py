@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
@@ -66,7 +67,8 @@ class _ParallelLinear(chainer.Link):
         rank, ranks = self.comm.rank, self.comm.size
         for axis, name, size in ((0, "out_size", self.out_size), (1, "in_size", self.in_size)):
             least = ranks if axis == self._axis else 1
-            if isinstance(size, bool) or not isinstance(size, int) or size < least:
+            integer = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+            if not integer or size < least:
                 reason = ", one for each rank" if axis == self._axis else ""
                 raise ValueError(
                     f"rank {rank}: {name} must be an integer of at least {least}{reason}, got "
@@ -86,10 +88,11 @@ class _ParallelLinear(chainer.Link):
         x = chainer.as_variable(x)
         fits = x.array is not None and x.ndim > 1 and math.prod(x.shape[1:]) == columns
         if not fits or x.dtype != self.W.dtype:
-            form = "a parameter that is not initialised" if x.array is None else x.dtype, x.shape
+            got = "a parameter that is not initialised"
+            if x.array is not None:
+                got = f"{x.dtype} {x.shape}"
             raise ValueError(
-                f"rank {rank}: x must be a matrix of {columns} columns of {self.W.dtype}, got "
-                f"{form[0]} {form[1]}"
+                f"rank {rank}: x must be a matrix of {columns} columns of {self.W.dtype}, got {got}"
             )
         return x if x.ndim == 2 else F.reshape(x, (len(x), columns))
 

@@ -74,7 +74,9 @@ def recv(
     Received variables without a gradient of their own count as having one of zeros there. Call
     several ``backward`` in the reverse order of the sends, as for :func:`send`. The
     gradient itself can be differentiated (``enable_double_backprop=True`` on both ranks); the
-    gradient of ``delegate_variable`` is then where this rank's second backward starts.
+    gradient of ``delegate_variable`` is then where this rank's second backward starts. Without
+    one, a second backward that comes by these gradients raises RankMismatchError on the other
+    rank.
 
     Args:
         communicator: the communicator to which both ranks belong.
@@ -105,13 +107,11 @@ def recv_with_thread(
     rank: int,
     delegate_variable: Variable | None = None,
     tag: int = 0,
-    once: bool = False,
 ) -> tuple[tuple[Variable, ...], Variable | None]:
     """What :func:`recv` returns as a tuple, and a delegate variable that leads back to it.
 
     Backward through that one answers the letter even if nothing else uses what it brought. It is
-    None where there is nothing to go back to. With ``once`` the gradients can't be differentiated
-    again: to try it raises RuntimeError here, and RankMismatchError on the other rank.
+    None where there is nothing to go back to.
     """
     rank, tag = check_peer(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):
@@ -132,7 +132,7 @@ def recv_with_thread(
     variables, thread = deliver(letter, communicator, rank, delegate_variable)
     node = None if thread is None else thread.creator_node
     if isinstance(node, Recv):
-        node.watch(tag, once)
+        node.watch(tag)
     return variables, thread
 
 

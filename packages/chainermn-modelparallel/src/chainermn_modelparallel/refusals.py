@@ -14,7 +14,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_modelparallel.letters import GRADIENT_TAG, UNNUMBERED, Letter, post
 
 # Why there will be no gradients, and what to do, as the rank that waits for them is told.
-NO_BACKPROP, DROPPED, ONCE = 1, 2, 3
+NO_BACKPROP, DROPPED = 1, 2
 REASONS = {
     NO_BACKPROP: (
         "called recv in no_backprop_mode; use the mode on both ranks, or send what needs no "
@@ -23,10 +23,6 @@ REASONS = {
     DROPPED: (
         "dropped what recv returned before backward came to it; run backward through it, connect "
         "it to the loss with pseudo_connect, or send without gradients"
-    ),
-    ONCE: (
-        "received it in a MultiNodeChainList, whose gradients can't be differentiated again "
-        "there; leave out enable_double_backprop, or use recv with a delegate_variable"
     ),
 }
 # So many at most are kept, or told: who drops without end evaluates, and was warned.
