@@ -121,7 +121,8 @@ def come_to(step: str, job: Job) -> Answer | None:
         if busy(job.ranks):
             return failed(
                 f"it hangs, or {busy(job.ranks)}: {where} within {job.seconds:.0f} s",
-                "give it more time with --timeout; else wait until others are done, or take fewer ranks",
+                "give it more time with --timeout; else wait until others are done, or take fewer "
+                "ranks",
             )
         return failed(
             f"it hangs: {where} within {job.seconds:.0f} s",
