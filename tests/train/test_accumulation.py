@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
@@ -14,6 +15,8 @@ from chainer.training import extensions
 
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer
+from chainermn_train.accumulation import Accumulation
+from chainermn_train.held import Held, HeldGradients
 
 pytestmark = pytest.mark.world
 
@@ -370,6 +373,39 @@ def test_sums_of_another_rank_are_refused(naive):
             assert other.t == 1
         for _ in range(2):
             optimizer.update(optimizer.target, batch(0, 0))
+
+
+class ElsewhereArray(np.ndarray):
+    """A double of a GPU's array: it doesn't mix with NumPy's."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwds):
+        if any(type(each) is np.ndarray for each in (*inputs, *out)):
+            raise TypeError("arrays on two devices")
+        arrays = (each.view(np.ndarray) for each in inputs)
+        if out:
+            kwds["out"] = tuple(each.view(np.ndarray) for each in out)
+        result = getattr(ufunc, method)(*arrays, **kwds)
+        return out[0] if out else result.view(ElsewhereArray)
+
+
+def test_sums_of_a_snapshot_go_to_the_device_of_the_gradients(monkeypatch):
+    device = SimpleNamespace(send=lambda array: array.view(ElsewhereArray))
+    monkeypatch.setattr(chainer.backend, "get_device_from_array", lambda _: device)
+
+    def gradients():
+        return HeldGradients({"/p": Held(None, np.ones(3, "f4").view(ElsewhereArray), None)})
+
+    group, resumed = Accumulation(4), Accumulation(4)
+    group.add(gradients())
+    state = chainer.serializers.DictionarySerializer()
+    group.serialize(state, 0, 1)
+    on_host = {name: np.array(array) for name, array in state.target.items()}
+    resumed.serialize(chainer.serializers.NpzDeserializer(on_host), 0, 1)
+    assert type(resumed._sums["/p"].grad) is np.ndarray
+    resumed.add(gradients())
+    total = resumed._sums["/p"].grad
+    assert isinstance(total, ElsewhereArray)
+    assert total.tolist() == [2, 2, 2]
 
 
 def test_copies_go_their_own_ways(comm):

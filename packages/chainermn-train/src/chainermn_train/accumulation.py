@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import chainer
 import numpy as np
 
 from .held import Held, HeldGradients
@@ -66,7 +67,7 @@ class Accumulation:
                 grad /= terms_per_rank
             if grad is not None and param.array is not None:
                 with np.errstate(over="ignore"):  # as infinite in float16, the step is skipped
-                    grad = grad.astype(param.dtype, copy=False)
+                    grad = param.device.send(grad).astype(param.dtype, copy=False)
             gradients[name] = Held(param.array, grad, held.scale)
         return gradients
 
@@ -114,6 +115,8 @@ def _add(total: Held, held: Held) -> None:
     if total.grad is None:
         total.grad, total.scale = grad, held.scale
         return
+    if type(total.grad) is not type(grad):  # what a snapshot held is on the host
+        total.grad = chainer.backend.get_device_from_array(grad).send(total.grad)
     if held.scale != total.scale:  # the user changed it in the middle of a group
         grad *= (total.scale or 1) / (held.scale or 1)
     total.grad += grad
