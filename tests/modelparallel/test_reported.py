@@ -158,7 +158,26 @@ def test_a_chain_list_that_cannot_be_differentiated_again_says_so(comm):
     there_and_back(comm)
 
 
-def test_a_recv_that_has_no_delegate_to_go_on_from_says_so(comm):
+def test_nor_can_what_its_later_components_receive(comm):
+    """Rank 1 has no weights, so nothing leads it from one component to the other."""
+    model, square = MultiNodeChainList(comm), chainer.Sequential(F.square)
+    if comm.rank == 0:
+        second = L.Linear(2, 2)
+        model.add_link(L.Linear(2, 2), None, 1)
+        model.add_link(second, 1, 1)
+        model.cleargrads()
+        model(np.ones((1, 2), "f")).backward(enable_double_backprop=True)
+        gw = second.W.grad_var
+        with pytest.raises(RankMismatchError, match=FINAL):
+            F.sum(gw**2).backward()
+    else:
+        model.add_link(square, 0, 0)
+        model.add_link(square, 0, None)
+        F.sum(model()).backward(enable_double_backprop=True)
+
+
+@pytest.mark.parametrize("delegate", [None, Variable(np.zeros(0, "f"), requires_grad=False)])
+def test_a_recv_that_has_no_delegate_to_go_on_from_says_so(comm, delegate):
     """It needn't depend on anything there: a second backward would wait for its part in vain."""
     if comm.rank == 0:
         x = Variable(np.ones(2, "f"))
@@ -166,7 +185,8 @@ def test_a_recv_that_has_no_delegate_to_go_on_from_says_so(comm):
         with pytest.raises(RankMismatchError, match=FINAL):
             F.sum(gx**2).backward()
     else:
-        F.sum(recv(comm, 0) * 3).backward(enable_double_backprop=True)
+        y = recv(comm, 0, delegate_variable=delegate)
+        F.sum(y * 3).backward(enable_double_backprop=True)
     there_and_back(comm)
 
 

@@ -114,6 +114,7 @@ class MultiNodeChainList(chainer.ChainList):
             raise ValueError(f"rank {here}: add each component with add_link, and at least one")
         outputs: Any = None
         delegate: Variable | None = None  # leads back to all that was sent and received so far
+        leads_nowhere = True  # unless that begins with something that this rank sent
         own: deque[Any] = deque()
         for index, (link, (rank_in, rank_out)) in enumerate(zip(self, self._routes, strict=True)):
             arguments = inputs
@@ -123,7 +124,9 @@ class MultiNodeChainList(chainer.ChainList):
                     if rank == here:
                         received.append(_take_own(own, here))
                     else:
-                        variables, thread = recv_with_thread(self._comm, rank, delegate)
+                        variables, thread = recv_with_thread(
+                            self._comm, rank, delegate, leads_nowhere=leads_nowhere
+                        )
                         delegate = delegate if thread is None else thread
                         received.append(variables[0] if len(variables) == 1 else variables)
                 arguments = tuple(received)
@@ -136,6 +139,7 @@ class MultiNodeChainList(chainer.ChainList):
                 if rank == here:
                     own.append(returned)
                 else:
+                    leads_nowhere = leads_nowhere and delegate is not None
                     delegate = send(connect(delegate, returned), self._comm, rank)
         if own:
             raise ValueError(

@@ -203,10 +203,17 @@ class Recv(Communication):
         self._communicator = communicator
         self._peer = peer
         self._has_delegate = has_delegate
+        self._leads_nowhere = not has_delegate
 
-    def watch(self, tag: int) -> None:
-        """Let it be told if this, a letter of that tag, is dropped before backward came here."""
+    def watch(self, tag: int, leads_nowhere: bool) -> None:
+        """Let it be told if this is dropped before backward came here.
+
+        Args:
+            tag: the letter's.
+            leads_nowhere: whether the delegate leads to no variable of this rank's own.
+        """
         self._due = tag if any(self._wants) else None
+        self._leads_nowhere |= leads_nowhere
 
     def __del__(self) -> None:
         if self._due is not None:
@@ -233,7 +240,7 @@ class Recv(Communication):
             if self._final:
                 self._refuse_final(found)
             elif chainer.config.enable_backprop:
-                sent = self._answer_with_graph(found)
+                sent = self._answer_with_graph(found, self._leads_nowhere or 0 not in indexes)
             else:
                 arrays = tuple([gradient.array for gradient in found.values()])
                 unwanted = (False,) * len(arrays)
@@ -251,12 +258,13 @@ class Recv(Communication):
         if found:
             raise RankMismatchError(
                 f"rank {here}: gradients that came from rank {there} can't be differentiated "
-                f"again: rank {there} received what they belong to without a delegate_variable, as "
-                "the first component of a MultiNodeChainList does, so that a second backward has "
-                "nothing there to start from. Give recv one, and go on from its gradient"
+                f"again: rank {there} received what they belong to without a delegate_variable "
+                "that requires a gradient, as the first component of a MultiNodeChainList does, so "
+                "that a second backward has nothing there to start from. Give recv one, and go on "
+                "from its gradient"
             )
 
-    def _answer_with_graph(self, found: dict[int, Variable]) -> Variable:
+    def _answer_with_graph(self, found: dict[int, Variable], final: bool) -> Variable:
         """Send gradients that can be differentiated; returns what leads back to that."""
         gradients = tuple(found.values())
         if gradients:
@@ -269,7 +277,7 @@ class Recv(Communication):
             gradients,
             answers=self._number,
             positions=tuple(found),
-            final=not self._has_delegate,
+            final=final,
         )
         return dispatch(node, gradients)
 

@@ -107,11 +107,13 @@ def recv_with_thread(
     rank: int,
     delegate_variable: Variable | None = None,
     tag: int = 0,
+    leads_nowhere: bool = False,
 ) -> tuple[tuple[Variable, ...], Variable | None]:
     """What :func:`recv` returns as a tuple, and a delegate variable that leads back to it.
 
     Backward through that one answers the letter even if nothing else uses what it brought. It is
-    None where there is nothing to go back to.
+    None where there is nothing to go back to. If the delegate variable ``leads_nowhere``, it is as
+    good as none for a second backward.
     """
     rank, tag = check_peer(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):
@@ -132,7 +134,7 @@ def recv_with_thread(
     variables, thread = deliver(letter, communicator, rank, delegate_variable)
     node = None if thread is None else thread.creator_node
     if isinstance(node, Recv):
-        node.watch(tag)
+        node.watch(tag, leads_nowhere)
     return variables, thread
 
 
