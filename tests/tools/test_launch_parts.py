@@ -337,6 +337,14 @@ def test_ranks_that_are_alone_show_the_wrong_mpiexec_and_arent_started_again():
 def test_where_no_rank_began_starting_again_is_no_use():
     found = verdict.judge(Outcome(status=255), 2)
     assert (found.good, found.again, found.status) == (False, False, 255)
+    assert found.text == "no rank began; what mpiexec printed above says why"
+
+
+def test_where_no_rank_began_what_explain_knows_of_it_is_shown():
+    said = b"ssh: Could not resolve hostname far: Name or service not known\nLaunch proxy failed.\n"
+    found = verdict.judge(Outcome(status=255, tail=said), 2)
+    assert "no rank began. A host was named that this one doesn't know." in found.text
+    assert "\n    getent hosts" in found.text
 
 
 class Said(list):

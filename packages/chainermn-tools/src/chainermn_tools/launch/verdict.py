@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chainermn_tools.explain import Kind, search
 from chainermn_tools.launch.job import WATCHDOG_ENDS, Outcome
 
 # What mpiexec says of a rank that ended badly, MPICH and then Open MPI (which breaks lines).
@@ -58,8 +60,7 @@ def judge(outcome: Outcome, ranks: int) -> Verdict:
     hellos, goodbyes = outcome.of_kind("hello"), outcome.of_kind("goodbye")
     failures = outcome.of_kind("failed")
     if not hellos:
-        text = "no rank began; what mpiexec printed above says why"
-        return Verdict(False, outcome.status or 1, text, again=False)
+        return Verdict(False, outcome.status or 1, _why_none_began(outcome.tail), again=False)
     if ranks > 1 and sum(record["size"] == 1 for record in _all(outcome, "goodbye")) == ranks:
         text = f"each of the {ranks} ranks is alone in its MPI: mpiexec is not that of mpi4py's MPI"
         return Verdict(False, 1, f"{text}; see `chainermn env`", again=False)
@@ -87,6 +88,15 @@ def judge(outcome: Outcome, ranks: int) -> Verdict:
         text = f"all ranks said goodbye, but mpiexec ended with status {outcome.status}"
         return Verdict(False, outcome.status, text)
     return Verdict(True, 0)
+
+
+def _why_none_began(tail: bytes) -> str:
+    """What is known of what mpiexec printed, and what to do."""
+    for found in search(io.BytesIO(tail)):
+        if found.known.kind in (Kind.CAUSE, Kind.GENERAL):
+            fixes = "".join(f"\n    {fix}" for fix in found.known.fix)
+            return f"no rank began. {found.known.meaning}{fixes}"
+    return "no rank began; what mpiexec printed above says why"
 
 
 def _all(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
