@@ -192,7 +192,8 @@ if sys.argv[1] != "finalized":
     ("how", "status", "what"),
     [
         ("kill", 137, "rank 1 on .* failed first: ended by signal 9"),
-        ("finalized", 1, "rank 1 of 2 ended without saying goodbye"),
+        # MPICH's mpiexec may then kill the other one, and report success all the same.
+        ("finalized", 1, "(?:rank|ranks 0,) 1 of 2 ended without saying goodbye"),
     ],
 )
 def test_a_rank_that_says_no_goodbye_makes_a_bad_job(tmp_path, how, status, what):
