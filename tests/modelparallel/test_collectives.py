@@ -522,7 +522,8 @@ def test_backward_that_skips_a_rank_raises_at_its_next_call(naive):
     y = allreduce(naive, x)
     after = F.sum(y).backward if naive.rank else lambda: naive.multi_node_mean_grad(chainer.Chain())
     text = (
-        "operation: allreduce_grad on rank 0; chainermn.functions: backward of allreduce on ranks? 1"
+        "operation: allreduce_grad on rank 0; "
+        "chainermn.functions: backward of allreduce on ranks? 1"
     )
     with pytest.raises(RankMismatchError, match=text):
         after()
