@@ -19,7 +19,7 @@ from .failing import (
     check_last_words,
     script,
 )
-from .jobs import PRELUDE, run
+from .jobs import CHECK_GRADIENTS, PRELUDE, run
 
 
 @pytest.mark.parametrize("end", [RAISE, "sys.exit(3)"])
@@ -275,3 +275,25 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return "State:\tZ" not in status  # a zombie has ended
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [("RuntimeError('planted')", 1), ("SystemExit(3)", 3)]
+)
+def test_an_exception_between_steps_that_ranks_take_together_ends_the_job(raised, status, tmp_path):
+    """Such as that of a signal's handler; the others wait inside of the same call."""
+    body = f"""
+from chainermn_comm.shared_window import SharedWindow
+comm = create_communicator("hierarchical")
+def take_pages(self):
+    print("failing at", time.time(), flush=True)
+    raise {raised}
+if world.rank == 1:
+    SharedWindow.take_pages = take_pages
+check_gradients(comm)
+"""
+    install = CHECK_GRADIENTS + "from chainermn_comm import create_communicator\n"
+    job = run(2, script(tmp_path, "", install=install, body=body))
+    check_ended(job, status)
+    assert "ChainerMN: rank 1 of 2: " in job.err
+    assert "rank 0 of 2" not in job.err

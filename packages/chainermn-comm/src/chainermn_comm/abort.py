@@ -104,6 +104,20 @@ def install_if_forced() -> None:
         add_hook()
 
 
+def end_out_of_step() -> None:
+    """End the job because of the exception that is being handled, if others may wait for this rank.
+
+    For what comes in the middle of several steps that only all ranks take together, such as an
+    exception of a signal's handler: the others are in a step of their own, and can't be told.
+    """
+    kind, value, trace = sys.exc_info()
+    if kind is None or value is None or not _others_may_wait():
+        return
+    if isinstance(value, SystemExit):
+        end_job(f"sys.exit({value.code})", exit_status.as_status(value.code) or 1)
+    _excepthook(kind, value, trace)
+
+
 def _wanted() -> bool | None:
     """What the environment says: True, False, or None for nothing."""
     value = os.environ.get(VARIABLE, "").strip().lower()

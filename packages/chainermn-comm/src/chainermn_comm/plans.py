@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
+from .abort import end_out_of_step
 from .adaptive import Fastest
 from .in_place import InPlace
 from .network_stream import NetworkStream
@@ -104,6 +105,9 @@ def _through_nodes(ground: Ground, lanes: int) -> Reducer:
         except NoSharedMemory as error:
             cause = str(error)
             continue
+        except BaseException:
+            end_out_of_step()
+            raise
         if topology.inter_size == comm.size:  # they share no memory
             return BySize(InPlace(comm, ground.chunk_bytes), stream, LARGE_BYTES)
         if topology.inter_size > 1:
