@@ -15,7 +15,8 @@ from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError
 from chainermn_comm.agreement import Agreement
-from chainermn_comm.layout import Layout
+from chainermn_comm.gradients import layout_of
+from chainermn_comm.settings import Settings
 from chainermn_comm.topology import Topology
 from chainermn_comm.waiting import barrier
 
@@ -138,16 +139,13 @@ def meeting(gradients: Gradients) -> Contestant:
 
 def agreement(gradients: Gradients) -> Contestant:
     """All that ranks tell each other of a call of `allreduce_grad` before gradients move."""
-    comm, agree = gradients.comm, Agreement(gradients.comm)
-    settings = (("zero_fill", False), ("allreduce_grad_dtype", "None"))
+    comm, agree, settings = gradients.comm, Agreement(gradients.comm), Settings()
     names = tuple(sorted(gradients.shapes))
     by_name = dict(zip(gradients.shapes, gradients.grads, strict=True))
     grads = [by_name[name] for name in names]
 
     def call() -> None:
-        dtypes = tuple([grad.dtype for grad in grads])
-        shapes = tuple([grad.shape for grad in grads])
-        agree("allreduce_grad", Layout(settings, names, dtypes, shapes))
+        agree("allreduce_grad", layout_of(settings, False, names, grads))
 
     def tells_a_difference() -> bool:
         try:

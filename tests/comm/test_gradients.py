@@ -247,7 +247,11 @@ def unlike_others(difference: str) -> Model:
         ("fewer", r"/c float64 \(4,\) on rank.*none on rank"),
     ],
 )
-def test_models_that_differ_are_told_by_parameter(comm, difference, told):
+@pytest.mark.parametrize("first", [True, False], ids=["at first", "later"])
+def test_models_that_differ_are_told_by_parameter(comm, difference, told, first):
+    """Later, a rank has packed its first gradients by the time that it is told."""
+    if not first:
+        comm.allreduce_grad(unlike_others("nothing"))
     odd = comm.size - 1
     model = unlike_others(difference if comm.rank == odd else "nothing")
     with pytest.raises(RankMismatchError, match=told) as caught:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from chainermn_comm import node_stream, shared_window
+from chainermn_comm.agreement import Agreement
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.chunks import SMALL, cut
 from chainermn_comm.plans import LARGE_BYTES
@@ -277,15 +278,23 @@ def test_many_calls_back_to_back(world, monkeypatch, name):
 def plant_delays(world, monkeypatch, likelihood: float) -> None:
     """Now and then a rank comes late to a meeting, or goes late from it."""
     rng = random.Random(world.rank)
-    meet = SharedWindow.meet
 
-    def late(self) -> None:
-        for step in (lambda: None, lambda: meet(self)):
-            step()
-            if rng.random() < likelihood:
-                time.sleep(rng.random() * 0.004)
+    def late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            pause()
+            result = method(*args, **kwargs)
+            pause()
+            return result
 
-    monkeypatch.setattr(SharedWindow, "meet", late)
+        return call
+
+    def pause() -> None:
+        if rng.random() < likelihood:
+            time.sleep(rng.random() * 0.004)
+
+    # The agreement is the first meeting of a call.
+    monkeypatch.setattr(SharedWindow, "meet", late(SharedWindow.meet))
+    monkeypatch.setattr(Agreement, "__call__", late(Agreement.__call__))
 
 
 def check_mean(world, comm, calls: int = 2) -> None:

@@ -297,3 +297,27 @@ check_gradients(comm)
     check_ended(job, status)
     assert "ChainerMN: rank 1 of 2: " in job.err
     assert "rank 0 of 2" not in job.err
+
+
+def test_an_exception_while_gradients_are_summed_ends_the_job(tmp_path):
+    """Even one that is caught: the others are in the middle of the same call."""
+    body = """
+from chainermn_comm import node_stream
+comm = create_communicator("single_node")
+check_gradients(comm)
+if world.rank == 1:
+    def fail(*_):
+        print("failing at", time.time(), flush=True)
+        raise MemoryError("planted")
+    node_stream.sum_rows = fail
+try:
+    check_gradients(comm)
+except MemoryError:
+    pass
+comm.allreduce(np.ones(3))
+"""
+    install = CHECK_GRADIENTS + "from chainermn_comm import create_communicator\n"
+    job = run(2, script(tmp_path, "", install=install, body=body))
+    check_ended(job, 1)
+    assert "ChainerMN: rank 1 of 2: " in job.err
+    assert "planted" in job.err

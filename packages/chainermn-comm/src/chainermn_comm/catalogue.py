@@ -66,7 +66,8 @@ def create_communicator(
         mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is duplicated
             and stays the caller's.
         allreduce_grad_dtype: float16, float32, float64 or a bfloat16, in which gradients
-            travel; None for each one's own dtype.
+            travel; None for each one's own dtype. A gradient outside of its range may become
+            infinite.
         batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
 
     ==================  ==================================================================

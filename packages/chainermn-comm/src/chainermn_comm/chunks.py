@@ -61,7 +61,8 @@ class Chunk:
             index, start, stop = self.parts[0]
             convert(buffer, flats[index][start:stop])
             return
-        if buffer.dtype == HALF:  # at once, since its parts may be many and small
+        if buffer.dtype == HALF and any(flats[index].dtype != HALF for index, _, _ in self.parts):
+            # At once, since the parts may be many and small.
             halves, buffer = buffer, np.empty(buffer.size, SINGLE)
             convert(halves, buffer)
         filled = 0

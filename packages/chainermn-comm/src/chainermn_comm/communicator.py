@@ -265,10 +265,11 @@ class MpiCommunicator(CommunicatorBase):
         Every rank gets the same bits. A gradient that can't be written to, or shares memory
         with another, is replaced by a new array. One that is missing (None) on all ranks is
         left alone. Beside the gradients this takes a few chunks, whatever the model's size: up
-        to 10 MiB a rank, kept from the first calls on, and on each node a window of 2 MiB for
+        to 16 MiB a rank, kept from the first calls on, and on each node a window of 2 MiB for
         each rank and one more (8 MiB for each and two more where there are other nodes). Each
         gradient that is replaced takes its new array and, where the old one isn't contiguous, a
-        copy during the call.
+        copy during the call. An exception in the middle of the sum (no memory, a signal's
+        handler) ends the job, as the other ranks can't be told.
 
         Args:
             model: anything with ``namedparams()``; each parameter's ``grad`` is changed.

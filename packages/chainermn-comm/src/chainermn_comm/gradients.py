@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import devices, parameters
+from .abort import end_out_of_step
 from .agreement import prepare
 from .collectives import Group
 from .layout import Layout
@@ -68,14 +69,25 @@ def mean_gradients(
     if any(notes):
         _add_zeros(group, call, notes)
     elif call.begun:
-        call.begun()
+        _in_step(call.begun)
         _hand_over(call)
         return
     for on_gpu in (False, True):
         members = _members(call, on_gpu, settings)
         if members[0]:
-            reducers.get(on_gpu).mean(*members)
+            mean = reducers.get(on_gpu).mean
+            # Those of GPUs tell the other ranks by themselves.
+            mean(*members) if on_gpu else _in_step(mean, *members)
     _hand_over(call)
+
+
+def _in_step(step: Callable[..., None], *args: Any) -> None:
+    """Do what all ranks do together; an exception ends the job, as the others are in the middle."""
+    try:
+        step(*args)
+    except BaseException:
+        end_out_of_step()
+        raise
 
 
 def _begin(
@@ -144,13 +156,25 @@ def _gradients(model: Any, rank: int, zero_fill: bool, settings: Settings) -> _C
     grads = [param.grad for param in params]
     if not _all_numpy(grads):
         return _checked(named, grads, rank, zero_fill, settings)
-    forms = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
-    plain = _plain(settings, zero_fill, names, forms)
+    plain = _plain(settings, zero_fill, names, _forms(grads))
     if plain is None:
         return _checked(named, grads, rank, zero_fill, settings)
     apart = plain.own_memory and len(set(map(id, grads))) == len(grads)
     targets = grads if apart else _targets(grads)
     return _Call(params, grads, targets, plain.layout, True, plain.wires)
+
+
+def layout_of(
+    settings: Settings, zero_fill: bool, names: tuple[str, ...], grads: list[np.ndarray]
+) -> Layout:
+    """What ranks agree on for gradients of floats, found as a call finds it; for the benchmark."""
+    plain = _plain(settings, zero_fill, names, _forms(grads))
+    assert plain is not None
+    return plain.layout
+
+
+def _forms(grads: list[np.ndarray]) -> tuple[tuple[np.dtype, tuple[int, ...], int], ...]:
+    return tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
 
 
 class _Plain(NamedTuple):

@@ -30,7 +30,8 @@ def patient_waits(hurry: threading.Event) -> Iterator[None]:
 
     It is for a thread that communicates in the background, on a communicator made by
     :func:`~chainermn_comm.create_communicator` (of others' communicators nothing changes), and
-    for calls that take the mean of gradients; other calls wait as always. Ranks needn't be alike:
+    for calls that take the mean of gradients; other calls wait as always, and so does each
+    call's agreement, for ranks that come late. Ranks needn't be alike:
     some may be within and others not.
 
     Args:
