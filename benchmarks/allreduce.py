@@ -17,6 +17,7 @@ import contextlib
 import faulthandler
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -110,7 +111,9 @@ def start(ranks: int, arguments: list[str], timeout: float) -> int:
 
 def end_after(seconds: float) -> None:
     """Print this rank's stacks after so many seconds and end the job."""
-    faulthandler.dump_traceback_later(seconds)
+    # By a signal: a thread that reads the main one's frames while that runs on may crash.
+    faulthandler.register(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     timer = threading.Timer(seconds + GRACE_SECONDS, os._exit, (124,))
     timer.daemon = True
     timer.start()
