@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from report import of_sizes
 from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
-from chainermn_comm.chunks import Chunk, cut
+from chainermn_comm.chunks import Chunk
 from chainermn_comm.network_stream import MEANS, NetworkStream
 from chainermn_comm.node_stream import Stage
 from chainermn_comm.topology import Topology
@@ -121,24 +121,8 @@ def link(gradients: Gradients) -> Contestant:
 class WireAlone(NetworkStream):
     """The messages of a stream between nodes, and nothing else: no meetings, copies or sums."""
 
-    def begin(
-        self,
-        sources: Sequence[np.ndarray],
-        targets: Sequence[np.ndarray],
-        wires: Sequence[np.dtype],
-    ) -> Callable[[], None]:
-        flats = [target.reshape(-1) for target in targets]
-        todo = cut(tuple(flat.size for flat in flats), tuple(wires), self._chunk_bytes)
-        stages, first = self._stages(flats, flats), self._next
-
-        def rest() -> None:
-            for tick in range(len(todo) + len(stages) - 1 if todo else 0):
-                for stage, work in enumerate(stages):
-                    if 0 <= tick - stage < len(todo):
-                        work(first + tick - stage, todo[tick - stage])
-            self._next = first + len(todo)
-
-        return rest
+    def _meet(self) -> None:
+        pass
 
     def _stages(self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray]) -> list[Stage]:
         return [self._scatter, self._pass_on, self._collect]

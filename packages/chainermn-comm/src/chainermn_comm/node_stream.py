@@ -120,13 +120,16 @@ class NodeStream(Reducer):
             with telling_of_overflow():
                 for tick in range(1, len(todo) + len(stages) - 1 if todo else 0):
                     if tick > 1:
-                        self._window.meet()
+                        self._meet()
                     for stage, work in enumerate(stages):
                         if 0 <= tick - stage < len(todo):
                             work(first + tick - stage, todo[tick - stage])
             self._next = first + len(todo)
 
         return rest
+
+    def _meet(self) -> None:
+        self._window.meet()
 
     def _stages(self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray]) -> list[Stage]:
         def pack(number: int, chunk: Chunk) -> None:
