@@ -94,7 +94,8 @@ def main() -> None:
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
     trainer.extend(snapshot(comm))
     if comm.rank == 0:
-        report(trainer, model, title=f"{args.dataset}, {comm.size} ranks, {args.communicator}")
+        ranks = f"{comm.size} rank{'s' if comm.size > 1 else ''}"
+        report(trainer, model, title=f"{args.dataset}, {ranks}, {args.communicator}")
 
     checkpointer = chainermn.create_multi_node_checkpointer(CHECKPOINTS, comm)
     trainer.extend(checkpointer, trigger=(args.checkpoint, "iteration"))
