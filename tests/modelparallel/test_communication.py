@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from chainer.function_hooks import TimerHook
 
 from chainermn_modelparallel import allreduce, pseudo_connect, recv, send
 
@@ -42,3 +44,47 @@ def test_sends_and_collectives_keep_their_order(comm, deeper):
     np.testing.assert_array_equal(z.grad, np.full(3, comm.size))
     if comm.rank == 0:
         np.testing.assert_array_equal(x.grad, 2 * x.array)
+
+
+@pytest.mark.sizes(2, 3)
+def test_hooks_see_forward_and_backward(comm):
+    x = Variable(np.ones(3))
+    with TimerHook() as seen:
+        F.sum(allreduce(comm, x)).backward()
+    names = [name for name, _ in seen.call_history]
+    assert names[:2] == ["Collective", "Sum"]
+    assert names.count("Collective") == 3  # forward, backward, and what that calls
+
+
+@pytest.mark.sizes(2, 3)
+def test_a_hook_of_one_function_sees_it(comm):
+    x = Variable(np.ones(3))
+    y = allreduce(comm, x)
+    seen = TimerHook()
+    y.creator.add_hook(seen)
+    F.sum(y).backward()
+    assert len(seen.call_history) == 1
+
+
+@pytest.mark.sizes(2, 3)
+def test_debug_mode_finds_nans(comm):
+    with chainer.using_config("debug", True), pytest.raises(RuntimeError, match="NaN"):
+        allreduce(comm, Variable(np.full(3, np.nan)))
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_the_graph_is_the_same_whether_or_not_somebody_looks_on(comm, looked_at):
+    """Where nobody does, it is built without Chainer's checks."""
+    x, unused = Variable(np.ones((3, 2), "f")), Variable(np.ones(1), requires_grad=False)
+    with TimerHook() if looked_at else chainer.using_config("debug", False):
+        y = allreduce(comm, F.identity(x))
+        z = allreduce(comm, unused)
+    function = y.creator_node
+    assert function.inputs[0].creator_node.inputs == (x.node,)
+    assert function.outputs[0]() is y.node
+    assert y.rank > function.inputs[0].rank
+    assert [y.requires_grad, z.requires_grad] == [True, False]
+    assert [y.layout, y.dtype, y.shape] == [None, np.float32, (3, 2)]
+    with chainer.no_backprop_mode():
+        assert allreduce(comm, x).creator_node is None

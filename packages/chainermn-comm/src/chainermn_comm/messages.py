@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -113,9 +114,17 @@ def of_object(obj: Any) -> Message:
 
 def allocate(frame: bytes) -> Message:
     """A message of the framed kind and shapes whose contents are still to be received."""
-    kind, forms, scalars, on_gpu = _unframed(frame)
-    arrays = tuple([np.empty(shape, token, order) for token, shape, order in forms])
+    kind, forms, scalars, on_gpu = unframed(frame)
+    arrays = tuple([np.empty(shape, dtype, order) for dtype, shape, order, _ in forms])
     return Message(kind, arrays, scalars, on_gpu)
+
+
+def unframed(frame: bytes) -> Any:
+    """The framed message's kind, each array's dtype, shape, order and bytes, scalars and on_gpu."""
+    found = _unframed_once(frame)
+    if found is None:  # it has dtypes whose names the arrays' owner may change
+        found = _sized(*pickle.loads(frame))
+    return found
 
 
 def describe(frame: bytes) -> str:
@@ -131,20 +140,21 @@ def _framed(*frame: Any) -> bytes:
     return pickle.dumps(frame, protocol=5)
 
 
-def _unframed(frame: bytes) -> Any:
-    found = _unframed_once(frame)
-    if found is None:  # it has dtypes whose names the arrays' owner may change
-        found = pickle.loads(frame)
-    return found
-
-
 @lru_cache(maxsize=256)
 def _unframed_once(frame: bytes) -> Any:
     kind, forms, scalars, on_gpu = pickle.loads(frame)
     if not all(isinstance(token, str) for token, *_ in forms):
         return None
-    forms = tuple((np.dtype(token), shape, order) for token, shape, order in forms)
-    return kind, forms, scalars, on_gpu
+    return _sized(kind, forms, scalars, on_gpu)
+
+
+def _sized(kind: str, forms: Any, scalars: Any, on_gpu: Any) -> Any:
+    dtypes = [np.dtype(token) for token, *_ in forms]
+    sized = tuple(
+        (dtype, shape, order, dtype.itemsize * math.prod(shape))
+        for dtype, (_, shape, order) in zip(dtypes, forms, strict=True)
+    )
+    return kind, sized, scalars, on_gpu
 
 
 def _is_plain(item: Any) -> bool:

@@ -49,14 +49,15 @@ def recv(comm: MPI.Intracomm, source: int, tag: int) -> Message:
         rest = np.empty(length - _ROOM_BYTES, np.uint8)
         comm.Recv([rest, MPI.BYTE], source, tag)
         frame += rest.tobytes()
-    message = messages.allocate(frame)
-    room = _ROOM_BYTES - length
-    for array in message.arrays:
-        size = array.nbytes
-        if size <= room:
-            as_bytes(array)[:] = first[end : end + size]
-            end, room = end + size, room - size
+    kind, forms, scalars, on_gpu = messages.unframed(frame)
+    arrays = []
+    for dtype, shape, order, size in forms:
+        if end + size <= _FIRST_BYTES:
+            array = np.ndarray(shape, dtype, first, end, order=order).copy(order)
+            end += size
         else:
+            array = np.empty(shape, dtype, order)
             for piece in pieces([as_bytes(array)]):
                 comm.Recv([piece, MPI.BYTE], source, tag)
-    return message
+        arrays.append(array)
+    return Message(kind, tuple(arrays), scalars, on_gpu)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
+from weakref import ref
 
 import chainer
+import numpy as np
 from chainer import Variable
 
 # In reports of the watchdog, before the name of the function that waits.
@@ -32,6 +34,44 @@ class Communication(chainer.FunctionNode):
     def rank(self, depth: int) -> None:
         Communication._deepest = self._depth = max(depth, Communication._deepest + 1)
 
+    def apply(self, inputs: tuple[Any, ...]) -> tuple[Variable, ...]:
+        """Run `forward` and build the graph, as Chainer does.
+
+        Short messages spend most of their time there, and most of that in checks of types that
+        ours make before they communicate. So those are left out, where the arrays are NumPy's
+        and nobody looks on; elsewhere it is left to Chainer.
+        """
+        if not _is_plain(self, inputs):
+            return super().apply(inputs)
+        self._input_indexes_to_retain = self._output_indexes_to_retain = None
+        arrays = self.forward(tuple([variable.array for variable in inputs]))
+        requires_grad = any([variable.requires_grad for variable in inputs])
+        outputs = tuple([Variable(array, requires_grad=requires_grad) for array in arrays])
+        self._input_layouts, self._output_layouts = (None,) * len(inputs), (None,) * len(outputs)
+        self._output_count = len(outputs)
+        if chainer.config.enable_backprop:
+            self.rank = max([variable.rank for variable in inputs], default=0)
+            self.inputs = tuple([variable.node for variable in inputs])
+            for variable in outputs:
+                variable.creator_node = self
+            self.outputs = tuple([ref(variable.node) for variable in outputs])
+            self._retain(inputs, outputs, arrays)
+            self.lazy_grad_sum = chainer.config.lazy_grad_sum
+        return outputs
+
+    def _retain(
+        self, inputs: tuple[Any, ...], outputs: tuple[Variable, ...], arrays: tuple[Any, ...]
+    ) -> None:
+        """Keep what `forward` said that backward needs."""
+        index: int
+        for index in self._input_indexes_to_retain or ():
+            inputs[index].retain_data()
+        kept = self._output_indexes_to_retain
+        if kept is not None:
+            for index in kept:
+                outputs[index].retain_data()
+            self._retained_output_data = tuple([arrays[index] for index in kept])
+
     def thread(self) -> Variable:
         """The output without data, retained alone, that gradients hang on to.
 
@@ -41,3 +81,20 @@ class Communication(chainer.FunctionNode):
         (thread,) = self.get_retained_outputs()
         thread.retain_data()  # Chainer forgets them where it made the node anew: not twice
         return thread
+
+
+def _is_plain(function: chainer.FunctionNode, inputs: tuple[Any, ...]) -> bool:
+    """Whether these are NumPy's arrays, and no hook, check or recording wants to see them."""
+    return not (
+        chainer.get_function_hooks()
+        or function._n_local_function_hooks
+        or chainer.is_debug()
+        or chainer.config.schedule_func is not None
+    ) and all(
+        [
+            isinstance(variable, Variable)
+            and type(variable.raw_array) is np.ndarray
+            and variable.layout is None
+            for variable in inputs
+        ]
+    )

@@ -78,19 +78,26 @@ def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "re
             found = communicator.recv(rank, tag)
     except TypeError as error:  # an object, says a communicator that can tell
         raise TypeError(f"{_expected(communicator, rank, tag)}, but {error}") from error
-    note = found[0] if isinstance(found, tuple) and found else None
-    own = isinstance(note, np.ndarray) and note.dtype == np.int64 and note.ndim == 1
-    numbers = note.tolist() if note is not None and own else []
+    note = found[0] if type(found) is tuple and found else None
+    plain = type(note) is np.ndarray and note.dtype == np.int64 and note.ndim == 1
+    numbers = note.tolist() if note is not None and plain else []
     if numbers[:1] != [_MARK]:
         raise TypeError(
             f"{_expected(communicator, rank, tag)}, got a {type(found).__name__} (now discarded); "
             "use different tags for different kinds of messages"
         )
     _, number, answers, graph, refusal, final, count, *rest = numbers
-    wants, positions = tuple(map(bool, rest[:count])), tuple(rest[count:])
-    answered = None if answers < 0 else answers
-    arrays = found[1:]
-    return Letter(number, answered, wants, positions, arrays, bool(graph), refusal, bool(final))
+    wants = tuple([want == 1 for want in rest[:count]])
+    return Letter(
+        number,
+        None if answers < 0 else answers,
+        wants,
+        tuple(rest[count:]),
+        found[1:],
+        graph == 1,
+        refusal,
+        final == 1,
+    )
 
 
 def _expected(communicator: CommunicatorBase, rank: int, tag: int) -> str:
