@@ -122,19 +122,27 @@ def run(ranks, script, how, seconds=SECONDS):
 
 
 def monitors():
-    """The command lines of monitors whose ranks have ended, once all had time to."""
+    """The command lines of monitors whose ranks have ended, and that don't end though they can.
+
+    Other jobs on this machine have monitors, too, that are just about to end.
+    """
     deadline = time.monotonic() + 20
-    while True:
-        found = [
-            words
-            for process in psutil.process_iter(["cmdline"])
-            if (words := process.info["cmdline"] or [])
-            and any("chainermn_comm.watchdog.monitor" in word for word in words)
-            and not any(psutil.pid_exists(int(word)) for word in words if word.isdigit())
-        ]
-        if not found or time.monotonic() > deadline:
-            return found
+    found = _without_ranks()
+    while found and time.monotonic() < deadline:
         time.sleep(0.1)
+        still = _without_ranks()
+        found = {process: words for process, words in found.items() if process in still}
+    return list(found.values())
+
+
+def _without_ranks():
+    return {
+        process.pid: words
+        for process in psutil.process_iter(["cmdline"])
+        if (words := process.info["cmdline"] or [])
+        and any("chainermn_comm.watchdog.monitor" in word for word in words)
+        and not any(psutil.pid_exists(int(word)) for word in words if word.isdigit())
+    }
 
 
 def said(job, *patterns):
