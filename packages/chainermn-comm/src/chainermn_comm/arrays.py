@@ -50,6 +50,15 @@ def accumulator(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
+def unnarrowed(dtype: np.dtype, wire: np.dtype) -> np.dtype:
+    """``wire``, or a dtype that holds all of ``dtype``'s numbers where it doesn't."""
+    if dtype.itemsize > wire.itemsize:
+        return dtype
+    if dtype.itemsize == wire.itemsize and dtype != wire:  # float16 and bfloat16
+        return accumulator(wire)
+    return wire
+
+
 def as_bytes(array: np.ndarray) -> np.ndarray:
     """The memory of an array that is contiguous in C or Fortran order, as 1-D uint8, no copy."""
     if array.nbytes == 0:

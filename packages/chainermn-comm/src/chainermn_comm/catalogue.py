@@ -66,8 +66,9 @@ def create_communicator(
         mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is duplicated
             and stays the caller's.
         allreduce_grad_dtype: float16, float32, float64 or a bfloat16, in which gradients
-            travel; None for each one's own dtype. A gradient outside of its range may become
-            infinite.
+            travel; None for each one's own dtype. A mean outside of its range may become
+            infinite, on GPUs also that of a gradient outside of it. Those that share memory
+            on one node send nothing there, and round to no type narrower than a gradient's.
         batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
 
     ==================  ==================================================================

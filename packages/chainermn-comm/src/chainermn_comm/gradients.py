@@ -12,6 +12,7 @@ import numpy as np
 from . import devices, parameters
 from .abort import end_out_of_step
 from .agreement import prepare
+from .arrays import unnarrowed
 from .collectives import Group
 from .layout import Layout
 from .reducers import Reducers
@@ -73,7 +74,7 @@ def mean_gradients(
         _hand_over(call)
         return
     for on_gpu in (False, True):
-        members = _members(call, on_gpu, settings)
+        members = _members(call, on_gpu, settings, reducers.in_memory_only and not on_gpu)
         if members[0]:
             mean = reducers.get(on_gpu).mean
             # Those of GPUs tell the other ranks by themselves.
@@ -94,7 +95,7 @@ def _begin(
     group: Group, reducers: Reducers, model: Any, settings: Settings, zero_fill: bool
 ) -> _Call:
     """All that needs no other rank."""
-    call = _gradients(model, group.rank, zero_fill, settings)
+    call = _gradients(model, group.rank, zero_fill, settings, reducers.in_memory_only)
     reducer = reducers.made(False)
     # With missing gradients there may be more to average than this rank knows; with some on
     # GPUs, two reducers, and the errors of the second are for after the agreement.
@@ -104,13 +105,13 @@ def _begin(
 
 
 def _members(
-    call: _Call, on_gpu: bool, settings: Settings
+    call: _Call, on_gpu: bool, settings: Settings, in_memory: bool
 ) -> tuple[list[Any], list[Any], Sequence[np.dtype]]:
     """The gradients that lie on GPUs, or don't; where their means go; how they travel."""
     chosen = _those(call.grads, on_gpu)
     sources = [call.grads[index] for index in chosen]
     places = sources if call.targets is call.grads else [call.targets[index] for index in chosen]
-    return sources, places, _wires([source.dtype for source in sources], settings)
+    return sources, places, _wires([source.dtype for source in sources], settings, in_memory)
 
 
 def _note_of(call: _Call, zero_fill: bool) -> bytes:
@@ -149,16 +150,18 @@ def _those(grads: list[Any], on_gpu: bool) -> Sequence[int]:
     ]
 
 
-def _gradients(model: Any, rank: int, zero_fill: bool, settings: Settings) -> _Call:
+def _gradients(
+    model: Any, rank: int, zero_fill: bool, settings: Settings, in_memory: bool
+) -> _Call:
     """The call as the model stands."""
     named = parameters.named(model, rank)
     names, params = tuple([name for name, _ in named]), [param for _, param in named]
     grads = [param.grad for param in params]
     if not _all_numpy(grads):
-        return _checked(named, grads, rank, zero_fill, settings)
-    plain = _plain(settings, zero_fill, names, _forms(grads))
+        return _checked(named, grads, rank, zero_fill, settings, in_memory)
+    plain = _plain(settings, zero_fill, in_memory, names, _forms(grads))
     if plain is None:
-        return _checked(named, grads, rank, zero_fill, settings)
+        return _checked(named, grads, rank, zero_fill, settings, in_memory)
     apart = plain.own_memory and len(set(map(id, grads))) == len(grads)
     targets = grads if apart else _targets(grads)
     return _Call(params, grads, targets, plain.layout, True, plain.wires)
@@ -168,7 +171,7 @@ def layout_of(
     settings: Settings, zero_fill: bool, names: tuple[str, ...], grads: list[np.ndarray]
 ) -> Layout:
     """What ranks agree on for gradients of floats, found as a call finds it; for the benchmark."""
-    plain = _plain(settings, zero_fill, names, _forms(grads))
+    plain = _plain(settings, zero_fill, False, names, _forms(grads))
     assert plain is not None
     return plain.layout
 
@@ -197,6 +200,7 @@ class _Plain(NamedTuple):
 def _plain(
     settings: Settings,
     zero_fill: bool,
+    in_memory: bool,
     names: tuple[str, ...],
     forms: tuple[tuple[np.dtype, tuple[int, ...], int], ...],
 ) -> _Plain | None:
@@ -207,16 +211,24 @@ def _plain(
     shapes = tuple([shape for _, shape, _ in forms])
     layout = Layout(_shared(settings, zero_fill), names, dtypes, shapes)
     own = all(parameters.owns_usable_memory(flags) for _, _, flags in forms)
-    return _Plain(layout, _wires(dtypes, settings), own)
+    return _Plain(layout, _wires(dtypes, settings, in_memory), own)
 
 
-def _wires(dtypes: Sequence[np.dtype], settings: Settings) -> Sequence[np.dtype]:
-    """How gradients of these dtypes travel."""
-    return tuple([settings.allreduce_grad_dtype or dtype for dtype in dtypes])
+def _wires(dtypes: Sequence[np.dtype], settings: Settings, in_memory: bool) -> Sequence[np.dtype]:
+    """How gradients of these dtypes travel; in memory only, in nothing narrower than they are."""
+    wire = settings.allreduce_grad_dtype
+    if wire is None:
+        return tuple(dtypes)
+    return tuple([unnarrowed(dtype, wire) if in_memory else wire for dtype in dtypes])
 
 
 def _checked(
-    named: list[tuple[str, Any]], grads: list[Any], rank: int, zero_fill: bool, settings: Settings
+    named: list[tuple[str, Any]],
+    grads: list[Any],
+    rank: int,
+    zero_fill: bool,
+    settings: Settings,
+    in_memory: bool,
 ) -> _Call:
     """The call where gradients may be missing, on a GPU, or anything else."""
     params = [param for _, param in named]
@@ -242,7 +254,9 @@ def _checked(
     layout = Layout(shared, names, dtypes, shapes, notes if any(notes) else ())
     complete = not any([grad is None for grad in grads])
     # Whether there are wires decides when ranks meet: it must follow from what they agree on.
-    wires = _wires([grad.dtype for grad in grads], settings) if _all_numpy(grads) else None
+    wires = None
+    if _all_numpy(grads):
+        wires = _wires([grad.dtype for grad in grads], settings, in_memory)
     return _Call(params, grads, _targets(grads), layout, complete, wires)
 
 

@@ -75,6 +75,11 @@ def many_lanes(ground: Ground) -> Reducer:
     return _through_nodes(ground, min(nodes.count(node) for node in nodes))
 
 
+def in_memory_only(plan: Plan, topology: Topology) -> bool:
+    """Whether gradients go that way through no wire, and needn't get narrower for one."""
+    return plan in (one_lane, many_lanes) and topology.inter_size == 1
+
+
 def for_gpus_only(ground: Ground) -> Reducer:
     """No way at all; the error is the same on all ranks."""
     raise ValueError(

@@ -8,7 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from .chunks import cut
+from .arrays import accumulator
+from .chunks import Chunk, cut
+from .halves import convert
+from .heading import heading_of, largest_of, scaled
 from .summation import telling_of_overflow
 from .transport import Transport
 
@@ -117,10 +120,35 @@ class Direct(Reducer):
         inputs = [source.reshape(-1) for source in sources]
         outputs = [target.reshape(-1) for target in targets]
         for chunk in cut(tuple(flat.size for flat in outputs), tuple(wires), self._chunk_bytes):
+            own = {outputs[index].dtype for index, _, _ in chunk.parts}
+            if own != {chunk.dtype} and accumulator(chunk.dtype) != chunk.dtype:
+                self._mean_narrowed(chunk, inputs, outputs)
+                continue
             buffer = np.empty(chunk.size, chunk.dtype)
             chunk.pack(inputs, buffer)
             self._transport.allreduce([buffer], self._transport.size)
             chunk.unpack(buffer, outputs)
+
+    def _mean_narrowed(
+        self, chunk: Chunk, inputs: list[np.ndarray], outputs: list[np.ndarray]
+    ) -> None:
+        """Of numbers that a 16-bit dtype may not hold, though it holds their mean."""
+        wide = np.empty(chunk.size, accumulator(chunk.dtype))
+        chunk.pack(inputs, wide)
+        # A sum of all ranks' largest bounds each number, and also any sum of them.
+        bound = np.array([largest_of(wide, chunk.dtype)])
+        self._transport.allreduce([bound])
+        heading = heading_of(float(bound[0]), 0, chunk.dtype)
+        scaled(wide, -heading.exponent, wide)
+        travelling = wide
+        if heading.dtype != wide.dtype:
+            travelling = np.empty(chunk.size, heading.dtype)
+            convert(wide, travelling)
+        self._transport.allreduce([travelling], self._transport.size)
+        if travelling is not wide:
+            convert(travelling, wide)
+        scaled(wide, heading.exponent, wide)
+        chunk.unpack(wide, outputs)
 
 
 class BySize(Reducer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .agreement import Agreement, prepare
-from .plans import Ground, Plans
+from .plans import Ground, Plans, in_memory_only
 from .reducer import Reducer
 
 
@@ -20,6 +20,8 @@ class Reducers:
         """
         self._plans, self._ground, self._agreement = plans, ground, agreement
         self._made: dict[bool, Reducer] = {}
+        # Whether gradients in host memory never leave it.
+        self.in_memory_only = in_memory_only(plans.on_cpus, ground.topology)
 
     def __bool__(self) -> bool:
         """Whether gradients have travelled."""
