@@ -141,7 +141,7 @@ def test_the_wire_dtype_is_that_which_the_communicator_has_by_then(world):
             yield batch(comm.rank, number)
 
     ends = []
-    with create_communicator("hierarchical", world) as comm:
+    with create_communicator("flat", world) as comm:
         for dtypes in (None, None, None, None), (None, "float16", None, "float64"):
             model, expected = Net(comm.rank), Net(0)
             optimizer = buffered(comm, model)
