@@ -6,6 +6,7 @@ import copy
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
@@ -69,7 +70,7 @@ UNUSED = [Part(0, None, 1), Part(1, 0, 0, uses_input=False), Part(0, 1, None)]
 OWN = [Part(0, None, [0, 1]), Part(0, 0, 1), Part(1, [0, 0], None)]
 
 
-MODES = ("share", "copy")  # to be drawn anew takes initializers, which these have none of
+MODES = ("share", "copy")  # not "init": parameters of these have no initializers
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -136,6 +137,19 @@ def test_a_copy_works_beside_the_original(comm, duplicate):
     for output in reversed(outputs):
         output.backward() if comm.rank == 1 else loss_of(output).backward()
     assert all(param.grad is not None for param in twin.params())
+
+
+@pytest.mark.sizes(2)
+def test_a_copy_with_parameters_drawn_anew_works_beside_the_original(comm):
+    model = MultiNodeChainList(comm)
+    model.add_link(L.Linear(2, 2), *((None, 1) if comm.rank == 0 else (0, None)))
+    twin = model.copy("init")
+    assert (twin[0].W.array != model[0].W.array).any()
+    model.cleargrads(), twin.cleargrads()
+    outputs = [each(np.ones((1, 2), "f")) for each in (model, twin)]
+    for output in reversed(outputs):
+        loss_of(output).backward() if comm.rank == 1 else output.backward()
+    assert all(np.isfinite(param.grad).all() for each in (model, twin) for param in each.params())
 
 
 @pytest.mark.sizes(2)
