@@ -384,9 +384,11 @@ def test_a_failed_peer_raises_on_every_rank(world, gpu, name):
         np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
 
 
+@pytest.mark.parametrize("aware", [False, True])
 @pytest.mark.parametrize("how", ["nccl_fails", "group_fails"])
 @pytest.mark.sizes(3, 4)
-def test_a_failed_peer_raises_on_other_nodes_through_a_cuda_aware_mpi(world, gpu, aware, how):
+def test_a_failed_peer_raises_on_other_nodes(world, gpu, monkeypatch, how, aware):
+    monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: aware)
     nodes = (0, 0, 1, 1)[: world.size]
     with make_communicator("hierarchical", topology=Topology.of(nodes)) as comm:
         mean_of(comm, np.ones(2, "f4"))
@@ -396,6 +398,26 @@ def test_a_failed_peer_raises_on_other_nodes_through_a_cuda_aware_mpi(world, gpu
         with pytest.raises(CommunicationError, match=told):
             mean_of(comm, np.ones(2, "f4"))
         setattr(gpu, how, False)
+        assert comm.allreduce_obj(1) == world.size
+
+
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.sizes(2, 3, 4)
+def test_a_peer_that_fails_before_its_messages_raises_on_every_rank(world, gpu, monkeypatch, aware):
+    monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: aware)
+    failing = world.rank == world.size - 1
+
+    def fail(*_) -> None:
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    with make_communicator("flat") as comm:
+        mean_of(comm, np.ones(2000, "f4"))
+        if failing:  # the others have sent it their shards, and wait for its own
+            monkeypatch.setattr(devices, "copy_to_device", fail)
+        told = "cudaErrorIllegalAddress" if failing else f"rank {world.size - 1} failed: Runtime"
+        with pytest.raises(CommunicationError, match=told):
+            mean_of(comm, np.ones(2000, "f4"))
+        monkeypatch.undo()
         assert comm.allreduce_obj(1) == world.size
 
 

@@ -23,7 +23,6 @@ from .errors import CommunicationError
 from .reducer import Reducer
 from .topology import Topology
 from .transports.cuda_mpi import CudaMpiTransport
-from .transports.mpi import MpiTransport
 from .transports.nccl import NcclTransport
 from .transports.staged import StagedTransport
 
@@ -113,7 +112,7 @@ class DeviceStream(Reducer):
     def _between_nodes(self, direct: bool) -> StagedTransport | CudaMpiTransport:
         if direct:
             return CudaMpiTransport(self._inter, SLOTS)
-        return StagedTransport(MpiTransport(self._inter, 0), SLOTS)
+        return StagedTransport(self._inter, SLOTS)
 
     def _meet(self, comm: MPI.Intracomm, topology: Topology) -> NcclTransport | None:
         node = MPI.Intracomm(comm.Split(topology.inter_rank(comm.rank), comm.rank))

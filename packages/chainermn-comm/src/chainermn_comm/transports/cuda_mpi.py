@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices, kernels
+from .trading import trade
 
 
 class CudaMpiTransport:
@@ -57,7 +58,7 @@ class CudaMpiTransport:
         mine = shards[rank]
         room = self._rows[: mine.nbytes * size].view(buffer.dtype)
         rows = [room[other * mine.size : (other + 1) * mine.size] for other in range(size)]
-        wait(self._trade(shards, rows))
+        trade(self._comm, shards, rows, wait)
         if mine.size:
             rows[rank] = mine
             self._places[:] = [devices.address(row) for row in rows]
@@ -66,30 +67,9 @@ class CudaMpiTransport:
                 kernels.launch_sum(self._table, size, dtype, mine, divisor)
         self._summed.record(stream)
         wait(self._summed)
-        wait(self._trade([mine] * size, shards))
-
-    def _trade(self, outgoing: Sequence[Any], incoming: Sequence[Any]) -> _Messages:
-        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
-        requests = [_post(self._comm.Irecv, incoming[rank], rank) for rank in others]
-        requests += [_post(self._comm.Isend, outgoing[rank], rank) for rank in others]
-        return _Messages([request for request in requests if request is not None])
+        trade(self._comm, [mine] * size, shards, wait)
 
     def close(self) -> None:
         """Release the memory."""
         self._rows = self._table = devices.empty(0)
         self._places = np.empty(0, np.int64)
-
-
-class _Messages:
-    """Messages under way, to be polled as an event is: so a failed peer is heard of meanwhile."""
-
-    def __init__(self, requests: list[MPI.Request]) -> None:
-        self._requests = requests
-
-    @property
-    def done(self) -> bool:
-        return bool(MPI.Request.Testall(self._requests))
-
-
-def _post(call: Callable[..., MPI.Request], buffer: Any, rank: int) -> MPI.Request | None:
-    return call([buffer.view(np.uint8), MPI.BYTE], rank) if buffer.size else None
