@@ -89,6 +89,17 @@ def test_words_that_name_another_rank_or_operation_are_noticed(kind, right, wron
         assert wrong(case, job(text)), text
 
 
+@pytest.mark.parametrize("head", ["likely culprit", "likely culprits, the likeliest first"])
+def test_the_launcher_names_the_likeliest_culprit(head):
+    """One or several: the first of them must be the right one."""
+    case = replace(CASE, kind="loop", launcher="launch")
+    report = REPORT.format(1, 101, "in no call", "allreduce", "loop_in_python")
+    for rank, right in (1, True), (2, False):
+        verdict = f"\nchainermn launch: the watchdog ended the job: {head}: rank {rank} (process 1\n"
+        found = wrong(case, job(report.replace("likely culprit", head) + verdict))
+        assert (found == "") == right, found
+
+
 def test_a_process_that_is_left_is_found_by_its_mark():
     words = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
     with subprocess.Popen(words, env={MARK: "17"}, stdout=subprocess.PIPE) as process:

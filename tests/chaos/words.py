@@ -104,8 +104,10 @@ def _of_stall(case: Case, seen: Seen) -> str:
         return "no report"
     if (int(first[1]), int(first[2])) != (case.victim, seen.pids[case.victim]):
         return f"rank {first[1]} is blamed"
-    if case.launcher == "launch" and f"culprit: rank {case.victim} " not in _verdict(seen):
-        return f"the launcher says {_verdict(seen)!r}"
+    if case.launcher == "launch":
+        said = rf"culprits?\b[^:]*: rank {case.victim} "
+        if not re.search(said, _verdict(seen)):
+            return f"the launcher says {_verdict(seen)!r}"
     expected = {"SIGSTOP": "is stopped", "skip": "has ended and waits in MPI_Finalize"}
     if expected.get(case.kind, "") not in first[4]:
         return f"rank {first[1]} is said to be as in {first[4]!r}"
