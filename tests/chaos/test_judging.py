@@ -95,7 +95,7 @@ def test_the_launcher_names_the_likeliest_culprit(head):
     case = replace(CASE, kind="loop", launcher="launch")
     report = REPORT.format(1, 101, "in no call", "allreduce", "loop_in_python")
     for rank, right in (1, True), (2, False):
-        verdict = f"\nchainermn launch: the watchdog ended the job: {head}: rank {rank} (process 1\n"
+        verdict = f"\nchainermn launch: the watchdog ended it: {head}: rank {rank} (process 1\n"
         found = wrong(case, job(report.replace("likely culprit", head) + verdict))
         assert (found == "") == right, found
 
