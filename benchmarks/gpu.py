@@ -3,30 +3,42 @@
     python benchmarks/gpu.py                 one rank
     mpiexec -n 4 python benchmarks/gpu.py    a device for each rank
 
-The kernels must reach 80 % of the copy's bandwidth. A call's time is the median of rounds in
-which all contestants take turns.
+The kernels must reach 80 % of the copy's bandwidth; the device's own clock times them, by CUDA's
+events. A whole call is timed by the host's, as its caller waits for it, on the slowest rank. All
+contestants take turns, round after round, and ratios are taken round by round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import peers
+from limits import AT_LEAST, judge
 from mpi4py import MPI
-from shapes import resnet50
+from report import limits_table, number
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from shapes import Shapes, resnet50
 
 from chainermn_comm import create_communicator, devices, kernels
-from chainermn_comm.chunks import cut
+from chainermn_comm.chunks import SMALL, cut
+from chainermn_comm.transports.nccl import NcclTransport
 
 ROUNDS = 20
-LIMIT = 0.8
-NAMES = ("pure_nccl", "hierarchical", "two_dimensional", "flat")
+# Launches in a row: the device then has the next one before it is done with the one before.
+LAUNCHES = 10
+OF_A_COPY = 0.8
+NAMES = ("pure_nccl", "hierarchical", "two_dimensional", "flat", "naive")
 WIRES = ("float32", "float16")
+RAW, BUNDLED = "NCCL's allReduce of one buffer", "bundled pure_nccl"
+
+Contestants = dict[str, Callable[[], Any]]
 
 
 def main() -> None:
@@ -37,65 +49,191 @@ def main() -> None:
     import cupy
 
     cupy.cuda.Device(world.rank % cupy.cuda.runtime.getDeviceCount()).use()
-    sizes = [int(np.prod(shape)) for shape in resnet50().values()]
-    grads = [devices.to_device(np.ones(size, np.float32)) for size in sizes]
+    run(world, resnet50(), Console())
+
+
+def run(world: MPI.Intracomm, shapes: Shapes, console: Console) -> list[dict[str, Any]]:
+    """Measure on the current devices, and have rank 0 print the tables (collective).
+
+    Returns:
+        What `limits.judge` said, on rank 0.
+    """
+    grads = [devices.to_device(np.full(s, world.rank, np.float32)) for s in shapes.values()]
+    rows: list[dict[str, Any]] = []
     if world.rank == 0:
-        compare_kernels(grads, world.size)
+        rates = {wire: kernel_rates(grads, wire, world.size) for wire in WIRES}
+        rows = [row for wire, found in rates.items() for row in limits(wire, found)]
+        console.print(_kernels_table(rates))
+        console.print(limits_table(rows))
     world.Barrier()
-    with_model(world, grads)
+    for wire in WIRES:
+        ms, notes = whole_calls(world, grads, wire)
+        if world.rank == 0:
+            nbytes = sum(grad.nbytes for grad in grads)
+            console.print(_calls_table(f"{nbytes / 1e6:.3g} MB, {world.size} ranks, {wire}", ms))
+            console.print(*notes, sep="\n")
+    return rows
 
 
-def compare_kernels(grads: list[Any], world_size: int) -> None:
-    """Print the bandwidth of each kernel, one launch for all of ResNet-50's gradients."""
+def kernel_rates(grads: Sequence[Any], wire: str, world_size: int) -> dict[str, np.ndarray]:
+    """GB/s read and written in each round: a copy, and one launch for all gradients."""
     nbytes = sum(grad.nbytes for grad in grads)
     source, target = devices.empty(nbytes), devices.empty(nbytes)
-    for wire in WIRES:
-        wires = (np.dtype(wire),) * len(grads)
-        (chunk,) = cut(tuple(grad.size for grad in grads), wires, 1 << 30)
-        table, buffer = devices.to_device(kernels.rows([chunk], grads)), devices.empty(chunk.nbytes)
-        seconds = take_turns(
-            {
-                "copy": partial(target.data.copy_from_device_async, source.data, nbytes),
-                "pack": partial(kernels.launch, "pack", table, chunk, buffer, world_size),
-                "unpack": partial(kernels.launch, "unpack", table, chunk, buffer),
-            }
-        )
-        copy = 2 * nbytes / seconds["copy"]
-        print(f"copy on the device: {copy / 1e9:.0f} GB/s read and written")
-        for verb in ("pack", "unpack"):
-            rate = (nbytes + chunk.nbytes) / seconds[verb]
-            verdict = "" if rate >= LIMIT * copy else f", below {LIMIT:.0%}"
-            print(f"{verb}, wire {wire}: {rate / 1e9:.0f} GB/s, {rate / copy:.0%}{verdict}")
+    wires = (np.dtype(wire),) * len(grads)
+    (chunk,) = cut(tuple(grad.size for grad in grads), wires, SMALL * nbytes)
+    table, buffer = devices.to_device(kernels.rows([chunk], grads)), devices.empty(chunk.nbytes)
+    ms = on_device(
+        {
+            "copy": partial(copy_on_device, source, target),
+            "pack": partial(kernels.launch, "pack", table, chunk, buffer, world_size),
+            "unpack": partial(kernels.launch, "unpack", table, chunk, buffer),
+        }
+    )
+    moved = {"copy": 2 * nbytes, "pack": nbytes + chunk.nbytes, "unpack": nbytes + chunk.nbytes}
+    return {name: moved[name] / ms[name] / 1e6 for name in ms}
 
 
-def with_model(world: MPI.Intracomm, grads: list[Any]) -> None:
-    """Print how long the mean of ResNet-50's gradients takes by each name."""
-    params = [(f"/p{i:03}", SimpleNamespace(data=g, grad=g)) for i, g in enumerate(grads)]
-    model = SimpleNamespace(namedparams=lambda: iter(params))
-    for wire in WIRES:
-        comms = {name: create_communicator(name, allreduce_grad_dtype=wire) for name in NAMES}
-        seconds = take_turns(
-            {name: partial(comm.allreduce_grad, model) for name, comm in comms.items()}
-        )
-        for name, comm in comms.items():
-            if world.rank == 0:
-                print(f"{name}, {world.size} ranks, wire {wire}: {seconds[name] * 1e3:.2f} ms")
-            comm.finalize()
-
-
-def take_turns(contestants: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median seconds of each; the first round, which makes what is made once, doesn't count."""
+def copy_on_device(source: Any, target: Any) -> None:
+    """Copy equal numbers of bytes on the current stream; returns at once."""
     import cupy
 
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(ROUNDS + 1):
-        for name, run in contestants.items():
-            cupy.cuda.Device().synchronize()
-            start = time.perf_counter()
-            run()
-            cupy.cuda.Device().synchronize()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: median(times[1:]) for name, times in seconds.items()}
+    runtime, stream = cupy.cuda.runtime, devices.current_stream()
+    there, here = devices.address(target), devices.address(source)
+    runtime.memcpyAsync(there, here, source.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
+
+
+def on_device(contestants: Contestants) -> dict[str, np.ndarray]:
+    """Milliseconds that a launch takes the device, in each round; all go to the current stream."""
+    import cupy
+
+    ms = {name: np.zeros(ROUNDS) for name in contestants}
+    stream = devices.current_stream()
+    for turn in range(-1, ROUNDS):  # the first, which compiles, doesn't count
+        for name, launch in contestants.items():
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            launch()  # keeps the device busy until the host has put the others in its queue
+            start.record(stream)
+            for _ in range(LAUNCHES):
+                launch()
+            stop.record(stream)
+            while not stop.done:
+                pass
+            if turn >= 0:
+                ms[name][turn] = cupy.cuda.get_elapsed_time(start, stop) / LAUNCHES
+    return ms
+
+
+def limits(wire: str, rates: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """What the kernels must reach, and what they did."""
+    return [
+        judge(
+            f"{verb}, wire {wire}: part of a copy's bandwidth",
+            AT_LEAST,
+            OF_A_COPY,
+            rates[verb] / rates["copy"],
+        )
+        for verb in ("pack", "unpack")
+    ]
+
+
+def whole_calls(
+    world: MPI.Intracomm, grads: Sequence[Any], wire: str
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Milliseconds of the mean of gradients by each name and peer in each round, and what is wrong.
+
+    Collective; a round's are those of its slowest rank.
+    """
+    params = [(f"/p{i:03}", SimpleNamespace(data=g, grad=g)) for i, g in enumerate(grads)]
+    model = SimpleNamespace(namedparams=lambda: iter(params))
+    comms = {name: create_communicator(name, allreduce_grad_dtype=wire) for name in NAMES}
+    calls: Contestants = {name: partial(c.allreduce_grad, model) for name, c in comms.items()}
+    notes = [f"{name}: WRONG" for name, call in calls.items() if not is_mean(world, grads, call)]
+    nccl = NcclTransport(world) if world.size > 1 else None
+    if nccl is not None:
+        size = sum(grad.size for grad in grads)
+        flat = devices.empty(size * np.dtype(wire).itemsize).view(wire)
+        calls[RAW] = partial(nccl.allreduce, flat, devices.current_stream())
+        call, note = bundled(world, grads, wire)
+        calls |= {BUNDLED: call} if call else {}
+        notes += [note] * bool(note)
+    seconds = np.zeros((ROUNDS + 1, len(calls)))
+    for turn, i in np.ndindex(seconds.shape):
+        world.Barrier()
+        start = time.perf_counter()
+        list(calls.values())[i]()
+        wait_for_device()
+        seconds[turn, i] = time.perf_counter() - start
+    world.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
+    if nccl is not None:
+        nccl.close()
+    for comm in comms.values():
+        comm.finalize()
+    return dict(zip(calls, 1e3 * seconds[1:].T, strict=True)), notes
+
+
+def is_mean(world: MPI.Intracomm, grads: Sequence[Any], call: Callable[[], Any]) -> bool:
+    """Whether a call gives the mean of the ranks' numbers (collective)."""
+    for grad in grads:
+        grad[...] = float(world.rank)
+    call()
+    near = all(
+        np.allclose(devices.to_host(grad), (world.size - 1) / 2, rtol=4e-3) for grad in grads
+    )
+    return bool(world.allreduce(near, MPI.LAND))
+
+
+def wait_for_device() -> None:
+    """Until all that was given to the current stream is done."""
+    event = devices.new_event()
+    event.record(devices.current_stream())
+    while not event.done:
+        pass
+
+
+def bundled(
+    world: MPI.Intracomm, grads: Sequence[Any], wire: str
+) -> tuple[Callable[[], Any] | None, str]:
+    """The mean by the ChainerMN that Chainer 7 bundles, or why there is none (collective)."""
+    call, problem = None, ""
+    try:
+        import chainer
+
+        model = chainer.Link()
+        with model.init_scope():
+            for i, grad in enumerate(grads):
+                param = chainer.Parameter(grad)
+                setattr(model, f"p{i:03}", param)
+                param.grad = grad
+        comm = peers.bundled(world, "pure_nccl", allreduce_grad_dtype=wire)
+        call = partial(comm.multi_node_mean_grad, model)
+    except Exception as error:
+        problem = f"{BUNDLED}: not measured: {type(error).__name__}: {error}"
+    problems = [found for found in world.allgather(problem) if found]
+    return (None, problems[0]) if problems else (call, "")
+
+
+def _kernels_table(rates: dict[str, dict[str, np.ndarray]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table.add_column("GB/s read and written", no_wrap=True)
+    table.add_column("median", justify="right")
+    for wire, found in rates.items():
+        for name, rate in found.items():
+            table.add_row(f"{name}, wire {wire}", f"{np.median(rate):.0f}")
+    return table
+
+
+def _calls_table(title: str, ms: dict[str, np.ndarray]) -> Table:
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title=title)
+    table.add_column("milliseconds", no_wrap=True)
+    for column in ("median", "x NCCL", "x bundled"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, times in ms.items():
+        ratios = [
+            number(float(np.median(times / ms[peer]))) if peer in ms else ""
+            for peer in (RAW, BUNDLED)
+        ]
+        table.add_row(name, number(float(np.median(times))), *ratios)
+    return table
 
 
 if __name__ == "__main__":

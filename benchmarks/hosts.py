@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=9, help="rounds (9)")
     parser.add_argument("--json", type=Path, default=RESULT / "hosts.json", metavar="FILE")
     parser.add_argument("--plot", type=Path, default=RESULT / "hosts.png", metavar="FILE")
-    parser.add_argument("--timeout", type=float, default=550, help="seconds for the whole run")
+    parser.add_argument("--timeout", type=float, default=700, help="seconds for the whole run")
     args = parser.parse_args()
     args.json, args.plot = args.json.resolve(), args.plot.resolve()
     return args
@@ -51,7 +51,7 @@ def launch(args: argparse.Namespace) -> int:
         job = cluster.job(
             RANKS,
             *(Path(__file__).resolve(), *sys.argv[1:], *files),
-            environment={INSIDE: "1", "TERM": "dumb", "COLUMNS": "100"},
+            environment={INSIDE: "1", "TERM": "dumb", "COLUMNS": "110"},
             seconds=args.timeout,
         )
     print(job.out, end="")

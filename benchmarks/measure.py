@@ -20,7 +20,11 @@ WARM_UP_CALLS = 10
 
 
 def measure(
-    contestants: list[peers.Contestant], comm: MPI.Intracomm, rounds: int, realtime: bool
+    contestants: list[peers.Contestant],
+    comm: MPI.Intracomm,
+    rounds: int,
+    realtime: bool,
+    warm_up: int = WARM_UP_CALLS,
 ) -> list[dict[str, Any]]:
     """Time the contestants in turn, each once a round (collective).
 
@@ -43,7 +47,7 @@ def measure(
     gc.collect()
     gc.disable()
     for contestant in contestants:
-        for _ in range(WARM_UP_CALLS):
+        for _ in range(warm_up):
             time_one(contestant, comm, realtime)
     for turn, i in np.ndindex(seconds.shape):
         time_one(contestants[i], comm, realtime)

@@ -13,7 +13,7 @@ import numpy as np
 import peers
 from gradients import Gradients, source_of
 from hosts_report import STREAMS, alone, as_float16
-from measure import measure
+from measure import WARM_UP_CALLS, measure
 from mpi4py import MPI
 from peers import LINK, Contestant
 from report import of_sizes
@@ -27,8 +27,9 @@ from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.
 COARSER = 2.0**13
-# Arrays from the first number of bytes on have their turn less often; the last is the largest.
-LARGE_BYTES, LARGEST = 4 << 20, 64 << 20
+# Arrays from so many bytes on have their turn so many times less often, and are warmed up once: a
+# call for the largest takes seconds, and the link's part of it doesn't vary.
+LESS_OFTEN = {4 << 20: 3, 256 << 20: 9}
 PIECE, PIECES = 1 << 18, 4  # float32s in a message, and messages under way each way
 
 
@@ -63,9 +64,7 @@ def run(args: argparse.Namespace) -> bool:
     results = hosts_report.document(hosts, args.rate, args.model, floats, args.repeat, rows)
     if comm.rank == 0:
         hosts_report.publish(results, args.json, args.plot)
-    sizes = [
-        size(nbytes, comm, communicators, args.repeat) for nbytes in SIZES if nbytes <= LARGEST
-    ]
+    sizes = [size(nbytes, comm, communicators, args.repeat) for nbytes in SIZES]
     if comm.rank == 0:
         hosts_report.publish_sizes(results | of_sizes(sizes), args.json, args.plot)
     for stream in streams.values():
@@ -88,8 +87,10 @@ def size(
         for name, kind, communicator in communicators
         if not name.endswith("float16")
     ]
-    rounds = rounds if nbytes < LARGE_BYTES else -(-rounds // 3)
-    return {"bytes": nbytes, "contestants": measure(contestants, comm, rounds, realtime=False)}
+    less = max([times for least, times in LESS_OFTEN.items() if nbytes >= least], default=1)
+    warm_up = WARM_UP_CALLS if less == 1 else 1
+    rows = measure(contestants, comm, -(-rounds // less), realtime=False, warm_up=warm_up)
+    return {"bytes": nbytes, "contestants": rows}
 
 
 def link(gradients: Gradients) -> Contestant:

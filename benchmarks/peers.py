@@ -175,8 +175,8 @@ def communicator(name: str, kind: str, communicator: Any, gradients: Gradients) 
     )
 
 
-def bundled(comm: MPI.Intracomm) -> Any:
-    """The `naive` communicator of the ChainerMN that Chainer 7 bundles.
+def bundled(comm: MPI.Intracomm, name: str = "naive", **settings: Any) -> Any:
+    """A communicator of the ChainerMN that Chainer 7 bundles.
 
     Raises:
         RuntimeError: `import chainermn` gives ours all the same.
@@ -189,7 +189,7 @@ def bundled(comm: MPI.Intracomm) -> Any:
             f"`import chainermn` gave {chainermn.__file__} and not Chainer's own: "
             "set CHAINERMN_USE_BUNDLED=1 before Python starts"
         )
-    return chainermn.create_communicator("naive", mpi_comm=comm)
+    return chainermn.create_communicator(name, mpi_comm=comm, **settings)
 
 
 class Handoff:

@@ -12,6 +12,7 @@ import ctypes
 import itertools
 import random
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -108,13 +109,14 @@ class Event:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
         self.recorded = self.happened = 0
+        self.time = 0.0  # in seconds, when it happened
 
     def record(self, stream: Stream) -> None:
         self.recorded += 1
         version = self.recorded
 
         def happen() -> bool:
-            self.happened = version
+            self.happened, self.time = version, time.perf_counter()
             return True
 
         self.gpu.put(stream, happen)
@@ -291,10 +293,12 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         memcpyAsync=memcpy_async,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
+        memcpyDeviceToDevice=3,
     )
     cuda.Device = Device
     cuda.Stream = lambda non_blocking: Stream(gpu, next(numbers))
-    cuda.Event = lambda disable_timing: Event(gpu)
+    cuda.Event = lambda disable_timing=False: Event(gpu)
+    cuda.get_elapsed_time = lambda start, stop: 1e3 * (stop.time - start.time)
     cuda.get_current_stream = lambda: _current(gpu)
     cuda.alloc_pinned_memory = alloc_pinned_memory
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
