@@ -107,15 +107,15 @@ def plan_checkpoints(comm, plan, updater, checkpointer, background):
 
     def save(target, iteration=None):
         number = updater.iteration
+
+        def save_and_note():
+            real_save(target, iteration)
+            if comm.rank == 0 and not background:
+                note(plan.notes / "committed", f"{number}")
+
         plan.collective(
-            "checkpoint",
-            number,
-            comm,
-            lambda: real_save(target, iteration),
-            lambda: real_save(target, number + 1),
+            "checkpoint", number, comm, save_and_note, lambda: real_save(target, number + 1)
         )
-        if comm.rank == 0 and not background:
-            note(plan.notes / "committed", f"{number}")
 
     np.lib.format.write_array = write
     checkpointer.save = save
