@@ -22,6 +22,12 @@ WORLDS: dict[str, tuple[dict[str, int], bool, list[str]]] = {
         True,
         ["alpha", "beta", "gamma", "alpha"],
     ),
+    # Nobody shares memory: large arrays are exchanged where they lie.
+    "3 hosts of a rank": (
+        {"alpha": 1, "beta": 1, "gamma": 1},
+        False,
+        ["alpha", "beta", "gamma"],
+    ),
 }
 ON_CPUS = [name for name in RECIPES if RECIPES[name].plan != "for_gpus_only"]
 EVERYWHERE = [name for name in ON_CPUS if not RECIPES[name].one_node]

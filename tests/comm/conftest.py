@@ -11,7 +11,7 @@ NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non
 IMPOSED: dict[int, list[tuple[int, ...]]] = {
     1: [(0,)],
     2: [(0, 0), (0, 1)],
-    3: [(0, 0, 0), (0, 0, 1), (0, 1, 0)],
+    3: [(0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 1, 0)],
     4: [
         (0, 0, 0, 0),
         (0, 0, 1, 1),
@@ -22,6 +22,20 @@ IMPOSED: dict[int, list[tuple[int, ...]]] = {
         (0, 1, 2, 3),
     ],
 }
+
+
+def telling(name: str, size: int) -> list[tuple[int, ...]]:
+    """The imposed topologies that say something new of a communicator's way on CPUs.
+
+    Where each test costs much: `test_plans` has models over all of them for each name.
+    """
+    if name in ("naive", "flat", "single_node"):  # nodes make no difference, or there is one
+        return IMPOSED[size][:1]
+    if name == "two_dimensional":  # elsewhere one rank of a node exchanges: that is `hierarchical`
+        return [
+            nodes for nodes in IMPOSED[size] if len(set(nodes)) > 1 < min(map(nodes.count, nodes))
+        ]
+    return IMPOSED[size]
 
 
 @pytest.fixture(params=NAMES)

@@ -22,7 +22,9 @@ from .models import Model, Param
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 
 MIB = 1 << 20
-PARAMETERS = 10
+# Half of a model's bytes are in so many large arrays, the others in small ones, packed together.
+PARAMETERS = 5
+SMALL_BYTES = 1 << 16
 # A few chunks: of what NumPy allocates, for any model. Windows come on top, and don't grow.
 FEW_CHUNKS = 16 * MIB
 
@@ -30,13 +32,14 @@ FEW_CHUNKS = 16 * MIB
 def extra_bytes(comm, megabytes: int, transposed: bool = False) -> int:
     """The most that NumPy held during a call, beside what it held before.
 
-    The model has arrays of equal size and some tiny ones; `transposed` makes one of them so.
+    `transposed` makes one of the model's large arrays so.
     """
-    side = int((megabytes * MIB / 4 / PARAMETERS) ** 0.5)
+    side = int((megabytes * MIB / 2 / 4 / PARAMETERS) ** 0.5)
     grads: dict[str, np.ndarray] = {f"p{i}": np.ones((side, side), "f4") for i in range(PARAMETERS)}
     if transposed:
         grads["p0"] = grads["p0"].T
-    grads |= {f"tiny{i}": np.ones(i, "f4") for i in range(50)}
+    count = megabytes * MIB // 2 // SMALL_BYTES
+    grads |= {f"small{i:04}": np.ones(SMALL_BYTES // 4, "f4") for i in range(count)}
     # The gradients stand in for the parameters too, which only lend shape and dtype.
     model = Model(**{name: Param(grad, grad) for name, grad in grads.items()})
     del grads
@@ -76,15 +79,16 @@ def topology(nodes: str, size: int) -> Topology:
 def test_extra_memory_does_not_grow_with_the_model(world, traced, name, nodes, wire):
     where = topology(nodes, world.size)
     with make_communicator(name, topology=where, allreduce_grad_dtype=wire) as comm:
-        first = extra_bytes(comm, 200)  # with what is made at first use
-        small, large = extra_bytes(comm, 4), extra_bytes(comm, 200)
+        first = extra_bytes(comm, 100)  # with what is made at first use
+        small, large = extra_bytes(comm, 4), extra_bytes(comm, 100)
         if world.rank == 0:
             print(
                 f"{name} {nodes} {wire}: {first / MIB:.2f} MiB at first, then "
                 f"{small / MIB:.2f} and {large / MIB:.2f} MiB"
             )
         assert max(first, large) < FEW_CHUNKS
-        # An array takes 20 MB in the large model: not even one of them is copied.
+        # An array takes 10 MB in the large model, and the small ones 50 MB: not even one of the
+        # former is copied, nor a fifth of the latter.
         assert large - small < 8 * MIB
 
 
@@ -112,5 +116,5 @@ def test_what_is_received_hardly_grows_with_the_number_of_ranks(
 def test_a_gradient_that_is_replaced_takes_its_own_size_and_a_copy(world, traced, name):
     with make_communicator(name) as comm:
         extra_bytes(comm, 4)
-        replaced = 200 * MIB / PARAMETERS
-        assert extra_bytes(comm, 200, transposed=True) < 2 * replaced + FEW_CHUNKS
+        replaced = 100 * MIB / 2 / PARAMETERS
+        assert extra_bytes(comm, 100, transposed=True) < 2 * replaced + FEW_CHUNKS

@@ -11,6 +11,7 @@ import hashlib
 import os
 import signal
 import sys
+from functools import lru_cache
 
 import numpy as np
 from mpi4py import MPI
@@ -30,20 +31,41 @@ TOPOLOGIES = {
     7: ["0000000", "0123456", "0011112", "0101010", "0123444"],
     8: ["00000000", "01234567", "00011111", "01010101", "01230123", "01234444"],
 }
-# The smallest chunks, of which even small models have many, and the default.
-CHUNKS = ("64", "")
 SHAPES = {"a": (), "b": (3, 7), "c": (0,), "d": (1,), "e": (257,), "f": (16,)}
 DTYPES = ("float32", "float64", "float16")
+# By the bytes of a chunk, a float32 array that stands beside these: they have many of the smallest
+# chunks by themselves; some chunks; two of the default size, or it is exchanged in place.
+LARGER = {"64": 0, "8192": 9001, "": 280_000}
+# The ways that differ; the other names take one of these.
+WAYS = ("flat", "hierarchical", "two_dimensional")
 CALLS = 2
 
 
-def gradients(rank: int, call: int) -> dict[str, np.ndarray]:
+def runs(ranks: int) -> list[tuple[str, str, str]]:
+    """Of so many ranks: bytes of chunks, names of communicators, nodes."""
+    every = TOPOLOGIES[ranks]
+    return [
+        (chunk_bytes, name, nodes)
+        for chunk_bytes, names, where in (
+            ("64", NAMES, every),
+            ("8192", WAYS, every[2:4]),
+            ("", WAYS, every[:2]),
+        )
+        for name in names
+        for nodes in where
+        if not RECIPES[name].one_node or len(set(nodes)) == 1
+    ]
+
+
+@lru_cache(maxsize=32)
+def gradients(rank: int, call: int, larger: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng([rank, call])
-    return {
+    small = {
         name + dtype: np.asarray(rng.standard_normal(shape)).astype(dtype)
         for name, shape in SHAPES.items()
         for dtype in DTYPES
     }
+    return small | {"larger": rng.standard_normal(larger, "f4")}
 
 
 def is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool:
@@ -55,13 +77,14 @@ def is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool
     return bool(np.all(np.abs(grad.astype("f8") - sum(wide) / len(wide)) <= bound))
 
 
-def check(name: str, nodes: str, wire: str | None) -> list[str]:
+def check(name: str, nodes: str, wire: str | None, larger: int) -> list[str]:
     """What is wrong with this communicator's means, on this rank or between ranks."""
     wrong, digests = [], []
     with make_communicator(name, allreduce_grad_dtype=wire, topology=Topology.of(nodes)) as comm:
         found = []
         for call in (*range(CALLS), 0):  # the first again, which must give the same bits
-            model = with_grads(**gradients(comm.rank, call))
+            own = gradients(comm.rank, call, larger)
+            model = with_grads(**{key: grad.copy() for key, grad in own.items()})
             comm.allreduce_grad(model)
             grads = {key: param.grad for key, param in model.params.items()}
             found.append(grads)
@@ -72,7 +95,7 @@ def check(name: str, nodes: str, wire: str | None) -> list[str]:
     if digests[0] != digests[-1]:
         wrong.append("other bits the second time")
     for call in range(CALLS):
-        terms = [gradients(rank, call) for rank in range(WORLD.size)]
+        terms = [gradients(rank, call, larger) for rank in range(WORLD.size)]
         wrong += [
             f"call {call}, {key}: not the mean"
             for key, grad in found[call].items()
@@ -84,15 +107,12 @@ def check(name: str, nodes: str, wire: str | None) -> list[str]:
 if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     wrong, means = [], 0
-    for chunk_bytes in CHUNKS:
+    for chunk_bytes, name, nodes in runs(WORLD.size):
         os.environ[CHUNK_VARIABLE] = chunk_bytes
-        for name in NAMES:
-            for nodes in TOPOLOGIES[WORLD.size]:
-                if RECIPES[name].one_node and len(set(nodes)) > 1:
-                    continue
-                wire = ("float16", None, "float64")[(means // (CALLS + 1)) % 3]
-                wrong += check(name, nodes, wire)
-                means += CALLS + 1
+        wires = ("float16", None, "float64") if chunk_bytes else (None,)  # others aren't in place
+        wire = wires[means // (CALLS + 1) % len(wires)]
+        wrong += check(name, nodes, wire, LARGER[chunk_bytes])
+        means += CALLS + 1
     everywhere = WORLD.gather(wrong)
     if everywhere is not None:
         print("\n".join(line for lines in everywhere for line in lines))
