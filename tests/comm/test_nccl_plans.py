@@ -18,6 +18,7 @@ from chainermn_comm import (
     RankMismatchError,
     cuda_aware,
     devices,
+    kernels,
 )
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
@@ -411,15 +412,22 @@ def test_a_peer_that_fails_before_its_messages_raises_on_every_rank(world, gpu, 
     def fail(*_) -> None:
         raise RuntimeError("cudaErrorIllegalAddress")
 
+    gpu.delay = 40
+
     with make_communicator("flat") as comm:
         mean_of(comm, np.ones(2000, "f4"))
         if failing:  # the others have sent it their shards, and wait for its own
-            monkeypatch.setattr(devices, "copy_to_device", fail)
+            monkeypatch.setattr(kernels, "launch", fail)
         told = "cudaErrorIllegalAddress" if failing else f"rank {world.size - 1} failed: Runtime"
         with pytest.raises(CommunicationError, match=told):
             mean_of(comm, np.ones(2000, "f4"))
         monkeypatch.undo()
         assert comm.allreduce_obj(1) == world.size
+    # Nothing is left in the streams that would work on memory which is gone by now.
+    gc.collect()
+    assert not any(stream.queue for stream in gpu.streams)
+    with make_communicator("flat") as comm:
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2))
 
 
 def test_a_split_goes_through_nccl_too(world, gpu):

@@ -7,6 +7,7 @@ before it; so the devices are busy while messages travel.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ STAGED_CHUNK_BYTES = 4 << 20
 SLOTS = 2
 # Between two looks at an event; a look takes the host about a microsecond.
 POLL_SECONDS = 20e-6
+# How long a rank that failed waits for its device to finish copies and kernels of some chunks.
+SETTLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,18 @@ class DeviceStream(Reducer):
         self._alarm.ring(self._failure)
         if self._nccl is not None:
             self._nccl.abort()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let the device finish what it was given: the memory that it works on is about to go."""
+        end = time.monotonic() + SETTLE_SECONDS
+        # A device that failed itself says so again, and does nothing any more.
+        with contextlib.suppress(Exception), devices.use(self._device):
+            for stream in (self._stream, devices.current_stream()):
+                event = devices.new_event()
+                event.record(stream)
+                while not event.done and time.monotonic() < end:
+                    time.sleep(POLL_SECONDS)
 
     def abandon(self) -> None:
         """Release what needs no other rank, and tell those that wait for this one (not collective).
