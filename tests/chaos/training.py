@@ -150,11 +150,11 @@ def make_trainer(comm, plan, case):
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     case = json.loads(Path(sys.argv[1]).read_text())
+    notes, out = Path(case["notes"]), Path(case["out"])
+    (out / "filler").unlink(missing_ok=True)  # the disk has been cleared; no rank fills it yet
     MPI.COMM_WORLD.Barrier()  # that some ranks take longer to start on a busy machine is no stall
     comm = create_communicator(case["communicator"])
-    notes, out = Path(case["notes"]), Path(case["out"])
     plan = Plan(case["fault"], comm.rank, notes, out)
-    (out / "filler").unlink(missing_ok=True)  # the disk has been cleared
     note(notes / f"rank.{comm.rank}", f"{os.uname().nodename} {os.getpid()}")
     begun = time.monotonic()
     plan.start()
