@@ -125,7 +125,9 @@ class WireAlone(NetworkStream):
     def _meet(self) -> None:
         pass
 
-    def _stages(self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray]) -> list[Stage]:
+    def _stages(
+        self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray], todo: Sequence[Chunk]
+    ) -> list[Stage]:
         return [self._scatter, self._pass_on, self._collect]
 
     def _pass_on(self, number: int, chunk: Chunk) -> None:

@@ -83,7 +83,9 @@ class NetworkStream(NodeStream):
         # Of each node: the exponent, and whether its sums have the wire's dtype.
         self._headings = np.zeros((UNDER_WAY, self._nodes, 2), np.int64)
 
-    def _stages(self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray]) -> list[Stage]:
+    def _stages(
+        self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray], todo: Sequence[Chunk]
+    ) -> list[Stage]:
         def pack(number: int, chunk: Chunk) -> None:
             chunk.pack(inputs, self._terms(number, chunk)[self._intra.rank])
 
