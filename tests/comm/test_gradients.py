@@ -56,9 +56,8 @@ def test_gradients_travel_as_bfloat16(world, name, dtype):
     from ml_dtypes import bfloat16
 
     own = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
-    wire = np.dtype(bfloat16)
-    if name in IN_MEMORY:  # neither of float16 and bfloat16 holds the other
-        wire = np.dtype("f4") if dtype == "float16" else own
+    # Neither of float16 and bfloat16 holds the other.
+    wire = own if name in IN_MEMORY or own.itemsize == 2 else np.dtype(bfloat16)
     with create_communicator(name, allreduce_grad_dtype="bfloat16") as comm:
         every = [[values(r, shape, "f4").astype(own) for shape in SHAPES] for r in range(comm.size)]
         model = with_grads(**{f"p{i}": grad for i, grad in enumerate(every[comm.rank])})

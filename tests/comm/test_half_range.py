@@ -128,6 +128,23 @@ def test_bfloat16_means_at_the_end_of_its_range_are_finite(world, name, own):
 
 
 @pytest.mark.world
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(("own", "wire"), [("float16", "bfloat16"), ("bfloat16", "float16")])
+@pytest.mark.parametrize("name", ["naive", *WAYS])
+def test_gradients_as_wide_as_the_wire_stay_what_they_are(world, name, own, wire):
+    """As the other type their largest numbers would be infinite, there or back again."""
+    from ml_dtypes import bfloat16, finfo
+
+    dtype = np.dtype(bfloat16 if own == "bfloat16" else own)
+    for nodes in telling(name, world.size):
+        with make_communicator(name, None, wire, topology=Topology.of(nodes)) as comm:
+            largest = np.full(9, finfo(dtype).max, dtype)
+            comm.allreduce_grad(model := with_grads(v=np.ones(5, "f4"), w=largest.copy()))
+            np.testing.assert_array_equal(model["w"].grad, largest)
+            np.testing.assert_array_equal(model["v"].grad, 1)
+
+
+@pytest.mark.world
 @pytest.mark.sizes(3, 4)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", WAYS)

@@ -50,13 +50,9 @@ def accumulator(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
-def unnarrowed(dtype: np.dtype, wire: np.dtype) -> np.dtype:
-    """``wire``, or a dtype that holds all of ``dtype``'s numbers where it doesn't."""
-    if dtype.itemsize > wire.itemsize:
-        return dtype
-    if dtype.itemsize == wire.itemsize and dtype != wire:  # float16 and bfloat16
-        return accumulator(wire)
-    return wire
+def wider(dtype: np.dtype, wire: np.dtype) -> np.dtype:
+    """``wire``, or the dtype itself where it is as wide: no other holds all of its numbers."""
+    return dtype if dtype.itemsize >= wire.itemsize else wire
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from . import devices, parameters
 from .abort import end_out_of_step
 from .agreement import prepare
-from .arrays import unnarrowed
+from .arrays import wider
 from .collectives import Group
 from .layout import Layout
 from .reducers import Reducers
@@ -111,7 +111,8 @@ def _members(
     chosen = _those(call.grads, on_gpu)
     sources = [call.grads[index] for index in chosen]
     places = sources if call.targets is call.grads else [call.targets[index] for index in chosen]
-    return sources, places, _wires([source.dtype for source in sources], settings, in_memory)
+    wires = _wires([source.dtype for source in sources], settings, in_memory, on_gpu)
+    return sources, places, wires
 
 
 def _note_of(call: _Call, zero_fill: bool) -> bytes:
@@ -214,12 +215,25 @@ def _plain(
     return _Plain(layout, _wires(dtypes, settings, in_memory), own)
 
 
-def _wires(dtypes: Sequence[np.dtype], settings: Settings, in_memory: bool) -> Sequence[np.dtype]:
-    """How gradients of these dtypes travel; in memory only, in nothing narrower than they are."""
+def _wires(
+    dtypes: Sequence[np.dtype], settings: Settings, in_memory: bool, on_gpu: bool = False
+) -> Sequence[np.dtype]:
+    """How gradients of these dtypes travel; in memory only, in nothing narrower than they are.
+
+    In host memory those of the wire's width travel as they are: as bfloat16 the largest of float16
+    would become infinite when they are float16 again, and the other way round more.
+    """
     wire = settings.allreduce_grad_dtype
     if wire is None:
         return tuple(dtypes)
-    return tuple([unnarrowed(dtype, wire) if in_memory else wire for dtype in dtypes])
+    if on_gpu:
+        return (wire,) * len(dtypes)
+    return tuple(
+        [
+            wider(dtype, wire) if in_memory or dtype.itemsize == wire.itemsize else wire
+            for dtype in dtypes
+        ]
+    )
 
 
 def _checked(
