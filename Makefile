@@ -44,7 +44,7 @@ train: $(READY)
 	    --communicator $(COMM) --epoch $(EPOCHS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 	set -e; for n in $(WORLDS); do \
 	    CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 \
 	    timeout -k 10 $(SECONDS_PER_WORLD) \
