@@ -13,7 +13,11 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 240.0  # 4 to 12 s on two idle cores; ranks that wait in MPI take each other's time
 
 
-@pytest.mark.parametrize("ranks", TOPOLOGIES)
+# Two of these numbers wait for the slow run: each takes a minute, and they differ little.
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in (6, 7) else []) for n in TOPOLOGIES],
+)
 def test_means_are_right_and_bit_identical_over_any_topology(ranks):
     job = jobs.run(ranks, "-m", "tests.launch.many_ranks", cwd=ROOT, seconds=SECONDS)
     assert job.returncode == 0, job
