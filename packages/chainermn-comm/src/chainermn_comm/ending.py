@@ -67,6 +67,16 @@ def abort(code: int) -> NoReturn:
         aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         flush_trace()
+        _end_workers()
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
     finally:
         real_exit(code)
+
+
+def _end_workers() -> None:
+    """End the worker processes of this one: MPICH's launcher may miss them on a busy machine."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None:
+        with contextlib.suppress(Exception):  # MPI_Abort must be called
+            for worker in multiprocessing.active_children():
+                worker.terminate()
