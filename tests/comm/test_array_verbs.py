@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError
+from chainermn_comm.communicator import MpiCommunicator
 
 from .samples import DTYPES, LAYOUTS, same, sample
 
@@ -241,6 +242,48 @@ def test_bytes_of_any_length_are_gathered_from_all_ranks(comm):
         assert CommunicatorBase.allgather_bytes(comm, mine[comm.rank]) == mine
     with pytest.raises((TypeError, PeerError), match=r"rank 0: .*allgather_bytes takes"):
         comm.allgather_bytes(b"" if comm.rank else "text")
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("kind", [MpiCommunicator, CommunicatorBase])
+def test_a_note_of_any_length_travels_beside_arrays(kind, naive):
+    arrays = np.arange(6, dtype="f2").reshape(2, 3), np.asfortranarray(np.ones((2, 2)))
+    large = np.arange(10_000, dtype="f8")
+    for note in (b"", b"x", bytes(range(256)) * 100):
+        for data in ((), arrays, (*arrays, large), (large[::2], arrays[0])):
+            if naive.rank == 0:
+                kind.send_noted(naive, note, data, 1, 3)
+            else:
+                found, received = kind.recv_noted(naive, 0, 3)
+                assert found == note
+                assert len(received) == len(data)
+                for array, expected in zip(received, data, strict=True):
+                    same(array, expected)
+                    assert array.flags.owndata
+
+
+@pytest.mark.sizes(2)
+def test_what_was_sent_in_another_way_is_refused_by_name(naive):
+    ways = {
+        "send": lambda: naive.send(np.ones(2), 1, 0),
+        "send_noted": lambda: naive.send_noted(b"note", (np.ones(2),), 1, 0),
+        "send_obj": lambda: naive.send_obj("text", 1, 0),
+    }
+    for sent, send in ways.items():
+        for received in (name for name in ways if name != sent):
+            if naive.rank == 0:
+                send()
+            else:
+                name = received.replace("send", "recv")
+                advice = sent.replace("send", "recv")
+                text = rf"rank 1: {name} got .* rank 0 sent with {sent} .* with {advice}$"
+                with pytest.raises(TypeError, match=text):
+                    getattr(naive, name)(0, 0)
+    if naive.rank == 0:
+        ways["send"]()
+    else:
+        with pytest.raises(TypeError, match="rank 1: recv_noted got a ndarray that rank 0"):
+            CommunicatorBase.recv_noted(naive, 0, 0)
 
 
 def test_many_arrays_need_a_long_frame(naive):

@@ -41,12 +41,12 @@ def array_module(*arrays):
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch, comm):
-    """What this rank receives is on its device, but for the letters' notes."""
-    original = comm.recv
+    """What this rank receives is on its device."""
+    original = comm.recv_noted
 
     def on_device(source, tag=0):
-        note, *arrays = original(source, tag)
-        return (note, *(array.view(Device) for array in arrays))
+        note, arrays = original(source, tag)
+        return note, tuple(array.view(Device) for array in arrays)
 
     monkeypatch.setattr(cuda, "ndarray", Device)
     monkeypatch.setattr(cuda.GpuDevice, "from_array", staticmethod(lambda array: None))
@@ -61,7 +61,7 @@ def stand_in(monkeypatch, comm):
     )
     monkeypatch.setattr(delegates, "backend", ours)
     monkeypatch.setattr(edges, "backend", ours)
-    monkeypatch.setattr(comm, "recv", on_device)
+    monkeypatch.setattr(comm, "recv_noted", on_device)
     with pytest.raises(TypeError, match="mixed"):
         F.add(np.ones(2), np.ones(2).view(Device))
 

@@ -450,7 +450,9 @@ def test_another_kind_of_message_is_refused_by_name(comm):
         x = Variable(np.ones(2))
         send(x, comm, 1, tag=4).backward()
     else:
-        with pytest.raises(TypeError, match=r"rank 1: .*rank 0 .*tag 4, (got|but .*an obj)"):
+        with pytest.raises(
+            TypeError, match=r"rank 1: .*rank 0 .*tag 4, but .*got an? (obj|dict|array|ndarray)"
+        ):
             recv(comm, 0, tag=4)
         with pytest.raises(TypeError, match="rank 1"):
             recv(comm, 0, tag=4)

@@ -19,7 +19,7 @@ from .collectives import Group
 from .errors import CommunicationError, FinalizedError
 from .gradients import mean_gradients
 from .integers import as_integer
-from .messages import OBJECT, Message
+from .messages import NOTED, OBJECT, Message
 from .plans import Ground, Plans
 from .reducers import Reducers
 from .settings import Settings
@@ -135,20 +135,25 @@ class MpiCommunicator(CommunicatorBase):
 
     # Arrays.
 
-    @watched
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest")
         self._send("send", messages.of_array(data, self._rank), peer)
 
-    @watched
     def recv(self, source: int, tag: int = 0) -> Any:
         message = self._recv("recv", self._peer(source, tag, "source"))
-        if message.kind == OBJECT:
-            raise TypeError(
-                f"rank {self._rank}: recv got an object that rank {source} sent with send_obj "
-                "(now discarded); receive it with recv_obj"
-            )
+        if message.kind in (OBJECT, NOTED):
+            raise self._unlike("recv", message, source)
         return message.value()
+
+    def send_noted(self, note: bytes, data: tuple[Any, ...], dest: int, tag: int = 0) -> None:
+        peer = self._peer(dest, tag, "dest")
+        self._send("send", messages.noted(note, data, self._rank), peer)
+
+    def recv_noted(self, source: int, tag: int = 0) -> tuple[bytes, tuple[Any, ...]]:
+        message = self._recv("recv", self._peer(source, tag, "source"))
+        if message.kind != NOTED:
+            raise self._unlike("recv_noted", message, source)
+        return message.note, message.value()
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -191,19 +196,14 @@ class MpiCommunicator(CommunicatorBase):
 
     # Objects.
 
-    @watched
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest")
         self._send("send_obj", messages.of_object(obj), peer)
 
-    @watched
     def recv_obj(self, source: int, tag: int = 0) -> Any:
         message = self._recv("recv_obj", self._peer(source, tag, "source"))
         if message.kind != OBJECT:
-            raise TypeError(
-                f"rank {self._rank}: recv_obj got an array that rank {source} sent with send "
-                "(now discarded); receive it with recv"
-            )
+            raise self._unlike("recv_obj", message, source)
         return message.value()
 
     @watched
@@ -411,12 +411,13 @@ class MpiCommunicator(CommunicatorBase):
 
     def _peer(self, rank: int, tag: int, name: str) -> tuple[MPI.Intracomm, int, int]:
         """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
-        group = self._group
+        group, mine = self._group, self._rank
+        is_plain = type(rank) is type(tag) is int and rank != mine  # nearly always
+        if is_plain and 0 <= rank < self._size and 0 <= tag <= self._max_tag:
+            return group.comm, rank, tag
         index = collectives.check_rank(group, rank, name)
-        if index == self._rank:
-            raise ValueError(
-                f"rank {self._rank}: {name} is this rank itself, which would wait for ever"
-            )
+        if index == mine:
+            raise ValueError(f"rank {mine}: {name} is this rank itself, which would wait for ever")
         number = as_integer(tag)
         if number is None or not 0 <= number <= self._max_tag:
             raise ValueError(
@@ -425,13 +426,32 @@ class MpiCommunicator(CommunicatorBase):
         return group.comm, index, number
 
     def _send(self, operation: str, message: Message, peer: tuple[MPI.Intracomm, int, int]) -> None:
-        nbytes = sum([array.nbytes for array in message.arrays])
-        self._record.message(operation, *peer[1:], nbytes)
-        point_to_point.send(message, *peer)
+        comm, dest, tag = peer
+        nbytes = message.nbytes
+        self._record.message(operation, dest, tag, nbytes)
+        try:
+            point_to_point.send(message, nbytes, comm, dest, tag)
+        finally:
+            self._record.leave()
 
     def _recv(self, operation: str, peer: tuple[MPI.Intracomm, int, int]) -> Message:
-        self._record.message(operation, *peer[1:])
-        return point_to_point.recv(*peer)
+        comm, source, tag = peer
+        self._record.message(operation, source, tag)
+        try:
+            return point_to_point.recv(comm, source, tag)
+        finally:
+            self._record.leave()
+
+    def _unlike(self, operation: str, message: Message, source: int) -> TypeError:
+        """What is said of a message that isn't received as it was sent."""
+        what, way = {
+            OBJECT: ("an object", "_obj"),
+            NOTED: ("a note with arrays (as of functions.send)", "_noted"),
+        }.get(message.kind, ("an array", ""))
+        return TypeError(
+            f"rank {self._rank}: {operation} got {what} that rank {source} sent with send{way} "
+            f"(now discarded); receive it with recv{way}"
+        )
 
     def _split_arguments(self, color: int, key: int) -> list[int]:
         numbers = []

@@ -13,25 +13,32 @@ from mpi4py import MPI
 from . import devices
 from .arrays import as_array, as_bytes
 
-# How a message's arrays make up the value: one array, one scalar, several, or a pickle
-# followed by the buffers it left out (pickle protocol 5).
-ARRAY, SCALAR, TUPLE, OBJECT = "array", "scalar", "tuple", "object"
+# How a message's arrays make up the value: one array, one scalar, several, several with a note,
+# or a pickle followed by the buffers it left out (pickle protocol 5).
+ARRAY, SCALAR, TUPLE, NOTED, OBJECT = "array", "scalar", "tuple", "noted", "object"
 
 
 class Message(NamedTuple):
     """A value that travels.
 
     Attributes:
-        kind: one of ARRAY, SCALAR, TUPLE, OBJECT.
+        kind: one of ARRAY, SCALAR, TUPLE, NOTED, OBJECT.
         arrays: contiguous in C or Fortran order.
-        scalars: for a TUPLE, which of its arrays stand for scalars.
+        scalars: for several, which of the arrays stand for scalars.
         on_gpu: which of its arrays came from a GPU, and shall lie on one where they arrive.
+        note: bytes for the receiver, beside the value.
     """
 
     kind: str
     arrays: tuple[np.ndarray, ...]
     scalars: tuple[int, ...] = ()
     on_gpu: tuple[int, ...] = ()
+    note: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the arrays."""
+        return sum([array.nbytes for array in self.arrays])
 
     @property
     def buffers(self) -> list[np.ndarray]:
@@ -40,7 +47,7 @@ class Message(NamedTuple):
 
     def frame(self) -> bytes:
         """What a receiver needs to allocate the arrays."""
-        forms = tuple((_token(a.dtype), a.shape, _order(a)) for a in self.arrays)
+        forms = tuple([(a.dtype, a.shape, a.flags.c_contiguous) for a in self.arrays])
         return _framed(self.kind, forms, self.scalars, self.on_gpu)
 
     def packed(self) -> bytes:
@@ -63,7 +70,7 @@ class Message(NamedTuple):
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
-        if self.kind == TUPLE and not self.scalars and not self.on_gpu:
+        if self.kind in (TUPLE, NOTED) and not self.scalars and not self.on_gpu:
             return self.arrays  # nearly always
         if self.kind == ARRAY:
             return devices.to_device(self.arrays[0]) if self.on_gpu else self.arrays[0]
@@ -104,6 +111,14 @@ def of_array(data: Any, rank: int) -> Message:
     return Message(SCALAR, (_on_host(data, False, rank),))
 
 
+def noted(note: bytes, data: tuple[Any, ...], rank: int) -> Message:
+    """The message that carries a note, and a tuple as :func:`of_array` takes it."""
+    if type(data) is tuple and all([_is_plain(item) for item in data]):
+        return Message(NOTED, data, (), (), note)  # nearly always
+    _, arrays, scalars, on_gpu, _ = of_array(tuple(data), rank)
+    return Message(NOTED, arrays, scalars, on_gpu, note)
+
+
 def of_object(obj: Any) -> Message:
     """The message that carries any picklable object; whatever pickling raises comes through."""
     data, out_of_band = MPI.pickle.dumps_oob(obj)
@@ -136,8 +151,9 @@ def describe(frame: bytes) -> str:
 
 
 @lru_cache(maxsize=256)  # loops send the same few forms again and again
-def _framed(*frame: Any) -> bytes:
-    return pickle.dumps(frame, protocol=5)
+def _framed(kind: str, forms: Any, *rest: Any) -> bytes:
+    written = tuple((_token(dtype), shape, "C" if c else "F") for dtype, shape, c in forms)
+    return pickle.dumps((kind, written, *rest), protocol=5)
 
 
 @lru_cache(maxsize=256)
@@ -166,10 +182,6 @@ def _on_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:
     array = devices.to_host(item) if on_gpu else as_array(item, rank)
     flags = array.flags
     return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
-
-
-def _order(array: np.ndarray) -> str:
-    return "C" if array.flags.c_contiguous else "F"
 
 
 def _token(dtype: np.dtype) -> Any:

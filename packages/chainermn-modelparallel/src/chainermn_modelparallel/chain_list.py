@@ -12,7 +12,7 @@ from chainer import Variable
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.delegates import connect
 from chainermn_modelparallel.letters import as_integer, check_peer
-from chainermn_modelparallel.point_to_point import recv_with_thread, send
+from chainermn_modelparallel.point_to_point import receive, send
 
 # A component's ranks, in the order in which it sends or receives; None: the model's own.
 Route = tuple[int, ...] | None
@@ -124,10 +124,10 @@ class MultiNodeChainList(chainer.ChainList):
                     if rank == here:
                         received.append(_take_own(own, here))
                     else:
-                        variables, thread = recv_with_thread(
+                        variables, node = receive(
                             self._comm, rank, delegate, leads_nowhere=leads_nowhere
                         )
-                        delegate = delegate if thread is None else thread
+                        delegate = delegate if node is None else node.thread()
                         received.append(variables[0] if len(variables) == 1 else variables)
                 arguments = tuple(received)
             returned = link(*arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -11,6 +12,10 @@ from chainer import Variable
 
 # In reports of the watchdog, before the name of the function that waits.
 FUNCTIONS = "chainermn.functions: "
+# What a reference to an output becomes once nobody holds it; Chainer then makes it when asked.
+_NO_NODE: ref[Any] = ref(set())
+# Of Chainer by name: as an attribute each is looked up in vain first, for a microsecond.
+setting: Callable[[str], Any] = chainer.config.__getattr__
 
 
 class Communication(chainer.FunctionNode):
@@ -22,8 +27,11 @@ class Communication(chainer.FunctionNode):
     whose calls met in forward meet in backward too, however deep the rest of their graphs is.
     """
 
+    # Whether the last output, the thread, is left out by `apply`, and made when it is asked for.
+    thread_apart: ClassVar[bool] = False
     _depth = 0
-    _deepest: ClassVar[int] = 0
+    # One number. As an attribute of the class it would make Python look up all others anew.
+    _deepest: ClassVar[list[int]] = [0]
 
     @property
     def rank(self) -> int:
@@ -32,7 +40,7 @@ class Communication(chainer.FunctionNode):
 
     @rank.setter
     def rank(self, depth: int) -> None:
-        Communication._deepest = self._depth = max(depth, Communication._deepest + 1)
+        self._deepest[0] = self._depth = max(depth, self._deepest[0] + 1)
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[Variable, ...]:
         """Run `forward` and build the graph, as Chainer does.
@@ -42,26 +50,28 @@ class Communication(chainer.FunctionNode):
         and nobody looks on; elsewhere it is left to Chainer.
         """
         if not _is_plain(self, inputs):
-            return super().apply(inputs)
+            outputs = super().apply(inputs)
+            return outputs[:-1] if self.thread_apart else outputs
         self._input_indexes_to_retain = self._output_indexes_to_retain = None
-        arrays = self.forward(tuple([variable.array for variable in inputs]))
-        requires_grad = any([variable.requires_grad for variable in inputs])
-        outputs = tuple([Variable(array, requires_grad=requires_grad) for array in arrays])
-        self._input_layouts, self._output_layouts = (None,) * len(inputs), (None,) * len(outputs)
-        self._output_count = len(outputs)
-        if chainer.config.enable_backprop:
-            self.rank = max([variable.rank for variable in inputs], default=0)
+        arrays = self.forward(tuple([variable.raw_array for variable in inputs]))
+        requires_grad = True in [variable.requires_grad for variable in inputs]
+        made = arrays[:-1] if self.thread_apart else arrays
+        outputs = tuple([unchecked(array, requires_grad) for array in made])
+        self._input_layouts, self._output_layouts = (None,) * len(inputs), (None,) * len(arrays)
+        self._output_count = len(arrays)
+        if setting("enable_backprop"):
             self.inputs = tuple([variable.node for variable in inputs])
-            for variable in outputs:
-                variable.creator_node = self
-            self.outputs = tuple([ref(variable.node) for variable in outputs])
-            self._retain(inputs, outputs, arrays)
-            self.lazy_grad_sum = chainer.config.lazy_grad_sum
+            self.rank = max([node.rank for node in self.inputs], default=0)
+            nodes: list[Any] = [variable.node for variable in outputs]
+            for node in nodes:
+                node.creator_node = self
+            ends = [ref(node) for node in nodes]
+            self.outputs = (*ends, _NO_NODE) if self.thread_apart else tuple(ends)
+            self._retain(inputs, nodes, arrays)
+            self.lazy_grad_sum = setting("lazy_grad_sum")
         return outputs
 
-    def _retain(
-        self, inputs: tuple[Any, ...], outputs: tuple[Variable, ...], arrays: tuple[Any, ...]
-    ) -> None:
+    def _retain(self, inputs: tuple[Any, ...], nodes: list[Any], arrays: tuple[Any, ...]) -> None:
         """Keep what `forward` said that backward needs."""
         index: int
         for index in self._input_indexes_to_retain or ():
@@ -69,7 +79,8 @@ class Communication(chainer.FunctionNode):
         kept = self._output_indexes_to_retain
         if kept is not None:
             for index in kept:
-                outputs[index].retain_data()
+                if index < len(nodes):
+                    nodes[index].data = arrays[index]
             self._retained_output_data = tuple([arrays[index] for index in kept])
 
     def thread(self) -> Variable:
@@ -83,18 +94,23 @@ class Communication(chainer.FunctionNode):
         return thread
 
 
+def unchecked(array: np.ndarray, requires_grad: bool) -> Variable:
+    """A variable of an array of NumPy's, as Chainer makes them of what functions return."""
+    return Variable._init_unchecked(array, requires_grad=requires_grad, is_chainerx_array=False)
+
+
 def _is_plain(function: chainer.FunctionNode, inputs: tuple[Any, ...]) -> bool:
     """Whether these are NumPy's arrays, and no hook, check or recording wants to see them."""
-    return not (
+    if (
         chainer.get_function_hooks()
         or function._n_local_function_hooks
-        or chainer.is_debug()
-        or chainer.config.schedule_func is not None
-    ) and all(
-        [
-            isinstance(variable, Variable)
-            and type(variable.raw_array) is np.ndarray
-            and variable.layout is None
-            for variable in inputs
-        ]
-    )
+        or setting("debug")
+        or setting("schedule_func") is not None
+    ):
+        return False
+    for variable in inputs:
+        if not isinstance(variable, Variable) or type(variable.raw_array) is not np.ndarray:
+            return False
+        if variable.layout is not None:
+            return False
+    return True

@@ -8,6 +8,8 @@ import chainer
 import numpy as np
 from chainer import Variable, backend
 
+from chainermn_modelparallel.communication import setting
+
 _NOTHING = np.empty(0, np.float32)
 _LEAF = Variable(_NOTHING)
 
@@ -66,7 +68,7 @@ def go_on(gradients: tuple[Variable | None, ...], results: tuple[Any, ...]) -> t
     Such a gradient of zeros may be what leads to a communication of the first backward, to which
     the second one has to come. Nothing is changed where no gradients are differentiated again.
     """
-    if chainer.config.enable_backprop:
+    if setting("enable_backprop"):
         for gradient in gradients:
             results = tuple(None if x is None else connect(gradient, x) for x in results)
     return results

@@ -16,7 +16,7 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_modelparallel.communication import Communication
+from chainermn_modelparallel.communication import Communication, setting, unchecked
 from chainermn_modelparallel.delegates import (
     brought_beside,
     empty_beside,
@@ -44,7 +44,7 @@ _unanswered: WeakValueDictionary[int, Send] = WeakValueDictionary()
 
 def dispatch(node: Send, variables: tuple[Variable, ...]) -> Variable:
     """Send a node's letter and make the graph that leads back to it: the delegate variable."""
-    arrays = tuple([variable.array for variable in variables])
+    arrays = tuple([variable.raw_array for variable in variables])
     if backend.get_array_module(*arrays) is np:
         node.post(arrays)
     else:
@@ -58,27 +58,29 @@ def deliver(
     communicator: CommunicatorBase,
     peer: int,
     delegate: Variable | None,
-) -> tuple[tuple[Variable, ...], Variable | None]:
+) -> tuple[tuple[Variable, ...], Recv | None]:
     """The letter's arrays as variables whose backward answers it and goes on to the delegate.
 
-    Also a variable without data, by which backward comes here too; None if it need not.
+    Also the function whose backward that is; None if there is none.
     """
-    arrays, wanted = letter.arrays, any(letter.wants)
-    if delegate is None and not wanted:
-        return tuple(Variable(array, requires_grad=False) for array in arrays), None
+    arrays, wanted = letter.arrays, True in letter.wants
+    leads_back = wanted or (delegate is not None and delegate.requires_grad)
+    if not leads_back or not setting("enable_backprop"):
+        return tuple([unchecked(array, False) for array in arrays]), None
     inputs = []
     if delegate is not None:
         inputs.append(brought_beside(arrays[0], delegate) if arrays else delegate)
     if wanted:
         inputs.append(leaf_beside(arrays[0]))
-    *received, thread = Recv(letter, communicator, peer, delegate is not None).apply(tuple(inputs))
+    node = Recv(letter, communicator, peer, delegate is not None)
+    received = node.apply(tuple(inputs))
     if delegate is not None or all(letter.wants):
-        return tuple(received), thread
+        return received, node
     outputs = tuple(
-        output if wants else Variable(array, requires_grad=False)
+        output if wants else unchecked(array, False)
         for output, array, wants in zip(received, arrays, letter.wants, strict=True)
     )
-    return outputs, thread
+    return outputs, node
 
 
 class Send(Communication):
@@ -92,7 +94,7 @@ class Send(Communication):
         peer: int,
         tag: int,
         variables: tuple[Variable, ...],
-        answers: int | None = None,
+        answers: int = UNNUMBERED,
         positions: tuple[int, ...] | None = None,
         final: bool = False,
     ) -> None:
@@ -102,7 +104,7 @@ class Send(Communication):
         self._answers = answers
         self._final = final
         self._positions = tuple(range(len(variables))) if positions is None else positions
-        self._wants = tuple(map(wants_gradient, variables))
+        self._wants = tuple([wants_gradient(variable) for variable in variables])
         self._number = next(_numbers)
         self._arrived: deque[Letter] = deque()
 
@@ -118,7 +120,7 @@ class Send(Communication):
         """Send the letter."""
         # Known before it leaves, since its answer may be read while we wait for another.
         _unanswered[self._number] = self
-        graph = self._answers is not None
+        graph = self._answers != UNNUMBERED
         letter = Letter(
             self._number,
             self._answers,
@@ -140,18 +142,20 @@ class Send(Communication):
     ) -> tuple[Variable | None, ...]:
         found: dict[int, Variable] = {}
         self._due = None
-        if any(self._wants):
+        if True in self._wants:
             letter = self._answer()
             self._check(letter)
             # A second backward through the gradients asks for this edge's gradients again.
-            again = self.thread() if any(letter.wants) else None
+            again = self.thread() if True in letter.wants else None
             variables, _ = deliver(letter, self._communicator, self._peer, again)
             found = dict(zip(letter.positions, variables, strict=True))
         # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
         # other ranks may wait for it.
         results = tuple(
-            found[index] if index in found else zeros_for(self, index, self._xp)
-            for index in indexes
+            [
+                found[index] if index in found else zeros_for(self, index, self._xp)
+                for index in indexes
+            ]
         )
         return go_on(grad_outputs, results)
 
@@ -162,7 +166,7 @@ class Send(Communication):
         while not self._arrived:
             inside = f"backward of send(rank={there}, tag={self._tag})"
             letter = fetch(self._communicator, there, GRADIENT_TAG, inside)
-            owner = _unanswered.get(UNNUMBERED if letter.answers is None else letter.answers)
+            owner = _unanswered.get(letter.answers)
             if owner is not None:
                 owner._arrived.append(letter)
             elif not letter.refusal and not was_abandoned(letter.answers):
@@ -175,7 +179,7 @@ class Send(Communication):
         here, there = self._communicator.rank, self._peer
         if letter.refusal:
             raise_refused(here, there, self._tag, letter.refusal)
-        mine = bool(chainer.config.enable_backprop)
+        mine = bool(setting("enable_backprop"))
         if letter.graph == mine:
             return
         with_graph, without = (here, there) if mine else (there, here)
@@ -193,6 +197,7 @@ class Recv(Communication):
     one. Outputs: the letter's arrays and an empty one that a second backward hangs on to.
     """
 
+    thread_apart = True
     _due: int | None = None  # as for Send
 
     def __init__(
@@ -221,7 +226,7 @@ class Recv(Communication):
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         arrays, self._arrays = self._arrays, ()  # whose memory isn't ours to hold
-        self._xp = backend.get_array_module(*inputs)
+        self._xp = backend.get_array_module(inputs[0])
         self.retain_outputs((len(arrays),))
         return (*arrays, empty_beside((*arrays, *inputs)[0]))
 
@@ -231,15 +236,15 @@ class Recv(Communication):
         tag, self._due = self._due, None
         sent: Variable | None = None
         found: dict[int, Variable] = {}
-        if any(self._wants):
+        if True in self._wants:
             found = {
                 position: gradient
-                for position, gradient in enumerate(grad_outputs[:-1])
+                for position, gradient in enumerate(grad_outputs[: len(self._wants)])
                 if gradient is not None and self._wants[position]
             }
             if self._final:
                 self._refuse_final(found)
-            elif chainer.config.enable_backprop:
+            elif setting("enable_backprop"):
                 sent = self._answer_with_graph(found, self._leads_nowhere or 0 not in indexes)
             else:
                 arrays = tuple([gradient.array for gradient in found.values()])

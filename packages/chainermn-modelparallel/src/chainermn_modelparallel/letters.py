@@ -9,19 +9,21 @@ for each other, as MPI does.
 from __future__ import annotations
 
 import operator
+import struct
+from functools import lru_cache
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import part_of
 from chainermn_modelparallel.communication import FUNCTIONS
 
-# What a letter's note begins with, so that other arrays are not taken for one.
-_MARK = int.from_bytes(b"letter", "little")
+# What a letter's note begins with, so that no other is taken for one.
+_MARK = b"letter"
+# Mark, number, answers, graph, refusal, final, and how many bytes of wants come before positions.
+_HEAD = struct.Struct("<6sqq?B?I")
 # The greatest tag that every MPI has, less one.
 GRADIENT_TAG = 32766
-# Of a letter that nobody answers.
+# Of a letter that nobody answers, and of data, that answer none.
 UNNUMBERED = -1
 
 
@@ -30,7 +32,7 @@ class Letter(NamedTuple):
 
     Attributes:
         number: the sender's own count, which an answer repeats.
-        answers: number of the letter whose gradients these are; None for data.
+        answers: number of the letter whose gradients these are; UNNUMBERED for data.
         wants: for each array, whether the sender's backward will wait for its gradient.
         positions: for each array, which of the answered letter's arrays it belongs to. Those
             that are left out have no gradient.
@@ -43,7 +45,7 @@ class Letter(NamedTuple):
     """
 
     number: int
-    answers: int | None
+    answers: int
     wants: tuple[bool, ...]
     positions: tuple[int, ...]
     arrays: tuple[Any, ...]
@@ -57,14 +59,13 @@ def post(
 ) -> None:
     """Send a letter to ``rank``, which calls :func:`fetch` with the same tag.
 
-    The note goes before the arrays, as one more of them: two messages would cost twice. Reports
-    of the watchdog say what the wait is ``inside`` of.
+    Reports of the watchdog say what the wait is ``inside`` of.
     """
     number, answers, wants, positions, arrays, graph, refusal, final = letter
-    head = (_MARK, number, -1 if answers is None else answers, graph, refusal, final, len(wants))
-    note = np.array(head + wants + positions, np.int64)
+    note = _HEAD.pack(_MARK, number, answers, graph, refusal, final, len(wants))
+    note += _written(wants, positions)
     with part_of(FUNCTIONS + inside):
-        communicator.send((note, *arrays), rank, tag)
+        communicator.send_noted(note, arrays, rank, tag)
 
 
 def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "recv") -> Letter:
@@ -75,29 +76,28 @@ def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "re
     """
     try:
         with part_of(FUNCTIONS + inside):
-            found = communicator.recv(rank, tag)
-    except TypeError as error:  # an object, says a communicator that can tell
-        raise TypeError(f"{_expected(communicator, rank, tag)}, but {error}") from error
-    note = found[0] if type(found) is tuple and found else None
-    plain = type(note) is np.ndarray and note.dtype == np.int64 and note.ndim == 1
-    numbers = note.tolist() if note is not None and plain else []
-    if numbers[:1] != [_MARK]:
+            note, arrays = communicator.recv_noted(rank, tag)
+    except TypeError as error:
         raise TypeError(
-            f"{_expected(communicator, rank, tag)}, got a {type(found).__name__} (now discarded); "
-            "use different tags for different kinds of messages"
-        )
-    _, number, answers, graph, refusal, final, count, *rest = numbers
-    wants = tuple([want == 1 for want in rest[:count]])
-    return Letter(
-        number,
-        None if answers < 0 else answers,
-        wants,
-        tuple(rest[count:]),
-        found[1:],
-        graph == 1,
-        refusal,
-        final == 1,
-    )
+            f"{_expected(communicator, rank, tag)}, but {error}, or use different tags for "
+            "different kinds of messages"
+        ) from error
+    if not note.startswith(_MARK):
+        raise TypeError(f"{_expected(communicator, rank, tag)}, got {note[:20]!r} (now discarded)")
+    _, number, answers, graph, refusal, final, count = _HEAD.unpack_from(note)
+    wants, positions = _read(note[_HEAD.size :], count)
+    return Letter(number, answers, wants, positions, arrays, graph, refusal, final)
+
+
+@lru_cache(maxsize=256)  # loops send the same few again and again
+def _written(wants: tuple[bool, ...], positions: tuple[int, ...]) -> bytes:
+    return bytes(wants) + struct.pack(f"<{len(positions)}I", *positions)
+
+
+@lru_cache(maxsize=256)
+def _read(written: bytes, count: int) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    places = struct.unpack(f"<{(len(written) - count) // 4}I", written[count:])
+    return tuple(map(bool, written[:count])), places
 
 
 def _expected(communicator: CommunicatorBase, rank: int, tag: int) -> str:
@@ -117,7 +117,8 @@ def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:
     if not isinstance(communicator, CommunicatorBase):
         raise TypeError(f"communicator must be a communicator, got {type(communicator).__name__}")
     mine, size = communicator.rank, communicator.size
-    rank, tag = as_integer("rank", rank, mine), as_integer("tag", tag, mine)
+    if type(rank) is not int or type(tag) is not int:
+        rank, tag = as_integer("rank", rank, mine), as_integer("tag", tag, mine)
     if not 0 <= rank < size:
         raise ValueError(f"rank {mine}: there is no rank {rank}; ranks go from 0 to {size - 1}")
     if rank == mine:

@@ -10,7 +10,7 @@ import chainer.links as L
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.delegates import connect
 from chainermn_modelparallel.letters import check_peer
-from chainermn_modelparallel.point_to_point import recv_with_thread, send
+from chainermn_modelparallel.point_to_point import receive, send
 
 KINDS = (
     L.NStepLSTM,
@@ -105,7 +105,8 @@ class MultiNodeNStepRNN(chainer.Chain):
                     f"rank {self.communicator.rank}: the states come from rank {self.rank_in}, "
                     "so the call takes xs only"
                 )
-            states, thread = recv_with_thread(self.communicator, self.rank_in)
+            states, node = receive(self.communicator, self.rank_in)
+            thread = None if node is None else node.thread()
             if len(states) != cells:
                 raise ValueError(
                     f"rank {self.communicator.rank}: {type(self.actual_rnn).__name__} has "

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import chainer
+import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_modelparallel.communication import setting
 from chainermn_modelparallel.edges import Recv, Send, deliver, dispatch
 from chainermn_modelparallel.letters import check_peer, fetch
 from chainermn_modelparallel.refusals import NO_BACKPROP, refuse, refuse_dropped
@@ -98,22 +100,21 @@ def recv(
         RankMismatchError: this rank is in ``chainer.no_backprop_mode()``, and the other one, which
             is not, would wait for gradients.
     """
-    outputs, _ = recv_with_thread(communicator, rank, delegate_variable, tag)
+    outputs, _ = receive(communicator, rank, delegate_variable, tag)
     return outputs[0] if len(outputs) == 1 and not force_tuple else outputs
 
 
-def recv_with_thread(
+def receive(
     communicator: CommunicatorBase,
     rank: int,
     delegate_variable: Variable | None = None,
     tag: int = 0,
     leads_nowhere: bool = False,
-) -> tuple[tuple[Variable, ...], Variable | None]:
-    """What :func:`recv` returns as a tuple, and a delegate variable that leads back to it.
+) -> tuple[tuple[Variable, ...], Recv | None]:
+    """What :func:`recv` returns as a tuple, and the function whose backward answers the letter.
 
-    Backward through that one answers the letter even if nothing else uses what it brought. It is
-    None where there is nothing to go back to. If the delegate variable ``leads_nowhere``, it is as
-    good as none for a second backward.
+    That is None where there is nothing to go back to. If the delegate variable ``leads_nowhere``,
+    it is as good as none for a second backward.
     """
     rank, tag = check_peer(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):
@@ -123,7 +124,7 @@ def recv_with_thread(
         )
     refuse_dropped(communicator)
     letter = fetch(communicator, rank, tag)
-    if not chainer.config.enable_backprop and any(letter.wants):
+    if True in letter.wants and not setting("enable_backprop"):
         here = communicator.rank
         refuse(communicator, rank, letter.number, NO_BACKPROP)
         raise RankMismatchError(
@@ -131,15 +132,16 @@ def recv_with_thread(
             f"called send(rank={here}, tag={tag}) outside of it and would wait for gradients; use "
             "the mode on both ranks, or send what needs no gradient (the variable's array)"
         )
-    variables, thread = deliver(letter, communicator, rank, delegate_variable)
-    node = None if thread is None else thread.creator_node
-    if isinstance(node, Recv):
+    variables, node = deliver(letter, communicator, rank, delegate_variable)
+    if node is not None:
         node.watch(tag, leads_nowhere)
-    return variables, thread
+    return variables, node
 
 
 def _variables(x: Any, rank: int) -> tuple[Variable, ...]:
     """What the user wants to send, checked, as variables."""
+    if type(x) is Variable and type(x.raw_array) is np.ndarray:
+        return (x,)  # nearly always
     items = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     if not items:
         raise ValueError(f"rank {rank}: there is nothing to send: x is empty")

@@ -17,7 +17,7 @@ from chainer import Variable, backend
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import part_of
 from chainermn_modelparallel.calls import NO_CALL, View, agree
-from chainermn_modelparallel.communication import FUNCTIONS, Communication
+from chainermn_modelparallel.communication import FUNCTIONS, Communication, setting
 from chainermn_modelparallel.delegates import go_on, pseudo_connect
 
 Arrays = tuple[Any, ...]
@@ -125,7 +125,7 @@ def carry_out(
 def wants_gradient(variable: Variable) -> bool:
     """Whether this process needs a gradient of the variable."""
     return bool(
-        chainer.config.enable_backprop and variable.requires_grad and variable.dtype.kind == "f"
+        setting("enable_backprop") and variable.requires_grad and variable.dtype.kind == "f"
     )
 
 

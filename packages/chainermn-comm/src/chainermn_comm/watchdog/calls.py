@@ -36,7 +36,6 @@ from .records import (
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _enter, _leave, _now = CALL.pack_into, LEFT.pack_into, time.monotonic
-_names: dict[str, bytes] = {}
 
 
 class Record:
@@ -55,12 +54,12 @@ class Record:
     ) -> None:
         """Note that this process is about to wait in a collective call."""
         self.sequence = sequence
-        name = _names.get(operation) or _encoded(operation)
+        name = encoded(operation)
         _enter(self._memory, self._offset, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
 
     def message(self, operation: str, peer: int, tag: int, nbytes: int = 0) -> None:
         """Note that this process is about to wait for one other."""
-        name = _names.get(operation) or _encoded(operation)
+        name = encoded(operation)
         _enter(self._memory, self._offset, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
@@ -209,6 +208,7 @@ def _ending(record: Record, process: int) -> None:
         record.collective(FINALIZE, 0)
 
 
-def _encoded(operation: str) -> bytes:
-    name = _names[operation] = operation.encode()
-    return name
+@functools.lru_cache(maxsize=1024)  # some name ranks and tags
+def encoded(text: str) -> bytes:
+    """The text as it is noted."""
+    return text.encode()

@@ -14,7 +14,7 @@ class Noted:
     __slots__ = ("_before", "_kind", "_text")
 
     def __init__(self, kind: int, text: str) -> None:
-        self._kind, self._text = kind, text.encode()
+        self._kind, self._text = kind, calls.encoded(text)
 
     def __enter__(self) -> None:
         area = calls._area
