@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from peers import AGREEMENT, BUNDLED, GLOO, HANDOFF
 
+from chainermn_comm.node_stream import REDUNDANT_BYTES
+
 AT_MOST, AT_LEAST = "at most", "at least"
 
 
@@ -62,7 +64,8 @@ LIMITS = (
 )
 
 # The bytes that a rank moves are at most so many times those of the gradients, whatever the number
-# of ranks n: through shared memory 2 or 3 for two ranks and 3 + 1/n for more, in place 4 - 4/n.
+# of ranks n: through shared memory 2 or 3 for two ranks and 3 + 1/n for more, in place 4 - 4/n. But
+# of so little that each rank sums all itself, n + 1 times.
 MOVED = 4
 
 
@@ -71,10 +74,11 @@ def of(model: str, ranks: int) -> list[Limit]:
     return [limit for limit in LIMITS if ranks in limit.ranks and limit.model in (None, model)]
 
 
-def judge_moved(name: str, times: float) -> dict[str, Any]:
-    """What is said of the counted bytes, so many times the gradients', of a communicator."""
+def judge_moved(name: str, times: float, nbytes: int, ranks: int) -> dict[str, Any]:
+    """What is said of a communicator's counted bytes, so many times the gradients' ``nbytes``."""
     what = f"{name}: bytes moved over the gradients' (counted)"
-    return judge(what, AT_MOST, MOVED, np.array([times]), slack=1.01)  # ranks also talk a little
+    most = ranks + 1 if ranks * nbytes <= REDUNDANT_BYTES else MOVED
+    return judge(what, AT_MOST, most, np.array([times]), slack=1.01)  # ranks also talk a little
 
 
 def judge(

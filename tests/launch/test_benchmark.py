@@ -114,9 +114,19 @@ def test_a_limit_against_a_peer_that_is_not_there_is_told_as_not_measured(load: 
     assert [line.split()[-1] for line in lines] == ["measured", "ok", "measured"]
 
 
-@pytest.mark.parametrize(("times", "ok"), [(3.0, True), (4.01, True), (5.0, False)])
-def test_more_bytes_than_allowed_miss_their_limit(load: Any, times: float, ok: bool) -> None:
-    assert load("limits").judge_moved("hierarchical", times)["ok"] is ok
+@pytest.mark.parametrize(
+    ("times", "nbytes", "ok"),
+    [
+        (4.01, 102 << 20, True),
+        (5.0, 102 << 20, False),
+        (5.0, 70 << 10, True),
+        (5.1, 70 << 10, False),
+    ],
+)
+def test_more_bytes_than_allowed_miss_their_limit(
+    load: Any, times: float, nbytes: int, ok: bool
+) -> None:
+    assert load("limits").judge_moved("hierarchical", times, nbytes, 4)["ok"] is ok
 
 
 def test_an_unknown_communicator_ends_the_run_and_the_known_are_listed(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def stand_in(monkeypatch, comm):
     """What this rank receives is on its device."""
     original = comm.recv_noted
 
-    def on_device(source, tag=0):
-        note, arrays = original(source, tag)
+    def on_device(source, tag=0, label=""):
+        note, arrays = original(source, tag, label)
         return note, tuple(array.view(Device) for array in arrays)
 
     monkeypatch.setattr(cuda, "ndarray", Device)

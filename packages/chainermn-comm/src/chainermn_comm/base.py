@@ -98,7 +98,9 @@ class CommunicatorBase(ABC):
             A new array, of the shape and dtype that were sent; a tuple for a tuple.
         """
 
-    def send_noted(self, note: bytes, data: tuple[Any, ...], dest: int, tag: int) -> None:
+    def send_noted(
+        self, note: bytes, data: tuple[Any, ...], dest: int, tag: int, label: str = ""
+    ) -> None:
         """Send arrays and some bytes that tell what they are to :meth:`recv_noted`.
 
         Cheaper than one array more: the bytes are neither described nor allocated apart.
@@ -108,15 +110,19 @@ class CommunicatorBase(ABC):
             data: a tuple of arrays, which may be empty, as for :meth:`send`.
             dest: the rank that receives it.
             tag: tells messages between the same ranks apart; from 0 on.
+            label: what the call is made for, as the watchdog's reports name it.
         """
         self.send((np.frombuffer(note, np.uint8), *data), dest, tag)
 
-    def recv_noted(self, source: int, tag: int) -> tuple[bytes, tuple[Any, ...]]:
+    def recv_noted(
+        self, source: int, tag: int, label: str = ""
+    ) -> tuple[bytes, tuple[Any, ...]]:
         """Receive what rank ``source`` sends with :meth:`send_noted` and ``tag``.
 
         Args:
             source: the rank that calls :meth:`send_noted`.
             tag: that it gives.
+            label: what the call is made for, as the watchdog's reports name it.
 
         Returns:
             The note, and a tuple of new arrays.

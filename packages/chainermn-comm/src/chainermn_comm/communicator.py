@@ -145,12 +145,16 @@ class MpiCommunicator(CommunicatorBase):
             raise self._unlike("recv", message, source)
         return message.value()
 
-    def send_noted(self, note: bytes, data: tuple[Any, ...], dest: int, tag: int = 0) -> None:
+    def send_noted(
+        self, note: bytes, data: tuple[Any, ...], dest: int, tag: int = 0, label: str = ""
+    ) -> None:
         peer = self._peer(dest, tag, "dest")
-        self._send("send", messages.noted(note, data, self._rank), peer)
+        self._send("send", messages.noted(note, data, self._rank), peer, label)
 
-    def recv_noted(self, source: int, tag: int = 0) -> tuple[bytes, tuple[Any, ...]]:
-        message = self._recv("recv", self._peer(source, tag, "source"))
+    def recv_noted(
+        self, source: int, tag: int = 0, label: str = ""
+    ) -> tuple[bytes, tuple[Any, ...]]:
+        message = self._recv("recv", self._peer(source, tag, "source"), label)
         if message.kind != NOTED:
             raise self._unlike("recv_noted", message, source)
         return message.note, message.value()
@@ -425,18 +429,26 @@ class MpiCommunicator(CommunicatorBase):
             )
         return group.comm, index, number
 
-    def _send(self, operation: str, message: Message, peer: tuple[MPI.Intracomm, int, int]) -> None:
+    def _send(
+        self,
+        operation: str,
+        message: Message,
+        peer: tuple[MPI.Intracomm, int, int],
+        label: str = "",
+    ) -> None:
         comm, dest, tag = peer
         nbytes = message.nbytes
-        self._record.message(operation, dest, tag, nbytes)
+        self._record.message(operation, dest, tag, nbytes, label)
         try:
             point_to_point.send(message, nbytes, comm, dest, tag)
         finally:
             self._record.leave()
 
-    def _recv(self, operation: str, peer: tuple[MPI.Intracomm, int, int]) -> Message:
+    def _recv(
+        self, operation: str, peer: tuple[MPI.Intracomm, int, int], label: str = ""
+    ) -> Message:
         comm, source, tag = peer
-        self._record.message(operation, source, tag)
+        self._record.message(operation, source, tag, 0, label)
         try:
             return point_to_point.recv(comm, source, tag)
         finally:

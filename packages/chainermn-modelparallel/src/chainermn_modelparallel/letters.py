@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import part_of
 from chainermn_modelparallel.communication import FUNCTIONS
 
 # What a letter's note begins with, so that no other is taken for one.
@@ -64,8 +63,7 @@ def post(
     number, answers, wants, positions, arrays, graph, refusal, final = letter
     note = _HEAD.pack(_MARK, number, answers, graph, refusal, final, len(wants))
     note += _written(wants, positions)
-    with part_of(FUNCTIONS + inside):
-        communicator.send_noted(note, arrays, rank, tag)
+    communicator.send_noted(note, arrays, rank, tag, FUNCTIONS + inside)
 
 
 def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "recv") -> Letter:
@@ -75,8 +73,7 @@ def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "re
         TypeError: it sent something else with this tag.
     """
     try:
-        with part_of(FUNCTIONS + inside):
-            note, arrays = communicator.recv_noted(rank, tag)
+        note, arrays = communicator.recv_noted(rank, tag, FUNCTIONS + inside)
     except TypeError as error:
         raise TypeError(
             f"{_expected(communicator, rank, tag)}, but {error}, or use different tags for "

@@ -86,8 +86,10 @@ class TracedRecord(Record):
             self._met = 0.0
             self._start = now()
 
-    def message(self, operation: str, peer: int, tag: int, nbytes: int = 0) -> None:
-        self._watchdogs.message(operation, peer, tag, nbytes)
+    def message(
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
+    ) -> None:
+        self._watchdogs.message(operation, peer, tag, nbytes, inside)
         self._kind = (operation, self._name, False, nbytes, peer, tag)
         self._start = now()
 

@@ -23,6 +23,7 @@ from .records import (
     FINALIZE,
     HEADER,
     IDENTITY,
+    INSIDE,
     LEFT,
     MESSAGE,
     NOBODY,
@@ -57,9 +58,11 @@ class Record:
         name = encoded(operation)
         _enter(self._memory, self._offset, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
 
-    def message(self, operation: str, peer: int, tag: int, nbytes: int = 0) -> None:
-        """Note that this process is about to wait for one other."""
-        name = encoded(operation)
+    def message(
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
+    ) -> None:
+        """Note that this process is about to wait for one other, inside of some function."""
+        name = _with_function(operation, inside) if inside else encoded(operation)
         _enter(self._memory, self._offset, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
@@ -212,3 +215,8 @@ def _ending(record: Record, process: int) -> None:
 def encoded(text: str) -> bytes:
     """The text as it is noted."""
     return text.encode()
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_function(operation: str, function: str) -> bytes:
+    return f"{operation}{INSIDE}{function}".encode()

@@ -10,7 +10,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 
-SLOT_BYTES = 128
+SLOT_BYTES = 192
 # MPICH gives a process at most 2,046 communicators. Pages never touched take no memory.
 SLOTS = 4096
 AREA_BYTES = (1 + SLOTS) * SLOT_BYTES
@@ -26,10 +26,12 @@ NOTHING, PART, ALONE = 0, 1, 2
 # rank had made before; this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
 # Then: state, when that began, collective calls so far, bytes, peer or root, tag, operation.
-CALL = struct.Struct("<B7xdQqii48s")
+CALL = struct.Struct("<B7xdQqii120s")
 # The first two of these.
 LEFT = struct.Struct("<B7xd")
 OUTSIDE, COLLECTIVE, MESSAGE = 0, 1, 2
+# In an operation's name, before the function that it is part of.
+INSIDE = ", inside "
 
 # The communicator of what all ranks of the job do: making communicators, and ending.
 EVERYBODY = (-1, -1)

@@ -7,7 +7,7 @@ import re
 
 from .blame import Job, Rank
 from .processes import GONE, STOPPED
-from .records import FINALIZE, MESSAGE, NOBODY, Call
+from .records import FINALIZE, INSIDE, MESSAGE, NOBODY, Call
 
 # Of each rank's stacks; a deep recursion would bury the rest.
 STACK_LINES = 60
@@ -117,7 +117,8 @@ def _operation(job: Job, call: Call) -> str:
         details.append(f"collective call {call.sequence}")
     if call.nbytes:
         details.append(f"{call.nbytes:,} bytes")
-    return f"{call.operation} ({', '.join(details)})" if details else call.operation
+    name, before, function = call.operation.partition(INSIDE)
+    return f"{name} ({', '.join(details)}){before}{function}" if details else call.operation
 
 
 def _nobody(job: Job, stalled: list[tuple[Rank, Call]]) -> str:
