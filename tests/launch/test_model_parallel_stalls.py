@@ -66,7 +66,9 @@ comm.bcast_obj("met again")
 
 # What the report says of the ranks that wait in these functions.
 WAITS = {
-    "nobody_sends": [r"rank 1 .* waits in recv \(from rank 0, tag 7\), inside chainermn.functions: recv"],
+    "nobody_sends": [
+        r"rank 1 .* waits in recv \(from rank 0, tag 7\), inside chainermn.functions: recv"
+    ],
     "nobody_receives": [
         r"rank 0 .* waits in send \(to rank 1, tag 7, .* bytes\), inside chainermn.functions: send"
     ],

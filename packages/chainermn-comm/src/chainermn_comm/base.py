@@ -114,9 +114,7 @@ class CommunicatorBase(ABC):
         """
         self.send((np.frombuffer(note, np.uint8), *data), dest, tag)
 
-    def recv_noted(
-        self, source: int, tag: int, label: str = ""
-    ) -> tuple[bytes, tuple[Any, ...]]:
+    def recv_noted(self, source: int, tag: int, label: str = "") -> tuple[bytes, tuple[Any, ...]]:
         """Receive what rank ``source`` sends with :meth:`send_noted` and ``tag``.
 
         Args:
