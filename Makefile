@@ -40,6 +40,8 @@ export PATH := $(BIN):$(PATH)
 
 .PHONY: train test test-slow test-gpu chaos lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
 train: $(READY)
+	@case '$(N)' in 0|''|*[!0-9]*) \
+	    echo "N is the number of ranks, 1 or more; got '$(N)'" >&2; exit 2;; esac
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
 

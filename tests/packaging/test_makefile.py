@@ -81,3 +81,15 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(repository):
 
 def test_an_interpreter_that_is_not_there_is_named(repository):
     assert "PYTHON=nowhere is no Python" in would_do(repository, "PYTHON=nowhere", ok=False)
+
+
+@pytest.mark.parametrize("ranks", ["-1", "two"])
+def test_a_number_of_ranks_that_is_none_is_refused(repository, ranks):
+    """Before `mpiexec` gets it, which takes what it likes from it."""
+    make_environment(repository)
+    command = ["make", "train", f"N={ranks}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert f"N is the number of ranks, 1 or more; got '{ranks}'" in done.stderr
