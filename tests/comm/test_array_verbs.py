@@ -263,6 +263,22 @@ def test_a_note_of_any_length_travels_beside_arrays(kind, naive):
 
 
 @pytest.mark.sizes(2)
+@pytest.mark.parametrize("kind", [MpiCommunicator, CommunicatorBase])
+@pytest.mark.parametrize(
+    ("note", "data", "text"),
+    [
+        ("text", (), "the note of send_noted must be bytes, got str"),
+        (None, (np.ones(2),), "the note of send_noted must be bytes, got NoneType"),
+        (b"", np.ones((2, 2)), "send_noted takes a tuple of arrays, got ndarray"),
+        (b"", np.float64(1), "send_noted takes a tuple of arrays, got float64"),
+    ],
+)
+def test_what_is_no_note_or_no_tuple_raises_at_once(kind, naive, note, data, text):
+    with pytest.raises(TypeError, match=f"^rank {naive.rank}: {text}"):
+        kind.send_noted(naive, note, data, 1 - naive.rank, 3)
+
+
+@pytest.mark.sizes(2)
 def test_what_was_sent_in_another_way_is_refused_by_name(naive):
     ways = {
         "send": lambda: naive.send(np.ones(2), 1, 0),

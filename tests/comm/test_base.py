@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.watchdog import calls
+from chainermn_comm.watchdog.records import doing
 
 from .models import Model, Param
 
@@ -79,6 +83,27 @@ def test_copies_of_what_holds_a_communicator_share_it(duplicate):
     comm = Alone()
     assert duplicate({"comm": comm, "list": []})["comm"] is comm
     assert duplicate(comm) is comm
+
+
+def test_the_function_that_a_message_is_made_for_is_noted(monkeypatch):
+    """A stranger's communicator may be made of one of ours, or wait in MPI itself."""
+    memory: Any = bytearray(512)
+    monkeypatch.setattr(calls, "_area", SimpleNamespace(memory=memory))
+    found = []
+
+    class Seen(Alone):
+        def send(self, data, dest, tag):
+            found.append(doing(memory, 0.0))
+
+        def recv(self, source, tag):
+            found.append(doing(memory, 0.0))
+            return np.zeros(1, np.uint8), np.ones(2)
+
+    Seen().send_noted(b"x", (np.ones(2),), 1, 0, "functions: send")
+    assert Seen().recv_noted(1, 0, "functions: recv")[0] == bytes(1)
+    Seen().send_noted(b"x", (), 1, 0)
+    assert [each and each.what for each in found] == ["functions: send", "functions: recv", None]
+    assert doing(memory, 0.0) is None
 
 
 def test_the_other_methods_come_with_the_interface():

@@ -135,6 +135,33 @@ def test_errors_are_noted_and_the_next_call_is_traced_again(world, folder):
     assert errors == [("allreduce", "TypeError"), ("allreduce", None), ("finalize", None)]
 
 
+class Unreadable:
+    def __setstate__(self, state):
+        raise ValueError(state)
+
+
+@pytest.mark.sizes(2)
+def test_the_errors_of_messages_are_noted_too(world, folder):
+    unreadable = Unreadable()
+    unreadable.state = "some"  # type: ignore[attr-defined]
+    with create_communicator("naive") as comm:
+        if world.rank == 0:
+            comm.send_obj("text", 1)
+            comm.send(np.ones(2), 1)
+            comm.send_obj(unreadable, 1)
+        else:
+            for receive, error in (
+                (comm.recv, TypeError),
+                (comm.recv_noted, TypeError),
+                (comm.recv_obj, ValueError),
+            ):
+                with pytest.raises(error):
+                    receive(0)
+    found = [call["args"].get("error") for call in calls(folder, world.rank)]
+    errors = ["TypeError", "TypeError", "ValueError"] if world.rank else [None] * 3
+    assert found == [*errors, None]
+
+
 def test_parts_of_a_communicator_have_names_and_members(world, folder):
     with create_communicator("naive") as comm, comm.split(world.rank % 2, -world.rank) as part:
         part.allreduce(1.0)

@@ -11,6 +11,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from chainer.memory_layouts import CUDNN_CHANNEL_LAST_X
 
 from chainermn_modelparallel import pseudo_connect, recv, send
 
@@ -459,6 +460,30 @@ def test_another_kind_of_message_is_refused_by_name(comm):
         F.sum(recv(comm, 0, tag=4)).backward()
 
 
+@pytest.mark.sizes(2)
+def test_a_note_of_somebody_elses_is_refused_by_name(comm):
+    if comm.rank == 0:
+        for note in (b"", b"letter of mine", b"another"):
+            comm.send_noted(note, (np.ones(2),), 1, 4)
+    else:
+        for _ in range(3):
+            with pytest.raises(TypeError, match=r"rank 1: expected what rank 0 .*tag 4, got b'"):
+                recv(comm, 0, tag=4)
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_variable_of_another_layout_raises_before_anything_is_sent(comm, several):
+    """Its array has the axes in an order that the receiver would know nothing of."""
+    if comm.rank == 0:
+        x = Variable(np.ones((1, 2, 3, 4), "f")).as_layout(CUDNN_CHANNEL_LAST_X)
+        with pytest.raises(RuntimeError, match="layout"):
+            send((x, x) if several else x, comm, 1)
+        send(np.ones(3), comm, 1)
+    else:
+        assert recv(comm, 0).shape == (3,)
+
+
 @pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
@@ -471,6 +496,8 @@ def test_another_kind_of_message_is_refused_by_name(comm):
         ({"tag": -1}, ValueError, "tag must be 0 or more"),
         ({"tag": 32766}, ValueError, "gradients take"),
         ({"tag": 0.5}, TypeError, "tag must be an integer, got float"),
+        ({"tag": True}, TypeError, "tag must be an integer, got bool"),  # as a force_tuple too far
+        ({"rank": True}, TypeError, "rank must be an integer, got bool"),
     ],
 )
 def test_wrong_ranks_and_tags_raise_at_once(comm, arguments, error, text):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .watchdog import part_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -111,8 +114,13 @@ class CommunicatorBase(ABC):
             dest: the rank that receives it.
             tag: tells messages between the same ranks apart; from 0 on.
             label: what the call is made for, as the watchdog's reports name it.
+
+        Raises:
+            TypeError: the note is not bytes, or ``data`` no tuple; nothing has been sent then.
         """
-        self.send((np.frombuffer(note, np.uint8), *data), dest, tag)
+        check_noted(note, data, self.rank)
+        with part_of(label) if label else nullcontext():
+            self.send((np.frombuffer(note, np.uint8), *data), dest, tag)
 
     def recv_noted(self, source: int, tag: int, label: str = "") -> tuple[bytes, tuple[Any, ...]]:
         """Receive what rank ``source`` sends with :meth:`send_noted` and ``tag``.
@@ -128,7 +136,8 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: it sent something else, which is then discarded.
         """
-        found = self.recv(source, tag)
+        with part_of(label) if label else nullcontext():
+            found = self.recv(source, tag)
         note = found[0] if isinstance(found, tuple) and found else None
         if not isinstance(note, np.ndarray) or (note.dtype, note.ndim) != (np.uint8, 1):
             raise TypeError(
@@ -382,3 +391,13 @@ class CommunicatorBase(ABC):
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self.finalize()
+
+
+def check_noted(note: Any, data: Any, rank: int) -> None:
+    """Raise TypeError, with this rank's number, unless ``send_noted`` can send these."""
+    if not isinstance(note, bytes):
+        kind = type(note).__name__
+        raise TypeError(f"rank {rank}: the note of send_noted must be bytes, got {kind}")
+    if not isinstance(data, (tuple, list)):
+        kind = type(data).__name__
+        raise TypeError(f"rank {rank}: send_noted takes a tuple of arrays, got {kind}")

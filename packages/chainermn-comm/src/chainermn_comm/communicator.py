@@ -13,13 +13,13 @@ from mpi4py import MPI
 
 from . import allreduce, collectives, messages, point_to_point
 from .agreement import prepare
-from .base import CommunicatorBase
+from .base import CommunicatorBase, check_noted
 from .broadcast import bcast_parameters
 from .collectives import Group
 from .errors import CommunicationError, FinalizedError
 from .gradients import mean_gradients
 from .integers import as_integer
-from .messages import NOTED, OBJECT, Message
+from .messages import ARRAY, NOTED, OBJECT, SCALAR, TUPLE, Message
 from .plans import Ground, Plans
 from .reducers import Reducers
 from .settings import Settings
@@ -31,6 +31,8 @@ from .watchdog import join, watched
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
+# What `recv` takes.
+ARRAYS = (ARRAY, TUPLE, SCALAR)
 
 
 @dataclass(frozen=True)
@@ -140,24 +142,20 @@ class MpiCommunicator(CommunicatorBase):
         self._send("send", messages.of_array(data, self._rank), peer)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        message = self._recv("recv", self._peer(source, tag, "source"))
-        if message.kind in (OBJECT, NOTED):
-            raise self._unlike("recv", message, source)
-        return message.value()
+        return self._recv("recv", ARRAYS, self._peer(source, tag, "source"))[1]
 
     def send_noted(
         self, note: bytes, data: tuple[Any, ...], dest: int, tag: int = 0, label: str = ""
     ) -> None:
+        if type(note) is not bytes or type(data) is not tuple:
+            check_noted(note, data, self._rank)
         peer = self._peer(dest, tag, "dest")
         self._send("send", messages.noted(note, data, self._rank), peer, label)
 
     def recv_noted(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...]]:
-        message = self._recv("recv", self._peer(source, tag, "source"), label)
-        if message.kind != NOTED:
-            raise self._unlike("recv_noted", message, source)
-        return message.note, message.value()
+        return self._recv("recv_noted", (NOTED,), self._peer(source, tag, "source"), label)
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -205,10 +203,7 @@ class MpiCommunicator(CommunicatorBase):
         self._send("send_obj", messages.of_object(obj), peer)
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
-        message = self._recv("recv_obj", self._peer(source, tag, "source"))
-        if message.kind != OBJECT:
-            raise self._unlike("recv_obj", message, source)
-        return message.value()
+        return self._recv("recv_obj", (OBJECT,), self._peer(source, tag, "source"))[1]
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -445,12 +440,21 @@ class MpiCommunicator(CommunicatorBase):
             self._record.leave()
 
     def _recv(
-        self, operation: str, peer: tuple[MPI.Intracomm, int, int], label: str = ""
-    ) -> Message:
+        self,
+        method: str,
+        kinds: tuple[str, ...],
+        peer: tuple[MPI.Intracomm, int, int],
+        label: str = "",
+    ) -> tuple[bytes, Any]:
+        """The note and the value of a message of one of these kinds."""
         comm, source, tag = peer
+        operation = "recv" if method == "recv_noted" else method
         self._record.message(operation, source, tag, 0, label)
         try:
-            return point_to_point.recv(comm, source, tag)
+            message = point_to_point.recv(comm, source, tag)
+            if message.kind not in kinds:
+                raise self._unlike(method, message, source)
+            return message.note, message.value()
         finally:
             self._record.leave()
 

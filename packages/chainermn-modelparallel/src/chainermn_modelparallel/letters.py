@@ -79,7 +79,7 @@ def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "re
             f"{_expected(communicator, rank, tag)}, but {error}, or use different tags for "
             "different kinds of messages"
         ) from error
-    if not note.startswith(_MARK):
+    if len(note) < _HEAD.size or not note.startswith(_MARK):
         raise TypeError(f"{_expected(communicator, rank, tag)}, got {note[:20]!r} (now discarded)")
     _, number, answers, graph, refusal, final, count = _HEAD.unpack_from(note)
     wants, positions = _read(note[_HEAD.size :], count)
@@ -132,9 +132,13 @@ def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:
 
 
 def as_integer(name: str, value: Any, mine: int) -> int:
-    """The value as an int; TypeError, with this rank and the argument's name, if it is none."""
+    """The value as an int; TypeError, with this rank and the argument's name, if it is none.
+
+    True and False are none: a ``force_tuple`` given as the tag would be waited for in vain.
+    """
     try:
-        return operator.index(value)
+        if not isinstance(value, bool):
+            return operator.index(value)
     except TypeError:
-        kind = type(value).__name__
-        raise TypeError(f"rank {mine}: {name} must be an integer, got {kind}") from None
+        pass
+    raise TypeError(f"rank {mine}: {name} must be an integer, got {type(value).__name__}")

@@ -140,7 +140,7 @@ def receive(
 
 def _variables(x: Any, rank: int) -> tuple[Variable, ...]:
     """What the user wants to send, checked, as variables."""
-    if type(x) is Variable and type(x.raw_array) is np.ndarray:
+    if type(x) is Variable and type(x.raw_array) is np.ndarray and x.layout is None:
         return (x,)  # nearly always
     items = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     if not items:
