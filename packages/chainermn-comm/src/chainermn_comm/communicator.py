@@ -410,7 +410,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def _peer(self, rank: int, tag: int, name: str) -> tuple[MPI.Intracomm, int, int]:
         """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
-        group, mine = self._group, self._rank
+        group, mine = self._open.group, self._rank
         is_plain = type(rank) is type(tag) is int and rank != mine  # nearly always
         if is_plain and 0 <= rank < self._size and 0 <= tag <= self._max_tag:
             return group.comm, rank, tag

@@ -46,9 +46,10 @@ def recv(comm: MPI.Intracomm, source: int, tag: int) -> Message:
     """Wait for a message of :func:`send` and receive the whole of it."""
     first = np.empty(_FIRST_BYTES, np.uint8)
     comm.Recv([first, MPI.BYTE], source, tag)
-    length, noted = _LENGTHS.unpack_from(first.data)
+    read = first.data
+    length, noted = _LENGTHS.unpack_from(read)
     start, end = _LENGTHS.size + length, _LENGTHS.size + length + noted
-    head = first[:end].tobytes()
+    head = bytes(read[:end])
     if end > _FIRST_BYTES:
         rest = np.empty(end - _FIRST_BYTES, np.uint8)
         comm.Recv([rest, MPI.BYTE], source, tag)

@@ -49,26 +49,43 @@ class Communication(chainer.FunctionNode):
         ours make before they communicate. So those are left out, where the arrays are NumPy's
         and nobody looks on; elsewhere it is left to Chainer.
         """
+        if self.begin(inputs):
+            return self.finish(
+                inputs, self.forward(tuple([variable.raw_array for variable in inputs]))
+            )
+        outputs = super().apply(inputs)
+        return outputs[:-1] if self.thread_apart else outputs
+
+    def begin(self, inputs: tuple[Any, ...]) -> bool:
+        """Do what comes before `forward`; False, and nothing is done, where all is Chainer's to do.
+
+        Nothing but :meth:`finish` is to follow, or nothing at all.
+        """
         if not _is_plain(self, inputs):
-            outputs = super().apply(inputs)
-            return outputs[:-1] if self.thread_apart else outputs
+            return False
         self._input_indexes_to_retain = self._output_indexes_to_retain = None
-        arrays = self.forward(tuple([variable.raw_array for variable in inputs]))
-        requires_grad = True in [variable.requires_grad for variable in inputs]
-        made = arrays[:-1] if self.thread_apart else arrays
-        outputs = tuple([unchecked(array, requires_grad) for array in made])
-        self._input_layouts, self._output_layouts = (None,) * len(inputs), (None,) * len(arrays)
-        self._output_count = len(arrays)
-        if setting("enable_backprop"):
+        self._requires_grad = True in [variable.requires_grad for variable in inputs]
+        self._input_layouts = (None,) * len(inputs)
+        self._builds_graph = bool(setting("enable_backprop"))
+        if self._builds_graph:
             self.inputs = tuple([variable.node for variable in inputs])
             self.rank = max([node.rank for node in self.inputs], default=0)
+            self.lazy_grad_sum = setting("lazy_grad_sum")
+        return True
+
+    def finish(self, inputs: tuple[Any, ...], arrays: tuple[Any, ...]) -> tuple[Variable, ...]:
+        """Make variables of what `forward` returned."""
+        made = arrays[:-1] if self.thread_apart else arrays
+        outputs = tuple([unchecked(array, self._requires_grad) for array in made])
+        self._output_layouts = (None,) * len(arrays)
+        self._output_count = len(arrays)
+        if self._builds_graph:
             nodes: list[Any] = [variable.node for variable in outputs]
             for node in nodes:
                 node.creator_node = self
             ends = [ref(node) for node in nodes]
             self.outputs = (*ends, _NO_NODE) if self.thread_apart else tuple(ends)
             self._retain(inputs, nodes, arrays)
-            self.lazy_grad_sum = setting("lazy_grad_sum")
         return outputs
 
     def _retain(self, inputs: tuple[Any, ...], nodes: list[Any], arrays: tuple[Any, ...]) -> None:

@@ -11,7 +11,8 @@ from chainer import Variable, backend
 from chainermn_modelparallel.communication import setting
 
 _NOTHING = np.empty(0, np.float32)
-_LEAF = Variable(_NOTHING)
+# An input that requires a gradient, of any number of functions.
+LEAF = Variable(_NOTHING)
 
 
 def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
@@ -89,7 +90,7 @@ def leaf_beside(array: Any) -> Variable:
     It may be the input of many functions, so ``backward`` must give it None.
     """
     empty = empty_beside(array)
-    return _LEAF if empty is _NOTHING else Variable(empty)
+    return LEAF if empty is _NOTHING else Variable(empty)
 
 
 def brought_beside(array: Any, delegate: Variable) -> Variable:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, TypeAlias
+from weakref import ref
 
 import chainer
 import numpy as np
@@ -18,6 +18,7 @@ from chainer import Variable, backend
 from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_modelparallel.communication import Communication, setting, unchecked
 from chainermn_modelparallel.delegates import (
+    LEAF,
     brought_beside,
     empty_beside,
     go_on,
@@ -39,7 +40,9 @@ from chainermn_modelparallel.verbs import wants_gradient
 
 # Letters of this process are numbered, and those that may still be answered are known.
 _numbers = itertools.count()
-_unanswered: WeakValueDictionary[int, Send] = WeakValueDictionary()
+_unanswered: dict[int, ref[Send]] = {}
+
+Expected: TypeAlias = "tuple[Recv, tuple[Variable, ...]]"
 
 
 def dispatch(node: Send, variables: tuple[Variable, ...]) -> Variable:
@@ -53,11 +56,22 @@ def dispatch(node: Send, variables: tuple[Variable, ...]) -> Variable:
     return node.apply(variables)[0]  # while the other rank goes on with the letter
 
 
+def expect(
+    communicator: CommunicatorBase, peer: int, tag: int, delegate: Variable | None
+) -> Expected | None:
+    """What can be made of the end of an edge before its letter has come; None where nothing can."""
+    inputs = (LEAF,) if delegate is None else (delegate, LEAF)
+    node = Recv(communicator, peer, tag, delegate is not None)
+    return (node, inputs) if node.begin(inputs) else None
+
+
 def deliver(
     letter: Letter,
     communicator: CommunicatorBase,
     peer: int,
+    tag: int,
     delegate: Variable | None,
+    expected: Expected | None = None,
 ) -> tuple[tuple[Variable, ...], Recv | None]:
     """The letter's arrays as variables whose backward answers it and goes on to the delegate.
 
@@ -67,13 +81,17 @@ def deliver(
     leads_back = wanted or (delegate is not None and delegate.requires_grad)
     if not leads_back or not setting("enable_backprop"):
         return tuple([unchecked(array, False) for array in arrays]), None
-    inputs = []
-    if delegate is not None:
-        inputs.append(brought_beside(arrays[0], delegate) if arrays else delegate)
-    if wanted:
-        inputs.append(leaf_beside(arrays[0]))
-    node = Recv(letter, communicator, peer, delegate is not None)
-    received = node.apply(tuple(inputs))
+    if expected is not None and all([type(array) is np.ndarray for array in arrays]):
+        node, inputs = expected
+        node.take(letter)
+        received = node.finish(inputs, node.forward(tuple([x.raw_array for x in inputs])))
+    else:
+        inputs = () if delegate is None else (brought_beside((*arrays, None)[0], delegate),)
+        if wanted:
+            inputs += (leaf_beside(arrays[0]),)
+        node = Recv(communicator, peer, tag, delegate is not None)
+        node.take(letter)
+        received = node.apply(inputs)
     if delegate is not None or all(letter.wants):
         return received, node
     outputs = tuple(
@@ -98,6 +116,7 @@ class Send(Communication):
         positions: tuple[int, ...] | None = None,
         final: bool = False,
     ) -> None:
+        self._number = next(_numbers)
         self._communicator = communicator
         self._peer = peer
         self._tag = tag
@@ -105,21 +124,21 @@ class Send(Communication):
         self._final = final
         self._positions = tuple(range(len(variables))) if positions is None else positions
         self._wants = tuple([wants_gradient(variable) for variable in variables])
-        self._number = next(_numbers)
         self._arrived: deque[Letter] = deque()
 
     def watch(self) -> None:
         """Let it be told if this is dropped before backward came here."""
         self._due = self._tag if any(self._wants) else None
 
-    def __del__(self) -> None:
+    def __del__(self, forget: Any = _unanswered.pop) -> None:  # a global may be gone at exit
+        forget(self._number, None)
         if self._due is not None:
             send_was_dropped(self._number, self._communicator.rank, self._peer, self._due)
 
     def post(self, arrays: tuple[Any, ...]) -> None:
         """Send the letter."""
         # Known before it leaves, since its answer may be read while we wait for another.
-        _unanswered[self._number] = self
+        _unanswered[self._number] = ref(self)
         graph = self._answers != UNNUMBERED
         letter = Letter(
             self._number,
@@ -128,7 +147,8 @@ class Send(Communication):
             self._positions,
             arrays,
             graph,
-            final=self._final,
+            0,
+            self._final,
         )
         post(letter, self._communicator, self._peer, self._tag)
 
@@ -147,7 +167,7 @@ class Send(Communication):
             self._check(letter)
             # A second backward through the gradients asks for this edge's gradients again.
             again = self.thread() if True in letter.wants else None
-            variables, _ = deliver(letter, self._communicator, self._peer, again)
+            variables, _ = deliver(letter, self._communicator, self._peer, GRADIENT_TAG, again)
             found = dict(zip(letter.positions, variables, strict=True))
         # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
         # other ranks may wait for it.
@@ -168,7 +188,8 @@ class Send(Communication):
             letter = fetch(self._communicator, there, GRADIENT_TAG, inside)
             if letter.answers == self._number:
                 return letter
-            owner = _unanswered.get(letter.answers)
+            known = _unanswered.get(letter.answers)
+            owner = known() if known else None
             if owner is not None:
                 owner._arrived.append(letter)
             elif not letter.refusal and not was_abandoned(letter.answers):
@@ -203,14 +224,18 @@ class Recv(Communication):
     _due: int | None = None  # as for Send
 
     def __init__(
-        self, letter: Letter, communicator: CommunicatorBase, peer: int, has_delegate: bool
+        self, communicator: CommunicatorBase, peer: int, tag: int, has_delegate: bool
     ) -> None:
-        self._arrays: tuple[Any, ...] = letter.arrays
-        self._number, self._wants, self._final = letter.number, letter.wants, letter.final
+        self._inside = f"backward of recv(rank={peer}, tag={tag})"
         self._communicator = communicator
         self._peer = peer
         self._has_delegate = has_delegate
         self._leads_nowhere = not has_delegate
+
+    def take(self, letter: Letter) -> None:
+        """Go on with this letter."""
+        self._arrays: tuple[Any, ...] = letter.arrays
+        self._number, self._wants, self._final = letter.number, letter.wants, letter.final
 
     def watch(self, tag: int, leads_nowhere: bool) -> None:
         """Let it be told if this is dropped before backward came here.
@@ -235,7 +260,7 @@ class Recv(Communication):
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
-        tag, self._due = self._due, None
+        self._due = None
         sent: Variable | None = None
         found: dict[int, Variable] = {}
         if True in self._wants:
@@ -249,11 +274,10 @@ class Recv(Communication):
             elif setting("enable_backprop"):
                 sent = self._answer_with_graph(found, self._leads_nowhere or 0 not in indexes)
             else:
-                arrays = tuple([gradient.array for gradient in found.values()])
+                arrays = tuple([gradient.raw_array for gradient in found.values()])
                 unwanted = (False,) * len(arrays)
                 letter = Letter(UNNUMBERED, self._number, unwanted, tuple(found), arrays)
-                inside = f"backward of recv(rank={self._peer}, tag={tag})"
-                post(letter, self._communicator, self._peer, GRADIENT_TAG, inside)
+                post(letter, self._communicator, self._peer, GRADIENT_TAG, self._inside)
         if not self._has_delegate:
             return (None,) * len(indexes)
         others = tuple(g for position, g in enumerate(grad_outputs) if position not in found)

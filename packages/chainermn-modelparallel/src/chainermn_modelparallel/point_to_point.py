@@ -10,7 +10,7 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_modelparallel.communication import setting
-from chainermn_modelparallel.edges import Recv, Send, deliver, dispatch
+from chainermn_modelparallel.edges import Recv, Send, deliver, dispatch, expect
 from chainermn_modelparallel.letters import check_peer, fetch
 from chainermn_modelparallel.refusals import NO_BACKPROP, refuse, refuse_dropped
 
@@ -123,6 +123,7 @@ def receive(
             f"got {type(delegate_variable).__name__}"
         )
     refuse_dropped(communicator)
+    expected = expect(communicator, rank, tag, delegate_variable)  # while the letter is on its way
     letter = fetch(communicator, rank, tag)
     if True in letter.wants and not setting("enable_backprop"):
         here = communicator.rank
@@ -132,7 +133,7 @@ def receive(
             f"called send(rank={here}, tag={tag}) outside of it and would wait for gradients; use "
             "the mode on both ranks, or send what needs no gradient (the variable's array)"
         )
-    variables, node = deliver(letter, communicator, rank, delegate_variable)
+    variables, node = deliver(letter, communicator, rank, tag, delegate_variable, expected)
     if node is not None:
         node.watch(tag, leads_nowhere)
     return variables, node
