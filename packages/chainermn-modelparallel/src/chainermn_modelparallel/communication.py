@@ -59,7 +59,7 @@ class Communication(chainer.FunctionNode):
     def begin(self, inputs: tuple[Any, ...]) -> bool:
         """Do what comes before `forward`; False, and nothing is done, where all is Chainer's to do.
 
-        Nothing but :meth:`finish` is to follow, or nothing at all.
+        :meth:`finish` may follow later, when there is something to go on with, or never.
         """
         if not _is_plain(self, inputs):
             return False

@@ -47,7 +47,7 @@ Expected: TypeAlias = "tuple[Recv, tuple[Variable, ...]]"
 
 def dispatch(node: Send, variables: tuple[Variable, ...]) -> Variable:
     """Send a node's letter and make the graph that leads back to it: the delegate variable."""
-    arrays = tuple([variable.raw_array for variable in variables])
+    arrays = tuple([variable.array for variable in variables])
     if backend.get_array_module(*arrays) is np:
         node.post(arrays)
     else:
@@ -274,7 +274,7 @@ class Recv(Communication):
             elif setting("enable_backprop"):
                 sent = self._answer_with_graph(found, self._leads_nowhere or 0 not in indexes)
             else:
-                arrays = tuple([gradient.raw_array for gradient in found.values()])
+                arrays = tuple([gradient.array for gradient in found.values()])
                 unwanted = (False,) * len(arrays)
                 letter = Letter(UNNUMBERED, self._number, unwanted, tuple(found), arrays)
                 post(letter, self._communicator, self._peer, GRADIENT_TAG, self._inside)
