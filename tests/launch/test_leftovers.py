@@ -148,7 +148,7 @@ def test_a_launcher_that_is_killed(script, tmp_path):
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
+            env=jobs.variables({"TMPDIR": str(folder)}),
         )
     started = psutil.Process(process.pid)
     try:
