@@ -241,11 +241,14 @@ def test_a_rank_that_does_not_come_to_make_the_first_communicator(script):
 
 def test_a_killed_rank_ends_the_job_and_is_named_by_the_monitor(script):
     """MPICH's launcher may name another one, which it has killed itself."""
-    job = run(3, script, "killed", 600)
-    assert job.returncode != 0, job
-    found = re.findall(
-        r"^ChainerMN: rank (\d+) \(process \d+ on \S+\) is gone, (.*)", job.err, re.M
-    )
+    for _ in range(4):
+        job = run(3, script, "killed", 600)
+        assert job.returncode != 0, job
+        found = re.findall(
+            r"^ChainerMN: rank (\d+) \(process \d+ on \S+\) is gone, (.*)", job.err, re.M
+        )
+        if found:
+            break  # else the machine was so busy that the launcher had gone: nobody was left to tell
     assert found == [
         ("2", "last seen in no call, after allreduce (collective call 4, 80 bytes).")
     ], job
