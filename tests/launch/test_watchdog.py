@@ -248,7 +248,7 @@ def test_a_killed_rank_ends_the_job_and_is_named_by_the_monitor(script):
             r"^ChainerMN: rank (\d+) \(process \d+ on \S+\) is gone, (.*)", job.err, re.M
         )
         if found:
-            break  # else the machine was so busy that the launcher had gone: nobody was left to tell
+            break  # else the machine was so busy that the launcher had gone, and nobody heard
     assert found == [
         ("2", "last seen in no call, after allreduce (collective call 4, 80 bytes).")
     ], job
