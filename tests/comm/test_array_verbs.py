@@ -252,10 +252,10 @@ def test_a_note_of_any_length_travels_beside_arrays(kind, naive):
     for note in (b"", b"x", bytes(range(256)) * 100):
         for data in ((), arrays, (*arrays, large), (large[::2], arrays[0])):
             if naive.rank == 0:
-                kind.send_noted(naive, note, data, 1, 3)
+                kind.send_noted(naive, note, data, 1, 3, number=len(note) - 1)
             else:
-                found, received = kind.recv_noted(naive, 0, 3)
-                assert found == note
+                found, received, number = kind.recv_noted(naive, 0, 3)
+                assert (found, number) == (note, len(note) - 1)
                 assert len(received) == len(data)
                 for array, expected in zip(received, data, strict=True):
                     same(array, expected)
@@ -265,17 +265,35 @@ def test_a_note_of_any_length_travels_beside_arrays(kind, naive):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("kind", [MpiCommunicator, CommunicatorBase])
 @pytest.mark.parametrize(
-    ("note", "data", "text"),
+    ("note", "data", "number", "text"),
     [
-        ("text", (), "the note of send_noted must be bytes, got str"),
-        (None, (np.ones(2),), "the note of send_noted must be bytes, got NoneType"),
-        (b"", np.ones((2, 2)), "send_noted takes a tuple of arrays, got ndarray"),
-        (b"", np.float64(1), "send_noted takes a tuple of arrays, got float64"),
+        ("text", (), 0, "the note of send_noted must be bytes, got str"),
+        (None, (np.ones(2),), 0, "the note of send_noted must be bytes, got NoneType"),
+        (b"", np.ones((2, 2)), 0, "send_noted takes a tuple of arrays, got ndarray"),
+        (b"", np.float64(1), 0, "send_noted takes a tuple of arrays, got float64"),
+        (b"", (), "1", "the number of send_noted must be an int, got str"),
+        (b"", (), 2**63, "the number of send_noted must lie within 9223372036854775807, got"),
+        (b"", (), -(2**63), "the number of send_noted must lie within 9223372036854775807, got"),
     ],
 )
-def test_what_is_no_note_or_no_tuple_raises_at_once(kind, naive, note, data, text):
-    with pytest.raises(TypeError, match=f"^rank {naive.rank}: {text}"):
-        kind.send_noted(naive, note, data, 1 - naive.rank, 3)
+def test_what_is_no_note_no_tuple_or_no_number_raises_at_once(
+    kind, naive, note, data, number, text
+):
+    with pytest.raises((TypeError, ValueError), match=f"^rank {naive.rank}: {text}"):
+        kind.send_noted(naive, note, data, 1 - naive.rank, 3, "", number)
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("kind", [MpiCommunicator, CommunicatorBase])
+def test_numbers_of_64_bits_travel_with_the_same_note(kind, naive):
+    numbers = (0, 1, -1, 2**63 - 1, -(2**63) + 1, True)
+    for number in numbers:
+        if naive.rank == 0:
+            kind.send_noted(naive, b"the same", (np.full(2, number),), 1, 3, number=number)
+        else:
+            note, (array,), found = kind.recv_noted(naive, 0, 3)
+            assert (note, found) == (b"the same", number)
+            assert array[0] == number
 
 
 @pytest.mark.sizes(2)

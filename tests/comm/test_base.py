@@ -97,7 +97,7 @@ def test_the_function_that_a_message_is_made_for_is_noted(monkeypatch):
 
         def recv(self, source, tag):
             found.append(doing(memory, 0.0))
-            return np.zeros(1, np.uint8), np.ones(2)
+            return np.zeros(9, np.uint8), np.ones(2)
 
     Seen().send_noted(b"x", (np.ones(2),), 1, 0, "functions: send")
     assert Seen().recv_noted(1, 0, "functions: recv")[0] == bytes(1)

@@ -14,6 +14,7 @@ from chainer.backends import cuda
 
 from chainermn_modelparallel import (
     MultiNodeChainList,
+    communication,
     delegates,
     edges,
     pseudo_connect,
@@ -45,8 +46,8 @@ def stand_in(monkeypatch, comm):
     original = comm.recv_noted
 
     def on_device(source, tag=0, label=""):
-        note, arrays = original(source, tag, label)
-        return note, tuple(array.view(Device) for array in arrays)
+        note, arrays, number = original(source, tag, label)
+        return note, tuple(array.view(Device) for array in arrays), number
 
     monkeypatch.setattr(cuda, "ndarray", Device)
     monkeypatch.setattr(cuda.GpuDevice, "from_array", staticmethod(lambda array: None))
@@ -59,8 +60,8 @@ def stand_in(monkeypatch, comm):
         get_array_module=array_module,
         get_device_from_array=chainer.backend.get_device_from_array,
     )
-    monkeypatch.setattr(delegates, "backend", ours)
-    monkeypatch.setattr(edges, "backend", ours)
+    for module in (communication, delegates, edges):
+        monkeypatch.setattr(module, "backend", ours)
     monkeypatch.setattr(comm, "recv_noted", on_device)
     with pytest.raises(TypeError, match="mixed"):
         F.add(np.ones(2), np.ones(2).view(Device))

@@ -14,6 +14,9 @@ from .watchdog import part_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# Of what `send_noted` takes.
+LARGEST_NUMBER = 2**63 - 1
+
 
 class CommunicatorBase(ABC):
     """What the wrappers of ChainerMN ask of a communicator.
@@ -102,11 +105,18 @@ class CommunicatorBase(ABC):
         """
 
     def send_noted(
-        self, note: bytes, data: tuple[Any, ...], dest: int, tag: int, label: str = ""
+        self,
+        note: bytes,
+        data: tuple[Any, ...],
+        dest: int,
+        tag: int,
+        label: str = "",
+        number: int = 0,
     ) -> None:
-        """Send arrays and some bytes that tell what they are to :meth:`recv_noted`.
+        """Send arrays to :meth:`recv_noted`, with some bytes and a number that tell what they are.
 
-        Cheaper than one array more: the bytes are neither described nor allocated apart.
+        Cheaper than one array more. What differs from message to message is best put into the
+        number: much is worked out once for messages of the same note and forms of arrays.
 
         Args:
             note: some kilobytes at most, since it is copied.
@@ -114,15 +124,21 @@ class CommunicatorBase(ABC):
             dest: the rank that receives it.
             tag: tells messages between the same ranks apart; from 0 on.
             label: what the call is made for, as the watchdog's reports name it.
+            number: of 64 bits, signed.
 
         Raises:
-            TypeError: the note is not bytes, or ``data`` no tuple; nothing has been sent then.
+            TypeError: the note is not bytes, ``data`` no tuple, or the number no int; nothing has
+                been sent then.
+            ValueError: the number is too large.
         """
-        check_noted(note, data, self.rank)
+        check_noted(note, data, number, self.rank)
+        head = np.frombuffer(number.to_bytes(8, "little", signed=True) + note, np.uint8)
         with part_of(label) if label else nullcontext():
-            self.send((np.frombuffer(note, np.uint8), *data), dest, tag)
+            self.send((head, *data), dest, tag)
 
-    def recv_noted(self, source: int, tag: int, label: str = "") -> tuple[bytes, tuple[Any, ...]]:
+    def recv_noted(
+        self, source: int, tag: int, label: str = ""
+    ) -> tuple[bytes, tuple[Any, ...], int]:
         """Receive what rank ``source`` sends with :meth:`send_noted` and ``tag``.
 
         Args:
@@ -131,20 +147,25 @@ class CommunicatorBase(ABC):
             label: what the call is made for, as the watchdog's reports name it.
 
         Returns:
-            The note, and a tuple of new arrays.
+            The note, a tuple of new arrays, and the number.
 
         Raises:
             TypeError: it sent something else, which is then discarded.
         """
         with part_of(label) if label else nullcontext():
             found = self.recv(source, tag)
-        note = found[0] if isinstance(found, tuple) and found else None
-        if not isinstance(note, np.ndarray) or (note.dtype, note.ndim) != (np.uint8, 1):
+        head = found[0] if isinstance(found, tuple) and found else None
+        if (
+            not isinstance(head, np.ndarray)
+            or (head.dtype, head.ndim) != (np.uint8, 1)
+            or len(head) < 8
+        ):
             raise TypeError(
                 f"rank {self.rank}: recv_noted got a {type(found).__name__} that rank {source} "
                 "didn't send with send_noted (now discarded); receive it with recv"
             )
-        return note.tobytes(), found[1:]
+        written = head.tobytes()
+        return written[8:], found[1:], int.from_bytes(written[:8], "little", signed=True)
 
     @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -393,11 +414,18 @@ class CommunicatorBase(ABC):
         self.finalize()
 
 
-def check_noted(note: Any, data: Any, rank: int) -> None:
-    """Raise TypeError, with this rank's number, unless ``send_noted`` can send these."""
+def check_noted(note: Any, data: Any, number: Any, rank: int) -> None:
+    """Raise, with this rank's number, unless ``send_noted`` can send these."""
     if not isinstance(note, bytes):
         kind = type(note).__name__
         raise TypeError(f"rank {rank}: the note of send_noted must be bytes, got {kind}")
     if not isinstance(data, (tuple, list)):
         kind = type(data).__name__
         raise TypeError(f"rank {rank}: send_noted takes a tuple of arrays, got {kind}")
+    if not isinstance(number, int):
+        kind = type(number).__name__
+        raise TypeError(f"rank {rank}: the number of send_noted must be an int, got {kind}")
+    if not -LARGEST_NUMBER <= number <= LARGEST_NUMBER:
+        raise ValueError(
+            f"rank {rank}: the number of send_noted must lie within {LARGEST_NUMBER}, got {number}"
+        )

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from . import allreduce, collectives, messages, point_to_point
 from .agreement import prepare
-from .base import CommunicatorBase, check_noted
+from .base import LARGEST_NUMBER, CommunicatorBase, check_noted
 from .broadcast import bcast_parameters
 from .collectives import Group
 from .errors import CommunicationError, FinalizedError
@@ -145,16 +145,33 @@ class MpiCommunicator(CommunicatorBase):
         return self._recv("recv", ARRAYS, self._peer(source, tag, "source"))[1]
 
     def send_noted(
-        self, note: bytes, data: tuple[Any, ...], dest: int, tag: int = 0, label: str = ""
+        self,
+        note: bytes,
+        data: tuple[Any, ...],
+        dest: int,
+        tag: int = 0,
+        label: str = "",
+        number: int = 0,
     ) -> None:
-        if type(note) is not bytes or type(data) is not tuple:
-            check_noted(note, data, self._rank)
-        peer = self._peer(dest, tag, "dest")
-        self._send("send", messages.noted(note, data, self._rank), peer, label)
+        is_plain = type(note) is bytes and type(data) is tuple and type(number) is int
+        if not is_plain or not -LARGEST_NUMBER <= number <= LARGEST_NUMBER:
+            check_noted(note, data, number, self._rank)
+        comm, dest, tag = self._peer(dest, tag, "dest")
+        found = point_to_point.in_one(number, note, data)
+        if found is None:
+            message = messages.noted(data, self._rank)
+            self._send("send", message, (comm, dest, tag), label, note, number)
+            return
+        whole, nbytes = found  # nearly always
+        self._record.message("send", dest, tag, nbytes, label)
+        try:
+            comm.Send([whole, MPI.BYTE], dest, tag)
+        finally:
+            self._record.leave()
 
     def recv_noted(
         self, source: int, tag: int = 0, label: str = ""
-    ) -> tuple[bytes, tuple[Any, ...]]:
+    ) -> tuple[bytes, tuple[Any, ...], int]:
         return self._recv("recv_noted", (NOTED,), self._peer(source, tag, "source"), label)
 
     @watched
@@ -410,7 +427,10 @@ class MpiCommunicator(CommunicatorBase):
 
     def _peer(self, rank: int, tag: int, name: str) -> tuple[MPI.Intracomm, int, int]:
         """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
-        group, mine = self._open.group, self._rank
+        mine, resources = self._rank, self._resources
+        if resources is None or os.getpid() != self._process:
+            resources = self._open  # raises
+        group = resources.group
         is_plain = type(rank) is type(tag) is int and rank != mine  # nearly always
         if is_plain and 0 <= rank < self._size and 0 <= tag <= self._max_tag:
             return group.comm, rank, tag
@@ -430,12 +450,14 @@ class MpiCommunicator(CommunicatorBase):
         message: Message,
         peer: tuple[MPI.Intracomm, int, int],
         label: str = "",
+        note: bytes = b"",
+        number: int = 0,
     ) -> None:
         comm, dest, tag = peer
         nbytes = message.nbytes
         self._record.message(operation, dest, tag, nbytes, label)
         try:
-            point_to_point.send(message, nbytes, comm, dest, tag)
+            point_to_point.send(message, nbytes, comm, dest, tag, note, number)
         finally:
             self._record.leave()
 
@@ -445,25 +467,27 @@ class MpiCommunicator(CommunicatorBase):
         kinds: tuple[str, ...],
         peer: tuple[MPI.Intracomm, int, int],
         label: str = "",
-    ) -> tuple[bytes, Any]:
-        """The note and the value of a message of one of these kinds."""
+    ) -> tuple[bytes, Any, int]:
+        """The note, the value and the number of a message of one of these kinds."""
         comm, source, tag = peer
         operation = "recv" if method == "recv_noted" else method
         self._record.message(operation, source, tag, 0, label)
         try:
-            message = point_to_point.recv(comm, source, tag)
-            if message.kind not in kinds:
-                raise self._unlike(method, message, source)
-            return message.note, message.value()
+            kind, value, scalars, on_gpu, note, number = point_to_point.recv(comm, source, tag)
+            if kind not in kinds:
+                raise self._unlike(method, kind, source)
+            if kind != NOTED or scalars or on_gpu:
+                value = Message(kind, value, scalars, on_gpu).value()
+            return note, value, number
         finally:
             self._record.leave()
 
-    def _unlike(self, operation: str, message: Message, source: int) -> TypeError:
+    def _unlike(self, operation: str, kind: str, source: int) -> TypeError:
         """What is said of a message that isn't received as it was sent."""
         what, way = {
             OBJECT: ("an object", "_obj"),
             NOTED: ("a note with arrays (as of functions.send)", "_noted"),
-        }.get(message.kind, ("an array", ""))
+        }.get(kind, ("an array", ""))
         return TypeError(
             f"rank {self._rank}: {operation} got {what} that rank {source} sent with send{way} "
             f"(now discarded); receive it with recv{way}"

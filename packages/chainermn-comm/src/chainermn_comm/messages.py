@@ -26,14 +26,12 @@ class Message(NamedTuple):
         arrays: contiguous in C or Fortran order.
         scalars: for several, which of the arrays stand for scalars.
         on_gpu: which of its arrays came from a GPU, and shall lie on one where they arrive.
-        note: bytes for the receiver, beside the value.
     """
 
     kind: str
     arrays: tuple[np.ndarray, ...]
     scalars: tuple[int, ...] = ()
     on_gpu: tuple[int, ...] = ()
-    note: bytes = b""
 
     @property
     def nbytes(self) -> int:
@@ -51,7 +49,7 @@ class Message(NamedTuple):
     def frame(self) -> bytes:
         """What a receiver needs to allocate the arrays."""
         forms = tuple([(a.dtype, a.shape, a.flags.c_contiguous) for a in self.arrays])
-        return _framed(self.kind, forms, self.scalars, self.on_gpu)
+        return framed(self.kind, forms, self.scalars, self.on_gpu)
 
     def packed(self) -> bytes:
         """The bytes of all arrays, one after the other."""
@@ -114,12 +112,9 @@ def of_array(data: Any, rank: int) -> Message:
     return Message(SCALAR, (_on_host(data, False, rank),))
 
 
-def noted(note: bytes, data: tuple[Any, ...], rank: int) -> Message:
-    """The message that carries a note, and a tuple as :func:`of_array` takes it."""
-    if type(data) is tuple and all([_is_plain(item) for item in data]):
-        return Message(NOTED, data, (), (), note)  # nearly always
-    _, arrays, scalars, on_gpu, _ = of_array(tuple(data), rank)
-    return Message(NOTED, arrays, scalars, on_gpu, note)
+def noted(data: tuple[Any, ...], rank: int) -> Message:
+    """The message that carries a tuple as :func:`of_array` takes it, to be sent with a note."""
+    return of_array(tuple(data), rank)._replace(kind=NOTED)
 
 
 def of_object(obj: Any) -> Message:
@@ -139,7 +134,7 @@ def allocate(frame: bytes) -> Message:
 
 def unframed(frame: bytes) -> Any:
     """The framed message's kind, each array's dtype, shape, order and bytes, scalars and on_gpu."""
-    found = _unframed_once(frame)
+    found = unframed_once(frame)
     if found is None:  # it has dtypes whose names the arrays' owner may change
         found = _sized(*pickle.loads(frame))
     return found
@@ -154,13 +149,15 @@ def describe(frame: bytes) -> str:
 
 
 @lru_cache(maxsize=256)  # loops send the same few forms again and again
-def _framed(kind: str, forms: Any, *rest: Any) -> bytes:
+def framed(kind: str, forms: Any, *rest: Any) -> bytes:
+    """The frame of a kind, each array's dtype, shape and whether it is in C order, and the rest."""
     written = tuple((_token(dtype), shape, "C" if c else "F") for dtype, shape, c in forms)
     return pickle.dumps((kind, written, *rest), protocol=5)
 
 
 @lru_cache(maxsize=256)
-def _unframed_once(frame: bytes) -> Any:
+def unframed_once(frame: bytes) -> Any:
+    """What :func:`unframed` returns; None where it has to be found anew each time."""
     kind, forms, scalars, on_gpu = pickle.loads(frame)
     if not all(isinstance(token, str) for token, *_ in forms):
         return None

@@ -16,8 +16,8 @@ from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.calls import Call, Form, View, agree
 from chainermn_modelparallel.collectives import allreduce
 from chainermn_modelparallel.communication import Communication
-from chainermn_modelparallel.delegates import go_on, pseudo_connect
-from chainermn_modelparallel.verbs import wants_gradient
+from chainermn_modelparallel.delegates import empty_beside, go_on, pseudo_connect
+from chainermn_modelparallel.verbs import wanted
 
 NAME = "MultiNodeBatchNormalization"
 _COUNT = struct.Struct("<Q")
@@ -44,7 +44,7 @@ def normalize(
     Returns:
         The result, of x's shape and dtype, and the function, which knows the statistics.
     """
-    node = Normalize(comm, eps, axis, wants_gradient(x))
+    node = Normalize(comm, eps, axis, wanted((x,))[0])
     inputs: tuple[Variable, ...] = (x, gamma, beta)
     if not any(each.requires_grad for each in inputs):
         inputs += (Variable(backend.get_array_module(x.array).empty(0, np.float32)),)
@@ -55,7 +55,7 @@ class Normalize(Communication):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
     Inputs: x, gamma, beta, and an empty leaf if none of them needs a gradient, since one may be
-    needed elsewhere. Outputs: y, and an empty one that a second backward hangs on to.
+    needed elsewhere. Output: y.
 
     After ``forward``, the same on all ranks:
 
@@ -79,9 +79,9 @@ class Normalize(Communication):
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self.retain_inputs((0, 1))
-        self.retain_outputs((1,))
         x, gamma, beta = inputs[:3]
-        xp = self._xp = backend.get_array_module(x)
+        self.empty = empty_beside(x)
+        xp = self._xp
         self._dtype = _wide(x.dtype, gamma.dtype)
         # Where gamma's axes lie among x's.
         self._expander = tuple(
@@ -100,7 +100,7 @@ class Normalize(Communication):
         self._inv_std = 1 / xp.sqrt(self.var + self._dtype.type(self._eps))
         centred *= (self._inv_std * gamma)[expander]
         centred += beta[expander]
-        return centred.astype(x.dtype, copy=False), xp.empty(0, np.float32)
+        return (centred.astype(x.dtype, copy=False),)
 
     def _combine(self, count: int, own: np.ndarray) -> None:
         """Set count, mean and variance of the whole batch, from each rank's in rank order.

@@ -8,12 +8,11 @@ from weakref import ref
 
 import chainer
 import numpy as np
-from chainer import Variable
+from chainer import Variable, backend
 
 # In reports of the watchdog, before the name of the function that waits.
 FUNCTIONS = "chainermn.functions: "
-# What a reference to an output becomes once nobody holds it; Chainer then makes it when asked.
-_NO_NODE: ref[Any] = ref(set())
+NOTHING = np.empty(0, np.float32)
 # Of Chainer by name: as an attribute each is looked up in vain first, for a microsecond.
 setting: Callable[[str], Any] = chainer.config.__getattr__
 
@@ -27,20 +26,11 @@ class Communication(chainer.FunctionNode):
     whose calls met in forward meet in backward too, however deep the rest of their graphs is.
     """
 
-    # Whether the last output, the thread, is left out by `apply`, and made when it is asked for.
-    thread_apart: ClassVar[bool] = False
-    _depth = 0
+    # An array without data, set by `forward` if it is not NumPy's.
+    empty: Any = NOTHING
+    _thread: ref[Any] | None = None
     # One number. As an attribute of the class it would make Python look up all others anew.
     _deepest: ClassVar[list[int]] = [0]
-
-    @property
-    def rank(self) -> int:
-        """Set by Chainer to the greatest depth of the inputs, each time that it is applied."""
-        return self._depth
-
-    @rank.setter
-    def rank(self, depth: int) -> None:
-        self._deepest[0] = self._depth = max(depth, self._deepest[0] + 1)
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[Variable, ...]:
         """Run `forward` and build the graph, as Chainer does.
@@ -54,12 +44,16 @@ class Communication(chainer.FunctionNode):
                 inputs, self.forward(tuple([variable.raw_array for variable in inputs]))
             )
         outputs = super().apply(inputs)
-        return outputs[:-1] if self.thread_apart else outputs
+        if self.inputs is not None:  # it is part of a graph
+            self._deepen(self.rank)
+            for output in outputs:
+                output.creator_node = self  # of this depth
+        return tuple(outputs)
 
     def begin(self, inputs: tuple[Any, ...]) -> bool:
         """Do what comes before `forward`; False, and nothing is done, where all is Chainer's to do.
 
-        :meth:`finish` may follow later, when there is something to go on with, or never.
+        :meth:`finish` may follow, also more than once, or not.
         """
         if not _is_plain(self, inputs):
             return False
@@ -69,50 +63,53 @@ class Communication(chainer.FunctionNode):
         self._builds_graph = bool(setting("enable_backprop"))
         if self._builds_graph:
             self.inputs = tuple([variable.node for variable in inputs])
-            self.rank = max([node.rank for node in self.inputs], default=0)
+            self._deepen(max([node.rank for node in self.inputs], default=0))
             self.lazy_grad_sum = setting("lazy_grad_sum")
         return True
 
+    def _deepen(self, depth: int) -> None:
+        self._deepest[0] = self.rank = max(depth, self._deepest[0] + 1)
+
     def finish(self, inputs: tuple[Any, ...], arrays: tuple[Any, ...]) -> tuple[Variable, ...]:
         """Make variables of what `forward` returned."""
-        made = arrays[:-1] if self.thread_apart else arrays
-        outputs = tuple([unchecked(array, self._requires_grad) for array in made])
+        outputs = tuple([unchecked(array, self._requires_grad) for array in arrays])
         self._output_layouts = (None,) * len(arrays)
         self._output_count = len(arrays)
         if self._builds_graph:
-            nodes: list[Any] = [variable.node for variable in outputs]
-            for node in nodes:
+            ends = []
+            for output in outputs:
+                node = output.node
                 node.creator_node = self
-            ends = [ref(node) for node in nodes]
-            self.outputs = (*ends, _NO_NODE) if self.thread_apart else tuple(ends)
-            self._retain(inputs, nodes, arrays)
+                ends.append(ref(node))
+            self.outputs = tuple(ends)
+            index: int
+            for index in self._input_indexes_to_retain or ():
+                inputs[index].retain_data()
         return outputs
 
-    def _retain(self, inputs: tuple[Any, ...], nodes: list[Any], arrays: tuple[Any, ...]) -> None:
-        """Keep what `forward` said that backward needs."""
-        index: int
-        for index in self._input_indexes_to_retain or ():
-            inputs[index].retain_data()
-        kept = self._output_indexes_to_retain
-        if kept is not None:
-            for index in kept:
-                if index < len(nodes):
-                    nodes[index].data = arrays[index]
-            self._retained_output_data = tuple([arrays[index] for index in kept])
+    @property
+    def _xp(self) -> Any:
+        return backend.get_array_module(self.empty)
 
     def thread(self) -> Variable:
-        """The output without data, retained alone, that gradients hang on to.
+        """An output without data, made when it is first asked for, that gradients hang on to.
 
         By it a second backward comes back here, whether or not the gradients depend on us: it
         will on other ranks.
         """
-        (thread,) = self.get_retained_outputs()
-        thread.retain_data()  # Chainer forgets them where it made the node anew: not twice
+        node = self._thread() if self._thread else None
+        if node is not None:
+            return node.get_variable()
+        thread = Variable(self.empty)
+        thread.creator_node = self
+        thread.retain_data()  # the variable may go before its node, and be made anew
+        self._thread = ref(thread.node)
+        self.outputs = (*self.outputs[: self._output_count], self._thread)
         return thread
 
 
-def unchecked(array: np.ndarray, requires_grad: bool) -> Variable:
-    """A variable of an array of NumPy's, as Chainer makes them of what functions return."""
+def unchecked(array: Any, requires_grad: bool) -> Variable:
+    """A variable, as Chainer makes them of what functions return; None: its array comes later."""
     return Variable._init_unchecked(array, requires_grad=requires_grad, is_chainerx_array=False)
 
 

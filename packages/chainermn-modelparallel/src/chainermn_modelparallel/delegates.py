@@ -8,11 +8,7 @@ import chainer
 import numpy as np
 from chainer import Variable, backend
 
-from chainermn_modelparallel.communication import setting
-
-_NOTHING = np.empty(0, np.float32)
-# An input that requires a gradient, of any number of functions.
-LEAF = Variable(_NOTHING)
+from chainermn_modelparallel.communication import NOTHING, setting
 
 
 def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
@@ -79,18 +75,9 @@ def empty_beside(array: Any) -> Any:
     """An array without data, of the same array module and device as another."""
     xp = backend.get_array_module(array)
     if xp is np:
-        return _NOTHING
+        return NOTHING
     with chainer.using_device(backend.get_device_from_array(array)):
         return xp.empty_like(array, dtype=np.float32, shape=(0,))
-
-
-def leaf_beside(array: Any) -> Variable:
-    """An input that requires a gradient, without which Chainer would not call ``backward``.
-
-    It may be the input of many functions, so ``backward`` must give it None.
-    """
-    empty = empty_beside(array)
-    return LEAF if empty is _NOTHING else Variable(empty)
 
 
 def brought_beside(array: Any, delegate: Variable) -> Variable:

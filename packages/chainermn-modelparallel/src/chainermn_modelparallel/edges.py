@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 from weakref import ref
 
 import chainer
@@ -16,17 +16,29 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_modelparallel.communication import Communication, setting, unchecked
+from chainermn_modelparallel.communication import (
+    FUNCTIONS,
+    NOTHING,
+    Communication,
+    setting,
+    unchecked,
+)
 from chainermn_modelparallel.delegates import (
-    LEAF,
     brought_beside,
     empty_beside,
     go_on,
-    leaf_beside,
     pseudo_connect,
     zeros_for,
 )
-from chainermn_modelparallel.letters import GRADIENT_TAG, UNNUMBERED, Letter, fetch, post
+from chainermn_modelparallel.letters import (
+    GRADIENT_TAG,
+    SEND,
+    UNNUMBERED,
+    Letter,
+    Said,
+    fetch,
+    note,
+)
 from chainermn_modelparallel.refusals import (
     abandon,
     call_of_dropped,
@@ -36,33 +48,76 @@ from chainermn_modelparallel.refusals import (
     send_was_dropped,
     was_abandoned,
 )
-from chainermn_modelparallel.verbs import wants_gradient
+from chainermn_modelparallel.verbs import wanted
 
 # Letters of this process are numbered, and those that may still be answered are known.
 _numbers = itertools.count()
 _unanswered: dict[int, ref[Send]] = {}
 
-Expected: TypeAlias = "tuple[Recv, tuple[Variable, ...]]"
+
+def dispatch(
+    variables: tuple[Variable, ...], communicator: CommunicatorBase, peer: int, tag: int
+) -> tuple[Variable, Send]:
+    """Send variables; returns the delegate variable and its function, which leads back to them."""
+    number, wants = next(_numbers), bytes(wanted(variables))
+    _post(note(wants), variables, communicator, peer, tag, number)
+    # The rest while the other rank goes on with the letter.
+    node = Send(number, communicator, peer, tag, wants)
+    return node.apply(variables)[0], node
 
 
-def dispatch(node: Send, variables: tuple[Variable, ...]) -> Variable:
-    """Send a node's letter and make the graph that leads back to it: the delegate variable."""
+def answer(
+    number: int,
+    gradients: tuple[Variable, ...],
+    positions: tuple[int, ...],
+    communicator: CommunicatorBase,
+    peer: int,
+    final: bool,
+) -> Variable:
+    """Send gradients that can be differentiated; returns what leads back to that.
+
+    See :class:`Said` for positions and final; the number is that of the letter.
+    """
+    own, wants = next(_numbers), bytes(wanted(gradients))
+    said = note(wants, positions, True, 0, final, own)
+    _post(said, gradients, communicator, peer, GRADIENT_TAG, number)
+    return Send(own, communicator, peer, GRADIENT_TAG, wants).apply(gradients)[0]
+
+
+def _post(
+    said: bytes,
+    variables: tuple[Variable, ...],
+    communicator: CommunicatorBase,
+    peer: int,
+    tag: int,
+    number: int,
+) -> None:
     arrays = tuple([variable.array for variable in variables])
     if backend.get_array_module(*arrays) is np:
-        node.post(arrays)
+        communicator.send_noted(said, arrays, peer, tag, SEND, number)
     else:
         with chainer.using_device(backend.get_device_from_array(*arrays)):
-            node.post(arrays)
-    return node.apply(variables)[0]  # while the other rank goes on with the letter
+            communicator.send_noted(said, arrays, peer, tag, SEND, number)
+
+
+class Expected(NamedTuple):
+    """The end of an edge, made before its letter has come: as if it brought one array."""
+
+    node: Recv
+    inputs: tuple[Variable, ...]
+    output: Variable
 
 
 def expect(
     communicator: CommunicatorBase, peer: int, tag: int, delegate: Variable | None
 ) -> Expected | None:
     """What can be made of the end of an edge before its letter has come; None where nothing can."""
-    inputs = (LEAF,) if delegate is None else (delegate, LEAF)
+    if not setting("enable_backprop"):
+        return None
+    leaf = unchecked(NOTHING, True)
+    inputs = (leaf,) if delegate is None else (delegate, leaf)
     node = Recv(communicator, peer, tag, delegate is not None)
-    return (node, inputs) if node.begin(inputs) else None
+    return Expected(node, inputs, *node.finish(inputs, (None,))) if node.begin(inputs) else None
 
 
 def deliver(
@@ -77,27 +132,34 @@ def deliver(
 
     Also the function whose backward that is; None if there is none.
     """
-    arrays, wanted = letter.arrays, True in letter.wants
-    leads_back = wanted or (delegate is not None and delegate.requires_grad)
-    if not leads_back or not setting("enable_backprop"):
+    number, said, arrays = letter
+    wants = said.wants
+    if 1 not in wants and (delegate is None or not delegate.requires_grad):
         return tuple([unchecked(array, False) for array in arrays]), None
     if expected is not None and all([type(array) is np.ndarray for array in arrays]):
-        node, inputs = expected
-        node.take(letter)
-        received = node.finish(inputs, node.forward(tuple([x.raw_array for x in inputs])))
+        node, inputs, output = expected
+        if len(arrays) == 1:  # nearly always
+            output.array = arrays[0]
+            outputs: tuple[Variable, ...] = (output,)
+        else:
+            outputs = node.finish(inputs, arrays)
+    elif not setting("enable_backprop"):
+        return tuple([unchecked(array, False) for array in arrays]), None
     else:
         inputs = () if delegate is None else (brought_beside((*arrays, None)[0], delegate),)
-        if wanted:
-            inputs += (leaf_beside(arrays[0]),)
+        if 1 in wants:  # without an input that requires a gradient backward would not come here
+            inputs += (Variable(empty_beside(arrays[0])),)
         node = Recv(communicator, peer, tag, delegate is not None)
-        node.take(letter)
-        received = node.apply(inputs)
-    if delegate is not None or all(letter.wants):
-        return received, node
-    outputs = tuple(
-        output if wants else unchecked(array, False)
-        for output, array, wants in zip(received, arrays, letter.wants, strict=True)
-    )
+        node.arrays = arrays
+        outputs = node.apply(inputs)
+    node.take(number if said.own == UNNUMBERED else said.own, said)
+    if 0 in wants and delegate is None:
+        outputs = tuple(
+            [
+                output if wanted else unchecked(array, False)
+                for output, array, wanted in zip(outputs, arrays, wants, strict=True)
+            ]
+        )
     return outputs, node
 
 
@@ -107,68 +169,49 @@ class Send(Communication):
     _due: int | None = None  # the tag, once somebody has to see to it that backward comes here
 
     def __init__(
-        self,
-        communicator: CommunicatorBase,
-        peer: int,
-        tag: int,
-        variables: tuple[Variable, ...],
-        answers: int = UNNUMBERED,
-        positions: tuple[int, ...] | None = None,
-        final: bool = False,
+        self, number: int, communicator: CommunicatorBase, peer: int, tag: int, wants: bytes
     ) -> None:
-        self._number = next(_numbers)
+        self._number = number
         self._communicator = communicator
         self._peer = peer
         self._tag = tag
-        self._answers = answers
-        self._final = final
-        self._positions = tuple(range(len(variables))) if positions is None else positions
-        self._wants = tuple([wants_gradient(variable) for variable in variables])
+        self._wants = wants
         self._arrived: deque[Letter] = deque()
+        self._inside = f"{FUNCTIONS}backward of send(rank={peer}, tag={tag})"
+        _unanswered[number] = ref(self)
 
     def watch(self) -> None:
         """Let it be told if this is dropped before backward came here."""
-        self._due = self._tag if any(self._wants) else None
+        self._due = self._tag if 1 in self._wants else None
 
     def __del__(self, forget: Any = _unanswered.pop) -> None:  # a global may be gone at exit
         forget(self._number, None)
         if self._due is not None:
             send_was_dropped(self._number, self._communicator.rank, self._peer, self._due)
 
-    def post(self, arrays: tuple[Any, ...]) -> None:
-        """Send the letter."""
-        # Known before it leaves, since its answer may be read while we wait for another.
-        _unanswered[self._number] = ref(self)
-        graph = self._answers != UNNUMBERED
-        letter = Letter(
-            self._number,
-            self._answers,
-            self._wants,
-            self._positions,
-            arrays,
-            graph,
-            0,
-            self._final,
-        )
-        post(letter, self._communicator, self._peer, self._tag)
-
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        self._xp = backend.get_array_module(*inputs)
-        self.retain_outputs((0,))
-        return (empty_beside(inputs[0]) if inputs else np.empty(0, np.float32),)
+        if inputs:
+            self.empty = empty_beside(inputs[0])
+        return (self.empty,)
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
-        found: dict[int, Variable] = {}
         self._due = None
-        if True in self._wants:
+        graph = bool(setting("enable_backprop"))
+        found: dict[int, Variable] = {}
+        if 1 in self._wants:
+            first = unchecked(None, False)  # made while the letter is on its way
             letter = self._answer()
-            self._check(letter)
-            # A second backward through the gradients asks for this edge's gradients again.
-            again = self.thread() if True in letter.wants else None
-            variables, _ = deliver(letter, self._communicator, self._peer, GRADIENT_TAG, again)
-            found = dict(zip(letter.positions, variables, strict=True))
+            _, said, arrays = letter
+            self._check(said, graph)
+            if 1 in said.wants:
+                # A second backward through the gradients asks for this edge's gradients again.
+                again = self.thread()
+                gradients, _ = deliver(letter, self._communicator, self._peer, GRADIENT_TAG, again)
+            else:
+                gradients = filled(first, arrays)
+            found = dict(zip(said.positions or range(len(arrays)), gradients, strict=True))
         # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
         # other ranks may wait for it.
         results = tuple(
@@ -177,35 +220,33 @@ class Send(Communication):
                 for index in indexes
             ]
         )
-        return go_on(grad_outputs, results)
+        return go_on(grad_outputs, results) if graph else results
 
     def _answer(self) -> Letter:
         """Wait for the gradients; those of other sends that come first are kept for them."""
-        here, there = self._communicator.rank, self._peer
         refuse_dropped(self._communicator)
         while not self._arrived:
-            inside = f"backward of send(rank={there}, tag={self._tag})"
-            letter = fetch(self._communicator, there, GRADIENT_TAG, inside)
-            if letter.answers == self._number:
+            letter = fetch(self._communicator, self._peer, GRADIENT_TAG, self._inside)
+            number, said, _ = letter
+            if number == self._number:
                 return letter
-            known = _unanswered.get(letter.answers)
+            known = _unanswered.get(number)
             owner = known() if known else None
             if owner is not None:
                 owner._arrived.append(letter)
-            elif not letter.refusal and not was_abandoned(letter.answers):
+            elif not said.refusal and not was_abandoned(number):
                 abandon(self._number)
-                raise RuntimeError(_of_unknown(letter, here, there))
+                raise RuntimeError(_of_unknown(number, self._communicator.rank, self._peer))
         return self._arrived.popleft()
 
-    def _check(self, letter: Letter) -> None:
+    def _check(self, said: Said, graph: bool) -> None:
         """Raise unless there are gradients, and both ranks, or none, differentiate them again."""
-        here, there = self._communicator.rank, self._peer
-        if letter.refusal:
-            raise_refused(here, there, self._tag, letter.refusal)
-        mine = bool(setting("enable_backprop"))
-        if letter.graph == mine:
+        if said.graph == graph and not said.refusal:
             return
-        with_graph, without = (here, there) if mine else (there, here)
+        here, there = self._communicator.rank, self._peer
+        if said.refusal:
+            raise_refused(here, there, self._tag, said.refusal)
+        with_graph, without = (here, there) if graph else (there, here)
         raise RankMismatchError(
             f"rank {here}: backward of send(rank={there}, tag={self._tag}): rank {with_graph} runs "
             f"it with enable_double_backprop=True and rank {without} without, so a second "
@@ -217,25 +258,24 @@ class Recv(Communication):
     """The end of an edge that receives.
 
     Inputs: the delegate, if there is one, and, if any gradient is wanted, a leaf that requires
-    one. Outputs: the letter's arrays and an empty one that a second backward hangs on to.
+    one. Outputs: the letter's arrays.
     """
 
-    thread_apart = True
     _due: int | None = None  # as for Send
+    arrays: tuple[Any, ...] = ()  # what `forward` is to return
 
     def __init__(
         self, communicator: CommunicatorBase, peer: int, tag: int, has_delegate: bool
     ) -> None:
-        self._inside = f"backward of recv(rank={peer}, tag={tag})"
+        self._inside = f"{FUNCTIONS}backward of recv(rank={peer}, tag={tag})"
         self._communicator = communicator
         self._peer = peer
         self._has_delegate = has_delegate
         self._leads_nowhere = not has_delegate
 
-    def take(self, letter: Letter) -> None:
-        """Go on with this letter."""
-        self._arrays: tuple[Any, ...] = letter.arrays
-        self._number, self._wants, self._final = letter.number, letter.wants, letter.final
+    def take(self, number: int, said: Said) -> None:
+        """Go on with the letter that is answered by this number and says this."""
+        self._number, self._wants, self._final = number, said.wants, said.final
 
     def watch(self, tag: int, leads_nowhere: bool) -> None:
         """Let it be told if this is dropped before backward came here.
@@ -244,7 +284,7 @@ class Recv(Communication):
             tag: the letter's.
             leads_nowhere: whether the delegate leads to no variable of this rank's own.
         """
-        self._due = tag if any(self._wants) else None
+        self._due = tag if 1 in self._wants else None
         self._leads_nowhere |= leads_nowhere
 
     def __del__(self) -> None:
@@ -252,10 +292,9 @@ class Recv(Communication):
             recv_was_dropped(self._communicator, self._peer, self._due, self._number)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        arrays, self._arrays = self._arrays, ()  # whose memory isn't ours to hold
-        self._xp = backend.get_array_module(inputs[0])
-        self.retain_outputs((len(arrays),))
-        return (*arrays, empty_beside((*arrays, *inputs)[0]))
+        arrays, self.arrays = self.arrays, ()  # whose memory isn't ours to hold
+        self.empty = empty_beside((*arrays, *inputs)[0])
+        return arrays
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
@@ -263,21 +302,34 @@ class Recv(Communication):
         self._due = None
         sent: Variable | None = None
         found: dict[int, Variable] = {}
-        if True in self._wants:
-            found = {
-                position: gradient
-                for position, gradient in enumerate(grad_outputs[: len(self._wants)])
-                if gradient is not None and self._wants[position]
-            }
+        wants = self._wants
+        if 1 in wants:
+            for position, wanted in enumerate(wants):
+                gradient = grad_outputs[position]
+                if wanted and gradient is not None:
+                    found[position] = gradient
+            positions = () if len(found) == len(wants) else tuple(found)
             if self._final:
                 self._refuse_final(found)
             elif setting("enable_backprop"):
-                sent = self._answer_with_graph(found, self._leads_nowhere or 0 not in indexes)
+                final = self._leads_nowhere or 0 not in indexes
+                gradients = tuple(found.values())
+                if gradients:
+                    connected = pseudo_connect(self.thread(), *gradients)
+                    gradients = connected if isinstance(connected, tuple) else (connected,)
+                sent = answer(
+                    self._number, gradients, positions, self._communicator, self._peer, final
+                )
             else:
                 arrays = tuple([gradient.array for gradient in found.values()])
-                unwanted = (False,) * len(arrays)
-                letter = Letter(UNNUMBERED, self._number, unwanted, tuple(found), arrays)
-                post(letter, self._communicator, self._peer, GRADIENT_TAG, self._inside)
+                self._communicator.send_noted(
+                    note(bytes(len(arrays)), positions),
+                    arrays,
+                    self._peer,
+                    GRADIENT_TAG,
+                    self._inside,
+                    self._number,
+                )
         if not self._has_delegate:
             return (None,) * len(indexes)
         others = tuple(g for position, g in enumerate(grad_outputs) if position not in found)
@@ -295,27 +347,18 @@ class Recv(Communication):
                 "from its gradient"
             )
 
-    def _answer_with_graph(self, found: dict[int, Variable], final: bool) -> Variable:
-        """Send gradients that can be differentiated; returns what leads back to that."""
-        gradients = tuple(found.values())
-        if gradients:
-            connected = pseudo_connect(self.thread(), *gradients)
-            gradients = connected if isinstance(connected, tuple) else (connected,)
-        node = Send(
-            self._communicator,
-            self._peer,
-            GRADIENT_TAG,
-            gradients,
-            answers=self._number,
-            positions=tuple(found),
-            final=final,
-        )
-        return dispatch(node, gradients)
+
+def filled(first: Variable, arrays: tuple[Any, ...]) -> tuple[Variable, ...]:
+    """Variables of these arrays, of which the first one was made before."""
+    if not arrays:
+        return ()
+    first.array = arrays[0]
+    return (first, *[unchecked(array, False) for array in arrays[1:]])
 
 
-def _of_unknown(letter: Letter, here: int, there: int) -> str:
+def _of_unknown(number: int, here: int, there: int) -> str:
     """What is said of gradients for a send that is gone."""
-    call = call_of_dropped(letter.answers)
+    call = call_of_dropped(number)
     if call is None:
         why = (
             f"its delegate variable was dropped, or backward ran more often on rank {there} than "

@@ -11,90 +11,92 @@ from __future__ import annotations
 import operator
 import struct
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.communication import FUNCTIONS
 
 # What a letter's note begins with, so that no other is taken for one.
 _MARK = b"letter"
-# Mark, number, answers, graph, refusal, final, and how many bytes of wants come before positions.
-_HEAD = struct.Struct("<6sqq?B?I")
+# Mark, graph, refusal, final, own number, how many bytes of wants come before positions.
+_HEAD = struct.Struct("<6s?B?qI")
 # The greatest tag that every MPI has, less one.
 GRADIENT_TAG = 32766
-# Of a letter that nobody answers, and of data, that answer none.
+# Of a letter that nobody answers.
 UNNUMBERED = -1
+# How the calls are named in reports.
+SEND, RECV = FUNCTIONS + "send", FUNCTIONS + "recv"
 
 
-class Letter(NamedTuple):
-    """Arrays on their way.
+class Said(NamedTuple):
+    """What a letter's note says.
 
     Attributes:
-        number: the sender's own count, which an answer repeats.
-        answers: number of the letter whose gradients these are; UNNUMBERED for data.
-        wants: for each array, whether the sender's backward will wait for its gradient.
-        positions: for each array, which of the answered letter's arrays it belongs to. Those
-            that are left out have no gradient.
-        arrays: any shape, memory order and dtype; the receiver owns fresh ones.
+        wants: a byte for each array: 1 where the sender's backward will wait for its gradient.
+        positions: for each array, which of the answered letter's arrays it belongs to, if some of
+            these are left out because they have no gradient; else empty.
         graph: whether backward made a graph of these gradients, to be differentiated again.
-        final: of such ones, whether that must not come by the rank that sent them, because it has
-            no variable from which it could take part.
         refusal: if it brings no gradients because there will be none, why: an index to
             ``refusals.REASONS``; else 0.
+        final: of such ones, whether that must not come by the rank that sent them, because it has
+            no variable from which it could take part.
+        own: number of an answer that may itself be answered; else UNNUMBERED.
     """
 
-    number: int
-    answers: int
-    wants: tuple[bool, ...]
+    wants: bytes
     positions: tuple[int, ...]
-    arrays: tuple[Any, ...]
-    graph: bool = False
-    refusal: int = 0
-    final: bool = False
+    graph: bool
+    refusal: int
+    final: bool
+    own: int
 
 
-def post(
-    letter: Letter, communicator: CommunicatorBase, rank: int, tag: int, inside: str = "send"
-) -> None:
-    """Send a letter to ``rank``, which calls :func:`fetch` with the same tag.
-
-    Reports of the watchdog say what the wait is ``inside`` of.
-    """
-    number, answers, wants, positions, arrays, graph, refusal, final = letter
-    note = _HEAD.pack(_MARK, number, answers, graph, refusal, final, len(wants))
-    note += _written(wants, positions)
-    communicator.send_noted(note, arrays, rank, tag, FUNCTIONS + inside)
+# The number of the letter, or of the one that it answers; what it says; and its arrays, of any
+# shape, memory order and dtype, of which the receiver owns fresh ones.
+Letter: TypeAlias = tuple[int, Said, tuple[Any, ...]]
 
 
-def fetch(communicator: CommunicatorBase, rank: int, tag: int, inside: str = "recv") -> Letter:
-    """Wait for a letter of ``rank``.
+@lru_cache(maxsize=256)  # loops send the same few again and again
+def note(
+    wants: bytes,
+    positions: tuple[int, ...] = (),
+    graph: bool = False,
+    refusal: int = 0,
+    final: bool = False,
+    own: int = UNNUMBERED,
+) -> bytes:
+    """The note that goes with arrays and a number by ``send_noted``; see :class:`Said`."""
+    head = _HEAD.pack(_MARK, graph, refusal, final, own, len(wants))
+    return head + wants + struct.pack(f"<{len(positions)}I", *positions)
+
+
+@lru_cache(maxsize=256)
+def _read(written: bytes) -> Said:
+    if len(written) < _HEAD.size or not written.startswith(_MARK):
+        raise TypeError(f"got {written[:20]!r} (now discarded)")
+    _, graph, refusal, final, own, count = _HEAD.unpack_from(written)
+    wants, places = written[_HEAD.size :][:count], written[_HEAD.size + count :]
+    positions = struct.unpack(f"<{len(places) // 4}I", places)
+    return Said(wants, positions, graph, refusal, final, own)
+
+
+def fetch(communicator: CommunicatorBase, rank: int, tag: int, label: str = RECV) -> Letter:
+    """Wait for a letter of ``rank``; reports of the watchdog name the call by the label.
 
     Raises:
         TypeError: it sent something else with this tag.
     """
     try:
-        note, arrays = communicator.recv_noted(rank, tag, FUNCTIONS + inside)
+        written, arrays, number = communicator.recv_noted(rank, tag, label)
     except TypeError as error:
         raise TypeError(
             f"{_expected(communicator, rank, tag)}, but {error}, or use different tags for "
             "different kinds of messages"
         ) from error
-    if len(note) < _HEAD.size or not note.startswith(_MARK):
-        raise TypeError(f"{_expected(communicator, rank, tag)}, got {note[:20]!r} (now discarded)")
-    _, number, answers, graph, refusal, final, count = _HEAD.unpack_from(note)
-    wants, positions = _read(note[_HEAD.size :], count)
-    return Letter(number, answers, wants, positions, arrays, graph, refusal, final)
-
-
-@lru_cache(maxsize=256)  # loops send the same few again and again
-def _written(wants: tuple[bool, ...], positions: tuple[int, ...]) -> bytes:
-    return bytes(wants) + struct.pack(f"<{len(positions)}I", *positions)
-
-
-@lru_cache(maxsize=256)
-def _read(written: bytes, count: int) -> tuple[tuple[bool, ...], tuple[int, ...]]:
-    places = struct.unpack(f"<{(len(written) - count) // 4}I", written[count:])
-    return tuple(map(bool, written[:count])), places
+    try:
+        return number, _read(written), arrays
+    except TypeError as error:
+        raise TypeError(f"{_expected(communicator, rank, tag)}, {error}") from None
 
 
 def _expected(communicator: CommunicatorBase, rank: int, tag: int) -> str:

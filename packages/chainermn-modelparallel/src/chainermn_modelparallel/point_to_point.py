@@ -10,7 +10,7 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_modelparallel.communication import setting
-from chainermn_modelparallel.edges import Recv, Send, deliver, dispatch, expect
+from chainermn_modelparallel.edges import Recv, deliver, dispatch, expect
 from chainermn_modelparallel.letters import check_peer, fetch
 from chainermn_modelparallel.refusals import NO_BACKPROP, refuse, refuse_dropped
 
@@ -56,8 +56,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     rank, tag = check_peer(communicator, rank, tag)
     variables = _variables(x, communicator.rank)
     refuse_dropped(communicator)
-    node = Send(communicator, rank, tag, variables)
-    delegate = dispatch(node, variables)
+    delegate, node = dispatch(variables, communicator, rank, tag)
     node.watch()
     return delegate
 
@@ -125,9 +124,10 @@ def receive(
     refuse_dropped(communicator)
     expected = expect(communicator, rank, tag, delegate_variable)  # while the letter is on its way
     letter = fetch(communicator, rank, tag)
-    if True in letter.wants and not setting("enable_backprop"):
+    number, said, _ = letter
+    if 1 in said.wants and not setting("enable_backprop"):
         here = communicator.rank
-        refuse(communicator, rank, letter.number, NO_BACKPROP)
+        refuse(communicator, rank, number, NO_BACKPROP)
         raise RankMismatchError(
             f"rank {here}: recv(rank={rank}, tag={tag}) runs in no_backprop_mode, but rank {rank} "
             f"called send(rank={here}, tag={tag}) outside of it and would wait for gradients; use "

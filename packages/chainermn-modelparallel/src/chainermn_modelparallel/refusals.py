@@ -11,7 +11,7 @@ from collections import deque
 from weakref import ref
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_modelparallel.letters import GRADIENT_TAG, UNNUMBERED, Letter, post
+from chainermn_modelparallel.letters import GRADIENT_TAG, SEND, note
 
 # Why there will be no gradients, and what to do, as the rank that waits for them is told.
 NO_BACKPROP, DROPPED = 1, 2
@@ -39,13 +39,14 @@ _told = 0
 
 def refuse(communicator: CommunicatorBase, peer: int, number: int, reason: int) -> None:
     """Tell a rank that its letter of this number gets no gradients."""
-    letter = Letter(UNNUMBERED, number, (), (), (), refusal=reason)
-    post(letter, communicator, peer, GRADIENT_TAG)
+    communicator.send_noted(note(b"", refusal=reason), (), peer, GRADIENT_TAG, SEND, number)
 
 
 def refuse_dropped(communicator: CommunicatorBase) -> None:
     """Tell other ranks of what was dropped here; before each call that may wait for them."""
     global _told
+    if not _pending:  # nearly always
+        return
     for _ in range(len(_pending)):
         entry = where, peer, number = _pending.popleft()
         if where() is communicator and _told < MOST:

@@ -18,7 +18,7 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import part_of
 from chainermn_modelparallel.calls import NO_CALL, View, agree
 from chainermn_modelparallel.communication import FUNCTIONS, Communication, setting
-from chainermn_modelparallel.delegates import go_on, pseudo_connect
+from chainermn_modelparallel.delegates import empty_beside, go_on, pseudo_connect
 
 Arrays = tuple[Any, ...]
 
@@ -110,30 +110,33 @@ def carry_out(
     if problem is not None or variables is None:
         variables = ()
     given = variables + bystanders
-    call = agree(comm, view, problem, wants=any(map(wants_gradient, given)), forward=forward)
+    call = agree(comm, view, problem, wants=True in wanted(given), forward=forward)
     node = Collective(comm, verb, root, len(variables), (view[0][1], call.number))
     if not call.wanted:  # on no rank, so no backward shall ever wait here
         with chainer.using_config("enable_backprop", False):
             outputs = node.apply(given)
-        return tuple(Variable(y.array, requires_grad=False) for y in outputs[:-1])
+        return tuple([Variable(y.array, requires_grad=False) for y in outputs if node.forms])
     # Without an input that requires a gradient, Chainer would not call backward on this rank.
     xp = backend.get_array_module(*given)
-    outputs = node.apply((*given, Variable(xp.empty(0, np.float32))))
-    return outputs[:-1] or outputs
+    return node.apply((*given, Variable(xp.empty(0, np.float32))))
 
 
-def wants_gradient(variable: Variable) -> bool:
-    """Whether this process needs a gradient of the variable."""
-    return bool(
-        setting("enable_backprop") and variable.requires_grad and variable.dtype.kind == "f"
-    )
+def wanted(variables: tuple[Variable, ...]) -> list[bool]:
+    """For each of the variables, whether this process needs its gradient."""
+    builds_graph = bool(setting("enable_backprop"))
+    return [builds_graph and x.requires_grad and x.dtype.kind == "f" for x in variables]
 
 
 class Collective(Communication):
     """One call of a verb.
 
     Inputs: what it uses, bystanders, and an empty leaf if backward will run. Outputs: this rank's
-    results, and an empty one that a second backward hangs on to.
+    results, or an empty one if there are none.
+
+    After ``forward``:
+
+    Attributes:
+        forms: shape and dtype of each result; none on ranks that get nothing.
     """
 
     def __init__(
@@ -144,8 +147,7 @@ class Collective(Communication):
         self._root = root
         self._used = used
         self._name = name
-        # Shape and dtype of each result; none on ranks that get nothing.
-        self._forms: list[tuple[tuple[int, ...], np.dtype]] = []
+        self.forms: list[tuple[tuple[int, ...], np.dtype]] = []
 
     @property
     def label(self) -> str:
@@ -155,10 +157,9 @@ class Collective(Communication):
         with part_of(FUNCTIONS + self._name[0]):
             found = VERBS[self._verb].move(self._comm, inputs[: self._used], self._root)
         outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in found)
-        self._xp = backend.get_array_module(*(outputs or inputs))
-        self._forms = [(y.shape, y.dtype) for y in outputs]
-        self.retain_outputs((len(outputs),))
-        return (*outputs, self._xp.empty(0, np.float32))
+        self.empty = empty_beside((*outputs, *inputs, None)[0])
+        self.forms = [(y.shape, y.dtype) for y in outputs]
+        return outputs or (self.empty,)
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
@@ -166,12 +167,12 @@ class Collective(Communication):
         operation, number = self._name
         gradients = tuple(
             Variable(self._xp.zeros(*form), requires_grad=False) if gradient is None else gradient
-            for form, gradient in zip(self._forms, grad_outputs, strict=False)
+            for form, gradient in zip(self.forms, grad_outputs, strict=False)
         )
         bystanders: tuple[Variable, ...] = ()
         if chainer.config.enable_backprop:
             bystanders = (self.thread(),)
-            bystanders = go_on(grad_outputs[-1:], bystanders)
+            bystanders = go_on(grad_outputs[len(self.forms) :], bystanders)
             gradients = tuple(pseudo_connect(*bystanders, each) for each in gradients)
         view: View = (("operation", f"backward of {operation}"),)
         adjoint = VERBS[self._verb].adjoint
