@@ -14,8 +14,8 @@ from .watchdog import part_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Of what `send_noted` takes.
-LARGEST_NUMBER = 2**63 - 1
+# The numbers that `send_noted` takes are less.
+NUMBERS = 2**63
 
 
 class CommunicatorBase(ABC):
@@ -425,7 +425,5 @@ def check_noted(note: Any, data: Any, number: Any, rank: int) -> None:
     if not isinstance(number, int):
         kind = type(number).__name__
         raise TypeError(f"rank {rank}: the number of send_noted must be an int, got {kind}")
-    if not -LARGEST_NUMBER <= number <= LARGEST_NUMBER:
-        raise ValueError(
-            f"rank {rank}: the number of send_noted must lie within {LARGEST_NUMBER}, got {number}"
-        )
+    if not -NUMBERS <= number < NUMBERS:
+        raise ValueError(f"rank {rank}: the number of send_noted must have 64 bits, got {number}")

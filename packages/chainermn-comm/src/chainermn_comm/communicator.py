@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
-from . import allreduce, collectives, messages, point_to_point
+from . import allreduce, collectives, messages, noted, point_to_point
 from .agreement import prepare
-from .base import LARGEST_NUMBER, CommunicatorBase, check_noted
+from .base import CommunicatorBase, check_noted
 from .broadcast import bcast_parameters
 from .collectives import Group
 from .errors import CommunicationError, FinalizedError
@@ -142,7 +144,7 @@ class MpiCommunicator(CommunicatorBase):
         self._send("send", messages.of_array(data, self._rank), peer)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        return self._recv("recv", ARRAYS, self._peer(source, tag, "source"))[1]
+        return self._recv("recv", ARRAYS, self._peer(source, tag, "source"))
 
     def send_noted(
         self,
@@ -153,26 +155,48 @@ class MpiCommunicator(CommunicatorBase):
         label: str = "",
         number: int = 0,
     ) -> None:
-        is_plain = type(note) is bytes and type(data) is tuple and type(number) is int
-        if not is_plain or not -LARGEST_NUMBER <= number <= LARGEST_NUMBER:
+        if type(note) is not bytes or type(data) is not tuple or type(number) is not int:
             check_noted(note, data, number, self._rank)
         comm, dest, tag = self._peer(dest, tag, "dest")
-        found = point_to_point.in_one(number, note, data)
+        try:
+            found = noted.packed(number, note, data)
+        except struct.error:
+            check_noted(note, data, number, self._rank)
+            raise
         if found is None:
             message = messages.noted(data, self._rank)
             self._send("send", message, (comm, dest, tag), label, note, number)
             return
-        whole, nbytes = found  # nearly always
+        first, apart, nbytes = found  # nearly always
         self._record.message("send", dest, tag, nbytes, label)
         try:
-            comm.Send([whole, MPI.BYTE], dest, tag)
+            comm.Send([first, MPI.BYTE], dest, tag)
+            if apart:
+                point_to_point.send_apart(apart, comm, dest, tag)
         finally:
             self._record.leave()
 
     def recv_noted(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
-        return self._recv("recv_noted", (NOTED,), self._peer(source, tag, "source"), label)
+        comm, source, tag = self._peer(source, tag, "source")
+        first = np.empty(point_to_point.FIRST_BYTES, np.uint8)
+        read = first.data
+        self._record.message("recv", source, tag, 0, label)
+        try:
+            comm.Recv([first, MPI.BYTE], source, tag)
+            found = noted.unpacked(read)
+            if found is None:
+                message, note, number = point_to_point.recv_rest(first, comm, source, tag)
+                if message.kind != NOTED:
+                    raise self._unlike("recv_noted", message, source)
+                return note, message.value(), number
+            note, arrays, number, apart = found  # nearly always
+            if apart:
+                point_to_point.recv_apart(apart, comm, source, tag)
+            return note, arrays, number
+        finally:
+            self._record.leave()
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -220,7 +244,7 @@ class MpiCommunicator(CommunicatorBase):
         self._send("send_obj", messages.of_object(obj), peer)
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
-        return self._recv("recv_obj", (OBJECT,), self._peer(source, tag, "source"))[1]
+        return self._recv("recv_obj", (OBJECT,), self._peer(source, tag, "source"))
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -454,42 +478,36 @@ class MpiCommunicator(CommunicatorBase):
         number: int = 0,
     ) -> None:
         comm, dest, tag = peer
-        nbytes = message.nbytes
-        self._record.message(operation, dest, tag, nbytes, label)
+        self._record.message(operation, dest, tag, message.nbytes, label)
         try:
-            point_to_point.send(message, nbytes, comm, dest, tag, note, number)
+            point_to_point.send(message, comm, dest, tag, note, number)
         finally:
             self._record.leave()
 
     def _recv(
-        self,
-        method: str,
-        kinds: tuple[str, ...],
-        peer: tuple[MPI.Intracomm, int, int],
-        label: str = "",
-    ) -> tuple[bytes, Any, int]:
-        """The note, the value and the number of a message of one of these kinds."""
+        self, method: str, kinds: tuple[str, ...], peer: tuple[MPI.Intracomm, int, int]
+    ) -> Any:
+        """The value of a message of one of these kinds."""
         comm, source, tag = peer
-        operation = "recv" if method == "recv_noted" else method
-        self._record.message(operation, source, tag, 0, label)
+        first = np.empty(point_to_point.FIRST_BYTES, np.uint8)
+        self._record.message(method, source, tag)
         try:
-            kind, value, scalars, on_gpu, note, number = point_to_point.recv(comm, source, tag)
-            if kind not in kinds:
-                raise self._unlike(method, kind, source)
-            if kind != NOTED or scalars or on_gpu:
-                value = Message(kind, value, scalars, on_gpu).value()
-            return note, value, number
+            comm.Recv([first, MPI.BYTE], source, tag)
+            message, *_ = point_to_point.recv_rest(first, comm, source, tag)
+            if message.kind not in kinds:
+                raise self._unlike(method, message, source)
+            return message.value()
         finally:
             self._record.leave()
 
-    def _unlike(self, operation: str, kind: str, source: int) -> TypeError:
+    def _unlike(self, method: str, message: Message, source: int) -> TypeError:
         """What is said of a message that isn't received as it was sent."""
         what, way = {
             OBJECT: ("an object", "_obj"),
             NOTED: ("a note with arrays (as of functions.send)", "_noted"),
-        }.get(kind, ("an array", ""))
+        }.get(message.kind, ("an array", ""))
         return TypeError(
-            f"rank {self._rank}: {operation} got {what} that rank {source} sent with send{way} "
+            f"rank {self._rank}: {method} got {what} that rank {source} sent with send{way} "
             f"(now discarded); receive it with recv{way}"
         )
 

@@ -157,7 +157,7 @@ def framed(kind: str, forms: Any, *rest: Any) -> bytes:
 
 @lru_cache(maxsize=256)
 def unframed_once(frame: bytes) -> Any:
-    """What :func:`unframed` returns; None where it has to be found anew each time."""
+    """What :func:`unframed` returns; None of dtypes whose names the arrays' owner may change."""
     kind, forms, scalars, on_gpu = pickle.loads(frame)
     if not all(isinstance(token, str) for token, *_ in forms):
         return None

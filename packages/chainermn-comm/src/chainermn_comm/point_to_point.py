@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import struct
-from functools import lru_cache
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -13,119 +11,77 @@ from mpi4py import MPI
 from . import messages
 from .arrays import as_bytes
 from .exchange import pieces
-from .messages import NOTED, Message
+from .messages import Message
 
 # The first of MPI's messages holds a number, the lengths of frame and note, as much of these as
 # fits, and of the arrays those that fit one after the other; most messages need no other. More
 # than this is faster apart, where it isn't copied.
-_FIRST_BYTES = 16 << 10
-_START = struct.Struct("<qII")
-_NUMBER, _LENGTHS = struct.Struct("<q"), struct.Struct("<II")
-_written, _read, _START_BYTES = _NUMBER.pack, _START.unpack_from, _START.size
-
-Forms = tuple[tuple[np.dtype, tuple[int, ...], bool], ...]
-
-
-def in_one(number: int, note: bytes, arrays: tuple[Any, ...]) -> tuple[bytes, int] | None:
-    """A message with a note as one of MPI's, as :func:`send` sends it, and its arrays' bytes.
-
-    None where the arrays can't be sent as they are, or take more than one of MPI's messages.
-    """
-    forms = []
-    for array in arrays:
-        if type(array) is not np.ndarray:
-            return None
-        forms.append((array.dtype, array.shape, array.flags.c_contiguous))
-    found = _noted_head(note, tuple(forms))
-    if found is None:
-        return None
-    head, nbytes = found
-    return b"".join([_written(number), head, *[array.tobytes() for array in arrays]]), nbytes
+FIRST_BYTES = 16 << 10
+START = struct.Struct("<qII")
 
 
 def send(
-    message: Message,
-    nbytes: int,
-    comm: MPI.Intracomm,
-    dest: int,
-    tag: int,
-    note: bytes = b"",
-    number: int = 0,
+    message: Message, comm: MPI.Intracomm, dest: int, tag: int, note: bytes, number: int
 ) -> None:
-    """Send the message, whose arrays have so many bytes; returns when they may be changed."""
+    """Send the message; returns when its arrays may be changed."""
     frame, arrays = message.frame(), message.arrays
-    head = _START.pack(number, len(frame), len(note)) + frame + note
-    first, apart = [head[:_FIRST_BYTES]], []
-    room = _FIRST_BYTES - len(head)
-    if nbytes <= room:  # nearly always
-        first += [array.tobytes("A") for array in arrays]  # each in its own memory order
-        comm.Send([b"".join(first), MPI.BYTE], dest, tag)
-        return
-    for array in arrays:
-        if array.nbytes <= room:
-            first.append(array.tobytes("A"))
-            room -= array.nbytes
-        else:
-            apart.append(as_bytes(array))
+    head = START.pack(number, len(frame), len(note)) + frame + note
+    fit = within(len(head), [array.nbytes for array in arrays])
+    first = [head[:FIRST_BYTES], *[arrays[index].tobytes("A") for index in fit]]
     comm.Send([b"".join(first), MPI.BYTE], dest, tag)
-    if len(head) > _FIRST_BYTES:
-        comm.Send([head[_FIRST_BYTES:], MPI.BYTE], dest, tag)
-    for piece in pieces(apart):
+    if len(head) > FIRST_BYTES:
+        comm.Send([head[FIRST_BYTES:], MPI.BYTE], dest, tag)
+    if len(fit) < len(arrays):
+        apart = [array for index, array in enumerate(arrays) if index not in fit]
+        send_apart(apart, comm, dest, tag)
+
+
+def send_apart(arrays: Sequence[np.ndarray], comm: MPI.Intracomm, dest: int, tag: int) -> None:
+    """Send arrays after the first part of their message."""
+    for piece in pieces(map(as_bytes, arrays)):
         comm.Send([piece, MPI.BYTE], dest, tag)
 
 
-def recv(
-    comm: MPI.Intracomm, source: int, tag: int
-) -> tuple[str, tuple[np.ndarray, ...], Any, Any, bytes, int]:
-    """Wait for a message of :func:`send` and receive the whole of it.
+def recv_rest(
+    first: np.ndarray, comm: MPI.Intracomm, source: int, tag: int
+) -> tuple[Message, bytes, int]:
+    """Receive the rest of a message of :func:`send`, whose first part has come.
 
     Returns:
-        Kind, arrays, scalars and on_gpu of a :class:`Message`, the note, and the number.
+        The message, its note, and its number.
     """
-    first = np.empty(_FIRST_BYTES, np.uint8)
-    read = first.data
-    comm.Recv([first, MPI.BYTE], source, tag)
-    number, length, noted = _read(read)
-    end = _START_BYTES + length + noted
-    head = bytes(read[_START_BYTES:end])
-    if end > _FIRST_BYTES:
-        rest = np.empty(end - _FIRST_BYTES, np.uint8)
+    number, length, noted = START.unpack_from(first.data)
+    end = START.size + length + noted
+    head = first[START.size : end].tobytes()
+    if end > FIRST_BYTES:
+        rest = np.empty(end - FIRST_BYTES, np.uint8)
         comm.Recv([rest, MPI.BYTE], source, tag)
         head += rest.tobytes()
-    kind, forms, scalars, on_gpu, note = _known(head, length) or _parsed(head, length)
-    arrays = []
+    kind, forms, scalars, on_gpu = messages.unframed(head[:length])
+    arrays, apart = [], []
     for dtype, shape, order, size in forms:
-        if end + size <= _FIRST_BYTES:
+        if end + size <= FIRST_BYTES:
             array = np.ndarray(shape, dtype, first, end, order=order).copy(order)
             end += size
         else:
             array = np.empty(shape, dtype, order)
-            for piece in pieces([as_bytes(array)]):
-                comm.Recv([piece, MPI.BYTE], source, tag)
+            apart.append(array)
         arrays.append(array)
-    return kind, tuple(arrays), scalars, on_gpu, note, number
+    recv_apart(apart, comm, source, tag)
+    return Message(kind, tuple(arrays), scalars, on_gpu), head[length:], number
 
 
-# Loops send the same few notes with the same few forms of arrays again and again.
+def recv_apart(arrays: Sequence[np.ndarray], comm: MPI.Intracomm, source: int, tag: int) -> None:
+    """Fill arrays with what :func:`send_apart` sends."""
+    for piece in pieces(map(as_bytes, arrays)):
+        comm.Recv([piece, MPI.BYTE], source, tag)
 
 
-@lru_cache(maxsize=256)
-def _noted_head(note: bytes, forms: Forms) -> tuple[bytes, int] | None:
-    """What follows the number, before arrays of these forms, and the arrays' bytes."""
-    if not all([contiguous and not dtype.hasobject for dtype, _, contiguous in forms]):
-        return None
-    frame = messages.framed(NOTED, forms, (), ())
-    head = _LENGTHS.pack(len(frame), len(note)) + frame + note
-    nbytes = sum([dtype.itemsize * math.prod(shape) for dtype, shape, _ in forms])
-    return (head, nbytes) if _NUMBER.size + len(head) + nbytes <= _FIRST_BYTES else None
-
-
-@lru_cache(maxsize=256)
-def _known(head: bytes, length: int) -> Any:
-    """What :func:`_parsed` returns; None for dtypes whose names the arrays' owner may change."""
-    found = messages.unframed_once(head[:length])
-    return found and (*found, head[length:])
-
-
-def _parsed(head: bytes, length: int) -> Any:
-    return *messages.unframed(head[:length]), head[length:]
+def within(start: int, sizes: list[int]) -> tuple[int, ...]:
+    """Of arrays of so many bytes those that follow in the first of MPI's messages."""
+    found = []
+    for index, size in enumerate(sizes):
+        if start + size <= FIRST_BYTES:
+            found.append(index)
+            start += size
+    return tuple(found)

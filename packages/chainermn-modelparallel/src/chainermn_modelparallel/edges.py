@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 import chainer
@@ -56,11 +57,15 @@ _unanswered: dict[int, ref[Send]] = {}
 
 
 def dispatch(
-    variables: tuple[Variable, ...], communicator: CommunicatorBase, peer: int, tag: int
+    variables: tuple[Variable, ...],
+    arrays: tuple[Any, ...],
+    communicator: CommunicatorBase,
+    peer: int,
+    tag: int,
 ) -> tuple[Variable, Send]:
-    """Send variables; returns the delegate variable and its function, which leads back to them."""
+    """Send variables of these arrays; returns the delegate variable and its function."""
     number, wants = next(_numbers), bytes(wanted(variables))
-    _post(note(wants), variables, communicator, peer, tag, number)
+    _post(note(wants), arrays, communicator, peer, tag, number)
     # The rest while the other rank goes on with the letter.
     node = Send(number, communicator, peer, tag, wants)
     return node.apply(variables)[0], node
@@ -80,20 +85,20 @@ def answer(
     """
     own, wants = next(_numbers), bytes(wanted(gradients))
     said = note(wants, positions, True, 0, final, own)
-    _post(said, gradients, communicator, peer, GRADIENT_TAG, number)
+    arrays = tuple([gradient.array for gradient in gradients])
+    _post(said, arrays, communicator, peer, GRADIENT_TAG, number)
     return Send(own, communicator, peer, GRADIENT_TAG, wants).apply(gradients)[0]
 
 
 def _post(
     said: bytes,
-    variables: tuple[Variable, ...],
+    arrays: tuple[Any, ...],
     communicator: CommunicatorBase,
     peer: int,
     tag: int,
     number: int,
 ) -> None:
-    arrays = tuple([variable.array for variable in variables])
-    if backend.get_array_module(*arrays) is np:
+    if not arrays or type(arrays[0]) is np.ndarray:  # then all are
         communicator.send_noted(said, arrays, peer, tag, SEND, number)
     else:
         with chainer.using_device(backend.get_device_from_array(*arrays)):
@@ -136,13 +141,14 @@ def deliver(
     wants = said.wants
     if 1 not in wants and (delegate is None or not delegate.requires_grad):
         return tuple([unchecked(array, False) for array in arrays]), None
-    if expected is not None and all([type(array) is np.ndarray for array in arrays]):
-        node, inputs, output = expected
-        if len(arrays) == 1:  # nearly always
-            output.array = arrays[0]
-            outputs: tuple[Variable, ...] = (output,)
-        else:
-            outputs = node.finish(inputs, arrays)
+    outputs: tuple[Variable, ...]
+    if expected is not None and len(arrays) == 1 and type(arrays[0]) is np.ndarray:
+        node, _, output = expected
+        output.array = arrays[0]
+        outputs = (output,)
+    elif expected is not None and all([type(array) is np.ndarray for array in arrays]):
+        node, inputs, _ = expected
+        outputs = node.finish(inputs, arrays)
     elif not setting("enable_backprop"):
         return tuple([unchecked(array, False) for array in arrays]), None
     else:
@@ -199,37 +205,44 @@ class Send(Communication):
     ) -> tuple[Variable | None, ...]:
         self._due = None
         graph = bool(setting("enable_backprop"))
-        found: dict[int, Variable] = {}
+        results: tuple[Variable, ...] = ()
+        positions: Sequence[int] = ()
         if 1 in self._wants:
             first = unchecked(None, False)  # made while the letter is on its way
-            letter = self._answer()
+            refuse_dropped(self._communicator)
+            letter = (
+                self._arrived.popleft()
+                if self._arrived
+                else fetch(self._communicator, self._peer, GRADIENT_TAG, self._inside)
+            )
+            if letter[0] != self._number:
+                letter = self._sorted(letter)
             _, said, arrays = letter
-            self._check(said, graph)
+            if said.graph != graph or said.refusal:
+                self._refuse(said, graph)
             if 1 in said.wants:
                 # A second backward through the gradients asks for this edge's gradients again.
                 again = self.thread()
-                gradients, _ = deliver(letter, self._communicator, self._peer, GRADIENT_TAG, again)
+                results, _ = deliver(letter, self._communicator, self._peer, GRADIENT_TAG, again)
             else:
-                gradients = filled(first, arrays)
-            found = dict(zip(said.positions or range(len(arrays)), gradients, strict=True))
-        # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
-        # other ranks may wait for it.
-        results = tuple(
-            [
-                found[index] if index in found else zeros_for(self, index, self._xp)
-                for index in indexes
-            ]
-        )
+                results = filled(first, arrays)
+            positions = said.positions
+        if positions or len(results) != len(indexes):
+            found = dict(zip(positions or range(len(results)), results, strict=True))
+            # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
+            # other ranks may wait for it.
+            results = tuple(
+                [
+                    found[index] if index in found else zeros_for(self, index, self._xp)
+                    for index in indexes
+                ]
+            )
         return go_on(grad_outputs, results) if graph else results
 
-    def _answer(self) -> Letter:
-        """Wait for the gradients; those of other sends that come first are kept for them."""
-        refuse_dropped(self._communicator)
-        while not self._arrived:
-            letter = fetch(self._communicator, self._peer, GRADIENT_TAG, self._inside)
+    def _sorted(self, letter: Letter) -> Letter:
+        """Keep gradients of other sends that come first for these, and wait for our own."""
+        while letter[0] != self._number:
             number, said, _ = letter
-            if number == self._number:
-                return letter
             known = _unanswered.get(number)
             owner = known() if known else None
             if owner is not None:
@@ -237,12 +250,11 @@ class Send(Communication):
             elif not said.refusal and not was_abandoned(number):
                 abandon(self._number)
                 raise RuntimeError(_of_unknown(number, self._communicator.rank, self._peer))
-        return self._arrived.popleft()
+            letter = fetch(self._communicator, self._peer, GRADIENT_TAG, self._inside)
+        return letter
 
-    def _check(self, said: Said, graph: bool) -> None:
-        """Raise unless there are gradients, and both ranks, or none, differentiate them again."""
-        if said.graph == graph and not said.refusal:
-            return
+    def _refuse(self, said: Said, graph: bool) -> NoReturn:
+        """Raise: there are no gradients, or only one of the ranks differentiates them again."""
         here, there = self._communicator.rank, self._peer
         if said.refusal:
             raise_refused(here, there, self._tag, said.refusal)
@@ -301,19 +313,19 @@ class Recv(Communication):
     ) -> tuple[Variable | None, ...]:
         self._due = None
         sent: Variable | None = None
-        found: dict[int, Variable] = {}
+        gradients: tuple[Variable, ...] = ()
+        positions: tuple[int, ...] = ()
         wants = self._wants
         if 1 in wants:
-            for position, wanted in enumerate(wants):
-                gradient = grad_outputs[position]
-                if wanted and gradient is not None:
-                    found[position] = gradient
-            positions = () if len(found) == len(wants) else tuple(found)
+            gradients = grad_outputs[: len(wants)]
+            if 0 in wants or gradients[0] is None or len(wants) > 1:
+                found = {i: g for i, g in enumerate(gradients) if wants[i] and g is not None}
+                gradients = tuple(found.values())
+                positions = () if len(found) == len(wants) else tuple(found)
             if self._final:
-                self._refuse_final(found)
+                self._refuse_final(gradients)
             elif setting("enable_backprop"):
                 final = self._leads_nowhere or 0 not in indexes
-                gradients = tuple(found.values())
                 if gradients:
                     connected = pseudo_connect(self.thread(), *gradients)
                     gradients = connected if isinstance(connected, tuple) else (connected,)
@@ -321,7 +333,7 @@ class Recv(Communication):
                     self._number, gradients, positions, self._communicator, self._peer, final
                 )
             else:
-                arrays = tuple([gradient.array for gradient in found.values()])
+                arrays = tuple([gradient.array for gradient in gradients])
                 self._communicator.send_noted(
                     note(bytes(len(arrays)), positions),
                     arrays,
@@ -332,13 +344,14 @@ class Recv(Communication):
                 )
         if not self._has_delegate:
             return (None,) * len(indexes)
-        others = tuple(g for position, g in enumerate(grad_outputs) if position not in found)
+        taken = positions or range(len(gradients))
+        others = tuple(g for position, g in enumerate(grad_outputs) if position not in taken)
         (zeros,) = go_on((sent, *others), (zeros_for(self, 0, self._xp),))
         return tuple(None if index else zeros for index in indexes)
 
-    def _refuse_final(self, found: dict[int, Variable]) -> None:
+    def _refuse_final(self, gradients: tuple[Variable, ...]) -> None:
         here, there = self._communicator.rank, self._peer
-        if found:
+        if gradients:
             raise RankMismatchError(
                 f"rank {here}: gradients that came from rank {there} can't be differentiated "
                 f"again: rank {there} received what they belong to without a delegate_variable "

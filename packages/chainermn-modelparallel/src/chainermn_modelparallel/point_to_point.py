@@ -54,9 +54,9 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
             ``chainer.no_backprop_mode()``, or dropped what that returned.
     """
     rank, tag = check_peer(communicator, rank, tag)
-    variables = _variables(x, communicator.rank)
+    variables, arrays = _variables(x, communicator.rank)
     refuse_dropped(communicator)
-    delegate, node = dispatch(variables, communicator, rank, tag)
+    delegate, node = dispatch(variables, arrays, communicator, rank, tag)
     node.watch()
     return delegate
 
@@ -125,7 +125,7 @@ def receive(
     expected = expect(communicator, rank, tag, delegate_variable)  # while the letter is on its way
     letter = fetch(communicator, rank, tag)
     number, said, _ = letter
-    if 1 in said.wants and not setting("enable_backprop"):
+    if 1 in said.wants and expected is None and not setting("enable_backprop"):
         here = communicator.rank
         refuse(communicator, rank, number, NO_BACKPROP)
         raise RankMismatchError(
@@ -139,10 +139,10 @@ def receive(
     return variables, node
 
 
-def _variables(x: Any, rank: int) -> tuple[Variable, ...]:
-    """What the user wants to send, checked, as variables."""
-    if type(x) is Variable and type(x.raw_array) is np.ndarray and x.layout is None:
-        return (x,)  # nearly always
+def _variables(x: Any, rank: int) -> tuple[tuple[Variable, ...], tuple[Any, ...]]:
+    """What the user wants to send, checked, as variables, and their arrays."""
+    if type(x) is Variable and type(array := x.raw_array) is np.ndarray and x.layout is None:
+        return (x,), (array,)  # nearly always
     items = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     if not items:
         raise ValueError(f"rank {rank}: there is nothing to send: x is empty")
@@ -155,6 +155,7 @@ def _variables(x: Any, rank: int) -> tuple[Variable, ...]:
         if isinstance(item, Variable) and item.array is None:
             raise ValueError(f"rank {rank}: {item.name or 'a parameter'} is not initialised yet")
     variables = tuple(map(chainer.as_variable, items))
-    if len(items) > 1 and not chainer.is_arrays_compatible([each.array for each in variables]):
+    arrays = tuple([variable.array for variable in variables])
+    if len(arrays) > 1 and not chainer.is_arrays_compatible(arrays):
         raise TypeError(f"rank {rank}: x mixes arrays of CPU and GPU; move them to one device")
-    return variables
+    return variables, arrays

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
+from typing import NoReturn
 from weakref import ref
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
@@ -56,7 +57,7 @@ def refuse_dropped(communicator: CommunicatorBase) -> None:
             _pending.append(entry)
 
 
-def raise_refused(here: int, peer: int, tag: int, reason: int) -> None:
+def raise_refused(here: int, peer: int, tag: int, reason: int) -> NoReturn:
     """Raise what a refusal says, on the rank that waited for gradients."""
     raise RankMismatchError(
         f"rank {here}: backward of send(rank={peer}, tag={tag}) gets no gradients: rank {peer} "
