@@ -116,9 +116,12 @@ class Normalize(Communication):
         self.count = sum(counts)
         rows = _floats([row[_COUNT.size :] for row in self._call.payloads], own)
         means, squares = rows[:, 0], rows[:, 1]
-        weights = np.array(counts, np.float64).reshape(-1, *(1,) * len(shape))
-        per_value = 1 / max(self.count, 1)
-        center = np.add.reduce(weights * means)
+        # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of one.
+        per_value = np.array(1 / max(self.count, 1))
+        weights = np.array(float(counts[0]))  # nearly always that of all ranks
+        if counts.count(counts[0]) < len(counts):
+            weights = np.array(counts, np.float64).reshape(-1, *(1,) * len(shape))
+        center = np.add.reduce(means * weights)
         center *= per_value
         means -= center
         means *= means

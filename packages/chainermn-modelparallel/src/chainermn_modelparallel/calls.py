@@ -11,14 +11,12 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import chainer
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
-from chainermn_modelparallel.communication import FUNCTIONS
+from chainermn_modelparallel.communication import FUNCTIONS, setting
 from chainermn_modelparallel.refusals import refuse_dropped
 
 # What must be equal on all ranks: names and how they stand here.
@@ -46,8 +44,7 @@ ADVICE = (
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """What the ranks agreed on.
 
     Attributes:
@@ -88,7 +85,7 @@ def agree(
     """
     refuse_dropped(comm)
     flags = _PROBLEM * (problem is not None) | _WANTS * wants
-    flags |= _BACKPROP * bool(chainer.config.enable_backprop)
+    flags |= _BACKPROP * bool(setting("enable_backprop"))
     digest, number = _digest(view), next(_numbers)
     head = _HEAD.pack(digest, forward, number, flags)
     try:
