@@ -10,7 +10,6 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from . import allreduce, collectives, messages, noted, point_to_point
@@ -21,8 +20,9 @@ from .collectives import Group
 from .errors import CommunicationError, FinalizedError
 from .gradients import mean_gradients
 from .integers import as_integer
-from .messages import ARRAY, NOTED, OBJECT, SCALAR, TUPLE, Message
+from .messages import ARRAY, OBJECT, SCALAR, TUPLE, Message
 from .plans import Ground, Plans
+from .point_to_point import Peer
 from .reducers import Reducers
 from .settings import Settings
 from .topology import Topology
@@ -141,10 +141,11 @@ class MpiCommunicator(CommunicatorBase):
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest")
-        self._send("send", messages.of_array(data, self._rank), peer)
+        point_to_point.send("send", messages.of_array(data, self._rank), peer, self._record)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        return self._recv("recv", ARRAYS, self._peer(source, tag, "source"))
+        peer = self._peer(source, tag, "source")
+        return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)
 
     def send_noted(
         self,
@@ -157,46 +158,20 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         if type(note) is not bytes or type(data) is not tuple or type(number) is not int:
             check_noted(note, data, number, self._rank)
-        comm, dest, tag = self._peer(dest, tag, "dest")
+        peer = self._peer(dest, tag, "dest")
         try:
-            found = noted.packed(number, note, data)
+            sent = noted.send(note, data, number, peer, label, self._record)
         except struct.error:
             check_noted(note, data, number, self._rank)
             raise
-        if found is None:
+        if not sent:
             message = messages.noted(data, self._rank)
-            self._send("send", message, (comm, dest, tag), label, note, number)
-            return
-        first, apart, nbytes = found  # nearly always
-        self._record.message("send", dest, tag, nbytes, label)
-        try:
-            comm.Send([first, MPI.BYTE], dest, tag)
-            if apart:
-                point_to_point.send_apart(apart, comm, dest, tag)
-        finally:
-            self._record.leave()
+            point_to_point.send("send", message, peer, self._record, label, note, number)
 
     def recv_noted(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
-        comm, source, tag = self._peer(source, tag, "source")
-        first = np.empty(point_to_point.FIRST_BYTES, np.uint8)
-        read = first.data
-        self._record.message("recv", source, tag, 0, label)
-        try:
-            comm.Recv([first, MPI.BYTE], source, tag)
-            found = noted.unpacked(read)
-            if found is None:
-                message, note, number = point_to_point.recv_rest(first, comm, source, tag)
-                if message.kind != NOTED:
-                    raise self._unlike("recv_noted", message, source)
-                return note, message.value(), number
-            note, arrays, number, apart = found  # nearly always
-            if apart:
-                point_to_point.recv_apart(apart, comm, source, tag)
-            return note, arrays, number
-        finally:
-            self._record.leave()
+        return noted.recv(self._peer(source, tag, "source"), label, self._record, self._rank)
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -241,10 +216,11 @@ class MpiCommunicator(CommunicatorBase):
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest")
-        self._send("send_obj", messages.of_object(obj), peer)
+        point_to_point.send("send_obj", messages.of_object(obj), peer, self._record)
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
-        return self._recv("recv_obj", (OBJECT,), self._peer(source, tag, "source"))
+        peer = self._peer(source, tag, "source")
+        return point_to_point.recv("recv_obj", (OBJECT,), peer, self._record, self._rank)
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -449,7 +425,7 @@ class MpiCommunicator(CommunicatorBase):
 
         return make
 
-    def _peer(self, rank: int, tag: int, name: str) -> tuple[MPI.Intracomm, int, int]:
+    def _peer(self, rank: int, tag: int, name: str) -> Peer:
         """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
         mine, resources = self._rank, self._resources
         if resources is None or os.getpid() != self._process:
@@ -467,49 +443,6 @@ class MpiCommunicator(CommunicatorBase):
                 f"rank {self._rank}: tag must be an integer from 0 to {self._max_tag}, got {tag!r}"
             )
         return group.comm, index, number
-
-    def _send(
-        self,
-        operation: str,
-        message: Message,
-        peer: tuple[MPI.Intracomm, int, int],
-        label: str = "",
-        note: bytes = b"",
-        number: int = 0,
-    ) -> None:
-        comm, dest, tag = peer
-        self._record.message(operation, dest, tag, message.nbytes, label)
-        try:
-            point_to_point.send(message, comm, dest, tag, note, number)
-        finally:
-            self._record.leave()
-
-    def _recv(
-        self, method: str, kinds: tuple[str, ...], peer: tuple[MPI.Intracomm, int, int]
-    ) -> Any:
-        """The value of a message of one of these kinds."""
-        comm, source, tag = peer
-        first = np.empty(point_to_point.FIRST_BYTES, np.uint8)
-        self._record.message(method, source, tag)
-        try:
-            comm.Recv([first, MPI.BYTE], source, tag)
-            message, *_ = point_to_point.recv_rest(first, comm, source, tag)
-            if message.kind not in kinds:
-                raise self._unlike(method, message, source)
-            return message.value()
-        finally:
-            self._record.leave()
-
-    def _unlike(self, method: str, message: Message, source: int) -> TypeError:
-        """What is said of a message that isn't received as it was sent."""
-        what, way = {
-            OBJECT: ("an object", "_obj"),
-            NOTED: ("a note with arrays (as of functions.send)", "_noted"),
-        }.get(message.kind, ("an array", ""))
-        return TypeError(
-            f"rank {self._rank}: {method} got {what} that rank {source} sent with send{way} "
-            f"(now discarded); receive it with recv{way}"
-        )
 
     def _split_arguments(self, color: int, key: int) -> list[int]:
         numbers = []

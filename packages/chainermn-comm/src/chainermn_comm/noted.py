@@ -13,10 +13,21 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from . import messages
 from .messages import NOTED
-from .point_to_point import FIRST_BYTES, START, within
+from .point_to_point import (
+    FIRST_BYTES,
+    START,
+    Peer,
+    recv_apart,
+    rest_of,
+    send_apart,
+    unlike,
+    within,
+)
+from .watchdog import Record
 
 _NUMBER, _LENGTHS = struct.Struct("<q"), struct.Struct("<II")
 _written, _read, _START_BYTES = _NUMBER.pack, START.unpack_from, START.size
@@ -24,56 +35,78 @@ _written, _read, _START_BYTES = _NUMBER.pack, START.unpack_from, START.size
 Forms = tuple[tuple[np.dtype, tuple[int, ...], bool], ...]
 
 
-def packed(
-    number: int, note: bytes, arrays: tuple[Any, ...]
-) -> tuple[bytes, Sequence[np.ndarray], int] | None:
-    """The first part of a message, arrays that go apart, and the bytes of all arrays.
+def send(
+    note: bytes, arrays: tuple[Any, ...], number: int, peer: Peer, label: str, record: Record
+) -> bool:
+    """Send the message; False, and nothing was sent, if the arrays can't be sent as they are.
 
-    None where the arrays can't be sent as they are.
+    Raises:
+        struct.error: the number has more than 64 bits.
     """
+    comm, dest, tag = peer
+    apart: Sequence[np.ndarray] = ()
     if len(arrays) == 1 and type(array := arrays[0]) is np.ndarray:  # nearly always
         known = _packed(note, ((array.dtype, array.shape, array.flags.c_contiguous),))
         if known is None:
-            return None
+            return False
         head, fit, nbytes = known
         if fit:
-            return b"".join((_written(number), head, array.tobytes())), (), nbytes
-        return _written(number) + head, arrays, nbytes
-    if not all([type(array) is np.ndarray for array in arrays]):
-        return None
-    forms = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
-    known = _packed(note, tuple(forms))
-    if known is None:
-        return None
-    head, fit, nbytes = known
-    first = [array.tobytes() for index, array in enumerate(arrays) if index in fit]
-    apart = [array for index, array in enumerate(arrays) if index not in fit]
-    return b"".join((_written(number), head, *first)), apart, nbytes
-
-
-def unpacked(
-    read: memoryview,
-) -> tuple[bytes, tuple[np.ndarray, ...], int, Sequence[np.ndarray]] | None:
-    """Note, arrays and number of a message of which this is the first part.
-
-    Also those of the arrays that come apart and are still to be filled. None for messages that
-    :func:`packed` doesn't pack.
-    """
-    number, length, noted = _read(read)
-    end = _START_BYTES + length + noted
-    if end > FIRST_BYTES:
-        return None
-    known = _unpacked(bytes(read[_START_BYTES:end]), length)
-    if known is None:
-        return None
-    note, forms, apart = known
-    arrays = []
-    for dtype, shape, start in forms:
-        if start:
-            arrays.append(np.ndarray(shape, dtype, read, start).copy())
+            first = b"".join((_written(number), head, array.tobytes()))
         else:
-            arrays.append(np.empty(shape, dtype))
-    return note, tuple(arrays), number, [arrays[index] for index in apart] if apart else ()
+            first, apart = _written(number) + head, arrays
+    else:
+        if not all([type(array) is np.ndarray for array in arrays]):
+            return False
+        forms = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
+        known = _packed(note, tuple(forms))
+        if known is None:
+            return False
+        head, fit, nbytes = known
+        parts = [array.tobytes() for index, array in enumerate(arrays) if index in fit]
+        first = b"".join((_written(number), head, *parts))
+        apart = [array for index, array in enumerate(arrays) if index not in fit]
+    record.message("send", dest, tag, nbytes, label)
+    try:
+        comm.Send([first, MPI.BYTE], dest, tag)
+        if apart:
+            send_apart(apart, peer)
+    finally:
+        record.leave()
+    return True
+
+
+def recv(peer: Peer, label: str, record: Record, mine: int) -> tuple[bytes, tuple[Any, ...], int]:
+    """Receive a message with a note, also of :func:`point_to_point.send`: note, arrays, number.
+
+    Raises:
+        TypeError: it has none; the text names this rank.
+    """
+    comm, source, tag = peer
+    first = np.empty(FIRST_BYTES, np.uint8)
+    read = first.data
+    record.message("recv", source, tag, 0, label)
+    try:
+        comm.Recv([first, MPI.BYTE], source, tag)
+        number, length, noted = _read(read)
+        end = _START_BYTES + length + noted
+        known = _unpacked(bytes(read[_START_BYTES:end]), length) if end <= FIRST_BYTES else None
+        if known is None:
+            message, note, number = rest_of(first, peer)
+            if message.kind != NOTED:
+                raise unlike("recv_noted", message, mine, source)
+            return note, message.value(), number
+        note, forms, apart = known  # nearly always
+        arrays = []
+        for dtype, shape, start in forms:
+            if start:
+                arrays.append(np.ndarray(shape, dtype, read, start).copy())
+            else:
+                arrays.append(np.empty(shape, dtype))
+        if apart:
+            recv_apart([arrays[index] for index in apart], peer)
+        return note, tuple(arrays), number
+    finally:
+        record.leave()
 
 
 @lru_cache(maxsize=256)

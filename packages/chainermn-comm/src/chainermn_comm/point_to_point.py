@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -11,7 +12,8 @@ from mpi4py import MPI
 from . import messages
 from .arrays import as_bytes
 from .exchange import pieces
-from .messages import Message
+from .messages import NOTED, OBJECT, Message
+from .watchdog import Record
 
 # The first of MPI's messages holds a number, the lengths of frame and note, as much of these as
 # fits, and of the arrays those that fit one after the other; most messages need no other. More
@@ -19,37 +21,64 @@ from .messages import Message
 FIRST_BYTES = 16 << 10
 START = struct.Struct("<qII")
 
+# MPI's communicator, the other rank, and the tag.
+Peer: TypeAlias = tuple[MPI.Intracomm, int, int]
+
 
 def send(
-    message: Message, comm: MPI.Intracomm, dest: int, tag: int, note: bytes, number: int
+    method: str,
+    message: Message,
+    peer: Peer,
+    record: Record,
+    label: str = "",
+    note: bytes = b"",
+    number: int = 0,
 ) -> None:
     """Send the message; returns when its arrays may be changed."""
+    comm, dest, tag = peer
     frame, arrays = message.frame(), message.arrays
     head = START.pack(number, len(frame), len(note)) + frame + note
     fit = within(len(head), [array.nbytes for array in arrays])
     first = [head[:FIRST_BYTES], *[arrays[index].tobytes("A") for index in fit]]
-    comm.Send([b"".join(first), MPI.BYTE], dest, tag)
-    if len(head) > FIRST_BYTES:
-        comm.Send([head[FIRST_BYTES:], MPI.BYTE], dest, tag)
-    if len(fit) < len(arrays):
-        apart = [array for index, array in enumerate(arrays) if index not in fit]
-        send_apart(apart, comm, dest, tag)
+    record.message(method, dest, tag, message.nbytes, label)
+    try:
+        comm.Send([b"".join(first), MPI.BYTE], dest, tag)
+        if len(head) > FIRST_BYTES:
+            comm.Send([head[FIRST_BYTES:], MPI.BYTE], dest, tag)
+        send_apart([array for index, array in enumerate(arrays) if index not in fit], peer)
+    finally:
+        record.leave()
 
 
-def send_apart(arrays: Sequence[np.ndarray], comm: MPI.Intracomm, dest: int, tag: int) -> None:
+def recv(method: str, kinds: tuple[str, ...], peer: Peer, record: Record, mine: int) -> Any:
+    """Receive a message of :func:`send`; returns its value.
+
+    Raises:
+        TypeError: it is of none of these kinds; the text names this rank.
+    """
+    comm, source, tag = peer
+    first = np.empty(FIRST_BYTES, np.uint8)
+    record.message(method, source, tag)
+    try:
+        comm.Recv([first, MPI.BYTE], source, tag)
+        message, *_ = rest_of(first, peer)
+        if message.kind not in kinds:
+            raise unlike(method, message, mine, source)
+        return message.value()
+    finally:
+        record.leave()
+
+
+def send_apart(arrays: Sequence[np.ndarray], peer: Peer) -> None:
     """Send arrays after the first part of their message."""
+    comm, dest, tag = peer
     for piece in pieces(map(as_bytes, arrays)):
         comm.Send([piece, MPI.BYTE], dest, tag)
 
 
-def recv_rest(
-    first: np.ndarray, comm: MPI.Intracomm, source: int, tag: int
-) -> tuple[Message, bytes, int]:
-    """Receive the rest of a message of :func:`send`, whose first part has come.
-
-    Returns:
-        The message, its note, and its number.
-    """
+def rest_of(first: np.ndarray, peer: Peer) -> tuple[Message, bytes, int]:
+    """Receive the rest of a message of which this part has come; also its note and number."""
+    comm, source, tag = peer
     number, length, noted = START.unpack_from(first.data)
     end = START.size + length + noted
     head = first[START.size : end].tobytes()
@@ -67,12 +96,13 @@ def recv_rest(
             array = np.empty(shape, dtype, order)
             apart.append(array)
         arrays.append(array)
-    recv_apart(apart, comm, source, tag)
+    recv_apart(apart, peer)
     return Message(kind, tuple(arrays), scalars, on_gpu), head[length:], number
 
 
-def recv_apart(arrays: Sequence[np.ndarray], comm: MPI.Intracomm, source: int, tag: int) -> None:
+def recv_apart(arrays: Sequence[np.ndarray], peer: Peer) -> None:
     """Fill arrays with what :func:`send_apart` sends."""
+    comm, source, tag = peer
     for piece in pieces(map(as_bytes, arrays)):
         comm.Recv([piece, MPI.BYTE], source, tag)
 
@@ -85,3 +115,15 @@ def within(start: int, sizes: list[int]) -> tuple[int, ...]:
             found.append(index)
             start += size
     return tuple(found)
+
+
+def unlike(method: str, message: Message, mine: int, source: int) -> TypeError:
+    """What is said of a message that isn't received as it was sent."""
+    what, way = {
+        OBJECT: ("an object", "_obj"),
+        NOTED: ("a note with arrays (as of functions.send)", "_noted"),
+    }.get(message.kind, ("an array", ""))
+    return TypeError(
+        f"rank {mine}: {method} got {what} that rank {source} sent with send{way} "
+        f"(now discarded); receive it with recv{way}"
+    )
