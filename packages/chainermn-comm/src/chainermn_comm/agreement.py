@@ -115,7 +115,10 @@ class Agreement:
                 for row, length in zip(rows, lengths, strict=True)
             ]
         everything = np.empty(sum(lengths), np.uint8)
-        self._comm.Allgatherv([note, MPI.BYTE], [everything, lengths, MPI.BYTE])
+        if min(lengths) == max(lengths):
+            self._comm.Allgather([note, MPI.BYTE], [everything, MPI.BYTE])
+        else:
+            self._comm.Allgatherv([note, MPI.BYTE], [everything, lengths, MPI.BYTE])
         ends = accumulate(lengths)
         return [
             everything[end - length : end].tobytes()

@@ -15,7 +15,7 @@ from chainer.backends import cuda
 from chainermn_comm import CommunicatorBase
 from chainermn_modelparallel.calls import Call, Form, View, agree
 from chainermn_modelparallel.collectives import allreduce
-from chainermn_modelparallel.communication import Communication
+from chainermn_modelparallel.communication import Communication, unchecked
 from chainermn_modelparallel.delegates import empty_beside, go_on, pseudo_connect
 from chainermn_modelparallel.verbs import wanted
 
@@ -145,7 +145,7 @@ class Normalize(Communication):
             gradients = self._differentiable(x, gamma, pseudo_connect(thread, gy))
         else:
             gradients = tuple(
-                None if gradient is None else Variable(gradient)
+                None if gradient is None else unchecked(gradient, True)
                 for gradient in self._gradients(x.array, gamma.array, gy.array)
             )
         return tuple(gradients[index] if index < 3 else None for index in indexes)
