@@ -192,7 +192,7 @@ def test_a_sum_keeps_foreign_byte_order(naive):
 
 
 # Around what goes with the frame or the note, which other arrays and the frame share.
-SIZES = (0, 1, 16_000, 16_383, 16_384, 16_385, 40_000)
+SIZES = (0, 1, 16_000, 16_383, 16_384, 16_385, 40_000, 65_000, 65_536, 65_537)
 
 
 def tuple_of_sizes(seed: int) -> tuple[np.ndarray, ...]:
@@ -249,7 +249,7 @@ def test_bytes_of_any_length_are_gathered_from_all_ranks(comm):
 def test_a_note_of_any_length_travels_beside_arrays(kind, naive):
     arrays = np.arange(6, dtype="f2").reshape(2, 3), np.asfortranarray(np.ones((2, 2)))
     large = np.arange(10_000, dtype="f8")
-    for note in (b"", b"x", bytes(range(256)) * 100):
+    for note in (b"", b"x", bytes(range(256)) * 100, bytes(range(256)) * 300):
         for data in ((), arrays, (*arrays, large), (large[::2], arrays[0])):
             if naive.rank == 0:
                 kind.send_noted(naive, note, data, 1, 3, number=len(note) - 1)

@@ -51,7 +51,8 @@ def send(
             return False
         head, fit, nbytes = known
         if fit:
-            first = b"".join((_written(number), head, array.tobytes()))
+            parts: tuple[Any, ...] = (_written(number), head, array)
+            first = b"".join(parts)
         else:
             first, apart = _written(number) + head, arrays
     else:
@@ -62,7 +63,7 @@ def send(
         if known is None:
             return False
         head, fit, nbytes = known
-        parts = [array.tobytes() for index, array in enumerate(arrays) if index in fit]
+        parts = tuple([array for index, array in enumerate(arrays) if index in fit])
         first = b"".join((_written(number), head, *parts))
         apart = [array for index, array in enumerate(arrays) if index not in fit]
     record.message("send", dest, tag, nbytes, label)

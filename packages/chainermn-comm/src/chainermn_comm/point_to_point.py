@@ -18,7 +18,7 @@ from .watchdog import Record
 # The first of MPI's messages holds a number, the lengths of frame and note, as much of these as
 # fits, and of the arrays those that fit one after the other; most messages need no other. More
 # than this is faster apart, where it isn't copied.
-FIRST_BYTES = 16 << 10
+FIRST_BYTES = 64 << 10
 START = struct.Struct("<qII")
 
 # MPI's communicator, the other rank, and the tag.
@@ -39,7 +39,7 @@ def send(
     frame, arrays = message.frame(), message.arrays
     head = START.pack(number, len(frame), len(note)) + frame + note
     fit = within(len(head), [array.nbytes for array in arrays])
-    first = [head[:FIRST_BYTES], *[arrays[index].tobytes("A") for index in fit]]
+    first: list[Any] = [head[:FIRST_BYTES], *[as_bytes(arrays[index]) for index in fit]]
     record.message(method, dest, tag, message.nbytes, label)
     try:
         comm.Send([b"".join(first), MPI.BYTE], dest, tag)
