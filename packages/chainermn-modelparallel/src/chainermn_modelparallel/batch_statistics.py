@@ -114,8 +114,7 @@ class Normalize(Communication):
         self._call: Call = agree(self._comm, view, wants=self._wants, payload=payload)
         counts = [_COUNT.unpack_from(row)[0] for row in self._call.payloads]
         self.count = sum(counts)
-        rows = _floats([row[_COUNT.size :] for row in self._call.payloads], own)
-        means, squares = rows[:, 0], rows[:, 1]
+        means, squares = _floats([row[_COUNT.size :] for row in self._call.payloads], own)
         # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of one.
         per_value = np.array(1 / max(self.count, 1))
         weights = np.array(float(counts[0]))  # nearly always that of all ranks
@@ -167,7 +166,7 @@ class Normalize(Communication):
             view: View = (("operation", f"backward of {NAME}"),)
             payload = host.tobytes()
             call = agree(self._comm, view, payload=payload, forward=self._call.number)
-            means = np.add.reduce(_floats(call.payloads, host))
+            means = np.add.reduce(_floats(call.payloads, host), axis=1)
             means *= 1 / max(self.count, 1)
             of_gamma, of_beta = xp.asarray(means.astype(dtype))
             x_hat *= -of_gamma[expander]
@@ -218,6 +217,7 @@ def _wide(*dtypes: np.dtype) -> np.dtype:
 
 
 def _floats(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
-    """Each rank's array, of the dtype and shape of ``like``, one after the other in float64."""
+    """Of each rank's array, like this one, each row beside the others', in float64."""
     numbers = np.frombuffer(b"".join(payloads), like.dtype)
-    return numbers.astype(np.float64).reshape(len(payloads), *like.shape)
+    by_rank = numbers.reshape(len(payloads), *like.shape)
+    return by_rank.swapaxes(0, 1).astype(np.float64, order="C")
