@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -263,6 +265,17 @@ def test_a_note_of_any_length_travels_beside_arrays(kind, naive):
 
 
 @pytest.mark.sizes(2)
+def test_a_long_note_is_not_kept(naive):
+    note = bytes(100_000)
+    before = sys.getrefcount(note)
+    if naive.rank == 0:
+        naive.send_noted(note, (np.ones(2),), 1, 3)
+    else:
+        assert naive.recv_noted(0, 3)[0] == note
+    assert sys.getrefcount(note) == before
+
+
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize("kind", [MpiCommunicator, CommunicatorBase])
 @pytest.mark.parametrize(
     ("note", "data", "number", "text"),
@@ -272,6 +285,7 @@ def test_a_note_of_any_length_travels_beside_arrays(kind, naive):
         (b"", np.ones((2, 2)), 0, "send_noted takes a tuple of arrays, got ndarray"),
         (b"", np.float64(1), 0, "send_noted takes a tuple of arrays, got float64"),
         (b"", (), "1", "the number of send_noted must be an int, got str"),
+        (b"", (np.ones((2, 2)).T,), 2**63, "the number of send_noted must have 64 bits, got 92"),
         (b"", (), 2**63, "the number of send_noted must have 64 bits, got 9223372036854775808"),
         (b"", (), -(2**63) - 1, "the number of send_noted must have 64 bits, got -9223372036854"),
     ],

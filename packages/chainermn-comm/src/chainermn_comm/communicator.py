@@ -160,13 +160,12 @@ class MpiCommunicator(CommunicatorBase):
             check_noted(note, data, number, self._rank)
         peer = self._peer(dest, tag, "dest")
         try:
-            sent = noted.send(note, data, number, peer, label, self._record)
+            if not noted.send(note, data, number, peer, label, self._record):
+                message = messages.noted(data, self._rank)
+                point_to_point.send("send", message, peer, self._record, label, note, number)
         except struct.error:
             check_noted(note, data, number, self._rank)
             raise
-        if not sent:
-            message = messages.noted(data, self._rank)
-            point_to_point.send("send", message, peer, self._record, label, note, number)
 
     def recv_noted(
         self, source: int, tag: int = 0, label: str = ""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -44,33 +45,23 @@ def send(
         struct.error: the number has more than 64 bits.
     """
     comm, dest, tag = peer
-    apart: Sequence[np.ndarray] = ()
     if len(arrays) == 1 and type(array := arrays[0]) is np.ndarray:  # nearly always
-        known = _packed(note, ((array.dtype, array.shape, array.flags.c_contiguous),))
-        if known is None:
-            return False
-        head, fit, nbytes = known
-        if fit:
-            parts: tuple[Any, ...] = (_written(number), head, array)
-            first = b"".join(parts)
-        else:
-            first, apart = _written(number) + head, arrays
+        forms: Forms = ((array.dtype, array.shape, array.flags.c_contiguous),)
+    elif all([type(array) is np.ndarray for array in arrays]):
+        forms = tuple([(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays])
     else:
-        if not all([type(array) is np.ndarray for array in arrays]):
-            return False
-        forms = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
-        known = _packed(note, tuple(forms))
-        if known is None:
-            return False
-        head, fit, nbytes = known
-        parts = tuple([array for index, array in enumerate(arrays) if index in fit])
-        first = b"".join((_written(number), head, *parts))
-        apart = [array for index, array in enumerate(arrays) if index not in fit]
+        return False
+    try:
+        head, apart, nbytes = _packed(note, forms)
+    except _UnfitError:
+        return False
+    together = compress(arrays, map(not_, apart)) if apart else arrays
+    first = b"".join((_written(number), head, *together))
     record.message("send", dest, tag, nbytes, label)
     try:
         comm.Send([first, MPI.BYTE], dest, tag)
         if apart:
-            send_apart(apart, peer)
+            send_apart(list(compress(arrays, apart)), peer)
     finally:
         record.leave()
     return True
@@ -110,18 +101,23 @@ def recv(peer: Peer, label: str, record: Record, mine: int) -> tuple[bytes, tupl
         record.leave()
 
 
+class _UnfitError(Exception):
+    """Something can't be sent so. To return that would keep it, with a note of any length."""
+
+
 @lru_cache(maxsize=256)
-def _packed(note: bytes, forms: Forms) -> tuple[bytes, tuple[int, ...], int] | None:
-    """What follows the number, which arrays follow that, and the bytes of all."""
+def _packed(note: bytes, forms: Forms) -> tuple[bytes, tuple[bool, ...], int]:
+    """What follows the number, which arrays don't follow that, if any, and the bytes of all."""
     if not all([contiguous and not dtype.hasobject for dtype, _, contiguous in forms]):
-        return None
+        raise _UnfitError
     frame = messages.framed(NOTED, forms, (), ())
     head = _LENGTHS.pack(len(frame), len(note)) + frame + note
     start = _NUMBER.size + len(head)
     if start > FIRST_BYTES:
-        return None
+        raise _UnfitError
     sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in forms]
-    return head, within(start, sizes), sum(sizes)
+    fit = within(start, sizes)
+    return head, () if all(fit) else tuple(map(not_, fit)), sum(sizes)
 
 
 @lru_cache(maxsize=256)
@@ -137,8 +133,8 @@ def _unpacked(head: bytes, length: int) -> tuple[bytes, list[Any], list[int]] | 
     fit = within(start, [size for *_, size in forms])
     places, apart = [], []
     for index, (dtype, shape, _, size) in enumerate(forms):
-        places.append((dtype, shape, start if index in fit else 0))
-        if index in fit:
+        places.append((dtype, shape, start if fit[index] else 0))
+        if fit[index]:
             start += size
         else:
             apart.append(index)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,13 +41,13 @@ def send(
     frame, arrays = message.frame(), message.arrays
     head = START.pack(number, len(frame), len(note)) + frame + note
     fit = within(len(head), [array.nbytes for array in arrays])
-    first: list[Any] = [head[:FIRST_BYTES], *[as_bytes(arrays[index]) for index in fit]]
+    first: list[Any] = [head[:FIRST_BYTES], *map(as_bytes, compress(arrays, fit))]
     record.message(method, dest, tag, message.nbytes, label)
     try:
         comm.Send([b"".join(first), MPI.BYTE], dest, tag)
         if len(head) > FIRST_BYTES:
             comm.Send([head[FIRST_BYTES:], MPI.BYTE], dest, tag)
-        send_apart([array for index, array in enumerate(arrays) if index not in fit], peer)
+        send_apart(list(compress(arrays, map(not_, fit))), peer)
     finally:
         record.leave()
 
@@ -107,14 +109,14 @@ def recv_apart(arrays: Sequence[np.ndarray], peer: Peer) -> None:
         comm.Recv([piece, MPI.BYTE], source, tag)
 
 
-def within(start: int, sizes: list[int]) -> tuple[int, ...]:
-    """Of arrays of so many bytes those that follow in the first of MPI's messages."""
+def within(start: int, sizes: list[int]) -> list[bool]:
+    """For each array of so many bytes, whether it follows in the first of MPI's messages."""
     found = []
-    for index, size in enumerate(sizes):
-        if start + size <= FIRST_BYTES:
-            found.append(index)
-            start += size
-    return tuple(found)
+    for size in sizes:
+        fits = start + size <= FIRST_BYTES
+        found.append(fits)
+        start += size * fits
+    return found
 
 
 def unlike(method: str, message: Message, mine: int, source: int) -> TypeError:
