@@ -14,7 +14,7 @@ from .watchdog import part_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# The numbers that `send_noted` takes are less.
+# `send_noted` takes numbers from -NUMBERS on that are less than NUMBERS.
 NUMBERS = 2**63
 
 

@@ -57,7 +57,6 @@ class Communication(chainer.FunctionNode):
         """
         if not _is_plain(self, inputs):
             return False
-        self._input_indexes_to_retain = self._output_indexes_to_retain = None
         self._requires_grad = True in [variable.requires_grad for variable in inputs]
         self._input_layouts = (None,) * len(inputs)
         self._builds_graph = bool(setting("enable_backprop"))

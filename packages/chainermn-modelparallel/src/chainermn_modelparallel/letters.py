@@ -22,7 +22,7 @@ _MARK = b"letter"
 _HEAD = struct.Struct("<6s?B?qI")
 # The greatest tag that every MPI has, less one.
 GRADIENT_TAG = 32766
-# Of a letter that nobody answers.
+# Stands for an own number where there is none.
 UNNUMBERED = -1
 # How the calls are named in reports.
 SEND, RECV = FUNCTIONS + "send", FUNCTIONS + "recv"
@@ -38,8 +38,8 @@ class Said(NamedTuple):
         graph: whether backward made a graph of these gradients, to be differentiated again.
         refusal: if it brings no gradients because there will be none, why: an index to
             ``refusals.REASONS``; else 0.
-        final: of such ones, whether that must not come by the rank that sent them, because it has
-            no variable from which it could take part.
+        final: of gradients with a graph, whether a second backward must not come by the rank that
+            sent them, because it has no variable from which it could take part.
         own: number of an answer that may itself be answered; else UNNUMBERED.
     """
 

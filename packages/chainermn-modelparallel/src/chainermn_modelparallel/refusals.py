@@ -100,11 +100,11 @@ def abandon(number: int) -> None:
     _abandoned.append(number)
 
 
-def was_abandoned(number: int | None) -> bool:
+def was_abandoned(number: int) -> bool:
     """Whether :func:`abandon` was called for the send."""
     return number in _abandoned
 
 
-def call_of_dropped(number: int | None) -> str | None:
+def call_of_dropped(number: int) -> str | None:
     """How the send was called that was dropped and had this number; None if there is none."""
-    return dict(_dropped).get(-1 if number is None else number)
+    return dict(_dropped).get(number)
