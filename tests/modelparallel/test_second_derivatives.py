@@ -191,6 +191,23 @@ def test_a_graph_that_is_differentiated_again_twice(comm, random):
 
 
 @pytest.mark.sizes(2, 3)
+def test_of_one_of_two_starts_from_the_gradient_of_any_delegate(comm):
+    """It leads to what was sent back and to what merely passed by, whatever its size."""
+    if comm.rank == 0:
+        x = Variable(np.array([1.0, 2.0]))
+        send((np.ones(3), x), comm, 1).backward(enable_double_backprop=True)
+        gradient, x.grad_var = x.grad_var, None
+        F.sum(gradient**2).backward()
+        np.testing.assert_allclose(x.grad, 36 * x.array**3)
+    elif comm.rank == 1:
+        hold = Variable(np.zeros(2))
+        first, second = recv(comm, 0, delegate_variable=hold)
+        (F.sum(first**3) + F.sum(second**3)).backward(enable_double_backprop=True)
+        gradient, hold.grad_var = hold.grad_var, None
+        gradient.backward()
+
+
+@pytest.mark.sizes(2, 3)
 def test_of_a_gather_off_the_root_that_a_recv_leads_back_to(comm, random):
     """The gradient that reaches its delegate leads to what `recv` sent back, and so must ours."""
     data = random.standard_normal(comm.size)

@@ -203,6 +203,18 @@ def test_gradients_find_their_send_in_whatever_order_they_come(comm, random, fir
 
 
 @pytest.mark.sizes(2, 3)
+def test_the_delegates_of_two_sends_are_connected(comm):
+    if comm.rank == 0:
+        xs = [Variable(np.ones(2)) for _ in range(2)]
+        pseudo_connect(*[send(x, comm, 1) for x in xs]).backward()
+        for number, x in enumerate(xs):
+            equal(x.grad, np.full(2, number + 2.0))
+    elif comm.rank == 1:
+        a, b = recv(comm, 0), recv(comm, 0)
+        (F.sum(a * 2) + F.sum(b * 3)).backward()
+
+
+@pytest.mark.sizes(2, 3)
 def test_several_sends_are_connected_by_pseudo_connect(comm, random):
     data = random.standard_normal((3, 4)).astype("d")
     alone = [Variable(array) for array in data]

@@ -17,6 +17,7 @@ def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
     The results hold the actual variables' data. Backward through any of them gives the actual
     variables their gradients as they are, and goes on to ``delegate_variable`` with a gradient
     of zeros. So one ``backward`` reaches parts of the graph that only communication connects.
+    Where it begins at a single result without a gradient, as of a delegate, both get zeros.
     Not collective; differentiable any number of times.
 
     Args:
@@ -108,6 +109,9 @@ class PseudoConnect(chainer.FunctionNode):
         zeros: tuple[Variable, ...] = ()
         if 0 in indexes:
             zeros = go_on(grad_outputs, (zeros_for(self, 0, self._xp),))
+        if len(grad_outputs) == 1 and grad_outputs[0] is None:
+            # Backward starts here, without a gradient as from delegates, and has to go both ways.
+            grad_outputs = (zeros_for(self, 1, self._xp),)
         return tuple(grad_outputs[index - 1] if index > 0 else zeros[0] for index in indexes)
 
 
