@@ -90,7 +90,7 @@ def stay_on_this_host():
     time.sleep(60)
 stay_on_this_host()
 """)
-    job = cluster.job({"alpha": 1, "beta": 1}, path, seconds=4)
+    job = cluster.job({"alpha": 1, "beta": 1}, path, seconds=10)  # to start takes some
     assert job.returncode is None
     assert job.err.count("in stay_on_this_host") == 2, job
     assert gone(cluster.processes), cluster.processes()
