@@ -138,10 +138,10 @@ def test_an_unknown_communicator_ends_the_run_and_the_known_are_listed(tmp_path:
 
 def test_a_run_that_lasts_too_long_ends_with_stacks(tmp_path: Path) -> None:
     files = "--json", tmp_path / "none.json", "--plot", tmp_path / "none.png"
-    done = run("--quick", "--ranks", 2, "--repeat", 10**7, "--timeout", 3, *files)
+    done = run("--quick", "--ranks", 2, "--repeat", 10**7, "--timeout", 10, *files)
     assert done.returncode != 0
     assert "most recent call first" in done.stderr, done.stdout + done.stderr
-    assert "allreduce.py" in done.stderr, done.stderr  # wherever in it the ranks are by then
+    assert "allreduce.py" in done.stderr, done.stderr  # past its imports by then
 
 
 def test_resnet50_has_161_arrays_and_25_557_032_parameters(load: Any) -> None:
