@@ -162,8 +162,8 @@ def deliver(
     if 0 in wants and delegate is None:
         outputs = tuple(
             [
-                output if wanted else unchecked(array, False)
-                for output, array, wanted in zip(outputs, arrays, wants, strict=True)
+                output if asked else unchecked(array, False)
+                for output, array, asked in zip(outputs, arrays, wants, strict=True)
             ]
         )
     return outputs, node
