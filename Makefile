@@ -5,6 +5,7 @@
 #   RUNS    of `make chaos` (200), and SEED of its first (0)
 #   PYTHON  the interpreter to build on; with another one than before the environment is made
 #           anew (python3)                   WORLDS  numbers of ranks that `make test` runs
+#   SECOND  another interpreter, for `make test-full` (a supported one that is found)
 N ?= 2
 COMM ?= hierarchical
 EPOCHS ?= 20
@@ -12,13 +13,12 @@ MPI ?= mpich
 PYTHON ?= python3
 CUDA ?= 12
 GPUS ?= $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
-WORLDS ?= 1 2 3 4
+WORLDS ?= 2 3 1 4
 RUNS ?= 200
 SEED ?= 0
-SECONDS_PER_WORLD ?= 900
-# Of `make test-slow`; minutes each on two idle cores, and hours where others keep them busy.
-SLOW_WORLDS ?= 2 3 4
-SECONDS_PER_SLOW_WORLD ?= 3600
+# They end hangs; a test that hangs ends itself long before.
+SECONDS_PER_WORLD ?= 1800
+SECONDS_PER_FULL_WORLD ?= 7200
 
 VENV := .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN := $(CURDIR)/$(VENV)/bin
@@ -38,32 +38,59 @@ export OMPI_MCA_osc = ^ucx
 export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
 export PATH := $(BIN):$(PATH)
 
-.PHONY: train test test-slow test-gpu chaos lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
+.PHONY: train test test-full test-everything test-openmpi test-second-python test-doubles test-gpu chaos lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
 train: $(READY)
 	@case '$(N)' in 0|''|*[!0-9]*) \
 	    echo "N is the number of ranks, 1 or more; got '$(N)'" >&2; exit 2;; esac
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
 
-test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
-	set -e; for n in $(WORLDS); do \
-	    CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 \
-	    timeout -k 10 $(SECONDS_PER_WORLD) \
-	    $(BIN)/mpiexec -n $$n $(BIN)/python -m pytest --world -p no:cacheprovider; done
+# The tests of a world: $(call world,ranks,seconds,options of pytest). Each test that hangs prints
+# all ranks' stacks and ends the world.
+world = CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 timeout -k 10 $(2) \
+	$(BIN)/mpiexec -n $(1) $(BIN)/python -m pytest --world -p no:cacheprovider $(3)
 
-test-slow: $(READY)
-	$(BIN)/python -m pytest --slow -m slow --durations=10
-	set -e; for n in $(SLOW_WORLDS); do \
-	    CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 CHAINERMN_TEST_SECONDS=600 OMP_NUM_THREADS=1 \
-	    timeout -k 10 $(SECONDS_PER_SLOW_WORLD) $(BIN)/mpiexec -n $$n \
-	    $(BIN)/python -m pytest --world --slow -m slow -p no:cacheprovider --durations=10; done
+# The default tier. What is `alone` holds the promises of time, so nothing runs beside it.
+test: $(READY)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
+	$(BIN)/python -m pytest -m alone
+	set -e; for n in $(WORLDS); do $(call world,$$n,$(SECONDS_PER_WORLD),); done
+
+# The full tier: all of `make test` and of the marker `full` on 1 to 4 ranks; then all worlds on Open
+# MPI, the default tier on a second Python, the doubles beside CuPy itself, and a little chaos.
+test-full: test-everything test-openmpi test-second-python test-doubles
+	$(BIN)/python -m tests.chaos --runs 20 --seed $(SEED)
+
+test-everything: $(READY)
+	$(BIN)/python -m pytest --full -n 3 --dist loadgroup -m "not alone" --durations=10
+	$(BIN)/python -m pytest --full -m alone
+	set -e; for n in 1 2 3 4; do CHAINERMN_TEST_SECONDS=1200 \
+	    $(call world,$$n,$(SECONDS_PER_FULL_WORLD),--full --durations=10); done
+
+test-openmpi:
+	$(MAKE) test MPI=openmpi WORLDS="1 2 3 4"
+
+test-second-python: SECOND ?= $(shell $(BIN)/python -m tests.support.interpreters)
+test-second-python: $(READY)
+	$(if $(SECOND),,$(error no second Python was found: name one with SECOND=))
+	$(MAKE) test PYTHON="$(SECOND)" VENV=.venv-second
+
+# CuPy's wheel imports without a driver; in an environment of its own, since Chainer would use it.
+test-doubles: .venv-cupy/.ready
+	.venv-cupy/bin/python -m pytest --full tests/gpu/test_doubles_against_cupy.py
+
+.venv-cupy/.ready: pyproject.toml
+	"$(INTERPRETER)" -m venv --clear .venv-cupy
+	.venv-cupy/bin/python -m pip install -q --upgrade 'pip>=25.3'
+	.venv-cupy/bin/python -m pip install -q --group test 'cupy-cuda$(CUDA)x[ctk]' \
+	    nvidia-nccl-cu$(CUDA) -e 'packages/chainermn-comm[mpich]'
+	touch $@
 
 # Jobs in which a rank fails, however and whenever, and what jobs bear; an hour or two. A run that
 # went wrong says how to repeat it alone.
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos --runs $(RUNS) --seed $(SEED)
-	$(BIN)/python -m pytest --slow tests/chaos
+	$(BIN)/python -m pytest --full tests/chaos
 
 # On a machine with GPUs: their tests and benchmark, with as many ranks as there are devices.
 test-gpu: export CHAINERMN_FORCE_ABORT_ON_EXCEPTION = 0
@@ -71,8 +98,7 @@ test-gpu: $(READY)
 	$(if $(filter-out 0,$(GPUS)),,$(error nvidia-smi lists no GPU; name their number with GPUS=))
 	$(BIN)/python -m pip install -q -e 'packages/chainermn-comm[$(MPI),cuda$(CUDA)]' \
 	    'cupy-cuda$(CUDA)x[ctk]' nvidia-nccl-cu$(CUDA)
-	$(BIN)/python -m pytest -m gpu tests/gpu
-	$(BIN)/python -m pytest tests/comm/test_kernels.py tests/comm/test_cupy_double.py
+	$(BIN)/python -m pytest tests/gpu
 	set -e; for n in $(sort 1 2 $(GPUS)); do \
 	    timeout -k 10 $(SECONDS_PER_WORLD) \
 	    $(BIN)/mpiexec -n $$n $(BIN)/python -m pytest --world -m gpu -p no:cacheprovider tests/gpu; \
@@ -137,4 +163,4 @@ release: $(READY)
 	$(BIN)/python scripts/release.py $(VERSION)
 
 clean:
-	rm -rf .venv .venv-openmpi .venv-docs result site
+	rm -rf .venv .venv-openmpi .venv-second .venv-cupy .venv-docs result site

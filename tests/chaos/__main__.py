@@ -13,7 +13,8 @@ import contextlib
 import sys
 import time
 
-from ..cluster.virtual_hosts import Cluster, missing
+from tests.support.virtual_hosts import Cluster, missing
+
 from . import table
 from .cases import EARLY, ROUND, draw
 from .grounds import Hosts

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from ..cluster.virtual_hosts import ROOT, Cluster
-from ..launch.jobs import MPIEXEC, variables
+from tests.support.jobs import MPIEXEC, variables
+from tests.support.virtual_hosts import ROOT, Cluster
+
 from .cases import Case
 
 TRAINING = Path(__file__).with_name("training.py")

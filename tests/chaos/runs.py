@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from ..launch import jobs
+from tests.support import jobs
+
 from .cases import STOP, Case
 from .grounds import Ground, all_variables, environment, is_monitor
 

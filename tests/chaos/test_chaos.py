@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..cluster.virtual_hosts import Cluster, missing
+from tests.support.virtual_hosts import Cluster, missing
+
 from . import table
 from .cases import DEATHS, KINDS, MOMENTS, POINTS, ROUND, STALLS, Case, draw
 from .grounds import Hosts

@@ -1,4 +1,4 @@
-"""Under load memory stays flat and nothing is lost: short here, at length with `--slow`."""
+"""Under load memory stays flat and nothing is lost: short here, at length with `--full`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..launch import jobs
+from tests.support import jobs
 
 SCRIPT = Path(__file__).with_name("loads.py")
 # Of the samples, the first part: imports, caches and MPI's own buffers grow then.
@@ -65,16 +65,16 @@ def test_communicators_made_and_freed(capsys):
     check_flat(loaded(2, "communicators", 30, 120), capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_100_000_collectives_back_to_back(capsys):
     check_flat(loaded(2, "collectives", 100_000, 1200), capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_1_000_communicators_made_and_freed(capsys):
     check_flat(loaded(2, "communicators", 1_000, 1200), capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_eight_ranks_on_two_cores_for_ten_minutes(capsys):
     check_flat(loaded(8, "mixed", 600, 1200), capsys)

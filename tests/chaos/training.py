@@ -32,7 +32,7 @@ from chainermn_train import (
     scatter_dataset,
 )
 from tests.chaos.planting import Plan, note
-from tests.launch.killed import Model, digest
+from tests.support.killed import Model, digest
 
 INTERVAL = 3  # iterations between saves
 EXAMPLES = 40

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .virtual_hosts import Cluster
+from tests.support.virtual_hosts import Cluster
 
 SECONDS = 200.0
 # On two busy cores all may take ten times what it does on idle ones.

@@ -17,8 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn_comm import create_communicator
+from tests.support.models import with_grads
 
-from ..comm.models import with_grads
 from .shapes import SHAPES
 
 WORLD = MPI.COMM_WORLD

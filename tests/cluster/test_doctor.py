@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from chainermn_tools.doctor.live import steps
+from tests.support.jobs import MPIEXEC
+from tests.support.processes import soon
+from tests.support.virtual_hosts import DEVICE
 
-from ..launch.jobs import MPIEXEC
 from .doctor_runs import LIBRARIES, Hosts
-from .test_hosts import gone
-from .virtual_hosts import DEVICE
 
 ALL = "alpha,beta,gamma"
 OPEN_MPI = (
@@ -309,7 +309,7 @@ FAULTS = {
 def hosts(cluster, tmp_path_factory) -> Iterator[Hosts]:
     with Hosts(cluster, tmp_path_factory.mktemp("doctor")).ready() as ready:
         yield ready
-    assert gone(cluster.processes), cluster.processes()
+    assert soon(lambda: not cluster.processes()), cluster.processes()
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ def test_what_a_start_up_file_prints_is_no_fault(hosts, script):
     assert status == 0, found
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_and_nothing_else(hosts, script, name, whole):
     fault = FAULTS[name]

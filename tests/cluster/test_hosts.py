@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ..launch.failing import RAISE, TRACEBACK, check_ended, check_last_words, script
-from ..launch.jobs import PRELUDE
-from .virtual_hosts import Cluster
+from tests.support.failing import RAISE, TRACEBACK, check_ended, check_last_words, script
+from tests.support.jobs import PRELUDE
+from tests.support.processes import soon
+from tests.support.virtual_hosts import Cluster
 
 TWO = {"alpha": 2, "beta": 2}
-GONE_SECONDS = 10.0
 # As little as MPICH itself starts with, for two ranks a host.
 LITTLE_SHM = "4m"
-
-
-def gone(processes) -> bool:
-    """Whether what `processes` finds has ended, or soon does."""
-    deadline = time.monotonic() + GONE_SECONDS
-    while processes() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not processes()
 
 
 def test_hosts_have_their_own_names_memory_and_processes(cluster):
@@ -62,7 +53,7 @@ print(time.perf_counter() - start)
 # A communicator whose ranks have made their shared window.
 STREAMING = """
 import numpy as np
-from tests.comm.models import with_grads
+from tests.support.models import with_grads
 from chainermn_comm import create_communicator
 create_communicator().allreduce_grad(with_grads(w=np.ones(1_000_000, "float32")))
 """
@@ -75,7 +66,7 @@ def test_an_exception_on_one_host_ends_the_job_on_all(cluster, tmp_path, failing
         check_ended(job, 1)
         words = [word.format(failing).replace("of 2", "of 4") for word in TRACEBACK]
         check_last_words(job, *words)
-        assert gone(cluster.processes), cluster.processes()
+        assert soon(lambda: not cluster.processes()), cluster.processes()
         for host in TWO:  # no window; MPICH leaves 2 MB of its own
             used = cluster.run(host, "df", "--output=used", "-B1", "/dev/shm").split()[1]
             assert int(used) < 4 << 20
@@ -93,7 +84,7 @@ stay_on_this_host()
     job = cluster.job({"alpha": 1, "beta": 1}, path, seconds=10)  # to start takes some
     assert job.returncode is None
     assert job.err.count("in stay_on_this_host") == 2, job
-    assert gone(cluster.processes), cluster.processes()
+    assert soon(lambda: not cluster.processes()), cluster.processes()
 
 
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
@@ -101,7 +92,7 @@ def test_a_host_with_little_shared_memory_uses_mpi_and_one_line_says_so(cluster,
     path = tmp_path / "script.py"
     path.write_text(f"""{PRELUDE}
 import numpy as np
-from tests.comm.models import with_grads
+from tests.support.models import with_grads
 from chainermn_comm import create_communicator
 with create_communicator({name!r}) as comm:
     for call in range(2):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from .virtual_hosts import Cluster
+from tests.support.virtual_hosts import Cluster
 
 SECONDS = 100.0
 SCRIPT = """\

@@ -10,8 +10,9 @@ import time
 import psutil
 import pytest
 
-from ..launch.jobs import PRELUDE
-from .test_hosts import gone
+from tests.support.jobs import PRELUDE
+from tests.support.processes import soon
+
 from .test_launch import launch
 
 # Ends a hang, no more.
@@ -53,7 +54,7 @@ def test_a_culprit_on_another_host_is_named_with_its_stack(cluster, path):
     assert re.match(r": rank 2 \(process \d+ on beta\) is in no call", reports[0]), job
     assert re.search(r"^  rank 0 \(process \d+ on alpha\) waits in ", reports[0], re.M), job
     assert re.search(r"^Stacks of rank 2\b[\s\S]*?in elsewhere", reports[0], re.M), job
-    assert gone(cluster.processes), cluster.processes()
+    assert soon(lambda: not cluster.processes()), cluster.processes()
 
 
 CUT = f"""{PRELUDE}
@@ -97,7 +98,7 @@ def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path,
     assert "beta has not answered for 5.0 s" in job
     assert failed.value.returncode > 0, job
     assert found == [True], job
-    assert gone(cluster.processes), cluster.processes()
+    assert soon(lambda: not cluster.processes()), cluster.processes()
     assert memory_of(cluster) <= before
 
 

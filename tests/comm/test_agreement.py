@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, collectives, create_communicator, messages
-
-from .models import Model, Param, with_grads
+from tests.support.models import Model, Param, with_grads
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

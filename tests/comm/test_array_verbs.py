@@ -9,8 +9,7 @@ import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError
 from chainermn_comm.communicator import MpiCommunicator
-
-from .samples import DTYPES, LAYOUTS, same, sample
+from tests.support.samples import DTYPES, LAYOUTS, same, sample
 
 pytestmark = pytest.mark.world
 

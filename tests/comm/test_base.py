@@ -12,8 +12,7 @@ import pytest
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import calls
 from chainermn_comm.watchdog.records import doing
-
-from .models import Model, Param
+from tests.support.models import Model, Param
 
 REQUIRED = {
     *("rank", "size", "intra_rank", "inter_rank", "inter_size", "split"),

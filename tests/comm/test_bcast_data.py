@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
-
-from .models import Model, Param
+from tests.support.models import Model, Param
 
 pytestmark = pytest.mark.world
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm.adaptive import MEMORY
-
-from .models import with_grads
+from tests.support.models import with_grads
 
 pytestmark = pytest.mark.world
 

@@ -17,10 +17,9 @@ from chainermn_comm.chunks import Chunk
 from chainermn_comm.settings import CHUNK_VARIABLE
 from chainermn_comm.topology import Topology
 from chainermn_comm.transports.mpi import MpiTransport
-
-from .conftest import IMPOSED, telling
-from .cupy_double import installed
-from .models import with_grads
+from tests.support.cupy_double import installed
+from tests.support.models import with_grads
+from tests.support.topologies import IMPOSED, telling
 
 pytestmark = pytest.mark.world
 

@@ -7,7 +7,7 @@ from importlib import util
 
 import pytest
 
-from .cupy_double import Gpu, make_cupy
+from tests.support.cupy_double import Gpu, make_cupy
 
 pytestmark = pytest.mark.skipif(
     util.find_spec("cupy") is None, reason="compares with CuPy, which isn't installed"
@@ -41,7 +41,7 @@ def test_modules_have_the_names_of_cupys():
 def test_arrays_streams_and_events_have_the_names_of_cupys():
     import cupy
 
-    from . import cupy_double
+    from tests.support import cupy_double
 
     assert not missing(cupy_double.ndarray, cupy.ndarray)
     assert not missing(cupy_double.Stream, cupy.cuda.Stream)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
-
-from .conftest import NAMES
-from .models import Model, Param, with_grads
+from tests.support.models import Model, Param, with_grads
+from tests.support.topologies import NAMES
 
 pytestmark = pytest.mark.world
 

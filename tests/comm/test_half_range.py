@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.heading import heading_of, largest_of, scaled
 from chainermn_comm.topology import Topology
-
-from .conftest import IMPOSED, telling
-from .models import with_grads
+from tests.support.models import with_grads
+from tests.support.topologies import IMPOSED, telling
 
 HALF, SINGLE, DOUBLE = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 COUNT, TURNS = 3000, 2

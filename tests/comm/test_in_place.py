@@ -13,8 +13,7 @@ from chainermn_comm import create_communicator, patient_waits
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.in_place import InPlace
 from chainermn_comm.topology import Topology
-
-from .models import with_grads
+from tests.support.models import with_grads
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 
 from chainermn_comm import kernels
 from chainermn_comm.summation import sum_rows, telling_of_overflow
-
-from .kernel_double import WIRES, cast, from_bfloat16, mean_of_rows, run_kernel, to_bfloat16
+from tests.support.kernel_double import (
+    WIRES,
+    cast,
+    from_bfloat16,
+    mean_of_rows,
+    run_kernel,
+    to_bfloat16,
+)
 
 COMPILER_SECONDS = 120
 FLOATS = ("f2", "f4", "f8")

@@ -1,4 +1,4 @@
-"""Messages beyond what a C int can count: run by `make test-slow`, outside the default run."""
+"""Messages beyond what a C int can count: run by `make test-full`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.world, pytest.mark.slow, pytest.mark.sizes(2)]
+pytestmark = [pytest.mark.world, pytest.mark.full, pytest.mark.sizes(2)]
 
 BEYOND = (1 << 31) + 12_345  # elements of one byte
 

@@ -11,9 +11,8 @@ import pytest
 from chainermn_comm import create_communicator
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
-
-from .conftest import IMPOSED, NAMES
-from .models import Model, Param, with_grads
+from tests.support.models import Model, Param, with_grads
+from tests.support.topologies import IMPOSED, NAMES
 
 pytestmark = pytest.mark.world
 
@@ -64,7 +63,7 @@ def test_communicators_leak_nothing(world, name, several_nodes):
     check_leaks(world, name, several_nodes, 100)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.sizes(1, 2)
 @KINDS
 def test_a_thousand_communicators_leak_nothing(world, name, several_nodes):

@@ -14,9 +14,8 @@ import chainermn_comm
 from chainermn_comm import FinalizedError, PeerError, RankMismatchError, create_communicator
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
-
-from .conftest import IMPOSED, NAMES
-from .models import Model, Param, with_grads
+from tests.support.models import Model, Param, with_grads
+from tests.support.topologies import IMPOSED, NAMES
 
 pytestmark = pytest.mark.world
 

@@ -15,8 +15,7 @@ from chainermn_comm.in_place import InPlace
 from chainermn_comm.reducer import Direct
 from chainermn_comm.topology import Topology
 from chainermn_comm.transports.mpi import MpiTransport
-
-from .models import Model, Param
+from tests.support.models import Model, Param
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 

@@ -22,10 +22,10 @@ from chainermn_comm import (
 )
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
+from tests.support.cupy_double import Gpu, installed
+from tests.support.models import Model, Param
+from tests.support.topologies import IMPOSED
 
-from .conftest import IMPOSED
-from .cupy_double import Gpu, installed
-from .models import Model, Param
 from .test_plans import DTYPES, LOCKSTEP, check_model, gradients, has, models
 
 pytestmark = pytest.mark.world
@@ -123,7 +123,7 @@ def test_models_of_many_chunks(world, gpu, monkeypatch, name):
     check_models(world, name, 3 * len(topologies(name, world.size)))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_any_model_over_any_topology_at_length(world, gpu, name):
     check_models(world, name, 200)
@@ -512,7 +512,7 @@ def test_finalize_frees_all_memory(world, gpu, name):
         assert gpu.calls.count("destroy") == 20
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.sizes(1, 2)  # more ranks than cores take minutes
 @pytest.mark.parametrize("name", ["pure_nccl", "flat"])
 def test_a_thousand_communicators_leak_nothing(world, gpu, name):

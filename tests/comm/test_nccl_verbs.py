@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, create_communicator, devices
-
-from .cupy_double import installed
-from .models import Model, Param
-from .samples import DTYPES, LAYOUTS, same, sample
+from tests.support.cupy_double import installed
+from tests.support.models import Model, Param
+from tests.support.samples import DTYPES, LAYOUTS, same, sample
 
 pytestmark = pytest.mark.world
 

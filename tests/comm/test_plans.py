@@ -25,9 +25,8 @@ from chainermn_comm.plans import LARGE_BYTES
 from chainermn_comm.settings import CHUNK_VARIABLE
 from chainermn_comm.shared_window import SharedWindow
 from chainermn_comm.topology import Topology
-
-from .conftest import IMPOSED, telling
-from .models import Model, Param, with_grads
+from tests.support.models import Model, Param, with_grads
+from tests.support.topologies import IMPOSED, telling
 
 pytestmark = pytest.mark.world
 
@@ -240,7 +239,7 @@ def test_any_model_over_any_topology(world, name):
     check_models(world, name, 25)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_any_model_over_any_topology_at_length(world, name):
     check_models(world, name, 200)
@@ -280,7 +279,7 @@ def test_back_to_back_with_delays(world, monkeypatch, name, nodes_at):
 
 # A call takes 0.5 ms with two ranks on two idle cores and 1.5 with three, but 7 with four, which
 # take turns in waiting: a minute for each topology.
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("nodes_at", range(TOPOLOGIES))
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
 def test_ten_thousand_calls_back_to_back(world, monkeypatch, name, nodes_at):

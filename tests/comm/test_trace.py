@@ -16,8 +16,7 @@ from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.agreement import Agreement
 from chainermn_comm.trace import TRACE_VARIABLE, file, flush_trace
 from chainermn_comm.watchdog import Record
-
-from .models import with_grads
+from tests.support.models import with_grads
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3)]
 

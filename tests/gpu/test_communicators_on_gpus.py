@@ -8,8 +8,7 @@ import pytest
 from chainermn_comm import create_communicator, devices
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
-
-from ..comm.models import Model, Param
+from tests.support.models import Model, Param
 
 pytestmark = [pytest.mark.gpu, pytest.mark.world]
 

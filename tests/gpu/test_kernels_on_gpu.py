@@ -7,8 +7,7 @@ import pytest
 
 from chainermn_comm import devices, kernels
 from chainermn_comm.chunks import cut
-
-from ..comm.kernel_double import cast
+from tests.support.kernel_double import cast
 
 pytestmark = pytest.mark.gpu
 

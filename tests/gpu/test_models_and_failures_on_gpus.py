@@ -18,8 +18,8 @@ from chainermn_comm import (
     devices,
     kernels,
 )
+from tests.support.models import Model, Param
 
-from ..comm.models import Model, Param
 from .test_communicators_on_gpus import NCCL, mean, one_device_a_rank
 
 pytestmark = [pytest.mark.gpu, pytest.mark.world]

@@ -13,8 +13,7 @@ from chainer import Variable
 
 from chainermn_modelparallel import send
 from chainermn_modelparallel.chain_list import MultiNodeChainList
-
-from .graphs import (
+from tests.support.graphs import (
     Component,
     Part,
     check_drawn,
@@ -90,7 +89,7 @@ def test_any_graph(comm):
     check_drawn(lambda graph: check(comm, graph), comm.size, 15)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.sizes(2, 3, 4)
 def test_any_graph_at_length(comm):
     check_drawn(lambda graph: check(comm, graph), comm.size, 100)

@@ -23,8 +23,7 @@ from chainermn_modelparallel import (
     recv,
     send,
 )
-
-from .graphs import (
+from tests.support.graphs import (
     Component,
     Part,
     check_drawn,
@@ -100,7 +99,7 @@ def test_of_any_graph(comm):
     check_drawn(lambda graph: check(comm, graph), comm.size, 8)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.sizes(2, 3, 4)
 def test_of_any_graph_at_length(comm):
     check_drawn(lambda graph: check(comm, graph), comm.size, 100)

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 from uv import find_uv_bin
 
+from tests.support.interpreters import PYTHONS, found_interpreters
+
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 SECONDS = 300  # ends what hangs; a slow index takes tens of seconds
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -82,28 +82,6 @@ class Environment:
 def make_environment(folder: Path, python: str | Path = sys.executable) -> Environment:
     run(find_uv_bin(), "venv", "-q", "--python", python, folder)
     return Environment(folder)
-
-
-@cache
-def found_interpreters() -> dict[str, str]:
-    """The supported Pythons on this machine: this one, pyenv's, and those on PATH."""
-    found = {"%d.%d" % sys.version_info[:2]: sys.executable}  # noqa: UP031
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for version in PYTHONS:
-        candidates = sorted(str(path) for path in pyenv.glob(f"{version}.*/bin/python"))
-        candidates += filter(None, [shutil.which(f"python{version}")])
-        for candidate in candidates:
-            if version not in found and runs(candidate):
-                found[version] = candidate
-    return found
-
-
-def runs(python: str) -> bool:
-    """Whether it does: a shim of pyenv's may stand on PATH for a version not chosen."""
-    try:
-        return subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """A failing rank ends the job on every Python found here; see exit_status.py, which has two ways.
 
-The other ends are tested on the interpreter that runs the tests: tests/launch/test_exits.py.
+The other ends are tested on the interpreter that runs the tests: tests/faults/test_exits.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from ..launch.failing import (
+from tests.support.failing import (
     EXIT_3,
     RAISE,
     TRACEBACK,
@@ -18,7 +18,7 @@ from ..launch.failing import (
     check_last_words,
     script,
 )
-from ..launch.jobs import run_command
+from tests.support.jobs import run_command
 
 SECONDS = 40.0  # ends a hang, no more
 

@@ -28,6 +28,7 @@ from chainermn_tools.commands.doctor import _hosts, doctor
 from chainermn_tools.doctor import ALL, text
 from chainermn_tools.doctor.check import Finding, Status
 from chainermn_tools.doctor.live import steps
+from tests.support.processes import is_gone
 
 BIN = Path(sys.executable).parent
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
@@ -143,7 +144,7 @@ if "chainermn_tools.launch.rank" in sys.orig_argv and os.environ.get("PMI_RANK",
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -167,7 +168,7 @@ def test_a_rank_that_comes_to_grief_in_a_communicator_is_named(tmp_path, fault, 
     assert left_over(str(tmp_path)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_mpiexec_that_does_not_even_say_its_version_is_named(tmp_path):
     (tmp_path / "mpiexec").write_text("#!/bin/sh\nsleep 3600\n")
     (tmp_path / "mpiexec").chmod(0o755)
@@ -375,18 +376,6 @@ def test_names_are_unique_among_all_layers():
     names = [check.name for layer in ALL for check in layer.checks]
     assert len(set(names)) == len(names)
     assert [layer.name for layer in ALL] == ["here", "live", "hosts"]
-
-
-def is_gone(pid: int) -> bool:
-    for _ in range(200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def left_over(text: str) -> list[int]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from chainermn_tools.doctor.live import steps, trying
-
-from ..comm.cupy_double import Gpu, installed
+from tests.support.cupy_double import Gpu, installed
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 

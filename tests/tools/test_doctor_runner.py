@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,6 +19,7 @@ from chainermn_tools.doctor.check import Answer, Check, Context, check, failed, 
 from chainermn_tools.doctor.runner import Layer, examine
 from chainermn_tools.environment.probe import Unavailable, in_child
 from chainermn_tools.launch.hosts import from_list
+from tests.support.processes import is_gone
 
 # Ends a test that hangs; nothing here takes so long.
 LIMIT_SECONDS = 60
@@ -233,15 +233,3 @@ def test_only_marked_processes_are_killed():
         assert bystander.wait(LIMIT_SECONDS) == -9
     finally:
         bystander.kill()
-
-
-def is_gone(pid: int) -> bool:
-    for _ in range(200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import is_gone
+
 BIN = Path(sys.executable).parent
 COMMAND = str(BIN / "chainermn")
 SECTIONS = [
@@ -204,18 +206,6 @@ def test_a_signal_ends_all_that_was_started(tmp_path, number):
     assert (process.returncode, out) == (128 + number, b"")
     for pid in pids.read_text().split():
         assert is_gone(int(pid))
-
-
-def is_gone(pid: int) -> bool:
-    for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_an_mpiexec_that_fails_is_quoted(tmp_path):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from chainermn_tools.explain import KNOWN, Kind, Known, render, search
 from chainermn_tools.explain import search as search_function
-from tests.launch import jobs
+from tests.support import jobs
 
 LIMIT_SECONDS = 100
 BY_NAME = {row.name: row for row in KNOWN}

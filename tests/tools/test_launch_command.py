@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import is_gone
 
 BIN = Path(sys.executable).parent
 # Ends a test that hangs; every launch here ends by itself.
@@ -316,17 +317,6 @@ def signalled(folder: Path, number: int, *arguments: str) -> tuple[int, str, lis
         process.kill()
         process.wait()
     return process.returncode, said, started
-
-
-def is_gone(pid: int) -> bool:
-    for _ in range(100):
-        with suppress(OSError):
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-            if state != "Z":
-                time.sleep(0.05)
-                continue
-        return True
-    return False
 
 
 def program(path: Path, text: str) -> Path:

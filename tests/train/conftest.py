@@ -6,64 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import chainer
-import numpy as np
 import pytest
 from chainer import training
 
 from chainermn_comm import CommunicatorBase, create_communicator
-from chainermn_comm.catalogue import make_communicator
-from chainermn_comm.topology import Topology
 from chainermn_train import create_multi_node_optimizer, durable
-
-
-class PlainCommunicator(CommunicatorBase):
-    """A third party's communicator: nothing but the abstract members, over mpi4py's pickles.
-
-    Its `bcast_data` is the simplest that can be: it knows nothing of lazy initialisation.
-    """
-
-    rank = property(lambda self: self.mpi.rank)
-    size = property(lambda self: self.mpi.size)
-    intra_rank = rank
-    inter_rank = property(lambda self: 0)
-    inter_size = property(lambda self: 1)
-
-    def __init__(self, mpi: Any) -> None:
-        self.mpi = mpi
-
-    def split(self, color, key):
-        return PlainCommunicator(self.mpi.Split(color, key))
-
-    def send(self, data, dest, tag):
-        self.mpi.send(data, dest, tag)
-
-    def recv(self, source, tag):
-        return self.mpi.recv(source=source, tag=tag)
-
-    def bcast(self, data, max_buf_len=None, root=0):
-        return self.mpi.bcast(data, root)
-
-    def gather(self, data, root=0):
-        return self.mpi.gather(data, root)
-
-    def alltoall(self, xs):
-        return tuple(self.mpi.alltoall(xs))
-
-    def allreduce(self, data):
-        return sum(self.mpi.allgather(data))
-
-    send_obj, recv_obj, bcast_obj, gather_obj = send, recv, bcast, gather
-    allreduce_obj = allreduce
-
-    def bcast_data(self, model):
-        for _, param in sorted(model.namedparams()):
-            if param.data is not None:
-                param.data[...] = self.mpi.bcast(param.data)
-
-    def allreduce_grad(self, model):
-        for _, param in sorted(model.namedparams()):
-            if param.grad is not None:
-                param.grad = np.asarray(self.allreduce(param.grad) / self.size, param.grad.dtype)
+from tests.support.third_party import PlainCommunicator
+from tests.support.topologies import on_nodes
 
 
 def make(name: str, world: Any) -> CommunicatorBase:
@@ -102,8 +51,7 @@ def every(request):
     if nodes is None:
         comm = make(request.param, world)
     else:
-        topology = Topology.of(nodes[: world.size])
-        comm = make_communicator(request.param.split()[0], topology=topology)
+        comm = on_nodes(nodes[: world.size], request.param.split()[0])
     yield comm
     comm.finalize()
 

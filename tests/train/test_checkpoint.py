@@ -16,8 +16,7 @@ from chainermn_train import (
     create_synchronized_iterator,
     durable,
 )
-
-from .checkpoints import (
+from tests.support.checkpoints import (
     Noisy,
     bits,
     files,

@@ -11,8 +11,7 @@ from chainermn_train import (
     create_multi_node_checkpointer,
     create_multi_node_optimizer,
 )
-
-from .checkpoints import (
+from tests.support.checkpoints import (
     Noisy,
     bits,
     files,

@@ -14,8 +14,7 @@ from chainermn_train import (
     durable,
 )
 from chainermn_train.commit_record import decode
-
-from .checkpoints import (
+from tests.support.checkpoints import (
     files,
     generation,
     link,

@@ -15,8 +15,7 @@ from chainermn_train import (
     create_multi_node_checkpointer,
     durable,
 )
-
-from .checkpoints import (
+from tests.support.checkpoints import (
     files,
     generation,
     link,

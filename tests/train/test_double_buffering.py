@@ -15,8 +15,7 @@ import pytest
 
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_optimizer
-
-from .stale import (
+from tests.support.stale import (
     WIDTH,
     Net,
     adam,

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
-
-from .stale import (
+from tests.support.stale import (
     WIDTH,
     Net,
     adam,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..launch.jobs import PRELUDE, run
+from tests.support.jobs import PRELUDE, run
 
 SCRIPT = (
     PRELUDE

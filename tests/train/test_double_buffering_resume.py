@@ -11,8 +11,7 @@ from chainer import training
 from chainer.training import extensions
 
 from chainermn_train import create_multi_node_evaluator, create_multi_node_optimizer
-
-from .stale import (
+from tests.support.stale import (
     BATCH,
     Net,
     adam,

@@ -14,8 +14,7 @@ import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-
-from .linear import Model, X, same_everywhere, sgd, weights
+from tests.support.linear import Model, X, same_everywhere, sgd, weights
 
 pytestmark = pytest.mark.world
 

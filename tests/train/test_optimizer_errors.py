@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError
-
-from .linear import Model, X, same_everywhere, sgd, weights
+from tests.support.linear import Model, X, same_everywhere, sgd, weights
 
 pytestmark = pytest.mark.world
 

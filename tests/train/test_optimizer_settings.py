@@ -9,8 +9,7 @@ import pytest
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-
-from .linear import Model, X, sgd
+from tests.support.linear import Model, X, sgd
 
 pytestmark = pytest.mark.world
 

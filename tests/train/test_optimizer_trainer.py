@@ -10,8 +10,7 @@ from chainer import training
 from chainer.training import extensions
 
 from chainermn_train import create_multi_node_optimizer
-
-from .linear import Model, X, same_everywhere, sgd, weights
+from tests.support.linear import Model, X, same_everywhere, sgd, weights
 
 pytestmark = pytest.mark.world
 

@@ -182,7 +182,7 @@ def test_random_sequences(comm):
         play(comm, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_many_random_sequences(every):
     for seed in range(100, 140):
         play(every, seed)

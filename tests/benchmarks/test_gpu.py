@@ -1,0 +1,78 @@
+"""The benchmark of GPUs, with a double in place of a device: it runs, and misses what is missed."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.support.cupy_double import Gpu, installed
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2)]
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    """The process's device."""
+    with installed() as device:
+        device.delay = 0
+        yield device
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Its module."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    module = importlib.import_module("gpu")
+    monkeypatch.setattr(module, "ROUNDS", 2)
+    # Chainer's own copy needs more of CuPy than the double has.
+    monkeypatch.setattr(module, "bundled", lambda *_: (None, "bundled pure_nccl: not measured"))
+    yield module
+    for name in set(sys.modules) - before:
+        if BENCHMARKS.as_posix() in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_it_measures_kernels_and_calls_beside_their_peers(world, gpu, benchmark):
+    said = io.StringIO()
+    shapes = {"a": (70, 60), "b": (), "c": (5,)}
+    rows = benchmark.run(world, shapes, Console(file=said, width=120))
+    if world.rank:
+        return
+    assert [row["limit"] for row in rows] == [
+        f"{verb}, wire {wire}: part of a copy's bandwidth"
+        for wire in ("float32", "float16")
+        for verb in ("pack", "unpack")
+    ]
+    assert all(row["ratio"] is not None and row["must"] == "at least 0.8" for row in rows)
+    text = said.getvalue()
+    for name in ("copy, wire float16", "pure_nccl", "hierarchical", "two_dimensional", "flat"):
+        assert name in text
+    assert ("NCCL's allReduce" in text) == ("not measured" in text) == (world.size > 1)
+    assert "WRONG" not in text
+
+
+def test_a_slow_kernel_misses_its_limit(world, gpu, benchmark):
+    rates = {"copy": np.full(3, 100.0), "pack": np.full(3, 79.0), "unpack": np.full(3, 81.0)}
+    assert [row["ok"] for row in benchmark.limits("float32", rates)] == [False, True]
+
+
+def test_a_wrong_mean_is_noticed(world, gpu, benchmark):
+    from chainermn_comm import devices
+
+    grads = [devices.to_device(np.zeros(3, np.float32))]
+
+    def half_right() -> None:
+        grads[0][...] = (world.size - 1) / 2 + (world.rank == 0)
+
+    assert not benchmark.is_mean(world, grads, half_right)

@@ -1,0 +1,160 @@
+"""A traced job and `chainermn trace`: clocks that differ, a late rank, a rank that is killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.jobs import PRELUDE, run
+
+LIMIT_SECONDS = 200
+
+# Each rank's clock is far from the others', and goes faster than rank 0's; by their own words ranks
+# are on different machines. Rank 1 is late each time.
+SKEWED = (
+    PRELUDE
+    + """\
+import json, sys, time
+from mpi4py import MPI
+from chainermn_comm.trace import clocks, file, records
+rank = MPI.COMM_WORLD.rank
+true = time.perf_counter
+zero = MPI.COMM_WORLD.bcast(true())
+for module in (clocks, file, records):
+    module.now = lambda: zero + (true() - zero) * (1 + 1e-2 * rank) + 5000.0 * rank
+file._clock = lambda: f"machine {rank}"
+
+import numpy as np
+from chainermn_comm import create_communicator
+
+comm = create_communicator("naive")
+moments = []
+for turn in range(40):
+    if rank == 1:
+        time.sleep(0.02)
+    moments.append(true() - zero)
+    comm.allreduce(np.ones(1000, "f4"))
+if rank == 0:
+    comm.send(np.ones(10), 1, 3)
+elif rank == 1:
+    comm.recv(0, 3)
+comm.finalize()
+everyone = MPI.COMM_WORLD.gather(moments)
+if rank == 0:
+    print(json.dumps(everyone))
+"""
+)
+
+
+def trace(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "chainermn_tools", "trace", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+
+
+def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path):
+    (tmp_path / "script.py").write_text(SKEWED)
+    job = run(3, tmp_path / "script.py", environment={"CHAINERMN_TRACE": str(tmp_path / "t")})
+    assert job.returncode == 0, job
+    moments = json.loads(job.out)
+    done = trace(tmp_path / "t", "--output", tmp_path / "merged.json")
+    assert done.returncode == 0, done.stderr
+    assert "Others wait most for rank 1" in done.stdout
+    assert "clocks agree to within" in done.stdout
+    calls = [e for e in json.loads((tmp_path / "merged.json").read_text()) if e["ph"] == "X"]
+    starts = {
+        rank: [c["ts"] / 1e6 for c in calls if (c["pid"], c["name"]) == (rank, "allreduce")]
+        for rank in range(3)
+    }
+    # A rank may be stopped for a while between its own look at the clock and the trace's, so not
+    # all moments fit. Drift alone, if it stayed, would come to 8 ms and more in 0.8 s.
+    base = sorted(s - m for s, m in zip(starts[0], moments[0], strict=True))[20]
+    for rank in range(3):
+        errors = sorted(abs(s - m - base) for s, m in zip(starts[rank], moments[rank], strict=True))
+        assert errors[20] < 2e-3, (rank, errors)
+    last = [c for c in calls if c["name"] == "allreduce" and c["args"].get("waited_for") == 1]
+    assert len(last) >= 60  # of 80
+
+
+KILLED = (
+    PRELUDE
+    + """\
+import os, signal, time
+import numpy as np
+from chainermn_comm import create_communicator
+comm = create_communicator("hierarchical")
+for turn in range(10_000):
+    comm.allreduce(np.ones(100))
+    time.sleep(0.01)
+    if turn == 60 and comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
+
+
+def test_a_killed_job_leaves_a_trace_that_can_be_read(tmp_path):
+    (tmp_path / "script.py").write_text(KILLED)
+    job = run(2, tmp_path / "script.py", environment={"CHAINERMN_TRACE": str(tmp_path / "t")})
+    assert job.returncode, job
+    for path in (tmp_path / "t").iterdir():
+        whole, _, _ = path.read_text().rpartition(",\n")
+        assert len(json.loads(whole + "]")) > 10
+    done = trace(tmp_path / "t")
+    assert done.returncode == 0, done.stderr
+    assert "allreduce" in done.stdout
+
+
+TRAINING = (
+    PRELUDE
+    + """\
+import sys
+import chainer, numpy as np
+from chainer import functions as F, links as L
+import chainermn
+from chainermn import functions as MF
+
+comm = chainermn.create_communicator("hierarchical")
+model = L.Classifier(L.Linear(8, 3))
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.SGD(), comm, double_buffering="double" in sys.argv)
+optimizer.setup(model)
+x, t = np.ones((4, 8), "f4"), np.zeros(4, "i4")
+for _ in range(3):
+    optimizer.update(model, x, t)
+y = MF.allgather(comm, chainer.Variable(x))
+F.sum(y[0]).backward()
+if comm.rank == 0:
+    MF.send(chainer.Variable(x), comm, 1).backward()
+else:
+    h = MF.recv(comm, 0, pseudo := chainer.Variable(x))
+    F.sum(h).backward()
+comm.finalize()
+"""
+)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_training_and_differentiable_communication_are_traced(tmp_path, double):
+    (tmp_path / "script.py").write_text(TRAINING)
+    folder = tmp_path / "t"
+    arguments = ["double"] if double else []
+    variables = {"CHAINERMN_TRACE": str(folder)}
+    job = run(2, tmp_path / "script.py", *arguments, environment=variables)
+    assert job.returncode == 0, job
+    for rank in range(2):
+        (path,) = folder.glob(f"*.rank{rank}.json")
+        calls = [e for e in json.loads(path.read_text()[:-2] + "]") if e["ph"] == "X"]
+        gradients = [call for call in calls if call["name"] == "allreduce_grad"]
+        assert [call["args"]["bytes"] for call in gradients] == [4 * (8 * 3 + 3)] * len(gradients)
+        assert len(gradients) >= 2
+        assert any(call["tid"] for call in gradients) == double
+        names = {call["name"] for call in calls}
+        assert {"bcast_data", "finalize"} <= names
+        assert names & {"allgather", "alltoall"}
+        assert {"send", "recv"} <= names or {"send_obj", "recv_obj"} <= names

@@ -1,0 +1,331 @@
+"""When the hook of abort.py is on, and what it prints and leaves alone."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.failing import (
+    ADD_HOOK,
+    ALONE,
+    COMMUNICATOR,
+    RAISE,
+    TRACEBACK,
+    check_ended,
+    check_last_words,
+    script,
+)
+from tests.support.jobs import CHECK_GRADIENTS, PRELUDE, run
+
+
+@pytest.mark.parametrize("end", [RAISE, "sys.exit(3)"])
+def test_on_by_default_once_a_communicator_exists(end, tmp_path):
+    check_ended(run(2, script(tmp_path, end, install=COMMUNICATOR)), 3 if "exit" in end else 1)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_on_where_a_rank_is_alone_in_its_communicator(rank, tmp_path):
+    path = script(tmp_path, RAISE, failing=(rank,), install=ALONE)
+    job = run(3, path, seconds=20)
+    check_ended(job, 1)
+    check_last_words(job, f"ChainerMN: rank {rank} of 3: uncaught", "Traceback", "ValueError")
+
+
+def test_on_before_the_first_communicator_is_finished(tmp_path):
+    install = "from chainermn_comm import create_communicator\n"
+    end = "create_communicator('naive', 'no communicator')"
+    body = """
+if world.rank == 1:
+    print("failing at", time.time(), flush=True)
+    exec(end)
+create_communicator("naive")
+"""
+    job = run(2, script(tmp_path, end, install=install, body=body), seconds=20)
+    check_ended(job, 1)
+    check_last_words(job, "ChainerMN: rank 1 of 2: uncaught TypeError", "Traceback", "TypeError")
+
+
+def test_refused_by_the_environment(tmp_path):
+    path = script(tmp_path, "sys.exit(3)", install=COMMUNICATOR)
+    job = run(2, path, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}, seconds=10)
+    assert job.returncode is None, f"the job was to hang as MPI leaves it\n{job}"
+    assert "in wait" in job.err, f"no stack of the rank that waits\n{job}"
+
+
+def test_forced_by_mpiexec_before_a_communicator_exists(tmp_path):
+    # One rank fails before it has used MPI in any way, and the other begins to.
+    body = f"""{PRELUDE}
+import sys, time, chainermn_comm
+if sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 1:
+    print("failing at", time.time(), flush=True)
+    raise ValueError("failure!")
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+"""
+    path = tmp_path / "script.py"
+    path.write_text(body)
+    variable = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
+    launcher = ("-genv", variable, "1") if is_mpich() else ("-x", f"{variable}=1")
+    job = run(2, path, launcher=launcher)
+    check_ended(job, 1)
+    check_last_words(job, *(word.format(1) for word in TRACEBACK))
+
+
+def test_importing_starts_mpi_only_where_forced(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import sys, chainermn_comm; print('mpi4py.MPI' in sys.modules)")
+    assert run(1, path).out.split() == ["False"]
+    forced = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
+    assert run(1, path, environment=forced).out.split() == ["True"]
+
+
+def test_a_child_of_a_rank_does_not_start_mpi_again(tmp_path):
+    body = """
+import subprocess
+child = (
+    "import sys, chainermn_comm.abort as abort; abort.add_hook(); "
+    "print('mpi4py.MPI' in sys.modules)"
+)
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+    forced = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
+    path = script(tmp_path, "", install="import chainermn_comm\n", body=body)
+    job = run(2, path, environment=forced)
+    assert job.returncode == 0, job
+    assert job.out.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_users_own_hook_prints_once(when, tmp_path):
+    own = "sys.excepthook = lambda kind, value, trace: print('OWN HOOK', file=sys.stderr)\n"
+    install = own + ADD_HOOK if when == "before" else ADD_HOOK + own
+    job = run(2, script(tmp_path, RAISE, install=install))
+    check_ended(job, 1)
+    assert job.err.count("OWN HOOK") == 1, job
+    assert "rank 1 of 2: uncaught ValueError" in job.err
+
+
+def test_a_hook_of_the_users_that_never_returns(tmp_path):
+    # As the manual's snippet: it aborts by itself.
+    own = """
+def hook(kind, value, trace):
+    print("OWN HOOK", file=sys.stderr, flush=True)
+    time.sleep(0.5)
+    world.Abort(7)
+sys.excepthook = hook
+"""
+    job = run(2, script(tmp_path, RAISE, install=own + ADD_HOOK))
+    check_ended(job, 7)
+    assert job.err.count("OWN HOOK") == 1, job
+
+
+def test_long_tracebacks_of_all_ranks_stay_whole(tmp_path):
+    # 8 kB each; Open MPI's launcher reads 4 kB at a time.
+    end = (
+        "raise ValueError(''.join(f'\\nrank {world.rank} line {i:03} of 200' for i in range(200)))"
+    )
+    path = script(tmp_path, f"world.Barrier()\n{end}", failing=(0, 1, 2))
+    spoke: set[int] = set()
+    for _ in range(3):  # on a busy machine a rank may be ended before it comes to speak
+        job = run(3, path)
+        check_ended(job, 1)
+        lines = job.err.splitlines()
+        for rank in range(3):
+            whole = [f"rank {rank} line {i:03} of 200" for i in range(200)]
+            if any(f"rank {rank} line" in line for line in lines):
+                begin = lines.index(whole[0])
+                assert lines[begin : begin + 200] == whole, job
+                spoke.add(rank)
+        if len(spoke) == 3:
+            return
+    pytest.fail(f"in three jobs only ranks {spoke} spoke: {job}")
+
+
+def test_ranks_that_learn_of_an_error_do_not_bury_it(tmp_path):
+    end = """
+from chainermn_comm import PeerError
+if world.rank == 1:
+    time.sleep(0.1)
+    raise ValueError("failure!")
+raise PeerError("rank 1 found an error")
+"""
+    job = run(3, script(tmp_path, end, failing=(0, 1, 2)))
+    check_ended(job, 1)
+    check_last_words(job, "ChainerMN: rank 1 of 3", "Traceback", "ValueError: failure!")
+    assert "PeerError" not in job.err, job
+
+
+def test_the_rank_whose_loss_fails_is_the_one_that_speaks(tmp_path):
+    body = """
+import chainer, chainermn_train, numpy as np
+from chainermn_comm import create_communicator
+model = chainer.links.Linear(2, 1)
+optimizer = chainermn_train.create_multi_node_optimizer(
+    chainer.optimizers.SGD(), create_communicator("naive")
+).setup(model)
+def loss(x):
+    if world.rank == 1 and optimizer.t == 2:
+        print("failing at", time.time(), flush=True)
+        raise ValueError("failure!")
+    return chainer.functions.sum(model(x))
+while True:
+    optimizer.update(loss, np.ones((1, 2), np.float32))
+"""
+    job = run(2, script(tmp_path, "", install="", body=body))
+    check_ended(job, 1)
+    check_last_words(job, *(word.format(1) for word in TRACEBACK))
+    assert "PeerError" not in job.err, job
+
+
+def test_a_rank_that_learns_of_an_error_alone_ends_the_job(tmp_path):
+    end = "from chainermn_comm import PeerError; raise PeerError('rank 1 found an error')"
+    job = run(2, script(tmp_path, end, failing=(0,)))
+    check_ended(job, 1)
+    assert "PeerError: rank 1 found an error" in job.err
+
+
+def test_while_another_thread_is_in_mpi(tmp_path):
+    end = """
+threading.Thread(target=lambda: world.Recv(bytearray(1), source=0)).start()
+time.sleep(0.3)
+raise ValueError("failure!")
+"""
+    job = run(2, script(tmp_path, end))
+    check_ended(job, 1)
+    check_last_words(job, *(word.format(1) for word in TRACEBACK))
+
+
+def test_an_exception_in_a_thread_names_the_rank_and_ends_nothing(tmp_path):
+    body = """
+def work():
+    raise ValueError("failure!")
+if world.rank == 1:
+    thread = threading.Thread(target=work, name="loader")
+    thread.start()
+    thread.join()
+world.Barrier()
+print("finished")
+"""
+    job = run(2, script(tmp_path, "", body=body))
+    assert job.returncode == 0, job
+    assert job.out.count("finished") == 2
+    words = ("ChainerMN: rank 1 of 2: exception in thread loader", "Traceback", "ValueError")
+    check_last_words(job, *words)
+
+
+def test_worker_processes_of_the_failing_rank_end(tmp_path):
+    end = """
+import multiprocessing
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(40,))
+worker.start()
+print("worker", worker.pid, flush=True)
+raise ValueError("failure!")
+"""
+    job = run(2, script(tmp_path, end))
+    check_ended(job, 1)
+    (pid,) = re.findall(r"worker (\d+)", job.out)
+    deadline = time.time() + 10
+    while is_running(int(pid)) and time.time() < deadline:
+        time.sleep(0.1)
+    assert not is_running(int(pid))
+
+
+def test_one_rank_alone_ends_as_python_does(tmp_path):
+    job = run(1, script(tmp_path, RAISE, failing=(0,)))
+    assert job.returncode == 1, job
+    assert "ValueError: failure!" in job.err
+    assert "ChainerMN" not in job.err
+    assert "Abort" not in job.err
+
+
+def test_after_mpi_is_finalized_an_exit_is_pythons(tmp_path):
+    job = run(2, script(tmp_path, "", body="MPI.Finalize()\nos._exit(0)\n"))
+    assert job.returncode == 0, job
+    assert "ChainerMN" not in job.err
+
+
+def test_adding_twice_and_removing(tmp_path):
+    body = """
+from chainermn_comm import abort
+def hooks():
+    return sys.excepthook, threading.excepthook, os._exit, sys.exit, vars(SystemExit)["code"]
+before = hooks()
+abort.add_hook()
+once = hooks()
+abort.add_hook()
+assert hooks() == once != before
+abort.remove_hook()
+abort.remove_hook()
+assert hooks() == before
+sys.ps1 = ">>> "  # an interactive interpreter
+abort.add_hook()
+assert hooks() == before
+"""
+    job = run(2, script(tmp_path, "", install="", body=body))
+    assert job.returncode == 0, job
+
+
+def is_mpich() -> bool:
+    try:
+        importlib.metadata.version("mpich")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "State:\tZ" not in status  # a zombie has ended
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [("RuntimeError('planted')", 1), ("SystemExit(3)", 3)]
+)
+def test_an_exception_between_steps_that_ranks_take_together_ends_the_job(raised, status, tmp_path):
+    """Such as that of a signal's handler; the others wait inside of the same call."""
+    body = f"""
+from chainermn_comm.shared_window import SharedWindow
+comm = create_communicator("hierarchical")
+def take_pages(self):
+    print("failing at", time.time(), flush=True)
+    raise {raised}
+if world.rank == 1:
+    SharedWindow.take_pages = take_pages
+check_gradients(comm)
+"""
+    install = CHECK_GRADIENTS + "from chainermn_comm import create_communicator\n"
+    job = run(2, script(tmp_path, "", install=install, body=body))
+    check_ended(job, status)
+    assert "ChainerMN: rank 1 of 2: " in job.err
+    assert "rank 0 of 2" not in job.err
+
+
+def test_an_exception_while_gradients_are_summed_ends_the_job(tmp_path):
+    """Even one that is caught: the others are in the middle of the same call."""
+    body = """
+from chainermn_comm import node_stream
+comm = create_communicator("single_node")
+check_gradients(comm)
+if world.rank == 1:
+    def fail(*_):
+        print("failing at", time.time(), flush=True)
+        raise MemoryError("planted")
+    node_stream.sum_rows = fail
+try:
+    check_gradients(comm)
+except MemoryError:
+    pass
+comm.allreduce(np.ones(3))
+"""
+    install = CHECK_GRADIENTS + "from chainermn_comm import create_communicator\n"
+    job = run(2, script(tmp_path, "", install=install, body=body))
+    check_ended(job, 1)
+    assert "ChainerMN: rank 1 of 2: " in job.err
+    assert "planted" in job.err

@@ -1,0 +1,125 @@
+"""However one rank ends in failure, the whole job ends, non-zero, and says why; see abort.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.failing import (
+    ADD_HOOK,
+    EXIT_3,
+    RAISE,
+    TRACEBACK,
+    check_ended,
+    check_last_words,
+    script,
+)
+from tests.support.jobs import run
+
+# What the failing rank does, the exit status of the job, the last words on stderr.
+REPORTED = {
+    "exception": (RAISE, 1, TRACEBACK),
+    "interrupt": (
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)",
+        130,
+        ("ChainerMN: rank {} of 2: uncaught KeyboardInterrupt", "Traceback", "KeyboardInterrupt"),
+    ),
+    "sys.exit": ("sys.exit(3)", 3, EXIT_3),
+    "SystemExit": ("raise SystemExit(3)", 3, EXIT_3),
+    "message": ("sys.exit('no data')", 1, ("ChainerMN: rank {} of 2: sys.exit", "no data")),
+    "os._exit": ("os._exit(3)", 3, ("ChainerMN: rank {} of 2: os._exit(3)",)),
+    "early success": ("os._exit(0)", 1, ("ChainerMN: rank {} of 2: os._exit(0)",)),
+}
+KILLED = {
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)",
+    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL); time.sleep(9)",
+    "SIGSEGV": "os.kill(os.getpid(), signal.SIGSEGV); time.sleep(9)",
+}
+
+
+# Each end while rank 1 waits in a barrier and while rank 0 is in code of its own.
+CASES = [
+    (end, others, rank)
+    for i, end in enumerate(REPORTED)
+    for others, rank in (("barrier", 0), (("sleep", "loop")[i % 2], 1))
+]
+
+
+@pytest.mark.parametrize(("end", "others", "rank"), [*CASES, ("exception", "loop", 1)])
+def test_a_failing_rank_says_why_and_ends_the_job(end, others, rank, tmp_path):
+    statement, code, words = REPORTED[end]
+    job = run(2, script(tmp_path, statement, others, (rank,)))
+    check_ended(job, code)
+    check_last_words(job, *(word.format(rank) for word in words))
+
+
+@pytest.mark.parametrize(("others", "rank"), [("barrier", 1), ("sleep", 0)])
+@pytest.mark.parametrize("end", KILLED)
+def test_a_killed_rank_ends_the_job(end, others, rank, tmp_path):
+    check_ended(run(2, script(tmp_path, KILLED[end], others, (rank,))))
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit()", "raise SystemExit(0)", "exit(0)"])
+def test_success_stays_success_and_the_others_finish(end, tmp_path):
+    body = """
+if world.rank == 0:
+    time.sleep(0.7)
+    print("rank 0 finished")
+    exec(end)
+exec(end)
+"""
+    job = run(2, script(tmp_path, end, body=body))
+    assert job.returncode == 0, job
+    assert "rank 0 finished" in job.out
+    assert "ChainerMN" not in job.err
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "try: sys.exit(3)\nexcept SystemExit as e: assert e.code == 3",
+        "t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()",
+        "if os.fork() == 0: os._exit(3)\nassert os.waitstatus_to_exitcode(os.wait()[1]) == 3",
+    ],
+    ids=["caught", "in a thread", "in a child"],
+)
+def test_an_exit_that_is_not_the_ranks_does_not_end_the_job(end, tmp_path):
+    job = run(2, script(tmp_path, end, body="exec(end)\nworld.Barrier()\nprint('finished')"))
+    assert job.returncode == 0, job
+    assert job.out.count("finished") == 2
+
+
+@pytest.mark.parametrize("code", [256, -1])
+def test_exit_codes_that_do_not_fit_are_no_success(code, tmp_path):
+    check_ended(run(2, script(tmp_path, f"sys.exit({code})")), {256: 1, -1: 255}[code])
+
+
+def test_an_exit_taken_by_name_before_is_seen(tmp_path):
+    install = "from sys import exit as leave\n" + ADD_HOOK
+    check_ended(run(2, script(tmp_path, "leave(3)", install=install)), 3)
+
+
+def test_a_third_rank_is_ended_too(tmp_path):
+    job = run(3, script(tmp_path, RAISE, "loop", (2,)))
+    check_ended(job, 1)
+    check_last_words(job, "ChainerMN: rank 2 of 3: uncaught", "Traceback", "ValueError: failure!")
+
+
+@pytest.mark.parametrize("end", [RAISE, "sys.exit(3)"])
+def test_under_python_m_mpi4py(end, tmp_path):
+    job = run(2, "-m", "mpi4py", script(tmp_path, end))
+    check_ended(job, 3 if "exit" in end else 1)
+    words = EXIT_3 if "exit" in end else TRACEBACK
+    check_last_words(job, *(word.format(1) for word in words))
+
+
+def test_success_under_python_m_mpi4py(tmp_path):
+    assert run(2, "-m", "mpi4py", script(tmp_path, "sys.exit(0)", body="exec(end)")).returncode == 0
+
+
+def test_in_a_module_run_as_a_script(tmp_path):
+    script(tmp_path, "raise SystemExit(3)")
+    check_ended(run(2, "-m", "script", cwd=tmp_path), 3)
+
+
+def test_in_a_command_line(tmp_path):
+    check_ended(run(2, "-c", script(tmp_path, "sys.exit(3)").read_text()), 3)

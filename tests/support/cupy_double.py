@@ -1,0 +1,324 @@
+"""A stand-in for CuPy and its NCCL on NumPy and MPI, as strict as a GPU and able to misbehave.
+
+Device memory is host memory that NumPy can't read as an array. Work on a stream happens later, in
+the stream's order and no other, while the host polls events; every piece of work can be delayed.
+NCCL's verbs travel by MPI, and its sums are rounded at each step and not in rank order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import random
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from tests.support.kernel_double import WIRES, run_kernel
+
+
+class Gpu:
+    """The state of one process's device: its memory, its streams, and how it misbehaves."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.count = 1  # devices that CUDA finds
+        self.bus_id = f"0000:{rank:02x}:00.0"
+        self.current_device = 0
+        self.delay = 3  # a piece of work is put off up to so many times
+        self.version = 22203  # NCCL's
+        self.nccl_fails = False  # work of NCCL never ends, and it says that there is an error
+        self.group_fails = False  # breaks a rule: the verbs of a group are lost, and it says so
+        self.ignores_events = False  # breaks a rule: streams don't wait for events
+        self.random = random.Random(rank)
+        self.memory: dict[int, int] = {}  # device allocations: address and bytes
+        self.pinned: dict[int, int] = {}
+        self.streams: list[Stream] = []
+        self.calls: list[str] = []  # NCCL's verbs, and kernels by name
+        self.copied_to_host = 0  # bytes
+        self.packed: list[int] = []  # bytes of each chunk
+        self.current: list[Stream] = []  # streams made current, the last one first
+
+    def step(self) -> None:
+        """Try one piece of work of some stream."""
+        busy = [stream for stream in self.streams if stream.queue]
+        if busy:
+            stream = self.random.choice(busy)
+            if stream.queue[0]():
+                stream.queue.popleft()
+
+    def drain(self, stream: Stream) -> None:
+        while stream.queue:
+            self.step()
+
+    def put(self, stream: Stream, work: Callable[[], bool]) -> None:
+        """Add work that is tried again until it returns True."""
+        left = self.random.randint(0, self.delay)
+
+        def later() -> bool:
+            nonlocal left
+            if left > 0:
+                left -= 1
+                return False
+            return work()
+
+        stream.queue.append(later)
+
+    def bytes_at(self, address: int, nbytes: int, pinned: bool = False) -> np.ndarray:
+        """Memory that must have been allocated, and still be."""
+        known = self.pinned if pinned else self.memory
+        for start, size in known.items():
+            if start <= address and address + nbytes <= start + size:
+                break
+        else:
+            kind = "pinned" if pinned else "device"
+            raise AssertionError(f"{nbytes} bytes at {address:#x} are no {kind} memory")
+        return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
+
+
+class Stream:
+    def __init__(self, gpu: Gpu, ptr: int) -> None:
+        self.gpu, self.ptr = gpu, ptr
+        self.queue: deque[Callable[[], bool]] = deque()
+        gpu.streams.append(self)
+
+    def wait_event(self, event: Event) -> None:
+        version = event.recorded
+        self.queue.append(lambda: self.gpu.ignores_events or event.happened >= version)
+
+    def synchronize(self) -> None:
+        raise AssertionError("a blind wait: poll an event instead")
+
+    def __enter__(self) -> Stream:
+        self.gpu.current.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gpu.current.pop()
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.recorded = self.happened = 0
+        self.time = 0.0  # in seconds, when it happened
+
+    def record(self, stream: Stream) -> None:
+        self.recorded += 1
+        version = self.recorded
+
+        def happen() -> bool:
+            self.happened, self.time = version, time.perf_counter()
+            return True
+
+        self.gpu.put(stream, happen)
+
+    @property
+    def done(self) -> bool:
+        for _ in range(4):
+            self.gpu.step()
+        return self.happened == self.recorded
+
+    def synchronize(self) -> None:
+        raise AssertionError("a blind wait: poll `done` instead")
+
+
+class _Allocation:
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        self.bytes = np.full(max(nbytes, 1), 0xCD, np.uint8)
+        address = self.bytes.ctypes.data
+        gpu.memory[address] = max(nbytes, 1)
+        weakref.finalize(self, gpu.memory.pop, address, None)
+
+
+class ndarray:
+    """An array on the device: a view of an allocation that NumPy doesn't take for an array."""
+
+    def __init__(self, gpu: Gpu, memory: _Allocation, host: np.ndarray, device: int) -> None:
+        self._gpu, self._memory, self._host = gpu, memory, host
+        self.device = SimpleNamespace(id=device)
+
+    shape = property(lambda self: self._host.shape)
+    dtype = property(lambda self: self._host.dtype)
+    size = property(lambda self: self._host.size)
+    ndim = property(lambda self: self._host.ndim)
+    nbytes = property(lambda self: self._host.nbytes)
+    strides = property(lambda self: self._host.strides)
+    itemsize = property(lambda self: self._host.itemsize)
+    data = property(lambda self: SimpleNamespace(ptr=self._host.ctypes.data))
+    T = property(lambda self: self._like(self._host.T))
+
+    @property
+    def flags(self) -> SimpleNamespace:
+        flags = self._host.flags
+        return SimpleNamespace(
+            c_contiguous=flags.c_contiguous,
+            f_contiguous=flags.f_contiguous,
+            owndata=self._host.size == self._memory.bytes.nbytes // self._host.itemsize,
+        )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        assert self._host.flags.c_contiguous, "MPI takes contiguous memory only"
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.data.ptr, False),
+            "version": 3,
+        }
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def reshape(self, *shape: Any) -> ndarray:
+        return self._like(self._host.reshape(*shape))
+
+    def view(self, dtype: Any) -> ndarray:
+        return self._like(self._host.view(dtype))
+
+    def __getitem__(self, index: Any) -> ndarray:
+        return self._like(self._host[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._gpu.drain(_current(self._gpu))
+        self._host[index] = value._host if isinstance(value, ndarray) else value
+
+    def _like(self, host: np.ndarray) -> ndarray:
+        assert host.size == 0 or np.shares_memory(host, self._host), "CuPy would copy here"
+        return ndarray(self._gpu, self._memory, host, self.device.id)
+
+
+def _current(gpu: Gpu) -> Stream:
+    return gpu.current[-1] if gpu.current else gpu.streams[0]
+
+
+def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
+    """The modules `cupy`, `cupy.cuda` and `cupy.cuda.nccl` of that device."""
+    numbers = itertools.count(0)
+    null = Stream(gpu, next(numbers))
+
+    def allocate(shape: Any, dtype: Any = np.float32, order: str = "C") -> ndarray:
+        shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        memory = _Allocation(gpu, nbytes)
+        flat = memory.bytes[:nbytes].view(dtype)
+        return ndarray(gpu, memory, flat.reshape(shape, order=order), gpu.current_device)
+
+    def asarray(host: np.ndarray) -> ndarray:
+        order = "F" if host.flags.f_contiguous and not host.flags.c_contiguous else "C"
+        array = allocate(host.shape, host.dtype, order)
+        array._host[...] = host
+        return array
+
+    def asnumpy(array: ndarray, order: str = "C") -> np.ndarray:
+        gpu.drain(null)
+        return np.array(array._host, order=order)
+
+    def ascontiguousarray(array: ndarray) -> ndarray:
+        return array if array.flags.c_contiguous else asarray(np.ascontiguousarray(array._host))
+
+    def zeros_like(array: ndarray, order: str = "C") -> ndarray:
+        return asarray(np.zeros(array.shape, array.dtype, order))
+
+    def alloc_pinned_memory(nbytes: int) -> Any:
+        memory = np.full(nbytes, 0xAB, np.uint8)
+        gpu.pinned[memory.ctypes.data] = nbytes
+        weakref.finalize(memory, gpu.pinned.pop, memory.ctypes.data, None)
+        return memory
+
+    def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        gpu.copied_to_host += nbytes if kind == 2 else 0
+
+        def copy() -> bool:
+            if nbytes:
+                there = gpu.bytes_at(target, nbytes, pinned=kind == 2)
+                there[...] = gpu.bytes_at(source, nbytes, pinned=kind == 1)
+            return True
+
+        gpu.put(next(s for s in gpu.streams if s.ptr == stream), copy)
+
+    def device_count() -> int:
+        if gpu.count < 0:
+            raise RuntimeError("cudaErrorInsufficientDriver")
+        return gpu.count
+
+    class Device(contextlib.AbstractContextManager):
+        def __init__(self, number: int | None = None) -> None:
+            self.id = gpu.current_device if number is None else number
+            self.pci_bus_id = gpu.bus_id
+
+        def __enter__(self) -> Device:
+            self.before, gpu.current_device = gpu.current_device, self.id
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            gpu.current_device = self.before
+
+    class RawModule:
+        def __init__(self, code: str) -> None:
+            assert 'extern "C"' in code
+
+        def get_function(self, name: str) -> Callable[..., None]:
+            def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+                assert grid[0] > 0, "CUDA refuses a launch without blocks"
+                table, count, buffer, size, divisor = arguments
+                gpu.calls.append(name)
+                if name.startswith("pack"):
+                    letter = name.removeprefix("pack_")
+                    gpu.packed.append(int(size) * np.dtype(WIRES[letter]).itemsize)
+                rows, wire = table.data.ptr, buffer.data.ptr
+
+                def work() -> bool:
+                    run_kernel(name, gpu.bytes_at, rows, int(count), wire, int(size), divisor)
+                    return True
+
+                gpu.put(_current(gpu), work)
+
+            return launch
+
+    from tests.support.nccl_double import make_nccl
+
+    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    cuda.nccl = make_nccl(gpu)
+    cuda.runtime = SimpleNamespace(
+        getDeviceCount=device_count,
+        memcpyAsync=memcpy_async,
+        memcpyHostToDevice=1,
+        memcpyDeviceToHost=2,
+        memcpyDeviceToDevice=3,
+    )
+    cuda.Device = Device
+    cuda.Stream = lambda non_blocking: Stream(gpu, next(numbers))
+    cuda.Event = lambda disable_timing=False: Event(gpu)
+    cuda.get_elapsed_time = lambda start, stop: 1e3 * (stop.time - start.time)
+    cuda.get_current_stream = lambda: _current(gpu)
+    cuda.alloc_pinned_memory = alloc_pinned_memory
+    cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
+    cupy.empty, cupy.asarray, cupy.asnumpy = allocate, asarray, asnumpy
+    cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
+    return cupy, cuda, cuda.nccl
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[Gpu]:
+    """Make `import cupy` give the double; yields its device."""
+    names = ("cupy", "cupy.cuda", "cupy.cuda.nccl")
+    before = {name: sys.modules.get(name) for name in names}
+    gpu = Gpu(MPI.COMM_WORLD.rank)
+    sys.modules.update(zip(names, make_cupy(gpu), strict=True))
+    try:
+        yield gpu
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module

@@ -1,0 +1,88 @@
+"""Scripts of which some ranks end in failure, and what is checked of the job afterwards."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.jobs import PRELUDE, Job
+
+# Seconds from the failure, which the rank notes itself, to the end of mpiexec.
+ENDS_WITHIN = 5.0
+# The others outlast any job here that doesn't end by itself.
+OTHERS_STAY = 50.0
+
+START = f"""{PRELUDE}
+import os, signal, sys, threading, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+"""
+# Rank `failing` ends, when all have come so far, as `end` says; the others do as `others` say.
+BODY = f"""
+def wait():
+    deadline = time.time() + {OTHERS_STAY}
+    if others == "barrier":
+        world.Barrier()
+    elif others == "sleep":
+        time.sleep({OTHERS_STAY})
+    else:
+        while time.time() < deadline:
+            pass
+
+def fail():
+    print("failing at", time.time(), flush=True)
+    exec(end)
+
+world.Barrier()
+if world.rank in failing:
+    fail()
+else:
+    wait()
+"""
+ADD_HOOK = "from chainermn_comm import abort; abort.add_hook()\n"
+ALONE = """from chainermn_comm import create_communicator
+create_communicator("naive", world.Split(world.rank == world.size - 1))
+"""
+COMMUNICATOR = "from chainermn_comm import create_communicator; create_communicator('naive')\n"
+
+
+def script(
+    folder: Path,
+    end: str,
+    others: str = "barrier",
+    failing: tuple[int, ...] = (1,),
+    install: str = ADD_HOOK,
+    body: str = BODY,
+) -> Path:
+    path = folder / "script.py"
+    choices = f"end, others, failing = {end!r}, {others!r}, {failing!r}\n"
+    path.write_text(START + install + choices + body)
+    return path
+
+
+def check_ended(job: Job, code: int | None = None) -> None:
+    """The job ended by itself, in time, with this exit status (None: anything but success)."""
+    assert job.returncode is not None, f"the job hung\n{job}"
+    assert job.returncode != 0, job
+    failed = re.findall(r"failing at (\S+)", job.out)
+    assert failed, job
+    assert job.ended - float(failed[-1]) < ENDS_WITHIN, job
+    assert code is None or job.returncode == code, job
+
+
+def check_last_words(job: Job, *lines: str) -> None:
+    """Those lines stand in that order, with nothing after them but what the launcher adds."""
+    words = [line for line in job.err.splitlines() if line.strip()]
+    position = -1
+    for line in lines:
+        later = [i for i, word in enumerate(words) if i > position and word.startswith(line)]
+        assert later, f"{line!r} is missing\n{job}"
+        position = later[-1]
+    rest = "\n".join(words[position + 1 :])
+    assert "Traceback" not in rest, job
+    assert "ChainerMN" not in rest, job
+
+
+RAISE = "raise ValueError('failure!')"
+TRACEBACK = ("ChainerMN: rank {} of 2: uncaught ValueError", "Traceback", "ValueError: failure!")
+EXIT_3 = ("ChainerMN: rank {} of 2: sys.exit(3)",)

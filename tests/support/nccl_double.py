@@ -1,0 +1,212 @@
+"""The double of `cupy.cuda.nccl`: verbs that travel by MPI while the host polls events."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from tests.support.kernel_double import from_bfloat16, to_bfloat16
+
+if TYPE_CHECKING:
+    from tests.support.cupy_double import Gpu
+
+# By NCCL's numbers; the last are the bits of bfloat16.
+DTYPES = {6: np.dtype("f2"), 7: np.dtype("f4"), 8: np.dtype("f8"), 9: np.dtype("u2")}
+BIRTHS = 30_000  # the tag of the messages by which ranks find each other
+
+
+class NcclError(RuntimeError):
+    pass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One call: what it reads and, from all ranks' rows of that, what it writes where."""
+
+    name: str
+    send: int
+    nbytes: int
+    write: Callable[[list[np.ndarray]], None]
+
+
+class Launch:
+    """Verbs that run as one: all is read before anything is written, in any order."""
+
+    def __init__(self, communicator: Any, verbs: list[Verb], number: int) -> None:
+        self.communicator, self.verbs, self.number = communicator, verbs, number
+        self.requests: list[MPI.Request] | None = None
+
+    def __call__(self) -> bool:
+        gpu, comm = self.communicator.gpu, self.communicator.mpi
+        if gpu.nccl_fails:
+            return False
+        if self.requests is None:
+            read = [gpu.bytes_at(verb.send, verb.nbytes) for verb in self.verbs]
+            # Ranks that call different verbs must not get away with it: the name goes ahead.
+            names = " ".join(verb.name for verb in self.verbs).ljust(200).encode()
+            mine = np.concatenate([np.frombuffer(names, np.uint8), *read])
+            self.rows = [np.empty_like(mine) for _ in range(comm.size)]
+            self.rows[comm.rank] = mine
+            others = [rank for rank in range(comm.size) if rank != comm.rank]
+            self.requests = [comm.Irecv(self.rows[rank], rank, self.number) for rank in others]
+            self.requests += [comm.Isend(mine, rank, self.number) for rank in others]
+        if not MPI.Request.Testall(self.requests):
+            return False
+        heads = {row[:200].tobytes() for row in self.rows}
+        assert len(heads) == 1, f"ranks call different verbs: {heads}"
+        places = np.cumsum([200] + [verb.nbytes for verb in self.verbs])
+        todo = list(zip(self.verbs, places, strict=False))
+        gpu.random.shuffle(todo)
+        for verb, start in todo:
+            verb.write([row[start : start + verb.nbytes] for row in self.rows])
+        return True
+
+    def cancel(self) -> None:
+        for request in self.requests or ():
+            if not request.Test():
+                request.Cancel()
+                request.Wait()
+
+
+def make_nccl(gpu: Gpu) -> ModuleType:
+    """The module of that device."""
+    world = MPI.COMM_WORLD
+    numbers = itertools.count()
+    group: list[tuple[Any, Any, Verb]] | None = None
+
+    def put(communicator: Any, stream: int, verb: Verb) -> None:
+        gpu.calls.append(verb.name.split()[0])
+        if group is not None:
+            group.append((communicator, stream, verb))
+        else:
+            launch(communicator, stream, [verb])
+
+    def launch(communicator: Any, stream: int, verbs: list[Verb]) -> None:
+        number = communicator.launches = (communicator.launches + 1) % BIRTHS
+        work = Launch(communicator, verbs, number)
+        communicator.pending.append(work)
+        gpu.put(next(s for s in gpu.streams if s.ptr == stream), work)
+
+    def group_start() -> None:
+        nonlocal group
+        assert group is None, "groups of one thread don't nest here"
+        group = []
+
+    def group_end() -> None:
+        nonlocal group
+        assert group, "an empty group"
+        calls, group = group, None
+        if gpu.group_fails:
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: group")
+        assert len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
+        launch(calls[0][0], calls[0][1], [verb for _, _, verb in calls])
+
+    def total(rows: list[np.ndarray], kind: int) -> np.ndarray:
+        # As in a ring, each step is rounded, and it doesn't begin with rank 0.
+        terms = [row.view(DTYPES[kind]) for row in rows]
+        result = terms[-1]
+        with np.errstate(all="ignore"):
+            for term in terms[:-1]:
+                if result.dtype == np.uint16:
+                    result = to_bfloat16(from_bfloat16(result) + from_bfloat16(term))
+                else:
+                    result = result + term
+        return result.view(np.uint8)
+
+    class NcclCommunicator:
+        def __init__(self, size: int, identity: Any, rank: int) -> None:
+            root, tag = identity
+            assert size > 1
+            if rank:
+                world.send((rank, world.rank), root, BIRTHS + tag)
+                members = world.recv(source=root, tag=BIRTHS + tag)
+            else:
+                found = [world.recv(tag=BIRTHS + tag) for _ in range(size - 1)]
+                members = [member for _, member in sorted([(0, root), *found])]
+                for member in members[1:]:
+                    world.send(members, member, BIRTHS + tag)
+            chosen = world.group.Incl(members)
+            self.mpi = world.Create_group(chosen, BIRTHS + tag)
+            chosen.Free()
+            self.gpu, self.launches, self.pending = gpu, 0, []
+
+        def allReduce(self, send, recv, count, kind, op, stream):
+            assert op == 0
+            nbytes = count * DTYPES[kind].itemsize
+
+            def write(rows: list[np.ndarray]) -> None:
+                gpu.bytes_at(recv, nbytes)[...] = total(rows, kind)
+
+            put(self, stream, Verb(f"allReduce {count} {kind}", send, nbytes, write))
+
+        def reduce(self, send, recv, count, kind, op, root, stream):
+            assert op == 0
+            nbytes = count * DTYPES[kind].itemsize
+
+            def write(rows: list[np.ndarray]) -> None:
+                if self.mpi.rank == root:
+                    gpu.bytes_at(recv, nbytes)[...] = total(rows, kind)
+
+            put(self, stream, Verb(f"reduce {count} {kind} {root}", send, nbytes, write))
+
+        def reduceScatter(self, send, recv, count, kind, op, stream):
+            assert op == 0
+            nbytes = count * DTYPES[kind].itemsize
+            start = self.mpi.rank * nbytes
+
+            def write(rows: list[np.ndarray]) -> None:
+                own = [row[start : start + nbytes] for row in rows]
+                gpu.bytes_at(recv, nbytes)[...] = total(own, kind)
+
+            verb = Verb(f"reduceScatter {count} {kind}", send, nbytes * self.mpi.size, write)
+            put(self, stream, verb)
+
+        def allGather(self, send, recv, count, kind, stream):
+            nbytes = count * DTYPES[kind].itemsize
+
+            def write(rows: list[np.ndarray]) -> None:
+                gpu.bytes_at(recv, nbytes * self.mpi.size)[...] = np.concatenate(rows)
+
+            put(self, stream, Verb(f"allGather {count} {kind}", send, nbytes, write))
+
+        def broadcast(self, send, recv, count, kind, root, stream):
+            nbytes = count * DTYPES[kind].itemsize
+
+            def write(rows: list[np.ndarray]) -> None:
+                gpu.bytes_at(recv, nbytes)[...] = rows[root]
+
+            put(self, stream, Verb(f"broadcast {count} {kind} {root}", send, nbytes, write))
+
+        def check_async_error(self) -> None:
+            if gpu.nccl_fails:
+                raise NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
+
+        def abort(self) -> None:
+            gpu.calls.append("abort")
+            for work in self.pending:
+                work.cancel()
+            for stream in gpu.streams:
+                stream.queue.clear()
+            # Not freed: a later communicator in its place would get messages meant for this one.
+            self.pending.clear()
+
+        def destroy(self) -> None:
+            gpu.calls.append("destroy")
+            assert not any(stream.queue for stream in gpu.streams), "work is under way"
+            self.pending.clear()
+            self.mpi.Free()
+
+    nccl = ModuleType("cupy.cuda.nccl")
+    nccl.available, nccl.NCCL_SUM = True, 0
+    nccl.NCCL_FLOAT16, nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_BFLOAT16 = 6, 7, 8, 9
+    nccl.NcclError, nccl.NcclCommunicator = NcclError, NcclCommunicator
+    nccl.get_version = lambda: gpu.version
+    nccl.get_unique_id = lambda: (world.rank, next(numbers) % 1000)
+    nccl.groupStart, nccl.groupEnd = group_start, group_end
+    return nccl

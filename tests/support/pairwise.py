@@ -1,0 +1,29 @@
+"""Cases in which each pair of values of any two parameters occurs, and not each combination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from allpairspy import AllPairs
+
+
+def pairwise(**axes: Iterable[Any]) -> Callable[[Any], Any]:
+    """Parametrize a test by all pairs of values: `@pairwise(dtype=DTYPES, layout=LAYOUTS, ...)`.
+
+    For parameters that don't interact, or only in pairs; the rest of the product runs in the full
+    tier, where each case that is left out here carries the marker `full`.
+    """
+    names, values = list(axes), [list(axis) for axis in axes.values()]
+    chosen = {tuple(case) for case in AllPairs(values)} if len(names) > 1 else None
+    cases = [()]
+    for axis in values:
+        cases = [(*case, value) for case in cases for value in axis]
+    return pytest.mark.parametrize(
+        names,
+        [
+            pytest.param(*case, marks=[] if chosen is None or case in chosen else pytest.mark.full)
+            for case in cases
+        ],
+    )

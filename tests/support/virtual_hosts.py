@@ -1,0 +1,304 @@
+"""Hosts made of namespaces: each with its own network, name, processes, /dev/shm and sshd.
+
+They hang on a bridge that lies in a namespace of its own, too: nothing of it can be seen from
+outside, so runs at the same time don't meet, and all of it goes when its processes do, which
+end with the process that made them however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import psutil  # type: ignore[import-untyped]
+
+from tests.support.jobs import MPIEXEC, SECONDS, Job, run_command, variables
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
+
+# Program and the Debian package that brings it.
+PROGRAMS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "mount": "mount",
+}
+NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
+PREFIX = "chainermn-hosts-"  # of the folder
+DEVICE = "eth0"
+SHM = "512m"
+COMMAND_SECONDS = 30.0
+
+# The life of a host, as its first process: $0 is its name, $1 the folder of the cluster.
+HOST = f"""
+set -e
+hostname "$0"
+mount -t tmpfs -o size={SHM} tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mkdir /run/sshd
+mount --bind "$1/hosts" /etc/hosts
+ip link set lo up
+exec "$(command -v sshd)" -D -e -f /dev/null -h "$1/hostkey" -o AuthorizedKeysFile="$1/user.pub" \\
+    -o StrictModes=no -o PidFile=none -o PermitRootLogin=yes -o UsePAM=yes
+"""
+SWITCH = "set -e; ip link add bridge type bridge; ip link set bridge up; exec sleep infinity"
+SSH = """#!/bin/sh
+exec ssh -q -F none -i '{folder}/user' -o StrictHostKeyChecking=no \\
+    -o UserKnownHostsFile=/dev/null "$@"
+"""
+
+
+def missing() -> str:
+    """What this machine lacks to make hosts; "" if nothing."""
+    programs = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    if programs:
+        packages = sorted({PROGRAMS[name] for name in programs})
+        return f"no {', '.join(programs)} (Debian: apt-get install {' '.join(packages)})"
+    tried = subprocess.run(
+        ["unshare", *NAMESPACES, "--fork", "sh", "-c", "ip link add bridge type bridge"],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+        env=os.environ | {"PATH": _path()},
+    )
+    if tried.returncode:
+        return f"no right to make namespaces and a bridge: {tried.stderr.strip()}"
+    return ""
+
+
+class Cluster:
+    """Hosts, each with an sshd; a context manager that ends them.
+
+    Attributes:
+        hosts: their names.
+        folder: keys and other files that the hosts use.
+        inits: the first process of each host, with whose end the host ends.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        """Make the hosts; when that fails, none is left."""
+        self.hosts = tuple(hosts)
+        self.inits: dict[str, int] = {}
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._cleanup = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self.folder = Path(
+                self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
+            )
+            self._write_files()
+            switch = self._start("unshare", "--net", "sh", "-c", SWITCH)
+            for number, host in enumerate(hosts, start=1):
+                self._add(host, number, switch)
+            for host in hosts:
+                self._await_sshd(host)
+            undo.pop_all()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all hosts and whatever runs there; a second call does nothing."""
+        inits = [psutil.Process(pid) for pid in self.inits.values() if psutil.pid_exists(pid)]
+        self._cleanup.close()
+        psutil.wait_procs(inits, COMMAND_SECONDS)
+
+    def run(self, host: str, *command: object, seconds: float = COMMAND_SECONDS) -> str:
+        """Run a command on a host; what it printed.
+
+        Raises:
+            subprocess.CalledProcessError: it failed.
+            subprocess.TimeoutExpired: it took longer.
+        """
+        return _output(*self.on(host), *command, seconds=seconds)
+
+    def limit(self, rate: str | None) -> None:
+        """Shape what every host sends to a rate such as "1gbit"; None for no limit."""
+        for host in self.hosts:
+            with contextlib.suppress(subprocess.CalledProcessError):  # there may be none
+                self.run(host, "tc", "qdisc", "del", "dev", DEVICE, "root")
+            if rate is not None:
+                shape = f"tbf rate {rate} burst 256kb latency 50ms".split()
+                self.run(host, "tc", "qdisc", "add", "dev", DEVICE, "root", *shape)
+
+    @contextlib.contextmanager
+    def shm(self, host: str, size: str) -> Iterator[None]:
+        """Meanwhile a new and empty /dev/shm on the host, that holds so much, such as "4m"."""
+        self.run(host, "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", "/dev/shm")
+        try:
+            yield
+        finally:
+            self.run(host, "umount", "/dev/shm")
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs on the hosts but their sshd."""
+        inits = set(self.inits.values())
+        ours = {os.readlink(f"/proc/{pid}/ns/pid") for pid in inits}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                space = os.readlink(f"/proc/{process.pid}/ns/pid")
+                if space in ours and process.pid not in inits:
+                    found.append(process)
+        return found
+
+    def job(
+        self,
+        ranks: dict[str, int],
+        *arguments: object,
+        alternating: bool = False,
+        environment: dict[str, str] | None = None,
+        seconds: float = SECONDS,
+    ) -> Job:
+        """Run ``python *arguments`` on hosts, started by mpiexec on the first through ssh.
+
+        It can import this package, ``tests``.
+
+        Args:
+            ranks: how many on each host.
+            arguments: of the interpreter, such as a script that begins with PRELUDE.
+            alternating: deal ranks out in turn instead of filling host after host.
+            environment: variables to set besides those of this process.
+            seconds: after this all ranks' stacks are printed and the job is ended.
+        """
+        first = next(iter(ranks))
+        passed = ["PYTHONPATH", "OMP_NUM_THREADS", *(environment or {})]
+        mpiexec = self.mpiexec(ranks, passed, alternating)
+        command = [*self.on(first), *mpiexec, *map(str, arguments)]
+        set_here = variables(environment)
+        paths = [str(ROOT), set_here.get("PYTHONPATH", "")]
+        set_here["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        return run_command(command, set_here, seconds, self.processes)
+
+    def mpiexec(
+        self, ranks: dict[str, int], passed: list[str], alternating: bool = False
+    ) -> list[str]:
+        """The words before the arguments of ``python`` on hosts; run them on the first of these.
+
+        Args:
+            ranks: how many on each host.
+            passed: variables that Open MPI is to pass on to hosts.
+            alternating: deal ranks out in turn instead of filling host after host.
+        """
+        total = sum(ranks.values())
+        if "Open MPI" in _output(MPIEXEC, "--version"):
+            return [
+                *(str(MPIEXEC), "--mca", "plm_rsh_agent", str(self.folder / "ssh")),
+                *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"),
+                *("--host", ",".join(f"{host}:{n}" for host, n in ranks.items())),
+                *("--map-by", "node" if alternating else "slot"),
+                *(word for name in passed for word in ("-x", name)),  # MPICH passes all
+                *("-n", str(total), sys.executable),
+            ]
+        if alternating:
+            dealt = [list(ranks)[rank % len(ranks)] for rank in range(total)]
+            assert {host: dealt.count(host) for host in ranks} == ranks, "MPICH deals in turn"
+        hosts = [host if alternating else f"{host}:{n}" for host, n in ranks.items()]
+        return [
+            *(str(MPIEXEC), "-launcher", "ssh", "-launcher-exec", str(self.folder / "ssh")),
+            # UCX would find out that the hosts are one machine, and bypass the network.
+            *("-genv", "UCX_TLS", "tcp,self"),
+            *("-hosts", ",".join(hosts), "-n", str(total), sys.executable),
+        ]
+
+    def on(self, host: str) -> list[str]:
+        """The words before a command that is to run on a host."""
+        return ["nsenter", "-t", str(self.inits[host]), *NAMESPACES, "--"]
+
+    def _write_files(self) -> None:
+        for key in ("user", "hostkey"):
+            _output("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key)
+        rows = [f"{_address(number)} {host}" for number, host in enumerate(self.hosts, start=1)]
+        (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *rows, ""]))
+        wrapper = self.folder / "ssh"
+        wrapper.write_text(SSH.format(folder=self.folder))
+        wrapper.chmod(0o700)
+
+    def _start(self, *command: str) -> int:
+        """Start a process that lives as long as the cluster, and ends when this one does."""
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=(self.folder / "log").open("ab"),
+            env=os.environ | {"PATH": _path()},
+            start_new_session=True,
+        )
+        self._started.append(process)
+        self._cleanup.callback(process.wait, COMMAND_SECONDS)
+        self._cleanup.callback(process.kill)
+        return process.pid
+
+    def _add(self, host: str, number: int, switch: int) -> None:
+        """Start a host and plug it into the bridge."""
+        options = (*NAMESPACES, "--mount-proc", "--propagation", "private", "--fork")
+        outer = self._start(
+            "unshare", *options, "--kill-child=KILL", "sh", "-c", HOST, host, str(self.folder)
+        )
+        init = self._await(lambda: psutil.Process(outer).children()[0].pid)
+        self.inits[host] = init
+        self._await(lambda: self.run(host, "test", "-d", "/run/sshd"))  # it has its mounts
+        port = f"port{number}"
+        in_switch = ("nsenter", "-t", switch, "--net", "ip", "link")
+        peer = ("peer", "name", DEVICE, "netns", init)
+        self._await(lambda: _output(*in_switch, "show", "bridge"))
+        _output(*in_switch, "add", port, "type", "veth", *peer)
+        _output(*in_switch, "set", port, "master", "bridge", "up")
+        in_host = ("nsenter", "-t", init, "--net", "ip")
+        _output(*in_host, "addr", "add", f"{_address(number)}/24", "dev", DEVICE)
+        _output(*in_host, "link", "set", DEVICE, "up")
+
+    def _await_sshd(self, host: str) -> None:
+        self._await(lambda: self.run(self.hosts[0], self.folder / "ssh", host, "true"))
+
+    def _await(self, attempt: Callable[[], T]) -> T:
+        """What the attempt gives once it succeeds."""
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while True:
+            try:
+                return attempt()
+            except (subprocess.SubprocessError, IndexError, OSError) as error:
+                ended = any(process.poll() is not None for process in self._started)
+                if ended or time.monotonic() > deadline:
+                    log = (self.folder / "log").read_text(errors="replace")
+                    raise RuntimeError(f"a host didn't start: {error}\n{log}") from None
+            time.sleep(0.05)
+
+
+def _address(number: int) -> str:
+    return f"10.99.0.{number}"
+
+
+def _path() -> str:
+    """PATH with the folders where sshd and tc may lie."""
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+def _output(*command: object, seconds: float = COMMAND_SECONDS) -> str:
+    return subprocess.run(
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=True,
+        env=os.environ | {"PATH": _path()},
+    ).stdout

@@ -1,0 +1,190 @@
+"""A run that is killed with SIGKILL, wherever, and started again ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import jobs
+
+SCRIPT = Path(__file__).parents[1] / "support" / "killed.py"
+STOP = 21  # a checkpoint is saved at every third iteration
+LONG_STOP = 90
+
+# Where a rank is killed, and the iteration that the next job goes on from, chained: each job is
+# killed in turn. Only the newest generation is kept, so each save collects the one before.
+CHAINS: dict[str, list[tuple[dict[str, Any], int]]] = {
+    "writing": [
+        ({"rank": 1, "at": "save", "iteration": 6}, 3),
+        ({"rank": 0, "at": "write", "iteration": 9}, 6),
+        ({"rank": 1, "at": "write", "iteration": 9, "arrays": 0}, 6),
+        ({"rank": 1, "at": "sync", "iteration": 12}, 9),
+    ],
+    "naming and committing": [
+        ({"rank": 1, "at": "replace", "path": "run.1.3.new"}, 0),
+        ({"rank": 0, "at": "replace", "path": "run.0.3.new", "after": True}, 0),
+        ({"rank": 1, "at": "replace", "path": "run.1.6.new", "after": True}, 3),
+        ({"rank": 0, "at": "replace", "path": "run.commit.9"}, 6),
+        ({"rank": 0, "at": "replace", "path": "run.commit.12", "after": True}, 12),
+        ({"rank": 1, "at": "replace", "path": "run.1.15"}, 15),
+        ({"rank": 0, "at": "replace", "path": "run.0.18", "after": True}, 18),
+    ],
+    "collecting": [
+        ({"rank": 0, "at": "unlink", "path": "run.commit.3"}, 6),
+        ({"rank": 0, "at": "unlink", "path": "run.commit.6", "after": True}, 9),
+        ({"rank": 1, "at": "unlink", "path": "run.1.9"}, 12),
+        ({"rank": 0, "at": "unlink", "path": "run.0.12", "after": True}, 15),
+    ],
+    "sweeping, and cleaning up at the end": [
+        ({"rank": 1, "at": "replace", "path": "run.1.9.new"}, 6),
+        ({"rank": 0, "at": "replace", "path": "run.0.12.new", "after": True}, 9),
+        ({"rank": 1, "at": "replace", "path": f"run.1.{STOP}.new", "time": 2}, STOP),
+        ({"rank": 0, "at": "unlink", "path": f"run.commit.{STOP}"}, STOP),
+        ({"rank": 1, "at": "unlink", "path": f"run.1.{STOP}"}, 0),
+    ],
+    "a step and a collective": [
+        ({"rank": 0, "at": "step", "iteration": 5}, 3),
+        ({"rank": 1, "at": "mean", "iteration": 8}, 6),
+        ({"rank": 0, "at": "mean", "iteration": 13}, 12),
+    ],
+}
+# Killed while a generation is being replaced, the only one there is: it stays, old or new.
+AGAIN = [
+    ({"rank": 1, "at": "replace", "path": "run.1.3.new", "time": 2}, 3),
+    ({"rank": 0, "at": "replace", "path": "run.0.6.new", "time": 2, "after": True}, 6),
+    ({"rank": 0, "at": "replace", "path": "run.commit.9", "time": 2}, 9),
+    ({"rank": 0, "at": "replace", "path": "run.commit.12", "time": 2, "after": True}, 12),
+    ({"rank": 1, "at": "replace", "path": "run.1.15", "time": 2}, 15),
+    ({"rank": 0, "at": "replace", "path": "run.0.18", "time": 2, "after": True}, 18),
+]
+# What was saved last is committed with the next save.
+BACKGROUND = [
+    ({"rank": 0, "at": "write", "iteration": 6}, 3),
+    ({"rank": 1, "at": "replace", "path": "run.1.9.new"}, 6),
+    ({"rank": 0, "at": "replace", "path": "run.commit.9"}, 6),
+    ({"rank": 1, "at": "unlink", "path": "run.1.9"}, 12),
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is the same in all jobs of a test."""
+
+    ranks: int = 2
+    communicator: str = "flat"
+    stop: int = STOP
+    background: bool = False
+    again: bool = False
+
+    def run(self, out: Path, kill: dict[str, Any] | None) -> jobs.Job:
+        options = {**asdict(self), "out": str(out), "kill": kill}
+        return jobs.run(self.ranks, SCRIPT, json.dumps(options), seconds=120)
+
+    def digests(self, done: jobs.Job) -> dict[str, str]:
+        """What each rank ended with."""
+        assert done.returncode == 0, done
+        lines = [line.split() for line in done.out.splitlines() if line.startswith("END ")]
+        found = {rank: digest for _, rank, digest in lines}
+        assert len(found) == self.ranks, done
+        return found
+
+
+def begin_of(done: jobs.Job) -> int:
+    return int(done.out.split("BEGIN ")[1].split()[0])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The digests of runs that were never killed, by their kind."""
+    found = {}
+
+    def run(kind: Kind) -> dict[str, str]:
+        kind = replace(kind, background=False, again=False)
+        if kind not in found:
+            found[kind] = kind.digests(kind.run(tmp_path_factory.mktemp("whole"), None))
+        return found[kind]
+
+    return run
+
+
+def check_chain(out: Path, chain: list[tuple[dict[str, Any], int]], kind: Kind) -> dict[str, str]:
+    begin = 0
+    for kill, next_begin in chain:
+        killed = kind.run(out, kill)
+        assert killed.returncode not in (0, None), (kill, killed)
+        assert "END" not in killed.out
+        assert begin_of(killed) == begin, (kill, killed)
+        begin = next_begin
+    last = kind.run(out, None)
+    assert begin_of(last) == begin, last
+    assert {path.name for path in out.iterdir()} <= {"log"}  # nor is anything left half written
+    return kind.digests(last)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_killed_at_each_point_of(name, tmp_path, whole):
+    assert check_chain(tmp_path, CHAINS[name], Kind()) == whole(Kind())
+
+
+def test_killed_while_replacing_the_only_generation(tmp_path, whole):
+    assert check_chain(tmp_path, AGAIN, Kind(again=True)) == whole(Kind())
+
+
+def test_killed_while_writing_in_the_background(tmp_path, whole):
+    assert check_chain(tmp_path, BACKGROUND, Kind(background=True)) == whole(Kind())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [Kind(3, "hierarchical"), Kind(4, "two_dimensional")], ids=str)
+@pytest.mark.parametrize("name", CHAINS)
+def test_more_ranks_that_share_memory_killed_at_each_point_of(name, tmp_path, whole, kind):
+    assert check_chain(tmp_path, CHAINS[name], kind) == whole(kind)
+
+
+def check_moments(out: Path, seed: int, moments: int, kind: Kind) -> dict[str, str]:
+    """Kill a random rank at a random time of a random step (a step may save), again and again."""
+    draw = random.Random(seed)
+    begin = 0
+    for number in range(moments):
+        # In the share of the run that is this kill's: the run must get on between kills.
+        first = max(begin + 1, number * (LONG_STOP - 10) // moments)
+        kill = {
+            "at": "moment",
+            "rank": draw.randrange(kind.ranks),
+            "iteration": draw.randint(
+                first, max(first, (number + 1) * (LONG_STOP - 10) // moments)
+            ),
+            "seconds": draw.uniform(0, 0.03),
+        }
+        killed = kind.run(out, kill)
+        assert killed.returncode not in (0, None), (kill, killed)
+        assert begin_of(killed) >= begin, (kill, killed)
+        begin = begin_of(killed)
+    last = kind.run(out, None)
+    assert begin_of(last) >= begin > 0
+    return kind.digests(last)
+
+
+def test_killed_at_random_moments(tmp_path, whole):
+    kind = Kind(stop=LONG_STOP)
+    assert check_moments(tmp_path, 1, 3, kind) == whole(kind)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "moments"),
+    [
+        (Kind(stop=LONG_STOP), 15),
+        (Kind(stop=LONG_STOP, background=True), 15),
+        (Kind(3, "hierarchical", LONG_STOP), 8),
+        (Kind(4, "hierarchical", LONG_STOP, background=True), 8),
+    ],
+    ids=str,
+)
+def test_killed_at_many_random_moments(tmp_path, whole, kind, moments):
+    assert check_moments(tmp_path, 2 + kind.background, moments, kind) == whole(kind)

@@ -1,0 +1,226 @@
+"""However a job ends, no process, shared memory or temporary file of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from chainermn_comm.watchdog.leftovers import SharedFiles
+from chainermn_comm.watchdog.processes import born
+from tests.support import jobs
+from tests.support.processes import soon
+
+SHARED = Path("/dev/shm")
+# The monitor removes files when the ranks have gone: after mpiexec, on a busy machine.
+CLEAN_SECONDS = 20.0
+SCRIPT = (
+    jobs.PRELUDE
+    + jobs.CHECK_GRADIENTS
+    + """
+import atexit, multiprocessing, os, subprocess, sys, threading, time
+import numpy as np
+from mpi4py import MPI
+from chainermn_comm import create_communicator
+
+WELL = ("finalized", "one finalized", "not finalized", "left by an exception")
+how = sys.argv[1]
+if how == "not finalized":
+    # Registered before the communicators are there, so called after all that belongs to them.
+    atexit.register(lambda: print("LAST", comms[0].allreduce_obj(1), flush=True))
+comms = [create_communicator(name) for name in ("hierarchical", "flat", "two_dimensional")]
+comms += [comms[0].split(0, 0)]
+for comm in comms:
+    check_gradients(comm)
+lock = multiprocessing.get_context("spawn").Lock()  # a named semaphore
+if how not in WELL:
+    child = subprocess.Popen(["sleep", "1000"])
+    print("CHILD", child.pid, flush=True)
+maps = [line.split(None, 5)[4:] for line in open("/proc/self/maps") if "/dev/shm" in line]
+inodes = {int(inode) for inode, _ in maps}
+files = {os.path.basename(name.strip().removesuffix(" (deleted)")) for _, name in maps}
+files |= {entry.name for entry in os.scandir("/dev/shm") if entry.inode() in inodes}
+print("FILES", *sorted(files), flush=True)
+world = MPI.COMM_WORLD
+time.sleep(0.5)  # for the monitor to see the files
+world.Barrier()
+if how == "finalized":
+    for comm in comms:
+        comm.finalize()
+if how == "one finalized":
+    comms[1].finalize()
+if how == "left by an exception":
+    for comm in comms:
+        try:
+            with comm:
+                raise LookupError("of all ranks")
+        except LookupError:
+            pass
+    with create_communicator("hierarchical") as comm:
+        check_gradients(comm)
+if how == "not finalized":
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+if how == "exception" and world.rank == 1:
+    raise LookupError("of a rank")
+if how == "kill" and world.rank == 1:
+    os.kill(os.getpid(), 9)
+if how == "abort" and world.rank == 1:
+    world.Abort(5)
+if how == "all killed":
+    os.kill(os.getpid(), 9)
+if how == "abort in vain" and world.rank == 1:
+    from chainermn_comm import watchdog
+    watchdog.aborting()  # as after a cut link: the monitor ends the ranks
+if how == "launcher":
+    print("WAITING", flush=True)
+if how not in WELL:
+    time.sleep(60)
+"""
+)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def left_of(out: str, folder: Path) -> list[object]:
+    """What a job had and that is still there, once the monitor had the time to clean up.
+
+    Args:
+        out: what its ranks printed.
+        folder: where its temporary files were made.
+    """
+    lines = [line.split() for line in out.splitlines()]
+    names = {name for line in lines if line[:1] == ["FILES"] for name in line[1:]}
+    assert len(names) > 1, f"the ranks mapped no window\n{out}"
+    assert any(name.startswith("sem.mp-") for name in names), out
+    pids = [int(line[1]) for line in lines if line[:1] == ["CHILD"]]
+
+    def found() -> list[object]:
+        files: list[object] = [name for name in sorted(names) if (SHARED / name).exists()]
+        return [*files, *filter(psutil.pid_exists, pids), *folder.iterdir()]
+
+    soon(lambda: not found(), CLEAN_SECONDS)
+    return found()
+
+
+def run(script: Path, how: str, folder: Path) -> jobs.Job:
+    folder.mkdir()
+    return jobs.run(2, script, how, environment={"TMPDIR": str(folder)})
+
+
+@pytest.mark.parametrize(
+    "how", ["finalized", "one finalized", "not finalized", "left by an exception"]
+)
+def test_a_job_that_ends_by_itself(script, how, tmp_path):
+    job = run(script, how, tmp_path / "t")
+    assert job.returncode == 0, job
+    if how == "not finalized":  # MPI ends after all of Python's exit functions
+        assert job.out.count("LAST 2") == 2, job
+        assert job.err.count("exception in thread") == 2, job
+    assert left_of(job.out, tmp_path / "t") == []
+
+
+@pytest.mark.parametrize("how", ["exception", "kill", "all killed", "abort", "abort in vain"])
+def test_a_rank_that_fails(script, how, tmp_path):
+    job = run(script, how, tmp_path / "t")
+    assert job.returncode not in (0, None), job
+    assert left_of(job.out, tmp_path / "t") == []
+
+
+def test_a_launcher_that_is_killed(script, tmp_path):
+    path, folder = tmp_path / "out", tmp_path / "t"
+    folder.mkdir()
+    with path.open("wb") as out:
+        process = subprocess.Popen(
+            [jobs.MPIEXEC, "-n", "2", sys.executable, script, "launcher"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=jobs.variables({"TMPDIR": str(folder)}),
+        )
+    started = psutil.Process(process.pid)
+    try:
+        assert soon(lambda: path.read_text().count("WAITING") == 2), path.read_text()
+        ours = started.children(recursive=True)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    # MPICH's ranks end too; Open MPI's, which sleep here, hadn't after 30 s.
+    soon(lambda: not any(alive(one) for one in ours), 5)
+    for one in ours:
+        if alive(one):
+            one.kill()
+    assert soon(lambda: not any(alive(one) for one in ours))
+    assert left_of(path.read_text(), folder) == []
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+MAPPED = """
+import mmap, sys
+files = [open(name, "r+b") for name in sys.argv[1:]]
+maps = [mmap.mmap(file.fileno(), 0) for file in files]
+print("MAPPED", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_others_use_or_own_is_not_removed(monkeypatch):
+    def make(name):
+        path = SHARED / f"{name}{os.getpid()}"
+        path.write_bytes(b"x")
+        return path
+
+    mine, shared, data, unknown = map(
+        make, ("sem.mp-mine", "psm_shared", "dataset", "mpich_shm_unknown")
+    )
+    users = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAPPED, *files],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for files in ((mine, shared, data), (shared,))
+    ]
+    try:
+        for user in users:
+            assert user.stdout.readline() == b"MAPPED\n"
+        pid = users[0].pid
+        files = SharedFiles([(pid, born(pid))])
+        files.look()
+        assert not files.remove()  # the rank still lives
+        assert mine.exists()
+        users[0].communicate(timeout=jobs.SECONDS)
+        assert not files.remove()  # another still lives
+        assert [path.exists() for path in (mine, shared, data, unknown)] == [False] + 3 * [True]
+        users[1].communicate(timeout=jobs.SECONDS)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        again = SharedFiles([(os.getpid(), born(os.getpid()))])
+        again._known = dict(files._known)
+        assert again.remove()  # it is another user's
+        assert shared.exists()
+        monkeypatch.undo()
+        assert files.remove()
+        assert [path.exists() for path in (shared, data, unknown)] == [False, True, True]
+    finally:
+        for user in users:
+            user.kill()
+            user.wait()
+        for path in (mine, shared, data, unknown):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,144 @@
+"""Each call that waits is noted while it waits, where the monitor reads it, and not after."""
+
+from __future__ import annotations
+
+import inspect
+import mmap
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chainermn_comm import create_communicator
+from chainermn_comm.communicator import MpiCommunicator
+from chainermn_comm.watchdog import VARIABLE, calls
+from chainermn_comm.watchdog.records import AREA_BYTES, COLLECTIVE, EVERYBODY, MESSAGE, NOBODY, read
+from tests.support.models import with_grads
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
+
+DOES_NOT_WAIT = {"set_config", "get_config"}
+TAG = 7
+# So large that a message waits for its receiver.
+x = np.zeros(1 << 20, "f4")
+pair = [x[:8], x[:8]]
+# What rank 0 calls and what rank 1 does; and as what it is noted: operation, root or peer, tag,
+# bytes (None: what they are is the message's own business).
+OF_BOTH = {
+    "bcast": (lambda comm: comm.bcast(x, root=1), 1, None),
+    "gather": (lambda comm: comm.gather(x, root=1), 1, None),
+    "alltoall": (lambda comm: comm.alltoall(pair), NOBODY, None),
+    "allreduce": (lambda comm: comm.allreduce(x), NOBODY, x.nbytes),
+    "allgather": (lambda comm: comm.allgather(x), NOBODY, None),
+    "allgather_bytes": (lambda comm: comm.allgather_bytes(b"12345"), NOBODY, 5),
+    "scatter": (lambda comm: comm.scatter(pair, root=1), 1, None),
+    "bcast_obj": (lambda comm: comm.bcast_obj("x", root=1), 1, None),
+    "gather_obj": (lambda comm: comm.gather_obj("x", root=1), 1, None),
+    "allreduce_obj": (lambda comm: comm.allreduce_obj(1), NOBODY, None),
+    "allgather_obj": (lambda comm: comm.allgather_obj(1), NOBODY, None),
+    "scatter_obj": (lambda comm: comm.scatter_obj([1, 2], root=1), 1, None),
+    "alltoall_obj": (lambda comm: comm.alltoall_obj([1, 2]), NOBODY, None),
+    "bcast_data": (lambda comm: comm.bcast_data(with_grads(w=x)), NOBODY, None),
+    "allreduce_grad": (lambda comm: comm.allreduce_grad(with_grads(w=x)), NOBODY, x.nbytes),
+    "multi_node_mean_grad": (
+        lambda comm: comm.multi_node_mean_grad(with_grads(w=x)),
+        NOBODY,
+        x.nbytes,
+    ),
+    "multi_node_mean": (lambda comm: comm.multi_node_mean(x), NOBODY, x.nbytes),
+    "split": (lambda comm: comm.split(0, 0).finalize(), NOBODY, None),
+    "finalize": (lambda comm: comm.finalize(), NOBODY, None),
+}
+NOTED_AS = {"multi_node_mean_grad": "allreduce_grad", "send_noted": "send", "recv_noted": "recv"}
+MESSAGES = {
+    "send": (lambda comm: comm.send(x, 1, TAG), lambda comm: comm.recv(0, TAG)),
+    "recv": (lambda comm: comm.recv(1, TAG), lambda comm: comm.send(x, 0, TAG)),
+    "send_noted": (
+        lambda comm: comm.send_noted(b"x", (x,), 1, TAG),
+        lambda comm: comm.recv_noted(0, TAG),
+    ),
+    "recv_noted": (
+        lambda comm: comm.recv_noted(1, TAG),
+        lambda comm: comm.send_noted(b"x", (x,), 0, TAG),
+    ),
+    "send_obj": (lambda comm: comm.send_obj(bytes(x), 1, TAG), lambda comm: comm.recv_obj(0, TAG)),
+    "recv_obj": (lambda comm: comm.recv_obj(1, TAG), lambda comm: comm.send_obj("x", 0, TAG)),
+}
+
+
+class Neighbour:
+    """What rank 0 waits in, as another process sees it."""
+
+    def __init__(self, world):
+        pid, file = world.bcast((os.getpid(), calls.area().file))
+        with Path(f"/proc/{pid}/fd/{file}").open("rb") as opened:
+            self.area = mmap.mmap(opened.fileno(), AREA_BYTES, prot=mmap.PROT_READ)
+
+    def waits_in(self):
+        found = read(self.area, time.monotonic())
+        return [call for call in found if call.waits and call.communicator != EVERYBODY]
+
+    def seen_waiting(self):
+        """The call that it waits in, once it does; the test's own time-out ends this."""
+        while not (found := self.waits_in()) or not found[0].operation:  # written last
+            time.sleep(0.001)
+        (call,) = found
+        return call
+
+
+@pytest.fixture
+def watched(world, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with create_communicator("hierarchical") as comm:
+        yield comm, Neighbour(world)
+
+
+def test_each_method_that_may_wait_is_in_these_tests():
+    public = {
+        name
+        for name, method in inspect.getmembers(MpiCommunicator, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    assert public == {*OF_BOTH, *MESSAGES, *DOES_NOT_WAIT}
+
+
+@pytest.mark.parametrize("name", OF_BOTH)
+def test_a_collective_call_is_noted_until_it_ends(name, watched, world):
+    comm, neighbour = watched
+    call, root, nbytes = OF_BOTH[name]
+    comm.allgather_bytes(b"")  # the first
+    world.Barrier()
+    seen = neighbour.seen_waiting() if world.rank == 1 else None
+    call(comm)
+    world.Barrier()
+    assert neighbour.waits_in() == []
+    if seen is not None:
+        assert (seen.operation, seen.state) == (NOTED_AS.get(name, name), COLLECTIVE)
+        assert (seen.rank, seen.size, seen.sequence) == (0, 2, 2)
+        assert seen.peer == root
+        assert nbytes in (None, seen.nbytes)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_is_noted_until_it_has_come(name, watched, world):
+    comm, neighbour = watched
+    seen = neighbour.seen_waiting() if world.rank == 1 else None
+    MESSAGES[name][world.rank](comm)
+    world.Barrier()
+    assert neighbour.waits_in() == []
+    if seen is not None:
+        assert (seen.operation, seen.state) == (NOTED_AS.get(name, name), MESSAGE)
+        assert (seen.peer, seen.tag) == (1, TAG)
+        assert (seen.nbytes >= x.nbytes) == name.startswith("send")
+
+
+def test_an_error_ends_the_note_too(watched, world):
+    comm, neighbour = watched
+    with pytest.raises(ValueError, match="root"):
+        comm.bcast(x, root=5)
+    with pytest.raises(ValueError, match="itself"):
+        comm.send(x, world.rank, TAG)
+    world.Barrier()
+    assert neighbour.waits_in() == []
