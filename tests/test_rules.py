@@ -1,0 +1,167 @@
+"""What the tests themselves must keep to; each broken rule is named with its file and line."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+FILES = sorted(path for path in TESTS.rglob("*.py") if "given" not in path.parts)
+# What a test may import of ours: the names of `docs/api`, and the command.
+PUBLIC = {
+    "chainermn_comm": {"abort", "watchdog"},  # abort.add_hook, watchdog.alone
+    "chainermn_train": {"extensions"},
+    "chainermn_train.extensions": set(),
+    "chainermn_train.checkpointer": set(),
+    "chainermn_modelparallel": set(),
+    "chainermn_tools": {"cli"},
+    "chainermn_tools.cli": set(),
+    "chainermn_comm.abort": set(),
+    "chainermn_comm.watchdog": set(),
+}
+OURS = ("chainermn_comm", "chainermn_train", "chainermn_modelparallel", "chainermn_tools")
+MODULES = {
+    ".".join(path.with_suffix("").parts[3:]).removesuffix(".__init__")
+    for path in (p.relative_to(TESTS.parent) for p in TESTS.parent.glob("packages/*/src/**/*.py"))
+}
+# Attributes with an underscore that aren't ours.
+FOREIGN = {
+    "_exit",
+    "_loss_scale",
+    "_getframe",
+    "_base_executable",
+    "_replace",
+    "_asdict",
+    "_fields",
+}
+# They read clocks: the adapters, the program of chaos, and the promises of time.
+CLOCKS = ("support", "chaos", "test_promises_of_time.py")
+
+
+def trees() -> Iterator[tuple[Path, ast.AST]]:
+    for path in FILES:
+        yield path.relative_to(TESTS), ast.parse(path.read_text())
+
+
+def internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each module of ours that is imported and isn't public."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules = [name for name in inner if name in MODULES]
+            names = modules if len(modules) == len(inner) else [node.module, *modules]
+        for name in names:
+            parent, _, last = name.rpartition(".")
+            public = name in PUBLIC or last in PUBLIC.get(parent, ())
+            if name.split(".")[0] in OURS and not public:
+                yield node.lineno, name
+
+
+def is_inside_of(path: Path, module: str) -> bool:
+    """Whether this file is named after the module: by its last one, two or three components."""
+    parts, stem = module.split("."), path.stem.removeprefix("test_")
+    return stem in {"_".join(parts[-count:]) for count in (1, 2, 3)}
+
+
+def test_insides_are_imported_by_the_file_of_their_name_or_by_support() -> None:
+    wrong = [
+        f"{path}:{line}: {module}"
+        for path, tree in trees()
+        if path.parts[0] != "support"
+        for line, module in internals(tree)
+        if not is_inside_of(path, module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_private_attributes_are_used_by_the_file_of_their_module_or_by_support() -> None:
+    wrong = []
+    for path, tree in trees():
+        inside = any(is_inside_of(path, module) for _, module in internals(tree))
+        if path.parts[0] in ("support", "chaos") or inside:
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
+                continue
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not own and not node.attr.startswith("__") and node.attr not in FOREIGN:
+                wrong.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_clocks_are_read_by_support_and_the_promises_of_time_alone() -> None:
+    clocks = {"time", "monotonic", "perf_counter", "monotonic_ns", "perf_counter_ns"}
+    wrong = [
+        f"{path}:{node.lineno}: {ast.unparse(node)}"
+        for path, tree in trees()
+        if path.parts[0] not in CLOCKS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in clocks
+        if isinstance(node.value, ast.Name) and node.value.id == "time"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_hypothesis_has_the_one_profile() -> None:
+    wrong = [
+        f"{path}:{node.value.lineno}: {node.arg}"
+        for path, tree in trees()
+        if path.name != "conftest.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg in ("deadline", "derandomize", "database")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_helper_is_defined_twice() -> None:
+    """Functions of support are not written again in a test's file."""
+    shared = {
+        node.name
+        for path, tree in trees()
+        if path.parts[0] == "support"
+        for node in ast.iter_child_nodes(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    }
+    ordinary = {"main", "run", "check", "call", "make", "Model"}
+    wrong = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path, tree in trees()
+        if path.parts[0] != "support"
+        for node in ast.iter_child_nodes(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if node.name in shared - ordinary
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+INNER = """
+import pytest, numpy as np
+def test_asserts(): assert 1
+def test_raises():
+    with pytest.raises(ValueError): int("x")
+def test_compares(): np.testing.assert_array_equal([1], [1])
+def test_checks_nothing():
+    for x in []: assert x
+def test_fails(): assert 0
+@pytest.mark.skip
+def test_is_skipped(): pass
+"""
+
+
+def test_a_test_that_checks_nothing_fails(pytester: pytest.Pytester) -> None:
+    """This is how executions that assert nothing are kept out of every run, worlds included."""
+    pytester.makeini("[pytest]\nenable_assertion_pass_hook = true\n")
+    pytester.makeconftest(
+        "from tests.support import checks\nchecks.install()\n"
+        "def pytest_configure(config): config.pluginmanager.register(checks.Plugin(False))\n"
+    )
+    pytester.makepyfile(INNER)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=3, failed=2, skipped=1)
+    result.stdout.fnmatch_lines(["*nothing was checked*"])
