@@ -23,10 +23,9 @@ from chainermn_comm import (
 from chainermn_comm.catalogue import make_communicator
 from chainermn_comm.topology import Topology
 from tests.support.cupy_double import Gpu, installed
+from tests.support.drawn_models import DTYPES, check_model, gradients, has, models
 from tests.support.models import Model, Param
 from tests.support.topologies import IMPOSED
-
-from .test_plans import DTYPES, LOCKSTEP, check_model, gradients, has, models
 
 pytestmark = pytest.mark.world
 
@@ -94,7 +93,7 @@ def check_models(world, name: str, examples: int) -> None:
             for nodes in topologies(name, world.size)
         }
 
-        @settings(max_examples=examples, **LOCKSTEP)
+        @settings(max_examples=examples)
         @given(
             MODELS,
             st.sampled_from(list(comms)),

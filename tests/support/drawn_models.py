@@ -1,0 +1,168 @@
+"""Models that Hypothesis draws: gradients of any dtype, layout and size, some missing; their mean.
+
+They are drawn alike on all ranks. What a mean should be is computed in float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+# Of gradients and of wires; the first three are those that GPUs have, too.
+DTYPES = ("float16", "float32", "float64", "bfloat16")
+# By so many powers of ten an array's numbers differ from its exponent, up and down.
+SPREADS = (0, 0, 2, 6, 25)
+LAYOUTS = ("C", "F", "reversed", "read-only", "strided", "stride 0", "shared", "overlapping")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter: what its gradient is on the ranks that have it.
+
+    Attributes:
+        missing: the ranks that have none, where missing ones are filled with zeros.
+        exponent, spread: powers of ten; see `gradient`.
+        nowhere: whether no rank has one.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    missing: frozenset[int]
+    exponent: int
+    spread: int = 0
+    nowhere: bool = False
+
+
+def models(
+    huge: list[tuple[int, ...]],
+    copies: int,
+    dtypes: Sequence[str] = DTYPES,
+    spreads: Sequence[int] = SPREADS,
+) -> st.SearchStrategy[list[Entry]]:
+    """Models of a few arrays, of which some may be huge, and of up to so many small ones."""
+    small = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
+
+    def entries(shapes: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[Entry]:
+        return st.builds(
+            Entry,
+            shapes,
+            st.sampled_from(dtypes),
+            st.sampled_from(LAYOUTS),
+            st.frozensets(st.integers(0, 3), max_size=3),
+            st.integers(-3, 3),
+            st.sampled_from(spreads),
+            st.sampled_from([False] * 5 + [True]),
+        )
+
+    few = st.lists(entries(small | st.sampled_from([*huge, (1,), (4096,)])), max_size=7)
+    alike = st.builds(
+        lambda entry, count: [entry] * count,
+        entries(small | st.just((4096,))),
+        st.integers(copies // 3, copies),
+    )
+    # Missing on different ranks, so that arrays in the same memory get different means.
+    twins = st.builds(
+        lambda entry, layout, missing: [entry, replace(entry, layout=layout, missing=missing)],
+        entries(small | st.sampled_from([*huge, (4096,)])),
+        st.sampled_from(["shared", "overlapping"]),
+        st.frozensets(st.integers(0, 3), max_size=3),
+    )
+    return few | alike | twins
+
+
+def gradient(entry: Entry, index: int, rank: int) -> np.ndarray:
+    rng = np.random.default_rng([index, rank, *entry.shape])
+    values, largest = rng.standard_normal(entry.shape), float(ml_dtypes.finfo(entry.dtype).max)
+    powers = entry.exponent + entry.spread * rng.uniform(-1, 1, entry.shape)
+    array = np.asarray(np.clip(values * 10.0**powers, -largest, largest)).astype(entry.dtype)
+    if entry.layout == "F" and array.ndim:
+        return np.asfortranarray(array)
+    if entry.layout == "reversed" and array.ndim:
+        return array[::-1]
+    if entry.layout == "strided" and array.ndim:
+        return np.repeat(array, 2, axis=0)[::2]
+    if entry.layout == "read-only":
+        array.flags.writeable = False
+    if entry.layout == "stride 0" and array.size:
+        return np.lib.stride_tricks.as_strided(array, array.shape, (0,) * array.ndim)
+    return array
+
+
+def gradients(entries: Sequence[Entry], rank: int) -> list[np.ndarray]:
+    """A rank's gradients; some are, or overlap, the one before."""
+    found: list[np.ndarray] = []
+    for index, entry in enumerate(entries):
+        array = gradient(entry, index, rank)
+        if found and found[-1].dtype == array.dtype:
+            before = found[-1]
+            if entry.layout == "shared" and before.shape == array.shape:
+                array = before
+            if entry.layout == "overlapping" and before.size >= array.size:
+                first = int(before.size > array.size)
+                array = before.reshape(-1)[first : first + array.size].reshape(array.shape)
+        found.append(array)
+    return found
+
+
+def has(entry: Entry, rank: int, zero_fill: bool) -> bool:
+    return not entry.nowhere and not (zero_fill and rank in entry.missing)
+
+
+def exact_mean(entries, grads, index, zero_fill):
+    """The mean in float64, and the mean of absolute values; None where no rank has one."""
+    entry, size = entries[index], len(grads)
+    having = [rank for rank in range(size) if has(entry, rank, zero_fill)]
+    if not having:
+        return None
+    terms = [grads[rank][index].astype("f8") for rank in having]
+    return sum(terms) / size, sum(map(np.abs, terms)) / size
+
+
+def assert_within_rounding(comm, entries, grads, wire, zero_fill) -> None:
+    """The bound also says that no mean of two smallest numbers and more has become zero."""
+    before = [gradients(entries, rank) for rank in range(comm.size)]
+    for index, (entry, grad) in enumerate(zip(entries, grads, strict=True)):
+        expected = exact_mean(entries, before, index, zero_fill)
+        if expected is None:
+            assert grad is None
+            continue
+        mean, scale = expected
+        infos = [ml_dtypes.finfo(dtype) for dtype in (entry.dtype, wire or entry.dtype)]
+        bound = 4 * max(float(info.eps) for info in infos) * scale
+        bound += max(float(info.smallest_subnormal) for info in infos)
+        # Of a mean that its dtypes don't hold nothing is said.
+        holds = np.abs(mean) + bound <= min(float(info.max) for info in infos)
+        assert grad.dtype == entry.dtype
+        assert grad.shape == entry.shape
+        assert np.all(np.abs(grad.astype("f8") - mean)[holds] <= bound[holds])
+
+
+def digest(grads: list) -> str:
+    """Of which gradients there are, and of their bits."""
+    found = hashlib.sha1()
+    for grad in grads:
+        found.update(b"none" if grad is None else grad.tobytes())
+        found.update(b"next")
+    return found.hexdigest()
+
+
+def check_model(comm, run: Callable[[], list], entries, wire, zero_fill) -> None:
+    """Take the mean twice by `run`; ranks agree on what they find, so they stay in step."""
+    comm.set_config("allreduce_grad_dtype", wire)
+    grads = run()
+    problem = None
+    try:
+        assert_within_rounding(comm, entries, grads, wire, zero_fill)
+        assert digest(run()) == digest(grads)
+    except AssertionError as error:
+        problem = str(error)
+    views = comm.allgather_obj((digest(grads), problem))
+    assert all(view[0] == views[0][0] for view in views)
+    assert not any(view[1] for view in views), views
