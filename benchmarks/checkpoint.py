@@ -68,7 +68,7 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
             begin = time.perf_counter()
             action()
             took = time.perf_counter() - begin
-        return max(comm.allgather_obj(took))
+        return float(max(comm.allgather_obj(took)))
 
     first, seconds = 0.0, []
     for number in range(rounds + 1):

@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
 def launch(args: argparse.Namespace) -> int:
     """Make the hosts and run this script on their ranks; return mpiexec's exit status."""
     sys.path.insert(0, str(ROOT))
-    from tests.cluster.virtual_hosts import Cluster, missing
+    from tests.support.virtual_hosts import Cluster, missing
 
     lacking = missing()
     if lacking:
@@ -152,7 +152,8 @@ def units_for(comm: Any, step: Step, work: Callable[[int], None], seconds: float
     """How much work takes all ranks at once so long, gradients included; the same on all ranks."""
     none, some = (timed(step, work, units, 2)[0] for units in (0, TRIAL_UNITS))
     mine = (seconds - none) * TRIAL_UNITS / max(some - none, 1e-6)
-    return max(1, round(max(comm.allgather_obj(mine))))
+    slowest: float = max(comm.allgather_obj(mine))
+    return max(1, round(slowest))
 
 
 def run(args: argparse.Namespace) -> bool:

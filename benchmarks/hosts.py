@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
 def launch(args: argparse.Namespace) -> int:
     """Make the hosts and run this script on their ranks; return mpiexec's exit status."""
     sys.path.insert(0, str(ROOT))
-    from tests.cluster.virtual_hosts import Cluster, missing
+    from tests.support.virtual_hosts import Cluster, missing
 
     lacking = missing()
     if lacking:

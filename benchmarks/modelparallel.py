@@ -111,7 +111,7 @@ def travel(comm: Any, floats: int) -> list[Any]:
 
     def right() -> bool:
         expected = gradient if comm.rank == 0 else data
-        return comm.allreduce(np.array_equal(found["array"], expected), MPI.LAND)
+        return bool(comm.allreduce(np.array_equal(found["array"], expected), MPI.LAND))
 
     return [
         Contestant("raw MPI", "mpi", found.clear, raw, right),
@@ -146,7 +146,8 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
             found["gx"] = x.grad
 
         def right() -> bool:
-            return comm.allreduce(np.allclose(found["gx"], expected(), atol=1e-4), MPI.LAND)
+            close = np.allclose(found["gx"], expected(), atol=1e-4)
+            return bool(comm.allreduce(close, MPI.LAND))
 
         return Contestant(name, kind, found.clear, call, right)
 

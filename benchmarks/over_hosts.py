@@ -103,7 +103,7 @@ def link(gradients: Gradients) -> Contestant:
     expected = source_of(gradients.shapes, peer) if mine else source
 
     def right() -> bool:
-        return comm.allreduce(not mine or np.array_equal(flat, expected), MPI.LAND)
+        return bool(comm.allreduce(not mine or np.array_equal(flat, expected), MPI.LAND))
 
     def swap() -> None:
         # In pieces, several under way: of one message, MPICH may send the two ways in turn.

@@ -74,11 +74,12 @@ def copies(gradients: Gradients, handoff: Handoff) -> list[Contestant]:
     chunks = cut(grads)
 
     def copied(on: range) -> bool:
-        return comm.allreduce(comm.rank not in on or np.array_equal(flat, source), MPI.LAND)
+        mine = comm.rank not in on or np.array_equal(flat, source)
+        return bool(comm.allreduce(mine, MPI.LAND))
 
     def handed_off() -> bool:
         views = gradients.views(gradients.peer)
-        return comm.allreduce(all(map(np.array_equal, grads, views)), MPI.LAND)
+        return bool(comm.allreduce(all(map(np.array_equal, grads, views)), MPI.LAND))
 
     first, everyone = partial(copied, range(1)), partial(copied, range(comm.size))
     return [

@@ -115,7 +115,7 @@ def moved(name: str, gradients: Gradients) -> float:
             counts.forget()
             communicator.allreduce_grad(gradients.model)
             most = max(most, counts.moved)
-    return gradients.comm.allreduce(most, MPI.MAX) / gradients.source.nbytes
+    return float(gradients.comm.allreduce(most, MPI.MAX) / gradients.source.nbytes)
 
 
 def publish_models(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:

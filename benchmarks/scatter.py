@@ -87,7 +87,7 @@ def seconds(comm: Any, call: Callable[[], Any], alone: bool) -> float:
             time.sleep(NAP_SECONDS)
     del kept
     gc.collect()
-    return max(comm.allgather(took))
+    return float(max(comm.allgather(took)))
 
 
 def grown(comm: Any, call: Callable[[], Any]) -> float:
@@ -101,7 +101,7 @@ def grown(comm: Any, call: Callable[[], Any]) -> float:
     comm.Barrier()
     after = pss()
     comm.Barrier()
-    return sum(comm.allgather(after - before))
+    return float(sum(comm.allgather(after - before)))
 
 
 def pss() -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source
+from types import CodeType
 from typing import NamedTuple
 
 
@@ -198,7 +199,8 @@ class RepairingLoader(SourceFileLoader):
         super().__init__(name, path)
         self.changes = changes
 
-    def get_code(self, name: str):  # not source_to_code, which a compiled cache would bypass
+    # Not source_to_code, which a compiled cache would bypass.
+    def get_code(self, name: str) -> CodeType | None:
         source = decode_source(self.get_data(self.path))
         for old, new in self.changes:
             if source.count(old) != 1:
@@ -211,4 +213,5 @@ class RepairingLoader(SourceFileLoader):
                 )
                 return super().get_code(name)
             source = source.replace(old, new)
-        return self.source_to_code(source, self.path)
+        code: CodeType = self.source_to_code(source, self.path)
+        return code

@@ -14,12 +14,20 @@ It opens no connection, starts no process, and writes no file.
 import os
 import sys
 
+TYPE_CHECKING = False  # that of `typing`, whose import every interpreter would pay for
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
 
 class Finder:
     """The entry of `sys.meta_path`."""
 
     @staticmethod
-    def find_spec(name, path=None, target=None):
+    def find_spec(
+        name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name == "chainermn" and os.environ.get("CHAINERMN_USE_BUNDLED") != "1":
             return facade_spec()
         if name.startswith("chainer.") and os.environ.get("CHAINERMN_NO_COMPAT") != "1":
@@ -29,7 +37,7 @@ class Finder:
         return None  # the next finder is asked
 
 
-def facade_spec():
+def facade_spec() -> "ModuleSpec | None":
     """The folder `chainermn_facade` under the name `chainermn`; None where it isn't installed."""
     from importlib.util import find_spec, spec_from_file_location
 
@@ -40,7 +48,7 @@ def facade_spec():
     return spec_from_file_location("chainermn", facade.origin, submodule_search_locations=folders)
 
 
-def register():
+def register() -> None:
     """Put the finder first, once."""
     if Finder not in sys.meta_path:
         sys.meta_path.insert(0, Finder)

@@ -305,7 +305,8 @@ class CommunicatorBase(ABC):
         Args:
             obj: this rank's object, which can be pickled.
         """
-        return self.bcast_obj(self.gather_obj(obj))
+        everybody: list[Any] = self.bcast_obj(self.gather_obj(obj))
+        return everybody
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         """Give ``objs[i]`` of ``root`` to rank ``i`` (collective).

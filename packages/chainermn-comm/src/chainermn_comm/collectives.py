@@ -186,6 +186,7 @@ def _with_memory(
     """What ``allocate`` returns; when much moves, ranks agree that all could."""
     if sum(map(_size_of, notes)) < LARGE_BYTES:
         return allocate()
+    value: Value
     value, problem = prepare(allocate)
     group.agreement(f"{operation}, memory", problem=problem)
     return value

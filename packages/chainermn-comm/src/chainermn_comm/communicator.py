@@ -457,6 +457,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def _unpickled(self, operation: str, found: dict[int, Message]) -> dict[int, Any]:
         """The objects; when one can't be unpickled on some rank, all ranks raise."""
+        values: dict[int, Any]
         values, problem = prepare(lambda: {rank: m.value() for rank, m in found.items()})
         self._group.agreement(f"{operation}, unpickling", problem=problem)
         return values

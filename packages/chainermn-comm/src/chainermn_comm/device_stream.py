@@ -119,6 +119,7 @@ class DeviceStream(Reducer):
 
     def _meet(self, comm: MPI.Intracomm, topology: Topology) -> NcclTransport | None:
         node = MPI.Intracomm(comm.Split(topology.inter_rank(comm.rank), comm.rank))
+        made: NcclTransport | None
         try:
             made, problem = prepare(lambda: NcclTransport(node) if node.size > 1 else None)
         finally:

@@ -41,7 +41,8 @@ def current_device() -> int:
 
 def use(device: int) -> AbstractContextManager[Any]:
     """A context in which that device is the current one."""
-    return _cupy().cuda.Device(device)
+    context: AbstractContextManager[Any] = _cupy().cuda.Device(device)
+    return context
 
 
 def bus_id() -> str:
@@ -72,7 +73,8 @@ def contiguous(array: Any) -> Any:
 
 def to_host(array: Any) -> np.ndarray:
     """A copy in host memory, in C or Fortran order as the original if it has either."""
-    return _cupy().asnumpy(array, order="A")
+    copy: np.ndarray = _cupy().asnumpy(array, order="A")
+    return copy
 
 
 def to_device(array: np.ndarray) -> Any:

@@ -322,4 +322,5 @@ def _present_somewhere(notes: list[bytes], count: int) -> np.ndarray:
     if not all(notes):
         return np.ones(count, bool)
     masks = [np.unpackbits(np.frombuffer(note, np.uint8), count=count) for note in notes]
-    return ~np.all(masks, axis=0)
+    present: np.ndarray = ~np.all(masks, axis=0)
+    return present

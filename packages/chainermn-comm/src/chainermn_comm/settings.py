@@ -79,7 +79,7 @@ def wire_dtype(value: Any) -> np.dtype | None:
                 "allreduce_grad_dtype 'bfloat16' needs a bfloat16 for NumPy: install ml_dtypes"
             ) from None
     try:
-        dtype = np.dtype(value)
+        dtype: np.dtype | None = np.dtype(value)
     except TypeError:
         dtype = None
     if dtype is None or (dtype.name not in _WIRE_DTYPES and dtype.name != "bfloat16"):

@@ -125,7 +125,8 @@ class SharedWindow:
         self.meet()
         seen = start.tobytes() == nonce
         self.meet()
-        return self._comm.allreduce(seen, MPI.LAND)
+        everywhere: bool = self._comm.allreduce(seen, MPI.LAND)
+        return everywhere
 
     def close(self) -> None:
         """Free the window (collective); its buffers are gone."""

@@ -110,4 +110,5 @@ def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: float) 
             total += row
             scaled += row.astype(dtype) / dtype.type(power)
         mean = scale(total, factor)
-        return np.where(np.isfinite(mean), mean, scaled / dtype.type(divisor / power))
+        chosen: np.ndarray = np.where(np.isfinite(mean), mean, scaled / dtype.type(divisor / power))
+        return chosen

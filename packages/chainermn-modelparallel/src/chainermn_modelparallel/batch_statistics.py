@@ -220,4 +220,5 @@ def _floats(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
     """Of each rank's array, like this one, each row beside the others', in float64."""
     numbers = np.frombuffer(b"".join(payloads), like.dtype)
     by_rank = numbers.reshape(len(payloads), *like.shape)
-    return by_rank.swapaxes(0, 1).astype(np.float64, order="C")
+    beside: np.ndarray = by_rank.swapaxes(0, 1).astype(np.float64, order="C")
+    return beside

@@ -98,4 +98,5 @@ def _owns_memory(array: Any) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype
+    alike: bool = one.shape == other.shape and one.dtype == other.dtype
+    return alike

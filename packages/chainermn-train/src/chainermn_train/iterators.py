@@ -147,7 +147,7 @@ class MultiNodeIterator(WrappedIterator):
             super().__setattr__(name, value)
 
     def __copy__(self) -> MultiNodeIterator:
-        twin = super().__copy__()
+        twin: MultiNodeIterator = super().__copy__()
         twin._told = dict(self._told)
         return twin
 
@@ -190,7 +190,8 @@ class MultiNodeIterator(WrappedIterator):
                 return {}
             record = DictionarySerializer()
             self.actual.serialize(record)
-            return record.target
+            target: dict[str, Any] = record.target
+            return target
 
         saved = self._share(f"serialize, {'load' if loading else 'sav'}ing", make)
 

@@ -49,7 +49,8 @@ class Leaves(NamedTuple):
 
 
 def _copy_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    return array[indices]  # a copy: the part doesn't keep the whole alive
+    rows: np.ndarray = array[indices]  # a copy: the part doesn't keep the whole alive
+    return rows
 
 
 COPIES = Leaves(_copy_rows, Selection)

@@ -117,7 +117,8 @@ class SharedFile:
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """A read-only view, which keeps the memory mapped for as long as it lives itself."""
-        return np.ndarray(shape, dtype, self._map, offset)
+        view: np.ndarray = np.ndarray(shape, dtype, self._map, offset)
+        return view
 
     def fill(self, data: Iterable[np.ndarray]) -> None:
         """Write bytes (uint8 arrays, 1-D), one after another, after the token."""

@@ -232,7 +232,8 @@ class MultiNodeSnapshot(SharesCommunicator, Extension):
         """The state of the first rank of this rank's set (collective)."""
         members = self._comm.split(self._set, self._comm.rank)
         try:
-            return members.bcast_obj(state)
+            found: dict[str, Any] = members.bcast_obj(state)
+            return found
         finally:
             members.finalize()
 

@@ -90,8 +90,9 @@ class Monitor:
         self.ranks = [Watched(each) for each in orders["ranks"]]
         self.files = SharedFiles([rank.process for rank in self.ranks])
         self.launcher = Launcher(self.ranks[0].pid)
-        self.seconds, self.ends_job = orders["seconds"], orders["ends_job"]
-        self.silence = orders["silence"]
+        self.seconds: float = orders["seconds"]
+        self.ends_job: bool = orders["ends_job"]
+        self.silence: float = orders["silence"]
         self.tick = min(TICK_SECONDS, self.seconds / 10)
         # When calls began that have been reported, or warned of, by rank and communicator.
         self.reported: dict[Any, float] = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from chainermn_tools.environment.machine import cgroup_folders, memory
+from _chainermn_cgroups import folders as cgroup_folders
+from chainermn_tools.environment.machine import memory
 
 # What is left to everybody else, and to what cannot be foreseen.
 SHARE = 0.8

@@ -28,4 +28,5 @@ def parse(text: str) -> int:
     found = WRITTEN.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no size; write it as 64K, 16M or 1G")
-    return int(found[1]) * KIB ** " KMGT".index(found[2].upper() or " ")
+    size: int = int(found[1]) * KIB ** " KMGT".index(found[2].upper() or " ")
+    return size

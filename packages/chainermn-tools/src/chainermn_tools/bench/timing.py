@@ -121,4 +121,5 @@ def _time(world: MPI.Intracomm, trial: Trial, calls: int) -> float:
     done = world.Ibarrier()
     while not done.Test():
         time.sleep(NAP_SECONDS)
-    return max(world.allgather(took)) / calls
+    slowest: float = max(world.allgather(took))
+    return slowest / calls

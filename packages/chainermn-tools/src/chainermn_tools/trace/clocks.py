@@ -42,7 +42,8 @@ class Link:
             added += slope * (
                 np.minimum(times - self.at[0], 0) + np.maximum(times - self.at[-1], 0)
             )
-        return times + added
+        moved: np.ndarray = times + added
+        return moved
 
     def reversed(self, rank: int) -> Link:
         """From the other rank to this one."""

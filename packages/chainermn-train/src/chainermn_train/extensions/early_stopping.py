@@ -123,7 +123,8 @@ class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
             self.count = 0
         else:
             self.count += 1
-        return self._stop_condition()
+        stops: bool = self._stop_condition()
+        return stops
 
     def _mean_here(self) -> tuple[float, int] | None:
         """This rank's mean since the last check, and of how many values; None without any."""

@@ -72,7 +72,8 @@ class OneRankExtension(Forwarding):
 
     @property
     def __name__(self) -> str:
-        return self.actual.__name__
+        name: str = self.actual.__name__
+        return name
 
     def __call__(self, trainer: Any) -> Any:
         if not self.here:

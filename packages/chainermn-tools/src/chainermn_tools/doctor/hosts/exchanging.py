@@ -165,7 +165,8 @@ def _take(listener: socket.socket, nbytes: int) -> None:
 
 def _busy() -> bool:
     """Whether there is more to do on this host than its cores can."""
-    return os.getloadavg()[0] > cores()["usable"]
+    usable: int = cores()["usable"]
+    return os.getloadavg()[0] > usable
 
 
 def _wait_for_all(world: MPI.Intracomm) -> None:

@@ -1,8 +1,9 @@
 """The program that the doctor runs on each host, this one too: what is there, who can be reached.
 
 It is sent as text to whatever Python the host has. So it imports nothing of ours, and keeps to
-what Python 3.6 understands. It reads orders, JSON objects a line each, and answers each with a
-line that begins with MARK. It ends with its input, or when its time is over.
+what Python 3.6 understands: newer types stand in quotes. It reads orders, JSON objects a line
+each, and answers each with a line that begins with MARK. It ends with its input, or when its time
+is over.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 MARK = "chainermn-doctor:"
 # Of the same package two may be installed; the one that would be imported says in its own files.
@@ -43,12 +45,12 @@ def main() -> None:
         say(reach(json.loads(line), job["token"]))
 
 
-def say(answer: dict) -> None:
+def say(answer: "dict[str, Any]") -> None:
     sys.stdout.write("\n" + MARK + json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
-def facts(job: dict) -> dict:
+def facts(job: "dict[str, Any]") -> "dict[str, Any]":
     return {
         "python": {
             "version": platform.python_version(),
@@ -64,13 +66,13 @@ def facts(job: dict) -> dict:
     }
 
 
-def packages(names: list, families: list) -> dict:
+def packages(names: "list[str]", families: "list[str]") -> "dict[str, str | None]":
     """Versions of the distributions that are installed, by name."""
     try:
         from importlib import metadata, util
     except ImportError:  # before Python 3.8
         return {}
-    found: dict = {}
+    found: dict[str, str | None] = {}
     for one in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
         if name in names or name.startswith(tuple(family + "-" for family in families)):
@@ -85,7 +87,7 @@ def packages(names: list, families: list) -> dict:
     return found
 
 
-def written_version(folder: str):
+def written_version(folder: str) -> "str | None":
     for name in ("version.py", "_version.py", "__init__.py"):
         try:
             with open(os.path.join(folder, name), encoding="utf-8") as file:
@@ -97,7 +99,7 @@ def written_version(folder: str):
     return None
 
 
-def mpiexecs(path: str, seconds: float) -> dict:
+def mpiexecs(path: str, seconds: float) -> "dict[str, Any]":
     """What mpiexec says at the path that is used here, and where PATH leads to another one."""
     found = {}
     first = shutil.which("mpiexec")
@@ -126,7 +128,7 @@ def version_text(path: str, seconds: float) -> str:
         return f"it did not end within {seconds:g} s"
 
 
-def script(path: str) -> dict:
+def script(path: str) -> "dict[str, Any]":
     """Whether the file is there, and a digest of it; None where it can't be read."""
     digest = hashlib.sha256()
     try:
@@ -138,7 +140,7 @@ def script(path: str) -> dict:
     return {"there": True, "digest": digest.hexdigest()}
 
 
-def shm():
+def shm() -> "dict[str, Any] | None":
     try:
         found = os.statvfs("/dev/shm")
     except OSError:
@@ -191,7 +193,7 @@ def tell(connection: socket.socket, token: str) -> None:
         connection.close()
 
 
-def reach(order: dict, token: str) -> dict:
+def reach(order: "dict[str, Any]", token: str) -> "dict[str, Any]":
     """Connect to others, each ``[address, port]``; what came of it, by name."""
     others = order["connect"]
     with ThreadPoolExecutor(CONNECTORS) as pool:
@@ -201,7 +203,7 @@ def reach(order: dict, token: str) -> dict:
         return dict(zip(others, found))  # noqa: B905
 
 
-def connect(address: str, port: int, token: str, seconds: float) -> dict:
+def connect(address: str, port: int, token: str, seconds: float) -> "dict[str, Any]":
     """Seconds of the fastest connection, or what went wrong with the first that failed."""
     fastest = seconds
     for left in reversed(range(TRIES)):

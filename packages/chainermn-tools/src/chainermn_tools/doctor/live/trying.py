@@ -149,7 +149,7 @@ def _on_host(array: Any) -> np.ndarray:
 
 def _own_gpu(world: MPI.Intracomm) -> str | None:
     """Why not every rank has a GPU to itself; None if it has."""
-    why = next(filter(None, world.allgather(devices.problem())), None)
+    why: str | None = next(filter(None, world.allgather(devices.problem())), None)
     if why is not None:
         return why
     with devices.use(_device(world)):
