@@ -82,8 +82,8 @@ test-doubles: .venv-cupy/.ready
 .venv-cupy/.ready: pyproject.toml
 	"$(INTERPRETER)" -m venv --clear .venv-cupy
 	.venv-cupy/bin/python -m pip install -q --upgrade 'pip>=25.3'
-	.venv-cupy/bin/python -m pip install -q --group test 'cupy-cuda$(CUDA)x[ctk]' \
-	    nvidia-nccl-cu$(CUDA) -e 'packages/chainermn-comm[mpich]'
+	.venv-cupy/bin/python -m pip install -q --group test cupy-cuda$(CUDA)x nvidia-nccl-cu$(CUDA) \
+	    "cuda-toolkit[nvrtc,cudart]==$(CUDA).*" -e 'packages/chainermn-comm[mpich]'
 	touch $@
 
 # Jobs in which a rank fails, however and whenever, and what jobs bear; an hour or two. A run that
