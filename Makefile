@@ -158,7 +158,7 @@ dist: $(READY)
 	rm -rf dist
 	$(BIN)/uv build -q --no-sources --all-packages -o dist
 
-# Versions, pins and changelogs of all five: make release VERSION=2.1.0
+# Versions and pins of all five, and the changelog: make release VERSION=2.1.0
 release: $(READY)
 	$(BIN)/python scripts/release.py $(VERSION)
 

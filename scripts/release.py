@@ -1,7 +1,7 @@
-"""Moves versions, pins and changelogs to a release: `python scripts/release.py 2.1.0`.
+"""Moves versions, pins and the changelog to a release: `python scripts/release.py 2.1.0`.
 
 All five distributions get the version, each requires its siblings from that minor version on, and
-each changelog's section of what is not released yet gets the version and the day. Nothing is
+the changelog's section of what is not released yet gets the version and the day. Nothing is
 written unless all can be.
 """
 
@@ -18,7 +18,6 @@ OWN_VERSION = re.compile(r'^version = "(.*)"$', re.M)
 SIBLING = re.compile(r'"(chainermn-(?:comm|train|modelparallel|tools))~=[\d.]+"')
 FIRST_SECTION = re.compile(r"^## (\S+) \((.*)\)$", re.M)
 UNRELEASED = "not released yet"
-NO_CHANGES = "- Nothing changed here; released with its siblings.\n\n"
 
 
 def project(text: str, version: str) -> str:
@@ -41,17 +40,12 @@ def changelog(text: str, version: str, day: str) -> str:
     """A changelog whose newest section is that version, released on that day.
 
     Raises:
-        ValueError: it has no section, or that version has been released.
+        ValueError: it doesn't begin with a section of what is not released yet.
     """
     found = FIRST_SECTION.search(text)
-    if not found:
-        raise ValueError(f"has no section like `## {version} ({UNRELEASED})`")
-    heading = f"## {version} ({day})"
-    if found[2] == UNRELEASED:
-        return text[: found.start()] + heading + text[found.end() :]
-    if found[1] == version:
-        raise ValueError(f"says that {version} was released on {found[2]}")
-    return f"{text[: found.start()]}{heading}\n\n{NO_CHANGES}{text[found.start() :]}"
+    if not found or found[2] != UNRELEASED:
+        raise ValueError(f"begin it with what changed, under `## {version} ({UNRELEASED})`")
+    return f"{text[: found.start()]}## {version} ({day}){text[found.end() :]}"
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -69,15 +63,16 @@ def release(root: Path, version: str, day: str) -> list[Path]:
         raise ValueError(f"a version is three numbers such as 2.1.0, not {version!r}")
     texts: dict[Path, str] = {}
     problems = []
-    for folder in [root, *sorted((root / "packages").iterdir())]:
-        for file, change in (
-            (folder / "pyproject.toml", lambda text: project(text, version)),
-            (folder / "CHANGELOG.md", lambda text: changelog(text, version, day)),
-        ):
-            try:
-                texts[file] = change(file.read_text())
-            except (OSError, ValueError) as problem:  # noqa: PERF203
-                problems.append(f"{file.relative_to(root)}: {problem}")
+    folders = [root, *sorted((root / "packages").iterdir())]
+    for file in [root / "CHANGELOG.md", *(folder / "pyproject.toml" for folder in folders)]:
+        try:
+            text = file.read_text()
+            if file.suffix == ".md":
+                texts[file] = changelog(text, version, day)
+            else:
+                texts[file] = project(text, version)
+        except (OSError, ValueError) as problem:  # noqa: PERF203
+            problems.append(f"{file.relative_to(root)}: {problem}")
     if problems:
         raise ValueError("; ".join(problems))
     for file, text in texts.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+UNRELEASED = "## {} (not released yet)\n\n- Something changed.\n\n"
 FOLDERS = (".", *(f"packages/chainermn-{p}" for p in ("comm", "train", "modelparallel", "tools")))
 # What the README's lines leave out.
 BEFORE = """\
@@ -46,8 +47,8 @@ def tree(tmp_path):
     """The files that a release changes."""
     for folder in FOLDERS:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        for file in ("pyproject.toml", "CHANGELOG.md"):
-            shutil.copy(ROOT / folder / file, tmp_path / folder / file)
+        shutil.copy(ROOT / folder / "pyproject.toml", tmp_path / folder)
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n" + UNRELEASED.format("7.8.9"))
     return tmp_path
 
 
@@ -55,7 +56,7 @@ def texts(tree: Path) -> dict[str, str]:
     return {str(file): file.read_text() for file in tree.rglob("*") if file.is_file()}
 
 
-def test_versions_pins_and_changelogs_move_together(script, tree):
+def test_versions_pins_and_the_changelog_move_together(script, tree):
     script.release(tree, "7.8.9", "2030-01-02")
     for folder in FOLDERS:
         project = (tree / folder / "pyproject.toml").read_text()
@@ -63,9 +64,8 @@ def test_versions_pins_and_changelogs_move_together(script, tree):
         pins = re.findall(r'"chainermn-\w+~=([^"]*)"', project)
         assert set(pins) <= {"7.8"}
         assert bool(pins) == (folder != "packages/chainermn-comm")
-        log = (tree / folder / "CHANGELOG.md").read_text()
-        assert re.findall(r"^## .*", log, re.M)[0] == "## 7.8.9 (2030-01-02)"
-        assert "not released yet" not in log.split("## ")[1]
+    assert "## 7.8.9 (2030-01-02)" in (tree / "CHANGELOG.md").read_text()
+    assert "not released yet" not in (tree / "CHANGELOG.md").read_text()
 
 
 def test_nothing_but_those_lines_changes(script, tree):
@@ -79,15 +79,17 @@ def test_nothing_but_those_lines_changes(script, tree):
         assert all(re.search(r"version|~=|^## ", line) for line in changed)
 
 
-def test_a_second_release_adds_a_section(script, tree):
+def test_a_second_release_needs_to_say_what_changed(script, tree):
     script.release(tree, "7.8.9", "2030-01-02")
+    before = texts(tree)
+    with pytest.raises(ValueError, match="begin it with what changed"):
+        script.release(tree, "7.9.0", "2030-02-03")
+    assert texts(tree) == before
+    released = (tree / "CHANGELOG.md").read_text().removeprefix("# Changelog\n\n")
+    (tree / "CHANGELOG.md").write_text(UNRELEASED.format("7.9") + released)
     script.release(tree, "7.9.0", "2030-02-03")
     log = (tree / "CHANGELOG.md").read_text()
-    assert re.findall(r"^## .*", log, re.M)[:2] == [
-        "## 7.9.0 (2030-02-03)",
-        "## 7.8.9 (2030-01-02)",
-    ]
-    assert "Nothing changed here" in log
+    assert re.findall(r"^## .*", log, re.M) == ["## 7.9.0 (2030-02-03)", "## 7.8.9 (2030-01-02)"]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +103,9 @@ def test_what_can_not_be_released_changes_nothing(script, tree, version, told):
 
 
 def test_a_file_that_can_not_be_moved_keeps_all_from_moving(script, tree):
-    (tree / "packages" / "chainermn-train" / "CHANGELOG.md").write_text("# Changes\n")
+    (tree / "packages" / "chainermn-train" / "pyproject.toml").write_text("[project]\n")
     before = texts(tree)
-    with pytest.raises(ValueError, match=r"chainermn-train/CHANGELOG\.md: has no section"):
+    with pytest.raises(ValueError, match=r"chainermn-train/pyproject\.toml: has no line"):
         script.release(tree, "7.8.9", "2030-01-02")
     assert texts(tree) == before
 
