@@ -31,7 +31,7 @@ def runs_on(item: pytest.Item, size: int, full: bool) -> bool:
     if full or sizes is None:
         possible = sizes is None or size in sizes.args
         return possible and (full or size in (ranks.args if ranks else DEFAULT_SIZES))
-    chosen = ranks.args if ranks else [n for n in sizes.args if n in DEFAULT_SIZES]
+    chosen = [n for n in (ranks.args if ranks else DEFAULT_SIZES) if n in sizes.args]
     return size in (chosen or sizes.args)
 
 

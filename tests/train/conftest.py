@@ -10,7 +10,7 @@ import pytest
 from chainer import training
 
 from chainermn_comm import CommunicatorBase, create_communicator
-from chainermn_train import create_multi_node_optimizer, durable
+from chainermn_train import create_multi_node_optimizer
 from tests.support.third_party import PlainCommunicator
 from tests.support.topologies import on_nodes
 
@@ -19,7 +19,28 @@ def make(name: str, world: Any) -> CommunicatorBase:
     return PlainCommunicator(world.Dup()) if name == "plain" else create_communicator(name, world)
 
 
-@pytest.fixture(scope="session", params=["naive", "hierarchical", "plain"])
+# The default communicator on 2 ranks, a stranger's on 3; the full tier has all on all sizes.
+COMMUNICATORS = [
+    pytest.param("hierarchical", marks=pytest.mark.ranks(2)),
+    pytest.param("plain", marks=pytest.mark.ranks(3)),
+    pytest.param("naive", marks=pytest.mark.full),
+]
+# Names, and imposed nodes. By default memory that ranks share is tested on 2, and both that and
+# messages on 3.
+EVERY = [
+    *COMMUNICATORS,
+    pytest.param("hierarchical on 0 1 0 1", marks=pytest.mark.ranks(3)),
+    *(
+        pytest.param(name, marks=pytest.mark.full)
+        for name in (
+            *("flat", "two_dimensional", "single_node", "non_cuda_aware"),
+            "two_dimensional on 0 0 1 1",
+        )
+    ),
+]
+
+
+@pytest.fixture(scope="session", params=COMMUNICATORS)
 def comm(request):
     """Each communicator that the wrappers must work with."""
     from mpi4py import MPI
@@ -27,31 +48,14 @@ def comm(request):
     return make(request.param, MPI.COMM_WORLD)
 
 
-# All that run on CPUs, some with nodes imposed.
-WORLDS = {
-    "naive": None,
-    "flat": None,
-    "hierarchical": None,
-    "two_dimensional": None,
-    "single_node": None,
-    "non_cuda_aware": None,
-    "plain": None,
-    "hierarchical on nodes": (0, 1, 0, 1),
-    "two_dimensional on nodes": (0, 0, 1, 1),
-}
-
-
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=EVERY)
 def every(request):
-    """Each communicator, some with nodes imposed."""
+    """Each communicator that runs on CPUs, some with nodes imposed."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    nodes = WORLDS[request.param]
-    if nodes is None:
-        comm = make(request.param, world)
-    else:
-        comm = on_nodes(nodes[: world.size], request.param.split()[0])
+    name, _, nodes = request.param.partition(" on ")
+    comm = on_nodes(nodes.split()[: world.size], name) if nodes else make(name, world)
     yield comm
     comm.finalize()
 
@@ -92,7 +96,7 @@ def folder(tmp_path, world) -> Path:
 @pytest.fixture
 def unsynced(monkeypatch):
     """Files need not reach the disk."""
-    monkeypatch.setattr(durable.os, "fsync", lambda _: None)
+    monkeypatch.setattr("os.fsync", lambda _: None)
 
 
 @pytest.fixture(scope="module")
