@@ -1,4 +1,7 @@
-"""However one rank ends in failure, the whole job ends, non-zero, and says why; see abort.py."""
+"""However one rank ends in failure, the whole job ends, non-zero, and says why.
+
+The commonest failures are in tests/test_promises_of_time.py, which says how soon.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,22 @@ CASES = [
     for i, end in enumerate(REPORTED)
     for others, rank in (("barrier", 0), (("sleep", "loop")[i % 2], 1))
 ]
+DEFAULT = [
+    ("interrupt", "loop", 1),
+    ("SystemExit", "loop", 1),
+    ("message", "barrier", 0),
+    ("os._exit", "sleep", 1),
+]
 
 
-@pytest.mark.parametrize(("end", "others", "rank"), [*CASES, ("exception", "loop", 1)])
+def tiers(cases, default):
+    """Cases for `parametrize`, of which some are in the default tier."""
+    return [pytest.param(*one, marks=() if one in default else pytest.mark.full) for one in cases]
+
+
+@pytest.mark.parametrize(
+    ("end", "others", "rank"), tiers([*CASES, ("exception", "loop", 1)], DEFAULT)
+)
 def test_a_failing_rank_says_why_and_ends_the_job(end, others, rank, tmp_path):
     statement, code, words = REPORTED[end]
     job = run(2, script(tmp_path, statement, others, (rank,)))
@@ -52,43 +68,52 @@ def test_a_failing_rank_says_why_and_ends_the_job(end, others, rank, tmp_path):
     check_last_words(job, *(word.format(rank) for word in words))
 
 
-@pytest.mark.parametrize(("others", "rank"), [("barrier", 1), ("sleep", 0)])
-@pytest.mark.parametrize("end", KILLED)
+@pytest.mark.parametrize(
+    ("end", "others", "rank"),
+    tiers([(end, *how) for end in KILLED for how in (("barrier", 1), ("sleep", 0))], []),
+)
 def test_a_killed_rank_ends_the_job(end, others, rank, tmp_path):
     check_ended(run(2, script(tmp_path, KILLED[end], others, (rank,))))
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit()", "raise SystemExit(0)", "exit(0)"])
-def test_success_stays_success_and_the_others_finish(end, tmp_path):
+def test_success_stays_success_and_the_others_finish(tmp_path):
+    """Each rank in a way of its own; rank 0 when the others wait for it."""
     body = """
+ends = ["pass", "sys.exit()", "raise SystemExit(0)", "exit(0)"]
 if world.rank == 0:
     time.sleep(0.7)
     print("rank 0 finished")
-    exec(end)
-exec(end)
+exec(ends[world.rank])
 """
-    job = run(2, script(tmp_path, end, body=body))
+    job = run(4, script(tmp_path, "", body=body))
     assert job.returncode == 0, job
     assert "rank 0 finished" in job.out
     assert "ChainerMN" not in job.err
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "try: sys.exit(3)\nexcept SystemExit as e: assert e.code == 3",
-        "t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()",
-        "if os.fork() == 0: os._exit(3)\nassert os.waitstatus_to_exitcode(os.wait()[1]) == 3",
-    ],
-    ids=["caught", "in a thread", "in a child"],
-)
-def test_an_exit_that_is_not_the_ranks_does_not_end_the_job(end, tmp_path):
-    job = run(2, script(tmp_path, end, body="exec(end)\nworld.Barrier()\nprint('finished')"))
+NOT_THE_RANKS = """
+try:
+    sys.exit(3)
+except SystemExit as caught:
+    assert caught.code == 3
+thread = threading.Thread(target=sys.exit, args=(3,))
+thread.start()
+thread.join()
+if os.fork() == 0:
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+world.Barrier()
+print("finished")
+"""
+
+
+def test_an_exit_that_is_caught_or_a_threads_or_a_childs_does_not_end_the_job(tmp_path):
+    job = run(2, script(tmp_path, "", body=NOT_THE_RANKS))
     assert job.returncode == 0, job
     assert job.out.count("finished") == 2
 
 
-@pytest.mark.parametrize("code", [256, -1])
+@pytest.mark.parametrize("code", [256, pytest.param(-1, marks=pytest.mark.full)])
 def test_exit_codes_that_do_not_fit_are_no_success(code, tmp_path):
     check_ended(run(2, script(tmp_path, f"sys.exit({code})")), {256: 1, -1: 255}[code])
 
@@ -98,13 +123,14 @@ def test_an_exit_taken_by_name_before_is_seen(tmp_path):
     check_ended(run(2, script(tmp_path, "leave(3)", install=install)), 3)
 
 
+@pytest.mark.full
 def test_a_third_rank_is_ended_too(tmp_path):
     job = run(3, script(tmp_path, RAISE, "loop", (2,)))
     check_ended(job, 1)
     check_last_words(job, "ChainerMN: rank 2 of 3: uncaught", "Traceback", "ValueError: failure!")
 
 
-@pytest.mark.parametrize("end", [RAISE, "sys.exit(3)"])
+@pytest.mark.parametrize("end", [RAISE, pytest.param("sys.exit(3)", marks=pytest.mark.full)])
 def test_under_python_m_mpi4py(end, tmp_path):
     job = run(2, "-m", "mpi4py", script(tmp_path, end))
     check_ended(job, 3 if "exit" in end else 1)
@@ -112,6 +138,7 @@ def test_under_python_m_mpi4py(end, tmp_path):
     check_last_words(job, *(word.format(1) for word in words))
 
 
+@pytest.mark.full
 def test_success_under_python_m_mpi4py(tmp_path):
     assert run(2, "-m", "mpi4py", script(tmp_path, "sys.exit(0)", body="exec(end)")).returncode == 0
 
@@ -121,5 +148,6 @@ def test_in_a_module_run_as_a_script(tmp_path):
     check_ended(run(2, "-m", "script", cwd=tmp_path), 3)
 
 
+@pytest.mark.full
 def test_in_a_command_line(tmp_path):
     check_ended(run(2, "-c", script(tmp_path, "sys.exit(3)").read_text()), 3)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import pytest
 
 from tests.support import jobs
@@ -16,7 +19,7 @@ from mpi4py import MPI
 from chainermn_comm import CommunicationError, create_communicator
 
 def child(how, comm):
-    atexit.register(lambda: print("CHILD'S EXIT FUNCTION"))
+    atexit.register(lambda: print(f"EXIT FUNCTION of {how}\\n", end=""))
     if how == "use":
         try:
             comm.allreduce_obj(1)
@@ -52,32 +55,47 @@ def end_of(pid):
     os.kill(pid, 9)
     return "hung"
 
-how = sys.argv[1]
-with create_communicator(sys.argv[2]) as comm:
-    check_gradients(comm)
+def fork(how, comm):
     if how == "multiprocessing":
         process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(3,))
         process.start()
         check_gradients(comm)
-        process.join(20)
-        ended = process.exitcode
-    else:
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            child(how, comm)
-        for _ in range(5):
-            check_gradients(comm)
-        ended = end_of(pid)
+        process.join()
+        return process.exitcode
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        child(how, comm)
     for _ in range(3):
         check_gradients(comm)
-with create_communicator(sys.argv[2]) as comm:
+    return end_of(pid)
+
+with create_communicator(sys.argv[1]) as comm:
+    check_gradients(comm)
+    ended = {}
+    for how in sys.argv[2:]:
+        ended[how] = fork(how, comm)
+        check_gradients(comm)
+with create_communicator(sys.argv[1]) as comm:
     check_gradients(comm)
     ends = comm.gather_obj(ended)
     if comm.rank == 0:
         print("ENDS", ends)
 """
 )
+# How a child ends, and with which status.
+STATUS = {
+    "_exit": 7,
+    "return": 0,
+    "code": 7,
+    "message": 1,
+    "error": 1,
+    "signal": -9,
+    "later": 0,
+    "grandchild": 9,
+    "use": 7,
+    "multiprocessing": 3,
+}
 
 
 @pytest.fixture
@@ -87,41 +105,28 @@ def script(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    ("how", "status"),
-    [
-        ("_exit", 7),
-        ("return", 0),
-        ("code", 7),
-        ("message", 1),
-        ("error", 1),
-        ("signal", -9),
-        ("later", 0),
-        ("grandchild", 9),
-        ("use", 7),
-        ("multiprocessing", 3),
-    ],
-)
-def test_a_forked_child_ends_with_its_status_and_gradients_go_on(script, how, status):
-    job = jobs.run(2, script, how, "hierarchical")
+def test_forked_children_end_with_their_status_and_gradients_go_on(script):
+    job = jobs.run(2, script, "hierarchical", *STATUS)
     assert job.returncode == 0, job
-    assert f"ENDS [{status}, {status}]" in job.out, job
-    runs_exit_functions = {"return", "code", "message", "error", "later"}
-    times = 4 if how == "grandchild" else 2 if how in runs_exit_functions else 0
-    assert job.out.count("CHILD'S EXIT FUNCTION") == times, job
-    assert ("the child's last words" in job.err) == (how == "message")
-    assert ("LookupError: of the child" in job.err) == (how == "error")
+    assert f"ENDS {[STATUS, STATUS]}" in job.out, job
+    run_exit_functions = ("return", "code", "message", "error", "later", "grandchild", "grandchild")
+    assert Counter(re.findall("EXIT FUNCTION of (\\w+)", job.out)) == {
+        how: 2 * run_exit_functions.count(how) for how in run_exit_functions
+    }
+    assert job.err.count("the child's last words") == 2
+    assert job.err.count("LookupError: of the child") == 2
 
 
-@pytest.mark.parametrize("hook", ["0", "1"])
+@pytest.mark.parametrize("hook", [pytest.param("0", marks=pytest.mark.full), "1"])
 def test_with_and_without_the_abort_hook(script, hook):
     environment = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": hook}
-    job = jobs.run(2, script, "code", "flat", environment=environment)
+    job = jobs.run(2, script, "flat", "code", environment=environment)
     assert job.returncode == 0, job
-    assert "ENDS [7, 7]" in job.out, job
+    assert "ENDS [{'code': 7}, {'code': 7}]" in job.out, job
 
 
+@pytest.mark.full
 def test_one_rank(script):
-    job = jobs.run(1, script, "code", "hierarchical")
+    job = jobs.run(1, script, "hierarchical", "code")
     assert job.returncode == 0, job
-    assert "ENDS [7]" in job.out, job
+    assert "ENDS [{'code': 7}]" in job.out, job

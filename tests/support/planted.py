@@ -1,0 +1,42 @@
+"""Faults in the middle of what communicators do, for the scripts of jobs to plant on a rank.
+
+Such a script finds this package by the environment OURS.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+from tests.support.scripts import ROOT
+
+OURS = {"PYTHONPATH": str(ROOT)}
+
+
+def fail_while_memory_is_shared(error: BaseException) -> None:
+    """Raise it between the steps in which ranks of a node come to share memory."""
+    from chainermn_comm.shared_window import SharedWindow
+
+    SharedWindow.take_pages = _failing(error)  # type: ignore[method-assign]
+
+
+def fail_while_gradients_are_summed(error: BaseException) -> None:
+    """Raise it where this rank sums its block of the gradients of its node."""
+    from chainermn_comm import node_stream
+
+    node_stream.sum_rows = _failing(error)
+
+
+def abort_in_vain() -> None:
+    """Be as after a cut link: MPI_Abort has been called, and all is as before."""
+    from chainermn_comm import watchdog
+
+    watchdog.aborting()
+
+
+def _failing(error: BaseException):  # type: ignore[no-untyped-def]
+    def fail(*_: object) -> NoReturn:
+        print("failing at", time.time(), flush=True)
+        raise error
+
+    return fail
