@@ -9,6 +9,7 @@ PNG files under `train` and one under `val`; the same arguments give the same im
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,13 @@ PHOTOGRAPHS = ("china", "flower")
 SHAPES = {"triangle": 3, "square": 4, "circle": 60}  # their corners
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make a small folder of images")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", type=int, default=200, help="images a class (%(default)s)")
     parser.add_argument("--val", type=int, default=50, help="images a class (%(default)s)")
     parser.add_argument("--size", type=int, default=40, help="width and height (%(default)s)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
     random = np.random.RandomState(SEED)
     for part, count in (("train", args.train), ("val", args.val)):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,13 @@ class MirrorEvaluator(extensions.Evaluator):
         return observation
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     # Before MPI starts: worker processes are then no copies of one that uses it.
     chainermn.iterators.use_forkserver()
     # Not above, where the workers would import it too: it starts MPI.
     from mistakes import create_communicator, no_gpu, not_writable, stop_if, too_few, too_large
 
-    args = parse_arguments()
+    args = parse_arguments(argv)
     if args.fp16:
         chainer.global_config.dtype = chainer.mixed16
     dtype = "float16" if args.fp16 else None
@@ -158,7 +159,7 @@ def left_over(folder: str) -> str | None:
     )
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     from options import parse, positive
 
@@ -190,7 +191,7 @@ def parse_arguments() -> argparse.Namespace:
         default=32,
         help="of the images cut out (default: %(default)s)",
     )
-    return parse(parser)
+    return parse(parser, argv)
 
 
 def report(trainer: Any, model: Any) -> None:

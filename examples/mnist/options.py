@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 
 from mpi4py import MPI
 
@@ -36,11 +37,11 @@ def options(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; a mistake is told by rank 0 alone, since all read the same."""
     silent = open(os.devnull, "w") if MPI.COMM_WORLD.rank else None  # noqa: SIM115
     with (
         contextlib.redirect_stdout(silent or sys.stdout),
         contextlib.redirect_stderr(silent or sys.stderr),
     ):
-        return parser.parse_args()
+        return parser.parse_args(argv)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
@@ -53,8 +54,8 @@ class MLP(chainer.Chain):
         return self.l3(F.relu(self.l2(F.relu(self.l1(x)))))
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     comm = create_communicator(args.communicator)
     stop_if(comm, no_gpu(comm) if args.gpu else None)
     stop_if(comm, not_writable(args.out))
@@ -119,7 +120,7 @@ def same_folder(one: str, other: str) -> bool:
     return os.path.exists(one) and os.path.samefile(one, other)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = options("ChainerMN example: handwritten digits")
     parser.add_argument(
@@ -131,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--double-buffering", action="store_true", help="exchange gradients while computing"
     )
-    return parse(parser)
+    return parse(parser, argv)
 
 
 def load(name: str, comm: Any) -> tuple[Any, Any]:
@@ -165,7 +166,8 @@ def load_mnist() -> tuple[Any, Any]:
     """Chainer's MNIST, 28 x 28, which is downloaded when it was not before."""
     socket.setdefaulttimeout(DOWNLOAD_SECONDS)
     try:
-        return chainer.datasets.get_mnist()
+        train, test = chainer.datasets.get_mnist()
+        return train, test
     except OSError as error:
         folder = os.path.join(chainer.dataset.get_dataset_root(), "pfnet", "chainer", "mnist")
         raise OSError(

@@ -12,6 +12,7 @@ their gradients. Rank 0 leaves `log` in the folder `--out`, and ranks 0 and 1 th
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import chainer
 import chainermn
@@ -32,8 +33,9 @@ from train_mnist_model_parallel import (
 )
 
 
-def main() -> None:
-    args = parse(options("ChainerMN example: copies of a model whose layers lie on two ranks"))
+def main(argv: Sequence[str] | None = None) -> None:
+    description = "ChainerMN example: copies of a model whose layers lie on two ranks"
+    args = parse(options(description), argv)
     if MPI.COMM_WORLD.size % RANKS:
         refuse_ranks(f"each copy of the model lies on {RANKS} ranks: a multiple is needed")
     comm = create_communicator(args.communicator)

@@ -11,6 +11,7 @@ folder `--out`, and each rank its layers in `model_rank0.npz` and `model_rank1.n
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
@@ -89,8 +90,8 @@ def create_model(comm: Any, n_in: int, n_units: int, n_out: int) -> chainer.Link
     return parts
 
 
-def main() -> None:
-    args = parse(options("ChainerMN example: a model whose layers lie on two ranks"))
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(options("ChainerMN example: a model whose layers lie on two ranks"), argv)
     if MPI.COMM_WORLD.size != RANKS:
         refuse_ranks(f"the model lies on {RANKS} ranks")
     comm = create_communicator(args.communicator)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ def part_of(whole: Any, comm: Any) -> Any:
     )
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if MPI.COMM_WORLD.size > args.channels:
         stop_all(f"{MPI.COMM_WORLD.size} ranks are too many for --channels {args.channels}")
     comm = create_communicator(args.communicator)
@@ -142,7 +143,7 @@ def load_digits() -> tuple[Any, Any]:
     )
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="ChainerMN example: channels split over ranks")
     add = parser.add_argument
@@ -158,7 +159,7 @@ def parse_arguments() -> argparse.Namespace:
         help="of the first layer (default: %(default)s)",
     )
     add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
-    args = parse(parser)
+    args = parse(parser, argv)
     if problem := too_large(args.batchsize, DIGITS_FOR_TRAINING):
         stop_all(problem)
     return args

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ LONGEST = 16  # characters of a translation; a date has 10
 SHOWN = 5  # translations to look at
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     if MPI.COMM_WORLD.size != 2:
         stop_all(f"encoder and decoder need a rank each: mpiexec -n 2 python {program()}")
     comm = create_communicator(args.communicator)
@@ -133,7 +134,7 @@ def convert(batch: list[Any], device: int) -> dict[str, list[Any]]:
     }
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="ChainerMN example: dates from words to digits")
     add = parser.add_argument
@@ -152,7 +153,7 @@ def parse_arguments() -> argparse.Namespace:
         help="other dates to translate (default: %(default)s)",
     )
     add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
-    args = parse(parser)
+    args = parse(parser, argv)
     if args.examples + args.tests > DAYS:
         stop_all(f"--examples and --tests: there are {DAYS} dates in all")
     args.batchsize = args.batchsize or min(BATCHSIZE, args.examples)
