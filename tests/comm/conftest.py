@@ -1,4 +1,4 @@
-"""Communicators of every kind, over discovered and imposed topologies."""
+"""Communicators over all ranks, as they are: on one machine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.topologies import NAMES
+from chainermn_comm import create_communicator
+from tests.support.topologies import WAYS, by_name
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=by_name(*WAYS))
 def comm(request: pytest.FixtureRequest) -> Iterator:
-    """A communicator of each name over all ranks."""
-    from chainermn_comm import create_communicator
-
+    """A communicator of each way, and in the full tier of each name."""
     with create_communicator(request.param) as communicator:
         yield communicator
 
@@ -21,7 +20,5 @@ def comm(request: pytest.FixtureRequest) -> Iterator:
 @pytest.fixture
 def naive() -> Iterator:
     """A `naive` communicator, where the name makes no difference."""
-    from chainermn_comm import create_communicator
-
     with create_communicator("naive") as communicator:
         yield communicator

@@ -32,3 +32,11 @@ class Model:
 def with_grads(**grads: Any) -> Model:
     """A model with these gradients, and parameters of zeros like them."""
     return Model(**{name: Param(np.zeros(np.shape(g), g.dtype), g) for name, g in grads.items()})
+
+
+def check_mean(comm: Any, size: int = 9, calls: int = 1) -> None:
+    """Assert that gradients get their mean (collective)."""
+    for _ in range(calls):
+        model = with_grads(w=np.full(size, comm.rank, "f4"))
+        comm.allreduce_grad(model)
+        np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)

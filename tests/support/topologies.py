@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from chainermn_comm import CommunicatorBase, Topology
 from chainermn_comm.catalogue import make_communicator
 
 # All that give a mean on CPUs.
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
+# On one node there are no more ways than these; the other names take the last.
+WAYS = ("naive", "flat", "hierarchical")
 # Node of each rank, by the number of ranks: one node, one node a rank, uneven, interleaved.
 IMPOSED: dict[int, list[tuple[int, ...]]] = {
     1: [(0,)],
@@ -25,6 +29,8 @@ IMPOSED: dict[int, list[tuple[int, ...]]] = {
         (0, 1, 2, 3),
     ],
 }
+# Of these, those of the default tier: one of each kind on as few ranks as show it.
+CHOSEN = {(0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)}
 
 
 def on_nodes(
@@ -41,10 +47,7 @@ def on_nodes(
 
 
 def telling(name: str, size: int) -> list[tuple[int, ...]]:
-    """The imposed topologies that say something new of a communicator's way on CPUs.
-
-    Where each test costs much: `test_plans` has models over all of them for each name.
-    """
+    """The imposed topologies that say something new of a communicator's way on CPUs."""
     if name in ("naive", "flat", "single_node"):  # nodes make no difference, or there is one
         return IMPOSED[size][:1]
     if name == "two_dimensional":  # elsewhere one rank of a node exchanges: that is `hierarchical`
@@ -52,3 +55,36 @@ def telling(name: str, size: int) -> list[tuple[int, ...]]:
             nodes for nodes in IMPOSED[size] if len(set(nodes)) > 1 < min(map(nodes.count, nodes))
         ]
     return IMPOSED[size]
+
+
+def over_nodes(*names: str, least: int = 2) -> Any:
+    """Parametrize a world test by `name` and `nodes`, of which only those that tell, and fit.
+
+    Each runs on as many ranks as it has nodes; by default one topology of each kind.
+
+    Args:
+        names: of communicators.
+        least: the fewest ranks.
+    """
+    return pytest.mark.parametrize(
+        ("name", "nodes"),
+        [
+            pytest.param(
+                name,
+                nodes,
+                marks=[pytest.mark.sizes(size), *([] if nodes in CHOSEN else [pytest.mark.full])],
+                id=f"{name}-{''.join(map(str, nodes))}",
+            )
+            for name in names
+            for size in IMPOSED
+            if size >= least
+            for nodes in telling(name, size)
+        ],
+    )
+
+
+def by_name(*chosen: str) -> list[Any]:
+    """Names of communicators for a test's parameter; in the default tier only those chosen."""
+    return [
+        pytest.param(name, marks=[] if name in chosen else [pytest.mark.full]) for name in NAMES
+    ]

@@ -1,0 +1,33 @@
+"""Memory that some rank doesn't get, at a chosen moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from chainermn_comm import allreduce, gradients, messages, plans
+
+# What is allocated, and where.
+MOMENTS: dict[str, tuple[Any, str]] = {
+    "replaced gradients": (gradients, "_targets"),
+    "gradients of zeros": (gradients, "_zeros"),
+    "copies to sum in": (allreduce, "_copied"),
+    "a message": (messages, "allocate"),
+    "the first use": (plans, "_through_nodes"),
+}
+
+
+@contextmanager
+def no_memory_for(what: str, here: bool = True) -> Iterator[None]:
+    """Meanwhile that can't be allocated; on ranks that aren't `here`, all is as ever."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room here")
+
+    if here:
+        with mock.patch.object(*MOMENTS[what], fail):
+            yield
+    else:
+        yield
