@@ -93,16 +93,10 @@ class Hosts:
         if case.launcher == "mpiexec":
             words = self.cluster.mpiexec(dealt, [*environment, "OMP_NUM_THREADS", "PYTHONPATH"])
             return [*self.cluster.on(first), *words, str(TRAINING), str(file)]
-        ssh = self.cluster.folder / "ssh"
         set_here = {
-            "HYDRA_LAUNCHER": "ssh",
-            "HYDRA_LAUNCHER_EXEC": ssh,
-            "UCX_TLS": "tcp,self",  # else it finds out that the hosts are one machine
-            "PRTE_MCA_plm_ssh_agent": ssh,
-            # Where its daemons on other hosts make their folders.
+            **self.cluster.ssh_settings(),
+            # Where Open MPI's daemons on other hosts make their folders.
             "PRTE_MCA_prte_remote_tmpdir_base": environment["TMPDIR"],
-            "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_btl": "self,sm,tcp",
         }
         setting = [f"{name}={value}" for name, value in set_here.items()]
         listed = ",".join(f"{host}:{number}" for host, number in dealt.items())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chainermn_comm.catalogue import RECIPES
+from tests.support.topologies import NAMES
 
 from .shapes import SHAPES
 
@@ -29,21 +29,31 @@ WORLDS: dict[str, tuple[dict[str, int], bool, list[str]]] = {
         ["alpha", "beta", "gamma"],
     ),
 }
-ON_CPUS = [name for name in RECIPES if RECIPES[name].plan != "for_gpus_only"]
-EVERYWHERE = [name for name in ON_CPUS if not RECIPES[name].one_node]
-MEAN = [name for name in EVERYWHERE if name != "dummy"]
+MEAN = [name for name in NAMES if name != "single_node"]
+EVERYWHERE = [*MEAN, "dummy"]
 THROUGH_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 MODEL_BYTES = sum(prod(shape) * int(dtype[-2:]) // 8 for shape, dtype in SHAPES.values())
 MODEL_BYTES_AS_FLOAT16 = sum(2 * prod(shape) for shape, _ in SHAPES.values())
+JOB_SECONDS = 300.0  # ends a hang, no more
 HEADERS = 1.15  # what frames, acknowledgements and meetings of ranks add to the bytes
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "2 hosts",
+        *(pytest.param(name, marks=pytest.mark.full) for name in WORLDS if name != "2 hosts"),
+    ],
+)
 def world(request, cluster) -> tuple[list[str], list[dict[str, Any]]]:
     """The host of each rank, and each rank's findings; one job serves all communicators."""
     ranks, alternating, hosts = WORLDS[request.param]
+    names = (*NAMES, "dummy")
     job = cluster.job(
-        ranks, "-m", "tests.cluster.every_communicator", *ON_CPUS, alternating=alternating
+        ranks,
+        *("-m", "tests.cluster.every_communicator", *names),
+        alternating=alternating,
+        seconds=JOB_SECONDS,
     )
     assert job.returncode == 0, job
     assert "ChainerMN" not in job.err, job  # such as that shared memory can't be had

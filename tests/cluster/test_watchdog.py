@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
-import time
 
 import psutil
 import pytest
@@ -13,10 +12,6 @@ import pytest
 from tests.support.jobs import PRELUDE
 from tests.support.processes import soon
 
-from .test_launch import launch
-
-# Ends a hang, no more.
-END_SECONDS = 50.0
 SCRIPT = f"""{PRELUDE}
 import sys, time
 import numpy as np
@@ -61,12 +56,11 @@ CUT = f"""{PRELUDE}
 import sys, time
 from pathlib import Path
 import numpy as np
-from chainermn_comm.catalogue import make_communicator
-from chainermn_comm.watchdog import Limit
+from tests.support.watchdog import communicator_within
 
-comm = make_communicator("naive", limit=Limit(600.0, silence=5.0))
+comm = communicator_within("naive", silence=5.0)
 comm.allreduce(np.ones(10))
-time.sleep(3)  # for the monitors to hear of one another
+time.sleep(4)  # for the monitors to hear of one another
 Path(sys.argv[1]).touch()
 if comm.rank == 2:
     time.sleep(1000)
@@ -74,25 +68,27 @@ comm.allreduce(np.ones(10))
 """
 
 
-def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path, tmp_path):
+def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(
+    cluster, path, tmp_path, monkeypatch
+):
     """MPI itself doesn't notice, and MPICH's mpiexec goes on waiting for its ssh."""
     path.write_text(CUT)
     ready = tmp_path / "ready"
     before = memory_of(cluster)
 
     def cut():
-        if until(ready.exists):
+        if soon(ready.exists):
             cluster.run("beta", "ip", "link", "set", "eth0", "down")
-            found.append(until(lambda: not ranks_of(cluster, path)))
+            found.append(soon(lambda: not ranks_of(cluster, path)))
 
     found: list[bool] = []
     cutter = threading.Thread(target=cut)
     cutter.start()
     try:
         with pytest.raises(subprocess.CalledProcessError) as failed:
-            launch(cluster, "--hosts", "alpha:2,beta:1", "-n", 3, path, ready)
+            cluster.launch("--hosts", "alpha:2,beta:1", "-n", 3, path, ready)
     finally:
-        cutter.join(2 * END_SECONDS)
+        cutter.join()
         cluster.run("beta", "ip", "link", "set", "eth0", "up")
     job = failed.value.stderr
     assert "beta has not answered for 5.0 s" in job
@@ -109,13 +105,6 @@ def memory_of(cluster):
         for host in ("alpha", "beta")
         for name in cluster.run(host, "ls", "/dev/shm").split()
     }
-
-
-def until(condition):
-    end = time.monotonic() + END_SECONDS
-    while not (found := condition()) and time.monotonic() < end:
-        time.sleep(0.1)
-    return found
 
 
 def ranks_of(cluster, path):
