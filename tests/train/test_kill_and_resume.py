@@ -1,4 +1,8 @@
-"""A run that is killed with SIGKILL, wherever, and started again ends with the same bits."""
+"""A run that is killed with SIGKILL, wherever, and started again ends with the same bits.
+
+By default a rank is killed once in each part of a run; test_checkpoint_crashes.py has every moment
+of a save, without the jobs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,16 @@ LONG_STOP = 90
 
 # Where a rank is killed, and the iteration that the next job goes on from, chained: each job is
 # killed in turn. Only the newest generation is kept, so each save collects the one before.
-CHAINS: dict[str, list[tuple[dict[str, Any], int]]] = {
+Chain = list[tuple[dict[str, Any], int]]
+EACH_PART: Chain = [
+    ({"rank": 0, "at": "write", "iteration": 6}, 3),
+    ({"rank": 1, "at": "replace", "path": "run.1.9.new", "after": True}, 6),
+    ({"rank": 0, "at": "replace", "path": "run.commit.9", "after": True}, 9),
+    ({"rank": 0, "at": "unlink", "path": "run.commit.9", "after": True}, 12),
+    ({"rank": 1, "at": "mean", "iteration": 14}, 12),
+    ({"rank": 0, "at": "unlink", "path": f"run.commit.{STOP}"}, STOP),
+]
+CHAINS: dict[str, Chain] = {
     "writing": [
         ({"rank": 1, "at": "save", "iteration": 6}, 3),
         ({"rank": 0, "at": "write", "iteration": 9}, 6),
@@ -112,7 +125,7 @@ def whole(tmp_path_factory):
     return run
 
 
-def check_chain(out: Path, chain: list[tuple[dict[str, Any], int]], kind: Kind) -> dict[str, str]:
+def check_chain(out: Path, chain: Chain, kind: Kind) -> dict[str, str]:
     begin = 0
     for kill, next_begin in chain:
         killed = kind.run(out, kill)
@@ -126,24 +139,27 @@ def check_chain(out: Path, chain: list[tuple[dict[str, Any], int]], kind: Kind) 
     return kind.digests(last)
 
 
+def test_killed_in_each_part_of_a_run(tmp_path, whole):
+    assert check_chain(tmp_path, EACH_PART, Kind()) == whole(Kind())
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", CHAINS)
-def test_killed_at_each_point_of(name, tmp_path, whole):
-    assert check_chain(tmp_path, CHAINS[name], Kind()) == whole(Kind())
+@pytest.mark.parametrize(
+    "kind", [Kind(), Kind(3, "hierarchical"), Kind(4, "two_dimensional")], ids=str
+)
+def test_killed_at_each_point_of(name, tmp_path, whole, kind):
+    assert check_chain(tmp_path, CHAINS[name], kind) == whole(kind)
 
 
+@pytest.mark.full
 def test_killed_while_replacing_the_only_generation(tmp_path, whole):
     assert check_chain(tmp_path, AGAIN, Kind(again=True)) == whole(Kind())
 
 
+@pytest.mark.full
 def test_killed_while_writing_in_the_background(tmp_path, whole):
     assert check_chain(tmp_path, BACKGROUND, Kind(background=True)) == whole(Kind())
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", [Kind(3, "hierarchical"), Kind(4, "two_dimensional")], ids=str)
-@pytest.mark.parametrize("name", CHAINS)
-def test_more_ranks_that_share_memory_killed_at_each_point_of(name, tmp_path, whole, kind):
-    assert check_chain(tmp_path, CHAINS[name], kind) == whole(kind)
 
 
 def check_moments(out: Path, seed: int, moments: int, kind: Kind) -> dict[str, str]:
@@ -151,14 +167,14 @@ def check_moments(out: Path, seed: int, moments: int, kind: Kind) -> dict[str, s
     draw = random.Random(seed)
     begin = 0
     for number in range(moments):
-        # In the share of the run that is this kill's: the run must get on between kills.
-        first = max(begin + 1, number * (LONG_STOP - 10) // moments)
+        # In the share of the run that is this kill's: the run must get on between kills. By its
+        # seventh step one checkpoint is there, also where they are written in the background.
+        share = (kind.stop - 10) / moments
+        first = max(begin + 1, 7, int(number * share))
         kill = {
             "at": "moment",
             "rank": draw.randrange(kind.ranks),
-            "iteration": draw.randint(
-                first, max(first, (number + 1) * (LONG_STOP - 10) // moments)
-            ),
+            "iteration": draw.randint(first, max(first, int((number + 1) * share))),
             "seconds": draw.uniform(0, 0.03),
         }
         killed = kind.run(out, kill)
@@ -166,25 +182,25 @@ def check_moments(out: Path, seed: int, moments: int, kind: Kind) -> dict[str, s
         assert begin_of(killed) >= begin, (kill, killed)
         begin = begin_of(killed)
     last = kind.run(out, None)
-    assert begin_of(last) >= begin > 0
+    assert begin_of(last) >= max(begin, 1)
     return kind.digests(last)
 
 
-def test_killed_at_random_moments(tmp_path, whole):
-    kind = Kind(stop=LONG_STOP)
-    assert check_moments(tmp_path, 1, 3, kind) == whole(kind)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "moments"),
     [
-        (Kind(stop=LONG_STOP), 15),
-        (Kind(stop=LONG_STOP, background=True), 15),
-        (Kind(3, "hierarchical", LONG_STOP), 8),
-        (Kind(4, "hierarchical", LONG_STOP, background=True), 8),
+        (Kind(), 1),
+        *(
+            pytest.param(kind, moments, marks=pytest.mark.full)
+            for kind, moments in [
+                (Kind(stop=LONG_STOP), 15),
+                (Kind(stop=LONG_STOP, background=True), 15),
+                (Kind(3, "hierarchical", LONG_STOP), 8),
+                (Kind(4, "hierarchical", LONG_STOP, background=True), 8),
+            ]
+        ),
     ],
     ids=str,
 )
-def test_killed_at_many_random_moments(tmp_path, whole, kind, moments):
+def test_killed_at_random_moments(tmp_path, whole, kind, moments):
     assert check_moments(tmp_path, 2 + kind.background, moments, kind) == whole(kind)

@@ -1,0 +1,51 @@
+"""What a crash would leave in a folder: its files, before and after each change of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+State = tuple[tuple[str, bytes], ...]  # name and contents of each file
+
+
+@contextlib.contextmanager
+def crashes(folder: Path) -> Iterator[set[State]]:
+    """Collect what is in the folder whenever this process renames, removes or syncs a file there.
+
+    Processes and threads that do so take turns, so that a state is one that there was.
+    """
+    states: set[State] = set()
+    folder.mkdir(exist_ok=True)
+    lock = folder.with_name(folder.name + ".lock")
+
+    def look() -> None:
+        states.add(tuple((path.name, path.read_bytes()) for path in sorted(folder.iterdir())))
+
+    def noting(change: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with lock.open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                look()
+                result = change(*arguments, **options)
+                look()
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", noting(lambda _: None))  # nothing can tell what is on the disk
+        patch.setattr(os, "replace", noting(os.replace))
+        patch.setattr(Path, "unlink", noting(Path.unlink))
+        yield states
+
+
+def restore(folder: Path, state: State) -> None:
+    folder.mkdir()
+    for name, contents in state:
+        (folder / name).write_bytes(contents)

@@ -1,0 +1,64 @@
+"""Whatever a crash leaves of a save, the run goes on from the newest checkpoint with a record."""
+
+from __future__ import annotations
+
+import pytest
+
+from chainermn_train import create_multi_node_checkpointer
+from tests.support.checkpoints import files, generation, link
+from tests.support.crashes import State, crashes, restore
+
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
+
+
+def records(state: State) -> list[int]:
+    found = [name.split(".") for name, _ in state]
+    return sorted(int(words[2]) for words in found if words[1] == "commit" and len(words) == 3)
+
+
+@pytest.mark.parametrize(
+    ("background", "values"),
+    [
+        (False, [0]),
+        (False, [0, 0.5]),
+        (True, [0]),
+        pytest.param(True, [0, 0.5], marks=pytest.mark.full),
+    ],
+    ids=["", "each saved twice", "background", "background, each saved twice"],
+)
+def test_goes_on_after_a_crash_at_any_change_of_the_files(naive, folder, background, values):
+    def make(path):
+        return create_multi_node_checkpointer("run", naive, 1, 1, path, background=background)
+
+    with crashes(folder / "run") as found:
+        checkpointer = make(folder / "run")
+        for iteration in (3, 6):
+            for value in values:
+                checkpointer.save(link(iteration + value, naive.rank), iteration)
+        checkpointer.finalize()
+    states = sorted(set().union(*naive.allgather_obj(found)))
+    begins = set()
+    for number, state in enumerate(states):
+        place = folder / str(number)
+        if naive.rank == 0:
+            restore(place, state)
+        naive.allgather_obj(None)
+        target, resumed = link(0, -1), make(place)
+        begin = resumed.maybe_load(target)
+        assert begin == max(records(state), default=None)
+        loaded = naive.allgather_obj(target.values.tolist())
+        if begin is None:
+            assert loaded == [[0, -1]] * naive.size
+        else:
+            allowed = [[[begin + v, rank] for rank in range(naive.size)] for v in values]
+            assert loaded in allowed
+        resumed.save(target, 9)
+        resumed.flush()
+        resumed.save(target, 10)  # in the background it removes the one before the last
+        resumed.flush()
+        kept = (9, 10) if background else (10,)
+        assert files(naive, place) == generation(naive, *kept), state
+        resumed.finalize()
+        assert files(naive, place) == set()
+        begins.add(begin)
+    assert begins == {None, 3, 6}
