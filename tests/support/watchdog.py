@@ -1,8 +1,32 @@
-"""The watchdog's inside, for tests of what it tells; none of it needs a monitor."""
+"""The watchdog's inside, for tests and their scripts: what ranks note, and what is read of it."""
 
 from __future__ import annotations
 
+import mmap
+import os
+import time
+from pathlib import Path
 from typing import Any
+
+from chainermn_comm.watchdog import Limit, calls, starting
+from chainermn_comm.watchdog.processes import born as birth
+from chainermn_comm.watchdog.records import (
+    AREA_BYTES,
+    COLLECTIVE,
+    EVERYBODY,
+    MESSAGE,
+    NOBODY,
+    Call,
+    doing,
+    read,
+)
+
+__all__ = ["COLLECTIVE", "EVERYBODY", "MESSAGE", "NOBODY", "Call", "birth"]
+
+
+def clock() -> float:
+    """The clock of the watchdog's times."""
+    return time.monotonic()
 
 
 def communicator_within(name: str, seconds: float = 600.0, silence: float = 20.0) -> Any:
@@ -14,6 +38,50 @@ def communicator_within(name: str, seconds: float = 600.0, silence: float = 20.0
         silence: of another machine's monitor that means a cut link, in seconds.
     """
     from chainermn_comm.catalogue import make_communicator
-    from chainermn_comm.watchdog import Limit
 
     return make_communicator(name, limit=Limit(seconds, silence=silence))
+
+
+def description(world: int) -> dict[str, Any]:
+    """What a monitor must know of this process as a rank; none has it yet."""
+    calls.area().watched = False
+    found, problem = starting._description(world)
+    assert problem is None
+    assert found is not None
+    return found
+
+
+def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
+    """Where this process's calls on a communicator are noted; to be released."""
+    return calls.take(communicator, rank, size)
+
+
+def noted() -> list[Call]:
+    """The calls that this process has noted."""
+    return read(calls.area().memory, clock())
+
+
+def inside_of() -> tuple[str, bool] | None:
+    """What this process has noted to be inside of, and whether it is alone there."""
+    found = doing(calls.area().memory, clock())
+    return found and (found.what, found.alone)
+
+
+class Neighbour:
+    """What rank 0 waits in, as another process sees it."""
+
+    def __init__(self, world: Any) -> None:
+        pid, file = world.bcast((os.getpid(), calls.area().file))
+        with Path(f"/proc/{pid}/fd/{file}").open("rb") as opened:
+            self._area = mmap.mmap(opened.fileno(), AREA_BYTES, prot=mmap.PROT_READ)
+
+    def waits_in(self) -> list[Call]:
+        found = read(self._area, clock())
+        return [call for call in found if call.waits and call.communicator != EVERYBODY]
+
+    def seen_waiting(self) -> Call:
+        """The call that it waits in, once it does; the test's own time-out ends this."""
+        while not (found := self.waits_in()) or not found[0].operation:  # written last
+            time.sleep(0.001)
+        (call,) = found
+        return call

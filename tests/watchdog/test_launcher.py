@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
-from chainermn_comm.watchdog import processes
 from chainermn_comm.watchdog.launcher import Launcher
-from tests.watchdog.test_leftovers import soon
+from tests.support.processes import is_running, soon
 
 # It starts a rank, says its number, waits for its end, and then for a word that doesn't come. $0 is
 # what Open MPI has in the daemon's command line, $1 where its folder is.
@@ -42,21 +42,21 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, str], tuple[Daemon, int]]]:
         assert daemon.stdout is not None
         rank = int(daemon.stdout.readline())
         started.append((daemon, rank))
-        assert soon(lambda: processes.variable(rank, "PMIX_SERVER_TMPDIR") != "")
+        assert soon(lambda: "PMIX_SERVER_TMPDIR" in psutil.Process(rank).environ())
         return daemon, rank
 
     yield start
-    for daemon, rank in started:
+    for daemon, _ in started:
         if daemon.poll() is None:
-            if rank in processes.children(daemon.pid):
-                os.kill(rank, signal.SIGKILL)
+            for child in psutil.Process(daemon.pid).children():
+                child.kill()
             daemon.kill()
         daemon.communicate()
 
 
 def end_rank(daemon: Daemon, rank: int) -> None:
     os.kill(rank, signal.SIGKILL)
-    assert soon(lambda: not processes.children(daemon.pid))
+    assert soon(lambda: not psutil.Process(daemon.pid).children())
 
 
 def test_it_is_ended_once_its_ranks_are_and_its_folder_goes(start, tmp_path):
@@ -85,4 +85,4 @@ def test_a_launcher_of_a_site_is_left_alone(name, jobs, start):
     launcher.end(1.0)
     assert not launcher.is_left()
     assert not launcher.remove_folder()
-    assert processes.state(daemon.pid, processes.born(daemon.pid)) == processes.RUNNING
+    assert is_running(daemon.pid)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import mmap
-import os
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
-from chainermn_comm.communicator import MpiCommunicator
-from chainermn_comm.watchdog import VARIABLE, calls
-from chainermn_comm.watchdog.records import AREA_BYTES, COLLECTIVE, EVERYBODY, MESSAGE, NOBODY, read
 from tests.support.models import with_grads
+from tests.support.watchdog import COLLECTIVE, MESSAGE, NOBODY, Neighbour
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 
@@ -68,37 +62,17 @@ MESSAGES = {
 }
 
 
-class Neighbour:
-    """What rank 0 waits in, as another process sees it."""
-
-    def __init__(self, world):
-        pid, file = world.bcast((os.getpid(), calls.area().file))
-        with Path(f"/proc/{pid}/fd/{file}").open("rb") as opened:
-            self.area = mmap.mmap(opened.fileno(), AREA_BYTES, prot=mmap.PROT_READ)
-
-    def waits_in(self):
-        found = read(self.area, time.monotonic())
-        return [call for call in found if call.waits and call.communicator != EVERYBODY]
-
-    def seen_waiting(self):
-        """The call that it waits in, once it does; the test's own time-out ends this."""
-        while not (found := self.waits_in()) or not found[0].operation:  # written last
-            time.sleep(0.001)
-        (call,) = found
-        return call
-
-
 @pytest.fixture
 def watched(world, monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv("CHAINERMN_TIMEOUT", raising=False)
     with create_communicator("hierarchical") as comm:
         yield comm, Neighbour(world)
 
 
-def test_each_method_that_may_wait_is_in_these_tests():
+def test_each_method_that_may_wait_is_in_these_tests(watched):
     public = {
         name
-        for name, method in inspect.getmembers(MpiCommunicator, inspect.isfunction)
+        for name, method in inspect.getmembers(type(watched[0]), inspect.isfunction)
         if not name.startswith("_")
     }
     assert public == {*OF_BOTH, *MESSAGES, *DOES_NOT_WAIT}

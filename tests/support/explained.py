@@ -1,0 +1,13 @@
+"""What `chainermn explain` knows of a job's output."""
+
+from __future__ import annotations
+
+import io
+
+from chainermn_tools.explain import search
+from tests.support.jobs import Job
+
+
+def explained(job: Job) -> list[str]:
+    """The names of the known errors in it, the first cause first."""
+    return [found.known.name for found in search(io.BytesIO((job.out + job.err).encode()))]

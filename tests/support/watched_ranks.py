@@ -1,0 +1,76 @@
+"""What three ranks do, as the watchdog sees it, and the job that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from chainermn_comm.watchdog.blame import Job, Rank
+from chainermn_comm.watchdog.processes import GONE, RUNNING, STOPPED
+from chainermn_comm.watchdog.records import (
+    COLLECTIVE,
+    EVERYBODY,
+    FINALIZE,
+    MESSAGE,
+    NOBODY,
+    OUTSIDE,
+    Call,
+)
+
+__all__ = ["GONE", "STOPPED", "Rank"]
+
+# Communicators: of all three, and of some of them.
+WORLD, PART = (0, 1), (0, 2)
+
+
+def call(
+    rank: int,
+    state: int,
+    sequence: int = 5,
+    peer: int = NOBODY,
+    tag: int = NOBODY,
+    operation: str = "bcast",
+    of: tuple[int, int] = WORLD,
+    size: int = 3,
+) -> Call:
+    return Call(of, rank, size, state, 7.0, sequence, 0, peer, tag, operation)
+
+
+def inside(rank: int, sequence: int = 5, **options: Any) -> Call:
+    """A collective call that the rank waits in."""
+    return call(rank, COLLECTIVE, sequence, **options)
+
+
+def outside(rank: int, sequence: int = 4, **options: Any) -> Call:
+    """The collective call that the rank was in last."""
+    return call(rank, OUTSIDE, sequence, **options)
+
+
+def receiving(rank: int, source: int, tag: int = 0, sequence: int = 4, **options: Any) -> Call:
+    return call(rank, MESSAGE, sequence, source, tag, "recv", **options)
+
+
+def sending(rank: int, dest: int, tag: int = 0, sequence: int = 4) -> Call:
+    return call(rank, MESSAGE, sequence, dest, tag, "send")
+
+
+ENDED = call(0, COLLECTIVE, 0, operation=FINALIZE, of=EVERYBODY, size=1)
+
+
+def ranks(*calls: Call | tuple[Call, ...], states: dict[int, str] | None = None) -> list[Rank]:
+    """Ranks from 0 on that are in these calls, and run unless it is said otherwise."""
+    return [
+        Rank(
+            world,
+            "here",
+            100 + world,
+            (states or {}).get(world, RUNNING),
+            those if isinstance(those, tuple) else (those,),
+        )
+        for world, those in enumerate(calls)
+    ]
+
+
+def job_of(them: Iterable[Rank], silent: Iterable[str] = ()) -> Job:
+    """The job of these ranks, and of hosts that don't answer."""
+    return Job(them, silent)

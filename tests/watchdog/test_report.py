@@ -1,0 +1,72 @@
+"""What is said of ranks that wait, and of those that they wait for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from chainermn_comm.watchdog.report import report, warning
+from tests.support.watched_ranks import ENDED, PART, inside, job_of, outside, ranks, receiving
+
+
+def test_the_number_in_a_part_is_told_as_the_worlds():
+    them = ranks(
+        (outside(0),),
+        receiving(0, 1, tag=3, sequence=0, of=PART, size=2),
+        outside(1, 0, operation="", of=PART, size=2),
+    )
+    stalled = [(them[1], them[1].calls[0])]
+    text = report(job_of(them), stalled, "Going on.")
+    assert "culprit: rank 2 (process 102 on here) is in no call" in text
+    assert "rank 1 (process 101 on here) waits in recv (from rank 2, tag 3)" in text
+
+
+def test_ranks_that_are_not_known_are_said_to_be():
+    them = ranks(inside(0), inside(1))
+    text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")
+    assert "see the reports of other machines" in text
+    assert "not heard of: 1 of the 3 ranks that take part" in text
+
+
+def test_hosts_that_do_not_answer_are_named():
+    them = ranks(inside(0, 4), inside(1, 5))
+    job = job_of(them, ["beta"])
+    text = report(job, [(them[1], them[1].calls[0])], "Going on.")
+    assert "ranks wait for others that could not be asked; beta didn't answer" in text
+    assert "culprit" not in text
+    assert "; beta didn't answer" in warning(job, them[1], them[1].calls[0], 14.0)
+
+
+def test_hosts_that_do_not_answer_are_named_when_ranks_wait_in_finalize():
+    them = ranks(ENDED)
+    text = report(job_of(them, ["rank 1 on beta"]), [(them[0], ENDED)], "Going on.")
+    assert "ranks wait for others that could not be asked; rank 1 on beta didn't answer" in text
+
+
+def test_who_runs_something_else_inside_of_the_call_that_all_are_in_is_blamed():
+    ours = (
+        'Current thread (most recent call first):\n  File "/x/chainermn_comm/a.py", line 5 in f\n'
+    )
+    handler = 'Current thread (most recent call first):\n  File "/x/s.py", line 53 in hold\n'
+    stacks = [ours, handler + ours.partition("\n")[2], ours]
+    them = [replace(one, stacks=stacks[one.world]) for one in ranks(*map(inside, range(3)))]
+    stalled = [(one, one.calls[0]) for one in them]
+    text = report(job_of(them), stalled, "Going on.")
+    assert (
+        "culprit: rank 1 (process 101 on here) waits in bcast (collective call 5) for 7.0" in text
+    )
+    assert " s, but runs hold (s.py, line 53) there.\n" in text
+    assert text.index("Stacks of rank 1") < text.index("Stacks of ranks 0, 2")
+    # Not where it holds for all, nor where others are not known.
+    alike = job_of(replace(one, stacks=handler) for one in them)
+    assert "all ranks are in the call" in report(alike, stalled, "Going on.")
+    assert "culprit" not in report(job_of(them[:2]), stalled, "Going on.")
+
+
+def test_equal_stacks_are_printed_once_and_suspects_first():
+    them = [
+        replace(rank, stacks="elsewhere" if rank.world == 2 else "in bcast")
+        for rank in ranks(inside(0), inside(1), outside(2))
+    ]
+    text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")
+    assert text.index("Stacks of rank 2,") < text.index("Stacks of ranks 0, 1,")
+    assert text.count("in bcast\n") == 1
