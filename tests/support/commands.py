@@ -1,0 +1,80 @@
+"""The command `chainermn`, in a process of its own or, where that changes nothing, in this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from chainermn_tools.cli import commands
+
+BIN = Path(sys.executable).parent
+MODULE = (sys.executable, "-m", "chainermn_tools")
+SECONDS = 300.0  # ends a hang, no more
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's variables without settings of ours, with this Python's programs on PATH."""
+    found = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("CHAINERMN_") and not name.endswith("_NUM_THREADS")
+    }
+    return {**found, "PATH": f"{BIN}:{found['PATH']}", "PYTHONUNBUFFERED": "", **variables}
+
+
+def run(*words: object, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end."""
+    return subprocess.run(
+        [*map(str, words)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=environment(**variables),
+    )
+
+
+def chainermn(
+    *arguments: object, stdin: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `chainermn` in a process of its own."""
+    return run(*MODULE, *arguments, stdin=stdin, **variables)
+
+
+def start(*arguments: object, **how: Any) -> subprocess.Popen[str]:
+    """Start `chainermn` as a terminal does: Ctrl-C is heard, which background jobs may not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [*MODULE, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            text=True,
+            **{"env": environment(), **how},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def invoke(*arguments: object, **variables: str | None) -> Result:
+    """Call `chainermn` in this process, for what it says of its arguments."""
+    return CliRunner().invoke(commands, [*map(str, arguments)], env=variables)
+
+
+def program(path: Path, text: str) -> Path:
+    """A program that stands in for another one on PATH."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def with_program(folder: Path, name: str, text: str) -> str:
+    """A PATH on which a program stands before the one of that name."""
+    program(folder / "bin" / name, text)
+    return f"{folder / 'bin'}:{environment()['PATH']}"

@@ -1,0 +1,89 @@
+"""Trace files made up, of which all is known, and what `chainermn trace` reads from them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from chainermn_tools.trace import clocks, reading, summary, text, waiting
+
+RUN = "20261120T120000-abcdef"
+
+
+class Made:
+    """A trace file in the making; times in microseconds of the rank's own clock."""
+
+    def __init__(self, folder: Path, rank: int, ranks: int, run: str = RUN, **about: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self.path = folder / f"{run}.rank{rank}.json"
+        self.rank, self.run = rank, run
+        known = {"host": "here", "process": 1, "began": 0.0, "clock": "one", "zero": 0.0}
+        said = {"schema": 1, "run": run, "rank": rank, "ranks": ranks, **known, **about}
+        self.lines = ["["]
+        self.note("chainermn", **said)
+        self.note("process_name", name=f"rank {rank}")
+
+    def note(self, event: str, **said: Any) -> Made:
+        line = {"name": event, "ph": "M", "pid": self.rank, "tid": 0, "args": said}
+        self.lines.append(json.dumps(line) + ",")
+        return self
+
+    def communicator(self, name: str, ranks: list[int], run: str | None = None) -> Made:
+        said = {"rank": ranks.index(self.rank), "ranks": ranks, "run": run or self.run}
+        return self.note("chainermn communicator", communicator=name, **said)
+
+    def clock(self, name: str, at: float, ahead: float, trip: float = 2.0) -> Made:
+        said = {"at": at, "ahead": ahead, "round_trip": trip}
+        return self.note("chainermn clock", communicator=name, **said)
+
+    def call(self, operation: str, start: float, end: float, **said: Any) -> Made:
+        about = {"communicator": "0.1", "bytes": 0, **said}
+        line = {"name": operation, "ph": "X", "pid": self.rank, "tid": 0, "ts": start}
+        self.lines.append(json.dumps({**line, "dur": end - start, "args": about}) + ",")
+        return self
+
+    def write(self, more: str = "") -> None:
+        self.path.write_text("\n".join(self.lines) + "\n" + more)
+
+
+def write_two(folder: Path, **changes: Any) -> None:
+    """Two ranks on one machine. Rank 1 comes 30 late to call 1, rank 0 comes 10 late to call 2."""
+    first = Made(folder, 0, 2, **changes).communicator("0.1", [0, 1], changes.get("run"))
+    first.call("allreduce", 100, 150, sequence=1, bytes=800)
+    first.call("allreduce", 210, 240, sequence=2, bytes=800)
+    first.call("send", 300, 350, peer=1, tag=5, bytes=64).write()
+    second = Made(folder, 1, 2, **changes).communicator("0.1", [0, 1], changes.get("run"))
+    second.call("allreduce", 130, 150, sequence=1, bytes=800)
+    second.call("allreduce", 200, 240, sequence=2, bytes=800, error="ValueError")
+    second.call("recv", 320, 352, peer=0, tag=5).write()
+
+
+def unaligned(folder: Path, run: str | None = None) -> reading.Run:
+    """A run whose times are still those of each rank's own clock."""
+    return reading.read(folder, run)
+
+
+def read(folder: Path, run: str | None = None) -> tuple[reading.Run, list[waiting.Meeting], int]:
+    """A run with its clocks aligned, the calls that ranks met in, and how many are incomplete."""
+    found = unaligned(folder, run)
+    clocks.align(found)
+    return found, *waiting.match(found)
+
+
+def tables(run: reading.Run, meetings: list[waiting.Meeting]) -> tuple[dict, dict, list]:
+    """What is shown: rows by operation, rows by rank, and rows of who was late."""
+    operations = {row.operation: row for row in summary.by_operation(run)}
+    ranks = {row.rank: row for row in summary.by_rank(run, meetings)}
+    return operations, ranks, summary.by_lateness(meetings)
+
+
+def shown(folder: Path, **console: Any) -> str:
+    """The tables as text."""
+    run, meetings, incomplete = read(folder)
+    output = io.StringIO()
+    text.render(run, meetings, incomplete, 1.5, Console(file=output, highlight=False, **console))
+    return output.getvalue()

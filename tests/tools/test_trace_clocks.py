@@ -1,0 +1,69 @@
+"""How the clocks of ranks are compared, and with what certainty."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chainermn_tools.trace import clocks
+from tests.support.traces import Made, unaligned
+
+
+@pytest.mark.parametrize("drift", [0.0, 5e-5, -5e-5])
+def test_clocks_are_aligned_with_drift_and_over_other_ranks(tmp_path, drift):
+    """Rank 2 was compared with 1, and 1 with 0, whose times are the true ones."""
+
+    def clock(rank: int, true: float) -> float:
+        return true * (1 + rank * drift) + rank * 1e9
+
+    moments = [1e3, 5e6, 60e6]
+    Made(tmp_path, 0, 3, clock="0").communicator("0.1", [0, 1]).call("a", 70e6, 70e6 + 5).write()
+    for rank in (1, 2):
+        made = Made(tmp_path, rank, 3, clock=str(rank), zero=clock(rank, 0.0), began=99.0)
+        for communicator in (1, 2)[rank - 1 :] if rank == 2 else (1, 2):
+            members = [communicator - 1, communicator]
+            made.communicator(f"0.{communicator}", members)
+            if rank == communicator:
+                for true in moments:
+                    # A file counts from its zero; `ahead` leads to the other's clock.
+                    at = clock(rank, true) - clock(rank, 0.0)
+                    made.clock(f"0.{communicator}", at, clock(rank - 1, true) - at, trip=1.0)
+        for true in (30e6, 70e6):
+            at = clock(rank, true) - clock(rank, 0.0)
+            made.call("a", at, at + 5, communicator="0.9")
+        made.write()
+    run = unaligned(tmp_path)
+    assert clocks.align(run) == pytest.approx(1.0)
+    assert run.remarks == []
+    starts = {trace.rank: [call.start for call in trace.calls] for trace in run.ranks.values()}
+    zero = starts[1][0]
+    assert starts[0][0] - zero == pytest.approx(40e6, abs=20)
+    assert starts[2] == pytest.approx(starts[1], abs=20)
+    assert starts[1][1] - zero == pytest.approx(40e6, abs=20)
+
+
+def test_a_shared_clock_beats_a_measured_one(tmp_path):
+    for rank in (0, 1):
+        made = Made(tmp_path, rank, 2, zero=1000.0 * rank).communicator("0.1", [0, 1])
+        made.clock("0.1", 5, 77777.0, trip=500.0).call("bcast", 10, 20, sequence=1).write()
+    run = unaligned(tmp_path)
+    assert clocks.align(run) == 0
+    assert [call.start for call in run.calls] == [0, 1000]
+
+
+def test_comparisons_too_close_for_a_slope_give_none():
+    link = clocks.Link(0, np.array([0.0, 1e4]), np.array([0.0, 10.0]), error=10.0)
+    assert link.change(np.array([1e8]))[0] == 1e8 + 10
+    exact = clocks.Link(0, np.array([0.0, 1e6]), np.array([0.0, 10.0]), error=1.0)
+    assert exact.change(np.array([2e6, -1e6])) == pytest.approx([2e6 + 20, -1e6 - 10])
+    back = exact.reversed(1)
+    assert back.change(exact.change(np.array([5e5]))) == pytest.approx([5e5])
+
+
+def test_clocks_that_nobody_compared_go_by_the_time_of_day(tmp_path):
+    Made(tmp_path, 0, 2, began=100.0).call("a", 0, 1).write()
+    Made(tmp_path, 1, 2, began=102.5, clock="other").call("a", 0, 1).write()
+    run = unaligned(tmp_path)
+    clocks.align(run)
+    assert [call.start for call in run.calls] == [0, 2.5e6]
+    assert "rank 1: its clock is only known by the time of day" in run.remarks

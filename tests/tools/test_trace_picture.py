@@ -1,0 +1,40 @@
+"""The picture of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chainermn_tools.trace import picture
+from tests.support.traces import Made, read
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 40])
+def test_pictures(tmp_path, ranks, monkeypatch):
+    from matplotlib import pyplot as plt
+
+    for rank in range(max(1, ranks)):
+        made = Made(tmp_path, rank, max(1, ranks)).communicator("0.1", list(range(max(1, ranks))))
+        for number in range(20 if ranks else 0):
+            start = 1000 * number + 10 * rank
+            made.call(f"operation {number % 9}", start, 1000 * number + 800, sequence=number)
+        made.write()
+    run, meetings, _ = read(tmp_path)
+    drawn: list[Any] = []
+    monkeypatch.setattr(plt, "close", drawn.append)
+    picture.draw(run, meetings, str(tmp_path / "trace.png"))
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
+    whole, part = drawn[0].axes
+    rows = min(32, max(1, ranks))
+    assert len(whole.get_yticks()) == len(part.get_yticks()) == rows
+    monkeypatch.undo()
+    plt.close(drawn[0])
+
+
+def test_shares_of_time_are_those_of_the_calls():
+    edges = np.linspace(0, 1, 11)
+    spans = np.array([(0.05, 0.25), (0.3, 0.4), (0.95, 1.0)])
+    covered = picture._covered(spans, edges)
+    assert covered == pytest.approx([0.5, 1, 0.5, 1, 0, 0, 0, 0, 0, 0.5])
