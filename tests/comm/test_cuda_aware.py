@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,29 +26,17 @@ def test_the_wheels_of_mpich_and_open_mpi_have_the_query_and_say_no(ask):
     assert ask() is False
 
 
-class Query:
-    def __init__(self, answer: int) -> None:
-        self.answer = answer
-
-    def __call__(self) -> int:
-        return self.answer
-
-
 @pytest.mark.parametrize(("answer", "expected"), [(1, True), (0, False), (-1, False)])
 def test_the_answer_is_taken(ask, monkeypatch, answer, expected):
-    library = SimpleNamespace(MPIX_Query_cuda_support=Query(answer))
+    def query() -> int:
+        return answer
+
+    library = SimpleNamespace(MPIX_Query_cuda_support=query)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     assert ask() is expected
 
 
-def test_an_mpi_without_the_query_is_not_aware(ask, monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())
-    assert ask() is False
-
-
-def test_a_library_that_cannot_be_loaded_is_not_aware(ask, monkeypatch):
-    def fail(_):
-        raise OSError("no such file")
-
-    monkeypatch.setattr(ctypes, "CDLL", fail)
+@pytest.mark.parametrize("found", [{"return_value": SimpleNamespace()}, {"side_effect": OSError}])
+def test_an_mpi_without_the_query_or_its_library_is_not_aware(ask, monkeypatch, found):
+    monkeypatch.setattr(ctypes, "CDLL", Mock(**found))
     assert ask() is False

@@ -1,15 +1,48 @@
-"""Skips what needs a GPU where there is none, saying why."""
+"""Each body runs on the double of CuPy and NCCL, and on a real device where CuPy finds one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from chainermn_comm import devices
+from tests.support import gpus
+from tests.support.cupy_double import Gpu, installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none, saying why."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    why = devices.problem() if marked else None
+    why = gpus.why_none() if marked else None
     if why is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"no GPU: {why}"))
+
+
+@pytest.fixture
+def double() -> Iterator[Gpu]:
+    """The double of the process's device, for what only that can show."""
+    with installed() as device:
+        yield device
+
+
+@pytest.fixture(params=["double", pytest.param("device", marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The rank's device, of either kind; nothing may be left on the double's streams."""
+    from mpi4py import MPI
+
+    if request.param == "device":
+        yield gpus.Real(MPI.COMM_WORLD.rank)
+        return
+    with installed() as device:
+        yield device
+        assert not any(stream.queue for stream in device.streams)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> gpus.Real:
+    """A real one alone, for what the double lacks; the test is marked `gpu`."""
+    from mpi4py import MPI
+
+    return gpus.Real(MPI.COMM_WORLD.rank)

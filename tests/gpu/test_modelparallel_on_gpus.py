@@ -1,4 +1,7 @@
-"""Model parallelism on real devices: what travels stays on a device, and Chainer takes it there."""
+"""Model parallelism on real devices: what travels stays on a device, and Chainer takes it there.
+
+Not on the double, which does no arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.world, pytest.mark.sizes(2)]
 
 
 @pytest.fixture
-def comm(world):
+def comm(device):
     """Its rank's device is the current one."""
-    import cupy
-
-    cupy.cuda.Device(world.rank % cupy.cuda.runtime.getDeviceCount()).use()
     with create_communicator("naive") as communicator:
         yield communicator
 

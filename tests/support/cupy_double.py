@@ -23,6 +23,9 @@ import numpy as np
 from mpi4py import MPI
 
 from tests.support.kernel_double import WIRES, run_kernel
+from tests.support.nccl_double import make_nccl
+
+MEMORY_BYTES = 1 << 34
 
 
 class Gpu:
@@ -105,6 +108,30 @@ class Stream:
         self.gpu.current.pop()
 
 
+class CudaDevice:
+    """The device of that number; all of them have the same memory."""
+
+    def __init__(self, gpu: Gpu, device: int | None = None) -> None:
+        self.gpu, self.id = gpu, gpu.current_device if device is None else device
+
+    @property
+    def pci_bus_id(self) -> str:
+        return self.gpu.bus_id
+
+    def use(self) -> None:
+        self.gpu.current_device = self.id
+
+    def __enter__(self) -> CudaDevice:
+        self.before, self.gpu.current_device = self.gpu.current_device, self.id
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gpu.current_device = self.before
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaDevice) and self.id == other.id
+
+
 class Event:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -144,7 +171,7 @@ class ndarray:
 
     def __init__(self, gpu: Gpu, memory: _Allocation, host: np.ndarray, device: int) -> None:
         self._gpu, self._memory, self._host = gpu, memory, host
-        self.device = SimpleNamespace(id=device)
+        self.device = CudaDevice(gpu, device)
 
     shape = property(lambda self: self._host.shape)
     dtype = property(lambda self: self._host.dtype)
@@ -184,12 +211,12 @@ class ndarray:
     def view(self, dtype: Any) -> ndarray:
         return self._like(self._host.view(dtype))
 
-    def __getitem__(self, index: Any) -> ndarray:
-        return self._like(self._host[index])
+    def __getitem__(self, slices: Any) -> ndarray:
+        return self._like(self._host[slices])
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, slices: Any, value: Any) -> None:
         self._gpu.drain(_current(self._gpu))
-        self._host[index] = value._host if isinstance(value, ndarray) else value
+        self._host[slices] = value._host if isinstance(value, ndarray) else value
 
     def _like(self, host: np.ndarray) -> ndarray:
         assert host.size == 0 or np.shares_memory(host, self._host), "CuPy would copy here"
@@ -205,71 +232,68 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     numbers = itertools.count(0)
     null = Stream(gpu, next(numbers))
 
-    def allocate(shape: Any, dtype: Any = np.float32, order: str = "C") -> ndarray:
+    def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
         shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
         nbytes = int(np.prod(shape)) * dtype.itemsize
         memory = _Allocation(gpu, nbytes)
         flat = memory.bytes[:nbytes].view(dtype)
         return ndarray(gpu, memory, flat.reshape(shape, order=order), gpu.current_device)
 
-    def asarray(host: np.ndarray) -> ndarray:
-        order = "F" if host.flags.f_contiguous and not host.flags.c_contiguous else "C"
-        array = allocate(host.shape, host.dtype, order)
-        array._host[...] = host
+    def asarray(a: np.ndarray) -> ndarray:
+        order = "F" if a.flags.f_contiguous and not a.flags.c_contiguous else "C"
+        array = empty(a.shape, a.dtype, order)
+        array._host[...] = a
         return array
 
-    def asnumpy(array: ndarray, order: str = "C") -> np.ndarray:
+    def asnumpy(a: ndarray, *, order: str = "C") -> np.ndarray:
         gpu.drain(null)
-        return np.array(array._host, order=order)
+        return np.array(a._host, order=order)
 
-    def ascontiguousarray(array: ndarray) -> ndarray:
-        return array if array.flags.c_contiguous else asarray(np.ascontiguousarray(array._host))
+    def ascontiguousarray(a: ndarray) -> ndarray:
+        return a if a.flags.c_contiguous else asarray(np.ascontiguousarray(a._host))
 
-    def zeros_like(array: ndarray, order: str = "C") -> ndarray:
-        return asarray(np.zeros(array.shape, array.dtype, order))
+    def zeros_like(a: ndarray, *, order: str = "K") -> ndarray:
+        return asarray(np.zeros_like(a._host, order=order))
 
-    def alloc_pinned_memory(nbytes: int) -> Any:
-        memory = np.full(nbytes, 0xAB, np.uint8)
-        gpu.pinned[memory.ctypes.data] = nbytes
+    def get_default_memory_pool() -> SimpleNamespace:
+        return SimpleNamespace(
+            used_bytes=lambda: sum(gpu.memory.values()), free_all_blocks=lambda: None
+        )
+
+    def alloc_pinned_memory(size: int) -> Any:
+        memory = np.full(size, 0xAB, np.uint8)
+        gpu.pinned[memory.ctypes.data] = size
         weakref.finalize(memory, gpu.pinned.pop, memory.ctypes.data, None)
         return memory
 
-    def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        gpu.copied_to_host += nbytes if kind == 2 else 0
+    def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        gpu.copied_to_host += size if kind == 2 else 0
 
         def copy() -> bool:
-            if nbytes:
-                there = gpu.bytes_at(target, nbytes, pinned=kind == 2)
-                there[...] = gpu.bytes_at(source, nbytes, pinned=kind == 1)
+            if size:
+                there = gpu.bytes_at(dst, size, pinned=kind == 2)
+                there[...] = gpu.bytes_at(src, size, pinned=kind == 1)
             return True
 
         gpu.put(next(s for s in gpu.streams if s.ptr == stream), copy)
 
     def device_count() -> int:
         if gpu.count < 0:
-            raise RuntimeError("cudaErrorInsufficientDriver")
+            raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
         return gpu.count
 
-    class Device(contextlib.AbstractContextManager):
-        def __init__(self, number: int | None = None) -> None:
-            self.id = gpu.current_device if number is None else number
-            self.pci_bus_id = gpu.bus_id
-
-        def __enter__(self) -> Device:
-            self.before, gpu.current_device = gpu.current_device, self.id
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            gpu.current_device = self.before
+    def properties(device: int) -> dict[str, Any]:
+        assert 0 <= device < gpu.count
+        return {"name": b"Double", "totalGlobalMem": MEMORY_BYTES, "major": 7, "minor": 0}
 
     class RawModule:
         def __init__(self, code: str) -> None:
             assert 'extern "C"' in code
 
         def get_function(self, name: str) -> Callable[..., None]:
-            def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
+            def launch(grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
                 assert grid[0] > 0, "CUDA refuses a launch without blocks"
-                table, count, buffer, size, divisor = arguments
+                table, count, buffer, size, divisor = args
                 gpu.calls.append(name)
                 if name.startswith("pack"):
                     letter = name.removeprefix("pack_")
@@ -284,26 +308,29 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
 
             return launch
 
-    from tests.support.nccl_double import make_nccl
-
     cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
     cuda.nccl = make_nccl(gpu)
     cuda.runtime = SimpleNamespace(
         getDeviceCount=device_count,
+        getDeviceProperties=properties,
+        driverGetVersion=lambda: 12090,
+        runtimeGetVersion=lambda: 12090,
+        memGetInfo=lambda: (MEMORY_BYTES - sum(gpu.memory.values()), MEMORY_BYTES),
         memcpyAsync=memcpy_async,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
         memcpyDeviceToDevice=3,
     )
-    cuda.Device = Device
-    cuda.Stream = lambda non_blocking: Stream(gpu, next(numbers))
-    cuda.Event = lambda disable_timing=False: Event(gpu)
-    cuda.get_elapsed_time = lambda start, stop: 1e3 * (stop.time - start.time)
+    cuda.Device = lambda device=None: CudaDevice(gpu, device)
+    cuda.Stream = lambda *, non_blocking=False: Stream(gpu, next(numbers))
+    cuda.Event = lambda *, disable_timing=False: Event(gpu)
+    cuda.get_elapsed_time = lambda start_event, end_event: 1e3 * (end_event.time - start_event.time)
     cuda.get_current_stream = lambda: _current(gpu)
     cuda.alloc_pinned_memory = alloc_pinned_memory
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
-    cupy.empty, cupy.asarray, cupy.asnumpy = allocate, asarray, asnumpy
+    cupy.empty, cupy.asarray, cupy.asnumpy = empty, asarray, asnumpy
     cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
+    cupy.get_default_memory_pool = get_default_memory_pool
     return cupy, cuda, cuda.nccl
 
 

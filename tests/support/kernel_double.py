@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from chainermn_comm.summation import sum_rows, telling_of_overflow
+
 # Bits of bfloat16 lie in uint16.
 WIRES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
 
@@ -78,3 +80,11 @@ def mean_of_rows(rows: list[np.ndarray], divisor: float) -> np.ndarray:
         if divisor > 1:
             mean = np.where(np.isfinite(mean), mean, scaled / wide.type(divisor / power))
     return cast(mean, rows[0].dtype)
+
+
+def mean_on_cpus(rows: list[np.ndarray], divisor: float) -> np.ndarray:
+    """What ranks without GPUs find."""
+    found = np.empty_like(rows[0])
+    with telling_of_overflow() if divisor > 1 else np.errstate(all="ignore"):
+        sum_rows([row.copy() for row in rows], found, divisor)
+    return found

@@ -21,6 +21,9 @@ DTYPES = {6: np.dtype("f2"), 7: np.dtype("f4"), 8: np.dtype("f8"), 9: np.dtype("
 BIRTHS = 30_000  # the tag of the messages by which ranks find each other
 
 
+ID_BYTES = 128
+
+
 class NcclError(RuntimeError):
     pass
 
@@ -120,14 +123,15 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         return result.view(np.uint8)
 
     class NcclCommunicator:
-        def __init__(self, size: int, identity: Any, rank: int) -> None:
-            root, tag = identity
-            assert size > 1
+        def __init__(self, ndev: int, commId: bytes, rank: int) -> None:
+            assert len(commId) == ID_BYTES
+            root, tag = map(int, np.frombuffer(commId, np.int64)[:2])
+            assert ndev > 1
             if rank:
                 world.send((rank, world.rank), root, BIRTHS + tag)
                 members = world.recv(source=root, tag=BIRTHS + tag)
             else:
-                found = [world.recv(tag=BIRTHS + tag) for _ in range(size - 1)]
+                found = [world.recv(tag=BIRTHS + tag) for _ in range(ndev - 1)]
                 members = [member for _, member in sorted([(0, root), *found])]
                 for member in members[1:]:
                     world.send(members, member, BIRTHS + tag)
@@ -136,52 +140,54 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             chosen.Free()
             self.gpu, self.launches, self.pending = gpu, 0, []
 
-        def allReduce(self, send, recv, count, kind, op, stream):
+        def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
             assert op == 0
-            nbytes = count * DTYPES[kind].itemsize
+            nbytes = count * DTYPES[datatype].itemsize
 
             def write(rows: list[np.ndarray]) -> None:
-                gpu.bytes_at(recv, nbytes)[...] = total(rows, kind)
+                gpu.bytes_at(recvbuf, nbytes)[...] = total(rows, datatype)
 
-            put(self, stream, Verb(f"allReduce {count} {kind}", send, nbytes, write))
+            put(self, stream, Verb(f"allReduce {count} {datatype}", sendbuf, nbytes, write))
 
-        def reduce(self, send, recv, count, kind, op, root, stream):
+        def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
             assert op == 0
-            nbytes = count * DTYPES[kind].itemsize
+            nbytes = count * DTYPES[datatype].itemsize
 
             def write(rows: list[np.ndarray]) -> None:
                 if self.mpi.rank == root:
-                    gpu.bytes_at(recv, nbytes)[...] = total(rows, kind)
+                    gpu.bytes_at(recvbuf, nbytes)[...] = total(rows, datatype)
 
-            put(self, stream, Verb(f"reduce {count} {kind} {root}", send, nbytes, write))
+            put(self, stream, Verb(f"reduce {count} {datatype} {root}", sendbuf, nbytes, write))
 
-        def reduceScatter(self, send, recv, count, kind, op, stream):
+        def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
             assert op == 0
-            nbytes = count * DTYPES[kind].itemsize
+            nbytes = recvcount * DTYPES[datatype].itemsize
             start = self.mpi.rank * nbytes
 
             def write(rows: list[np.ndarray]) -> None:
                 own = [row[start : start + nbytes] for row in rows]
-                gpu.bytes_at(recv, nbytes)[...] = total(own, kind)
+                gpu.bytes_at(recvbuf, nbytes)[...] = total(own, datatype)
 
-            verb = Verb(f"reduceScatter {count} {kind}", send, nbytes * self.mpi.size, write)
+            verb = Verb(
+                f"reduceScatter {recvcount} {datatype}", sendbuf, nbytes * self.mpi.size, write
+            )
             put(self, stream, verb)
 
-        def allGather(self, send, recv, count, kind, stream):
-            nbytes = count * DTYPES[kind].itemsize
+        def allGather(self, sendbuf, recvbuf, count, datatype, stream):
+            nbytes = count * DTYPES[datatype].itemsize
 
             def write(rows: list[np.ndarray]) -> None:
-                gpu.bytes_at(recv, nbytes * self.mpi.size)[...] = np.concatenate(rows)
+                gpu.bytes_at(recvbuf, nbytes * self.mpi.size)[...] = np.concatenate(rows)
 
-            put(self, stream, Verb(f"allGather {count} {kind}", send, nbytes, write))
+            put(self, stream, Verb(f"allGather {count} {datatype}", sendbuf, nbytes, write))
 
-        def broadcast(self, send, recv, count, kind, root, stream):
-            nbytes = count * DTYPES[kind].itemsize
+        def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
+            nbytes = count * DTYPES[datatype].itemsize
 
             def write(rows: list[np.ndarray]) -> None:
-                gpu.bytes_at(recv, nbytes)[...] = rows[root]
+                gpu.bytes_at(recvbuff, nbytes)[...] = rows[root]
 
-            put(self, stream, Verb(f"broadcast {count} {kind} {root}", send, nbytes, write))
+            put(self, stream, Verb(f"broadcast {count} {datatype} {root}", sendbuff, nbytes, write))
 
         def check_async_error(self) -> None:
             if gpu.nccl_fails:
@@ -207,6 +213,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
     nccl.NCCL_FLOAT16, nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_BFLOAT16 = 6, 7, 8, 9
     nccl.NcclError, nccl.NcclCommunicator = NcclError, NcclCommunicator
     nccl.get_version = lambda: gpu.version
-    nccl.get_unique_id = lambda: (world.rank, next(numbers) % 1000)
+    nccl.get_unique_id = lambda: (
+        np.array([world.rank, next(numbers) % 1000], np.int64).tobytes().ljust(ID_BYTES, b"\0")
+    )
     nccl.groupStart, nccl.groupEnd = group_start, group_end
     return nccl

@@ -1,0 +1,226 @@
+"""The doubles of CuPy and NCCL beside the truth: names, signatures, constants, and the compiler.
+
+CuPy's wheel imports without a driver. `make test-doubles` installs it beside, and runs this.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from importlib import util
+from inspect import Parameter, Signature
+from itertools import product
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import cupy_double, gpus
+from tests.support.cupy_uses import uses
+from tests.support.kernel_double import WIRES
+from tests.support.nccl_double import NcclError
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(util.find_spec("cupy") is None, reason="CuPy isn't installed"),
+]
+
+USES = uses()
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, Any]:
+    """CuPy, and the classes of what its calls give, by their paths."""
+    import cupy
+    from cupy.cuda import nccl
+
+    return {
+        "cupy": cupy,
+        "cupy.cuda.nccl": nccl,
+        "cupy.RawModule()": cupy.RawModule,
+        "cupy.RawModule().get_function()": cupy.RawKernel.__call__,
+        "cupy.cuda.Device()": cupy.cuda.Device,
+        "cupy.cuda.Event()": cupy.cuda.Event,
+        "cupy.cuda.Stream()": cupy.cuda.Stream.null,  # an instance has more than its class
+        "cupy.cuda.get_current_stream()": cupy.cuda.Stream.null,
+        "cupy.cuda.nccl.NcclCommunicator()": nccl.NcclCommunicator,
+        "cupy.get_default_memory_pool()": cupy.cuda.MemoryPool,
+        "cupy.empty()": cupy.ndarray,
+        "cupy.ascontiguousarray()": cupy.ndarray,
+        "cupy.asnumpy()": np.zeros(3),
+    }
+
+
+@pytest.fixture(scope="module")
+def double() -> dict[str, Any]:
+    """The same of the double; without communicators, which would take several ranks."""
+    cupy, cuda, nccl = cupy_double.make_cupy(cupy_double.Gpu(0))
+    module = cupy.RawModule('extern "C"')
+    return {
+        "cupy": cupy,
+        "cupy.cuda.nccl": nccl,
+        "cupy.RawModule()": module,
+        "cupy.RawModule().get_function()": module.get_function("pack_f"),
+        "cupy.cuda.Device()": cuda.Device(),
+        "cupy.cuda.Event()": cuda.Event(),
+        "cupy.cuda.Stream()": cuda.Stream(),
+        "cupy.cuda.get_current_stream()": cuda.get_current_stream(),
+        "cupy.cuda.nccl.NcclCommunicator()": nccl.NcclCommunicator,
+        "cupy.get_default_memory_pool()": cupy.get_default_memory_pool(),
+        "cupy.empty()": cupy.empty(3),
+        "cupy.ascontiguousarray()": cupy.empty(3),
+        "cupy.asnumpy()": cupy.asnumpy(cupy.empty(3)),
+    }
+
+
+def at(objects: dict[str, Any], path: str) -> Any:
+    """What lies there; raises AttributeError where nothing does."""
+    if path in objects:
+        return objects[path]
+    before, _, name = path.rpartition(".")
+    return getattr(at(objects, before), name)
+
+
+def exists(objects: dict[str, Any], path: str) -> bool:
+    try:
+        at(objects, path)
+    except AttributeError:
+        return False
+    return True
+
+
+def signature(function: Callable[..., Any]) -> Signature:
+    """By Python, or by the first line of what Cython wrote; without `self`."""
+    try:
+        found = inspect.signature(function)
+        if [p.kind for p in found.parameters.values()] != [
+            Parameter.POSITIONAL_ONLY,  # Cython's `__init__(self, /, *args, **kwargs)`
+            Parameter.VAR_POSITIONAL,
+            Parameter.VAR_KEYWORD,
+        ]:
+            parameters = [p for p in found.parameters.values() if p.name != "self"]
+            return Signature(parameters)
+    except ValueError:
+        pass
+    # name(type name=default, ...); where the source has its own line of it, that one.
+    lines = [line for line in function.__doc__.splitlines() if re.match(r"[\w.]+\(", line)]
+    inside = re.search(r"\((.*?)\)( ->|$)", lines[-1].replace("\\", "")).group(1)
+    kind, parameters = Parameter.POSITIONAL_OR_KEYWORD, []
+    for text in filter(None, map(str.strip, inside.split(","))):
+        declared, _, value = text.partition("=")
+        name = declared.split()[-1]
+        if name == "*":
+            kind = Parameter.KEYWORD_ONLY
+        elif name != "self":
+            stars = name.count("*")
+            this = (kind, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)[stars]
+            kind = Parameter.KEYWORD_ONLY if stars == 1 else kind
+            default = ast.literal_eval(value) if value else Parameter.empty
+            parameters.append(Parameter(name.strip("*"), this, default=default))
+    return Signature(parameters)
+
+
+def differences(double: Signature, real: Signature) -> Iterator[str]:
+    """Why a call that the double takes may mean another one to the real function, or none."""
+    theirs = list(real.parameters.values())
+    for index, mine in enumerate(double.parameters.values()):
+        by_name = mine.kind is Parameter.KEYWORD_ONLY
+        other = real.parameters.get(mine.name) if by_name else dict(enumerate(theirs)).get(index)
+        if other is None or other.name != mine.name:
+            yield f"takes {mine}, and there is {other}"
+        elif mine.default is not Parameter.empty and mine.default != other.default:
+            yield f"takes {mine}, and there it is {other}"
+    for other in theirs:
+        if other.default is Parameter.empty and other.name not in double.parameters:
+            yield f"doesn't take {other}"
+
+
+def test_all_that_our_code_uses_is_in_cupy_and_in_the_double(real, double):
+    assert len(USES.names) > 50  # it was found
+    assert not [path for path in sorted(USES.names) if not exists(real, path)]
+    assert not [path for path in sorted(USES.names) if not exists(double, path)]
+
+
+def test_our_calls_fit_the_signatures_of_both(real, double):
+    assert len(USES.calls) > 50
+    wrong = []
+    for call in sorted(USES.calls, key=str):
+        for objects in (real, double):
+            found = signature(at(objects, call.path))
+            try:
+                found.bind(*range(call.positional), **dict.fromkeys(call.keywords))
+            except TypeError as error:
+                wrong.append(f"{call.place}: {call.path}{found}: {error}")
+    assert not wrong
+
+
+def members(objects: dict[str, Any]) -> Iterator[str]:
+    """The path of each public name that the double has."""
+    for path in (*objects, "cupy.cuda", "cupy.cuda.runtime"):
+        here = at(objects, path)
+        if not isinstance(here, FunctionType | np.ndarray):
+            holds_names = isinstance(here, ModuleType | SimpleNamespace | type)
+            names = vars(here if holds_names else type(here))
+            yield from (f"{path}.{name}" for name in names if not name.startswith("_"))
+
+
+def test_the_double_offers_nothing_that_cupy_lacks(real, double):
+    paths = list(members(double))
+    assert len(paths) > 60
+    assert not [path for path in paths if not exists(real, path)]
+
+
+def test_the_doubles_signatures_are_cupys(real, double):
+    wrong, compared = [], 0
+    for path in (*members(double), "cupy.RawModule().get_function()"):
+        mine = at(double, path)
+        if path in ("cupy.ndarray", "cupy.cuda.nccl.NcclError") or not callable(mine):
+            continue
+        compared += 1
+        found, truth = signature(mine), signature(at(real, path))
+        wrong += [f"{path}{found} {why}" for why in differences(found, truth)]
+    assert compared > 30
+    assert not wrong
+
+
+def test_the_doubles_constants_are_cupys(real, double):
+    paths = [path for path in members(double) if re.search(r"NCCL_|\.memcpy\w*To", path)]
+    assert len(paths) == 8
+    assert {path: at(double, path) for path in paths} == {path: at(real, path) for path in paths}
+
+
+def test_nccl_itself_answers_as_the_double_does(real, double):
+    theirs, mine = (objects["cupy.cuda.nccl"] for objects in (real, double))
+    assert theirs.available is mine.available is True
+    for version in (theirs.get_version(), mine.get_version()):
+        assert 20_400 < version < 100_000
+    for identity in (theirs.get_unique_id(), mine.get_unique_id()):
+        assert (type(identity), len(identity)) == (bytes, 128)
+    assert issubclass(theirs.NcclError, NcclError.__base__)
+
+
+def test_without_a_driver_cupy_raises_what_the_double_does(real):
+    import cupy
+
+    if gpus.why_none() is None:
+        pytest.skip("there is a driver")
+    with pytest.raises(RuntimeError, match=r"cudaErrorInsufficientDriver|cudaErrorNoDevice"):
+        cupy.cuda.runtime.getDeviceCount()
+
+
+@pytest.mark.parametrize("architecture", [70, 75, 80, 86, 89, 90])
+def test_every_kernel_compiles_for_every_gpu(architecture):
+    from cupy_backends.cuda.libs import nvrtc
+
+    program = nvrtc.createProgram(gpus.kernel_source(), "kernels.cu", (), ())
+    options = (f"--gpu-architecture=sm_{architecture}", "--std=c++17")
+    try:
+        nvrtc.compileProgram(program, options)
+    except nvrtc.NVRTCError as error:
+        raise AssertionError(nvrtc.getProgramLog(program)) from error
+    binary = nvrtc.getCUBIN(program)
+    for verb, letter in product(("pack", "unpack", "sum"), WIRES):
+        assert f"{verb}_{letter}".encode() in binary

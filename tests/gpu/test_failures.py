@@ -1,0 +1,277 @@
+"""What goes wrong on GPUs is told on every rank: disagreement, devices, NCCL, CUDA, exceptions."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from chainermn_comm import CommunicationError, PeerError, RankMismatchError, create_communicator
+from tests.support import gpus
+from tests.support.gpus import NCCL, assert_mean, have_one_each, mean_of, put
+from tests.support.models import Model, Param
+from tests.support.topologies import on_nodes
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
+
+WAYS = ("flat", "pure_nccl", "hierarchical", "two_dimensional")
+
+
+@pytest.fixture(params=WAYS)
+def name(request, gpu, world) -> str:
+    """A communicator's name for each way that gradients can take."""
+    if request.param in NCCL:
+        gpus.one_each(world)
+    return request.param
+
+
+def grads(first: object, rank: int, dtype: str = "f4") -> Model:
+    """A model with the gradient `first` on rank 0 and one on the GPU elsewhere."""
+    grad = put(np.ones(3, dtype))
+    return Model(w=Param(put(np.zeros(3, dtype)), grad if rank else first))
+
+
+# What rank 0 has where the others have float32 on a GPU, and what is told of it.
+DISAGREEMENTS = {
+    "none": (lambda: None, r"/w float32 \(3,\).*no gradient|no gradient.*/w float32 \(3,\)"),
+    "dtype": (lambda: put(np.ones(3)), r"/w float64 \(3,\).*/w float32 \(3,\)"),
+    "place": (lambda: np.ones(3, "f4"), r"/w float32 \(3,\) on rank 0; .* \(3,\) on a GPU on rank"),
+}
+
+
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_ranks_that_disagree_are_told_and_go_on(world, gpu, what):
+    gpus.one_each(world)
+    give, told = DISAGREEMENTS[what]
+    with create_communicator("hierarchical") as comm:
+        with pytest.raises(RankMismatchError, match=told):
+            comm.allreduce_grad(grads(give(), comm.rank))
+        assert_mean(comm)
+
+
+def test_a_gradient_that_is_missing_on_all_ranks_stays_so(world, gpu):
+    with create_communicator("flat") as comm:
+        model = Model(w=Param(put(np.zeros(2)), None), v=Param(put(np.zeros(1)), put(np.ones(1))))
+        comm.allreduce_grad(model)
+        assert model["w"].grad is None
+
+
+def test_dtypes_that_gpus_do_not_take_are_told(world, gpu):
+    with create_communicator("flat") as comm, pytest.raises(TypeError, match="/w has dtype int32"):
+        comm.allreduce_grad(grads(put(np.ones(3, "i4")), comm.rank, "i4"))
+
+
+def test_pure_nccl_refuses_numpy_gradients(world, gpu):
+    gpus.one_each(world)
+    with create_communicator("pure_nccl") as comm:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"pure_nccl.*NumPy arrays.*to_gpu.*hierarchical"):
+                comm.allreduce_grad(Model(w=Param(np.ones(2), np.ones(2))))
+        assert_mean(comm)
+
+
+# All names ask before they choose a way.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in WAYS[1:3] else pytest.mark.full) for n in NCCL],
+)
+def test_ranks_on_one_device_are_told_by_each_name_and_others_serve(world, gpu, name):
+    with create_communicator(name) as comm:
+        with gpus.on_one_device(gpu), create_communicator("flat") as other:
+            for _ in range(2):
+                with pytest.raises(
+                    ValueError, match=r"ranks \[0, 1.* use device .*get_device_from"
+                ):
+                    assert_mean(comm)
+            assert_mean(other)
+        if have_one_each(world):
+            assert_mean(comm)
+        assert comm.allreduce_obj(1) == world.size
+
+
+def test_one_device_number_on_two_nodes_is_no_clash(world, gpu):
+    with gpus.on_one_device(gpu), on_nodes(range(world.size), "hierarchical") as comm:
+        assert_mean(comm)
+
+
+@pytest.mark.parametrize("name", ["pure_nccl", "flat"])
+def test_one_rank_on_another_device_than_before_raises_on_all(world, gpu, name):
+    import cupy
+
+    gpu.count = 2
+    gpus.one_each(world)
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count < 2:
+        pytest.skip("takes two devices")
+    here = cupy.cuda.Device().id
+    with create_communicator(name) as comm:
+        assert_mean(comm)
+        odd = comm.rank == 0
+        told = r"lies on device \d.*first used on device \d"
+        with (
+            cupy.cuda.Device((here + odd) % count),
+            pytest.raises(ValueError if odd else PeerError, match=told),
+        ):
+            assert_mean(comm)
+        assert_mean(comm)
+
+
+@pytest.mark.parametrize("place", ["stream", "pinned memory"])  # when the way is made; each call
+def test_a_device_that_fails_at_first_raises_on_every_rank(world, gpu, place):
+    gpus.one_each(world)
+    with create_communicator("pure_nccl") as comm:
+        if comm.rank == 1:
+            with (
+                gpus.failing(place, "cudaErrorMemoryAllocation"),
+                pytest.raises(RuntimeError, match="cudaErrorMemoryAllocation"),
+            ):
+                assert_mean(comm)
+        else:
+            with pytest.raises(PeerError, match=r"rank 1.*cudaErrorMemoryAllocation"):
+                assert_mean(comm)
+        assert_mean(comm)
+
+
+def is_told(comm, failing: bool, kernel: str, told: str) -> None:
+    """Take a mean in which a rank's kernel fails, and then another."""
+    if failing:
+        with gpus.failing(kernel, told), pytest.raises(CommunicationError, match=told):
+            assert_mean(comm, 2000)
+    else:
+        with pytest.raises(CommunicationError, match=f"rank {comm.size - 1} failed: Runtime"):
+            assert_mean(comm, 2000)
+    with pytest.raises(CommunicationError, match="failed in an earlier call"):
+        assert_mean(comm)
+    assert comm.allreduce_obj(1) == comm.size  # all else goes on
+
+
+def test_a_rank_whose_kernel_fails_raises_on_every_rank(world, gpu, name):
+    gpu.delay = 40
+    with create_communicator(name) as comm:
+        assert_mean(comm, 2000)
+        is_told(comm, world.rank == world.size - 1, "pack", "cudaErrorIllegalAddress")
+    with create_communicator(name) as comm:
+        assert_mean(comm)
+
+
+def test_a_rank_that_fails_under_a_cuda_aware_mpi_raises_on_every_rank(world, double):
+    double.delay = 40
+    with gpus.mpi_says(True), create_communicator("flat") as comm:
+        assert_mean(comm, 2000)
+        # The others have sent it their shards, and wait for its own.
+        is_told(comm, world.rank == world.size - 1, "pack", "cudaErrorIllegalAddress")
+
+
+def test_a_rank_that_fails_at_last_raises_there_and_perhaps_elsewhere(world, gpu, name):
+    failing = world.rank == world.size - 1
+
+    def mean_or_failure() -> None:
+        """The others have all that they need of it, and may be done before they hear."""
+        try:
+            assert_mean(comm)
+        except CommunicationError as error:
+            assert "failed" in str(error)  # noqa: PT017
+
+    with create_communicator(name) as comm:
+        assert_mean(comm)
+        if failing:
+            with (
+                gpus.failing("unpack", "out of order"),
+                pytest.raises(CommunicationError, match="out of order"),
+            ):
+                assert_mean(comm)
+            with pytest.raises(CommunicationError, match="failed in an earlier call"):
+                assert_mean(comm)
+        else:
+            mean_or_failure()
+            mean_or_failure()
+        assert comm.allreduce_obj(1) == world.size
+
+
+@pytest.mark.parametrize("name", ["pure_nccl", "two_dimensional"])
+def test_nccl_that_fails_on_a_rank_raises_on_every_rank(world, double, name):
+    with on_nodes((0,) * world.size, name) as comm:
+        assert_mean(comm)
+        failing = comm.rank == world.size - 1
+        double.nccl_fails = failing
+        told = "NCCL_ERROR_REMOTE_ERROR" if failing else f"rank {world.size - 1} failed: Nccl"
+        with pytest.raises(CommunicationError, match=told):
+            assert_mean(comm)
+        assert double.calls[-1] == "abort"
+        double.nccl_fails = False
+        with pytest.raises(CommunicationError, match="failed in an earlier call"):
+            assert_mean(comm)
+        assert comm.allreduce_obj(1) == world.size  # all else goes on
+
+
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.parametrize("how", ["nccl_fails", "group_fails"])
+@pytest.mark.sizes(3, 4)
+def test_nccl_that_fails_on_a_rank_raises_on_other_nodes(world, double, how, aware):
+    with gpus.mpi_says(aware), on_nodes((0, 0, 1, 1)[: world.size], "hierarchical") as comm:
+        assert_mean(comm)
+        failing = comm.rank == 1
+        setattr(double, how, failing)
+        told = "NCCL_ERROR" if failing else "rank 1 failed: NcclError"
+        with pytest.raises(CommunicationError, match=told):
+            assert_mean(comm)
+        setattr(double, how, False)
+        assert comm.allreduce_obj(1) == world.size
+
+
+WHY_NOT = {
+    "no device": ("count", 0),
+    "InsufficientDriver": ("count", -1),
+    "available is False": ("available", False),
+    "NCCL is 2.3, and 2.4 is the oldest": ("version", 2307),
+}
+
+
+@pytest.mark.parametrize("why", WHY_NOT)
+def test_pure_nccl_says_why_it_cannot(world, double, monkeypatch, why):
+    from cupy.cuda import nccl
+
+    odd, (what, value) = world.rank == world.size - 1, WHY_NOT[why]
+    if odd:
+        monkeypatch.setattr(double if what in vars(double) else nccl, what, value)
+    with pytest.raises(ValueError if odd else PeerError, match=f"{why}.*on CPUs use one of: dum"):
+        create_communicator("pure_nccl")
+
+
+@pytest.mark.parametrize("lacks", ["NCCL", "CuPy"])
+def test_bfloat16_says_what_it_lacks(world, double, monkeypatch, lacks):
+    from cupy.cuda import nccl
+
+    odd = world.rank == 1
+    if odd and lacks == "NCCL":
+        double.version = 2908
+    if odd and lacks == "CuPy":
+        monkeypatch.delattr(nccl, "NCCL_BFLOAT16")
+    with create_communicator("pure_nccl") as comm, create_communicator("flat") as staged:
+        comm.set_config("allreduce_grad_dtype", "bfloat16")
+        staged.set_config("allreduce_grad_dtype", "bfloat16")
+        told = r"takes NCCL 2\.10 .*NCCL_BFLOAT16.*the communicator 'flat'"
+        with pytest.raises(ValueError if odd else PeerError, match=told):
+            assert_mean(comm)
+        np.testing.assert_array_equal(mean_of(staged, np.ones(2, "f4")), np.ones(2, "f4"))
+        comm.set_config("allreduce_grad_dtype", "float32")
+        assert_mean(comm)
+
+
+@pytest.mark.parametrize("name", ["flat", "pure_nccl"])
+def test_a_block_left_by_an_exception_frees_the_gpu_and_waits_for_nobody(world, double, name):
+    with create_communicator(name) as other:
+        comm = create_communicator(name)
+        for each in (comm, other):
+            assert_mean(each)
+        if world.rank == world.size - 1:  # the others never leave the block
+            before = sum(double.memory.values()), sum(double.pinned.values())
+            with pytest.raises(ZeroDivisionError):  # noqa: SIM117
+                with comm:
+                    raise ZeroDivisionError
+            gc.collect()
+            assert sum(double.memory.values()) < before[0]
+            assert sum(double.pinned.values()) < before[1] or name != "flat"  # only that is staged
+            assert "abort" in double.calls or name == "flat"
+        assert_mean(other)

@@ -1,0 +1,389 @@
+"""Means of gradients on GPUs: any model over any topology, by the ways that names promise."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chainermn_comm import create_communicator
+from tests.support import gpus
+from tests.support.drawn_models import DTYPES, check_model, gradients, has, models
+from tests.support.gpus import DTYPES as GPU_DTYPES
+from tests.support.gpus import NCCL, STAGED, Real, assert_mean, mean_of, means_of, put
+from tests.support.models import Model, Param, with_grads
+from tests.support.topologies import IMPOSED, on_nodes
+
+pytestmark = pytest.mark.world
+
+# Small beside those on CPUs: the double is slow, and its chunks can be small too. Numbers of an
+# array are alike, since NCCL's sums of others are worse than the bound: the manual says so.
+MODELS = models([(20_001,), (70, 60)], 40, DTYPES[:3], (0,))
+# Two nodes of which one has several ranks, if there are so many.
+NODES = {1: (0,), 2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
+# Fewer ranks are one node, or one on each; with three, the lanes of `two_dimensional` are one.
+ENOUGH = {
+    "two_dimensional": 4,
+    "hierarchical": 3,
+    "non_cuda_aware": 3,
+    "single_node": 2,
+    "naive": 2,
+}
+
+
+def named(*names: str):
+    """Parametrize by names; each runs by default on as few ranks as tell something of it."""
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=pytest.mark.ranks(ENOUGH[name]) if name in ENOUGH else ())
+            for name in names
+        ],
+    )
+
+
+ALL = named(*STAGED, *NCCL)
+# Each name of these takes a way of its own.
+WAYS = named("flat", "hierarchical", "two_dimensional", "pure_nccl")
+BETWEEN_NODES = named("flat", "hierarchical", "two_dimensional")
+
+
+def topologies(name: str, size: int) -> list[tuple[int, ...]]:
+    return IMPOSED[size] if name in BY_NODES else IMPOSED[size][:1]
+
+
+BY_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
+
+
+def on_two_nodes(world, name: str, **how):
+    """A communicator over `NODES`; skips where NCCL has no device for each rank."""
+    if name in NCCL:
+        gpus.one_each(world)
+    return on_nodes(NODES[world.size] if name != "single_node" else (0,) * world.size, name, **how)
+
+
+def run(comm, entries, zero_fill) -> list:
+    arrays, model = gradients(entries, comm.rank), Model()
+    # Those that are one array in host memory are one on the device, too.
+    grads = {id(a): put(a, entry.layout) for entry, a in zip(entries, arrays, strict=True)}
+    for index, (entry, array) in enumerate(zip(entries, arrays, strict=True)):
+        data = put(np.zeros(entry.shape, entry.dtype))
+        grad = grads[id(array)] if has(entry, comm.rank, zero_fill) else None
+        model.params[f"p{index:03}"] = Param(data, grad)
+    comm.multi_node_mean_grad(model, zero_fill)
+    grads = [param.grad for param in model.params.values()]
+    assert all(grad is None or gpus.on_gpu(grad) for grad in grads)
+    return [None if grad is None else gpus.to_host(grad) for grad in grads]
+
+
+def check_models(world, name: str, examples: int) -> None:
+    """Check so many models over all topologies that make a difference to the communicator."""
+    if name in NCCL:
+        gpus.one_each(world)
+    with contextlib.ExitStack() as stack:
+        comms = {
+            nodes: stack.enter_context(on_nodes(nodes, name))
+            for nodes in topologies(name, world.size)
+        }
+        wires = st.sampled_from([None, *DTYPES])
+
+        @settings(max_examples=examples)
+        @given(MODELS, st.sampled_from(list(comms)), wires, st.booleans())
+        def check(entries, nodes, wire, zero_fill):
+            comm = comms[nodes]
+            check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
+
+        check()
+
+
+@ALL
+def test_any_model_over_any_topology(world, gpu, name):
+    # The names with fewer examples take the ways of others.
+    check_models(world, name, 5 if name in ("naive", "single_node", "non_cuda_aware") else 25)
+
+
+@WAYS
+def test_models_of_many_chunks(world, gpu, monkeypatch, name):
+    monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", "16384")
+    gpu.delay = 1
+    check_models(world, name, 12)
+
+
+@pytest.mark.full
+@ALL
+def test_any_model_over_any_topology_at_length(world, gpu, name):
+    check_models(world, name, 200)
+
+
+@BETWEEN_NODES
+def test_any_model_through_a_cuda_aware_mpi(world, double, name):
+    with gpus.mpi_says(True):
+        check_models(world, name, 12)
+    assert double.copied_to_host == 0
+    assert gpus.memory_in_use() == (0, 0)
+    assert not double.pinned
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [pytest.param("double", marks=pytest.mark.full), pytest.param("device", marks=pytest.mark.gpu)],
+    indirect=True,
+)
+@pytest.mark.parametrize("wire", [None, "float16"])
+@ALL
+def test_large_arrays(world, gpu, name, wire):
+    """More than a chunk of the usual size, and more tiles than blocks of a kernel."""
+    with on_two_nodes(world, name, allreduce_grad_dtype=wire) as comm:
+        sizes = (9_000_001, 1 << 20)
+        means = means_of(comm, [whole(comm.rank, size) for size in sizes])
+        for size, mean in zip(sizes, means, strict=True):
+            expected = sum(whole(rank, size) for rank in range(comm.size)) / comm.size
+            np.testing.assert_allclose(mean, expected, rtol=2e-3 if wire else 1e-6)
+
+
+def whole(rank: int, size: int) -> np.ndarray:
+    return (np.arange(size) % 7 + rank).astype("f4")
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
+    with create_communicator(name) as comm, create_communicator("flat") as on_cpus:
+        for dtype in GPU_DTYPES:
+            mine = np.random.default_rng(world.rank).standard_normal(70_001).astype(dtype)
+            model = with_grads(w=mine.copy())
+            on_cpus.allreduce_grad(model)
+            np.testing.assert_array_equal(mean_of(comm, mine), model["w"].grad)
+
+
+@BETWEEN_NODES
+def test_a_cuda_aware_mpi_gets_gpu_memory_and_gives_the_same_bits(world, double, name):
+    rng, found = np.random.default_rng(world.rank), []
+    arrays = [rng.standard_normal(3001).astype(dtype) for dtype in GPU_DTYPES]
+    for array in arrays:
+        array[:9] = np.finfo(array.dtype).max  # whose sum overflows, and whose mean doesn't
+        array[9:12] = np.inf, np.nan, np.finfo(array.dtype).smallest_subnormal
+    for says in (False, True):
+        double.copied_to_host = 0
+        with gpus.mpi_says(says), on_two_nodes(world, name) as comm:
+            found.append(means_of(comm, arrays))
+            leads = name != "hierarchical" or comm.intra_rank == 0  # those that exchange
+        assert (double.copied_to_host > 0) == (leads and not says and world.size > 1)
+    for staged, direct in zip(*found, strict=True):
+        np.testing.assert_array_equal(staged, direct)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("name", ["flat", "non_cuda_aware"])
+def test_mpi_gets_host_memory_unless_all_ranks_and_the_name_agree(world, double, name):
+    says = name == "non_cuda_aware" or world.rank == 0
+    with gpus.mpi_says(says), on_nodes(range(world.size), name) as comm:
+        assert_mean(comm, 300)
+    assert double.copied_to_host >= 1200
+
+
+VERBS = {
+    "naive": set(),
+    "flat": set(),
+    "pure_nccl": {"allReduce"},
+    "single_node": {"allReduce"},
+    "hierarchical": {"reduce", "broadcast"},
+    "non_cuda_aware": {"reduce", "broadcast"},
+    "two_dimensional": {"reduceScatter", "allGather"},
+}
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize("name", VERBS)
+def test_each_name_takes_the_verbs_that_it_promises(world, double, name):
+    nodes = (0, 0, 0, 0) if name == "single_node" else (0, 1, 0, 1)
+    with on_nodes(nodes, name) as comm:
+        assert_mean(comm)
+        kernels = [call for call in double.calls if call.endswith("_f")]
+        assert {*double.calls} - {*kernels} == VERBS[name]
+        assert [kernels[0], kernels[-1]] == ["pack_f", "unpack_f"]
+    assert (double.calls[-1] == "destroy") == bool(VERBS[name])
+
+
+@pytest.mark.sizes(3, 4)
+def test_uneven_nodes_exchange_as_many_shards_as_the_smallest_has_ranks(world, gpu):
+    gpus.one_each(world)
+    with on_nodes((0, 0, 0, 1)[-world.size :], "two_dimensional") as comm:
+        mean = mean_of(comm, np.arange(10, dtype="f8") + comm.rank)
+        np.testing.assert_array_equal(mean, np.arange(10) + (comm.size - 1) / 2)
+
+
+@ALL
+def test_gradients_travel_as_bfloat16(world, gpu, name):
+    with on_two_nodes(world, name, allreduce_grad_dtype="bfloat16") as comm:
+        every = [
+            [np.random.default_rng(rank).standard_normal(5000).astype(d) for d in GPU_DTYPES]
+            for rank in range(world.size)
+        ]
+        means = means_of(comm, every[world.rank])
+        for mean, *terms in zip(means, *every, strict=True):
+            assert mean.dtype == terms[0].dtype
+            wide = [term.astype("f8") for term in terms]
+            bound = 2.0**-8 * 4 * sum(map(np.abs, wide)) / world.size
+            assert np.all(np.abs(mean - sum(wide) / world.size) <= bound)
+            # In the wire's precision, and not by accident in a wider one.
+            assert not np.any(mean.astype("f4").view("u4") & 0xFFFF)
+        bits = [mean.tobytes() for mean in means]
+        assert comm.allgather_obj(bits) == [bits] * world.size
+
+
+def test_values_are_divided_before_nccl_sums_them(world, gpu):
+    gpus.one_each(world)
+    large = np.finfo("float16").max * np.float16(0.99)  # the last bits of the range may be lost
+    with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
+        mean = mean_of(comm, np.array([large, 1], "float16"))
+    np.testing.assert_allclose(mean, [large, 1], rtol=4 * np.finfo("float16").eps)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_the_double_shows_when_streams_are_not_ordered(world, double):
+    # A check of the tests: without the waits that the library asks for, sums are wrong.
+    double.ignores_events, double.delay = True, 40
+    wrong = 0
+    with create_communicator("pure_nccl") as comm:
+        for call in range(20):
+            mean = mean_of(comm, np.full(3, comm.rank + call, "f4"))
+            wrong += not np.array_equal(mean, np.full(3, call + (world.size - 1) / 2, "f4"))
+            double.drain(double.streams[1])
+    assert wrong
+
+
+@pytest.mark.parametrize(
+    ("gpu", "step", "calls"),
+    [
+        ("double", 256, 12),
+        pytest.param("device", 256, 100, marks=pytest.mark.gpu),
+        pytest.param("device", 9_000_000, 100, marks=pytest.mark.gpu),
+    ],
+    indirect=["gpu"],
+)
+@WAYS
+def test_back_to_back_calls_do_not_mix(world, gpu, monkeypatch, name, step, calls):
+    if step == 256:
+        monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", "1024")
+    with on_two_nodes(world, name) as comm:
+        for call in range(calls):
+            mean = mean_of(comm, np.full(call % 3 * step + 5, comm.rank + call, "f4"))
+            # NCCL's terms are divided before they are summed, so that thirds are rounded.
+            np.testing.assert_allclose(mean, call + (world.size - 1) / 2, rtol=1e-6)
+
+
+def test_mixed_models_go_both_ways(world, gpu):
+    gpus.one_each(world)
+    with create_communicator("hierarchical") as comm:
+        mine = np.full(3, float(comm.rank))
+        model = Model(a=Param(np.zeros(3), mine), b=Param(put(np.zeros(3)), put(mine)))
+        comm.allreduce_grad(model)
+        expected = np.full(3, (world.size - 1) / 2)
+        np.testing.assert_allclose(model["a"].grad, expected)
+        np.testing.assert_allclose(gpus.to_host(model["b"].grad), expected)
+
+
+def test_a_gradient_is_averaged_in_place_or_replaced(world, gpu):
+    gpus.one_each(world)
+    plain, other = (put(np.full((2, 3), world.rank, "f4")) for _ in range(2))
+    both = put(np.full(4, world.rank, "f4"))
+    model = Model(
+        plain=Param(plain, plain),
+        turned=Param(other.T, other.T),
+        one=Param(both, both),
+        two=Param(both, both),
+    )
+    with create_communicator("pure_nccl") as comm:
+        comm.allreduce_grad(model)
+    assert model["plain"].grad is plain
+    for name in ("turned", "one", "two"):
+        assert model[name].grad.flags.c_contiguous
+        np.testing.assert_allclose(gpus.to_host(model[name].grad), (world.size - 1) / 2)
+    assert gpus.address(model["one"].grad) != gpus.address(model["two"].grad)
+
+
+def test_a_split_takes_the_same_way_and_keeps_settings(world, gpu):
+    gpus.one_each(world)
+    with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
+        with comm.split(comm.rank % 2, -comm.rank) as part:
+            assert part.get_config() == comm.get_config()
+            assert_mean(part)
+            mean = mean_of(part, np.full(2, comm.rank, "f4"))
+            expected = np.mean(part.allgather_obj(comm.rank))
+            np.testing.assert_allclose(mean, [expected, expected], rtol=2e-3)
+        np.testing.assert_allclose(mean_of(comm, np.ones(2, "f4")), 1, rtol=2e-3)
+
+
+def test_device_memory_is_a_few_chunks(world, gpu, monkeypatch):
+    gpus.one_each(world)
+    monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", str(1 << 16))
+    with create_communicator("hierarchical") as comm:
+        grad = put(np.ones(1 << 17, "f4"))
+        before, _ = gpus.memory_in_use()
+        comm.allreduce_grad(Model(w=Param(grad, grad)))
+        after, _ = gpus.memory_in_use()
+        assert 0 < after - before < 3 << 16
+
+
+# NCCL and CUDA may keep some memory for later; one communicator of NCCL's takes megabytes.
+MIB_LEFT = 64
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["flat", "two_dimensional", "pure_nccl"])
+def test_communicators_leave_no_memory_behind(world, gpu, name):
+    def make(times: int) -> tuple[int, int]:
+        for _ in range(times):
+            with on_two_nodes(world, name) as comm, comm.split(0, comm.rank) as part:
+                assert_mean(comm)
+                assert_mean(part)
+        world.Barrier()  # ranks may share the device
+        found = gpus.memory_in_use()
+        world.Barrier()
+        return found
+
+    real = isinstance(gpu, Real)
+    used, in_use = make(10 if real else 1)
+    used_later, in_use_later = make(60 if real else 3)
+    assert used_later <= used
+    assert in_use_later - in_use < (MIB_LEFT << 20 if real else 1)
+    if not real:
+        assert not gpu.memory
+        assert not gpu.pinned
+        if world.size > 1 and name == "pure_nccl":
+            assert gpu.calls.count("destroy") == 8
+
+
+@pytest.mark.full
+@pytest.mark.sizes(1, 2)  # more ranks than cores take minutes
+@pytest.mark.parametrize("name", ["pure_nccl", "flat"])
+def test_a_thousand_communicators_leak_nothing(world, double, name):
+    streams, numbers = len(double.streams), set()
+    double.delay = 0
+    for _ in range(500):
+        with create_communicator(name) as comm, comm.split(0, 0) as part:
+            for each in (comm, part):
+                assert_mean(each, 100)
+        own = world.Dup()
+        numbers.add(own.py2f())
+        own.Free()
+        del double.streams[streams:]  # the double's own list
+    assert gpus.memory_in_use() == (0, 0)
+    assert not double.pinned
+    nccl = name == "pure_nccl" and world.size > 1
+    assert double.calls.count("destroy") == (1000 if nccl else 0)
+    assert len(numbers) < 100
+
+
+def test_numpy_gradients_need_no_cupy(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)  # its import fails
+    with create_communicator("hierarchical") as comm:
+        model = with_grads(w=np.full(2, world.rank, "f4"))
+        comm.allreduce_grad(model)
+        np.testing.assert_array_equal(model["w"].grad, np.full(2, (world.size - 1) / 2, "f4"))
+        with pytest.raises(ValueError, match=r"CuPy can't be imported.*use one of"):
+            create_communicator("pure_nccl")

@@ -1,0 +1,123 @@
+"""GPUs as tests see them, by the same functions on the double and on a real device."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chainermn_comm import CommunicatorBase, cuda_aware, devices, kernels
+from chainermn_comm.chunks import Chunk, cut
+from tests.support.models import Model, Param
+
+# Those that go through NCCL where a node has several ranks, and those that MPI serves alone.
+NCCL = ("hierarchical", "two_dimensional", "single_node", "pure_nccl", "non_cuda_aware")
+STAGED = ("naive", "flat")
+DTYPES = ("float16", "float32", "float64")
+
+on_gpu, to_host, address = devices.on_gpu, devices.to_host, devices.address
+why_none, kernel_source = devices.problem, kernels.source
+
+
+class Real:
+    """A rank's real device. What can be set of the double, to let it misbehave, does nothing."""
+
+    def __init__(self, rank: int) -> None:
+        import cupy
+
+        cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
+
+
+def put(array: np.ndarray, layout: str = "C") -> Any:
+    """The array on the current device, with a memory layout as `drawn_models` names them."""
+    if layout == "reversed" and array.ndim:
+        return devices.to_device(np.ascontiguousarray(array[::-1]))[::-1]
+    if layout == "strided" and array.ndim:
+        return devices.to_device(np.repeat(array, 2, axis=0))[::2]
+    return devices.to_device(array)
+
+
+def means_of(comm: CommunicatorBase, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The means over ranks of a model's gradients, which lie on GPUs meanwhile (collective)."""
+    grads = [put(array) for array in arrays]
+    model = Model(**{f"p{i:03}": Param(grad, grad) for i, grad in enumerate(grads)})
+    comm.allreduce_grad(model)
+    return [to_host(model[name].grad) for name in model.params]
+
+
+def mean_of(comm: CommunicatorBase, array: np.ndarray) -> np.ndarray:
+    return means_of(comm, [array])[0]
+
+
+def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
+    """Assert that gradients of 0, 1, ... by rank have the right mean (collective)."""
+    mean = mean_of(comm, np.full(size, comm.rank, "f4"))
+    np.testing.assert_allclose(mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6)
+
+
+def have_one_each(world: Any) -> bool:
+    """Whether no two ranks have the same device (collective)."""
+    return len(set(world.allgather(devices.bus_id()))) == world.size
+
+
+def one_each(world: Any) -> None:
+    """Skip the test where two ranks have the same device (collective)."""
+    if not have_one_each(world):
+        pytest.skip(f"NCCL wants a device for each of the {world.size} ranks")
+
+
+@contextlib.contextmanager
+def on_one_device(gpu: Any) -> Iterator[None]:
+    """All ranks have the same device for a while."""
+    import cupy
+
+    with cupy.cuda.Device(0), pytest.MonkeyPatch.context() as patch:
+        if not isinstance(gpu, Real):
+            patch.setattr(gpu, "bus_id", "0000:17:00.0")
+        yield
+
+
+@contextlib.contextmanager
+def failing(place: str, message: str) -> Iterator[None]:
+    """Let a `stream`, `pinned memory` or the kernel `pack` or `unpack` fail on this rank."""
+
+    def fail(verb: Any = None, *args: Any) -> None:
+        if place in ("pack", "unpack") and verb != place:
+            return launch(verb, *args)
+        raise RuntimeError(message)
+
+    launch = kernels.launch
+    where, name = {"stream": (devices, "new_stream"), "pinned memory": (devices, "pinned")}.get(
+        place, (kernels, "launch")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, fail)
+        yield
+
+
+@contextlib.contextmanager
+def mpi_says(takes_gpu_memory: bool) -> Iterator[None]:
+    """What MPI answers; the double's device memory is host memory, which any MPI takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: takes_gpu_memory)
+        yield
+
+
+def memory_in_use() -> tuple[int, int]:
+    """Bytes of CuPy's arrays, and those that the device has not free."""
+    import cupy
+
+    gc.collect()
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return pool.used_bytes(), total - free
+
+
+def chunks_of(sizes: Sequence[int], wire: str, chunk_bytes: int) -> list[Chunk]:
+    """How gradients of so many elements are cut, all of the same wire dtype."""
+    return cut(tuple(sizes), (np.dtype(wire),) * len(sizes), chunk_bytes)
