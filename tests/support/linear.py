@@ -31,10 +31,6 @@ def sgd(comm, model, **kwds):
     return create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), comm, **kwds).setup(model)
 
 
-def weights(model):
-    return {name: param.array.copy() for name, param in model.namedparams()}
-
-
-def same_everywhere(comm, model):
-    mine = {name: array.tobytes() for name, array in weights(model).items()}
-    return all(others == mine for others in comm.allgather_obj(mine))
+def bad_batch(x=None):
+    """A loss function that fails."""
+    raise FloatingPointError("bad batch")

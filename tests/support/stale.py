@@ -13,39 +13,32 @@ from chainermn_train import create_multi_node_optimizer
 BATCH, WIDTH = 8, 300
 
 
-class Net(chainer.Chain):
-    def __init__(self, seed, n_in: int | None = WIDTH):
+class TanhNet(chainer.Chain):
+    """Two layers, with gradients of many kinds: whole, 0-d, transposed, read-only, missing."""
+
+    def __init__(self, seed: int, n_in: int | None = WIDTH, width: int = WIDTH) -> None:
         super().__init__()
         np.random.seed(seed)
+        dtype = chainer.get_dtype(map_mixed16=np.float16)
         with self.init_scope():
-            self.first = L.Linear(n_in, WIDTH)
-            self.second = L.Linear(WIDTH, 3)
-            self.scale = chainer.Parameter(np.ones((), chainer.config.dtype))
-            self.unused = chainer.Parameter(np.ones(2, chainer.config.dtype))
+            self.first = L.Linear(n_in, width)
+            self.second = L.Linear(width, 3)
+            self.scale = chainer.Parameter(np.ones((), dtype))
+            self.unused = chainer.Parameter(np.ones(2, dtype))
 
     def __call__(self, x):
         h = F.tanh(self.first(x))
-        # Gradients of many kinds: whole, 0-d, transposed, read-only.
         return F.mean(self.second(h) ** 2) * self.scale + F.sum(self.second.b)
 
 
-def batch(rank, number):
-    random = np.random.RandomState(1000 * rank + number)
-    return random.uniform(-1, 1, (BATCH, WIDTH)).astype(chainer.config.dtype)
+def batch_of(*seed: int, width: int = WIDTH) -> np.ndarray:
+    """A batch, such as that of a rank and the number of an update."""
+    random = np.random.RandomState(seed)
+    dtype = chainer.get_dtype(map_mixed16=np.float16)
+    return random.uniform(-1, 1, (BATCH, width)).astype(dtype)
 
 
-def arrays(model):
-    return {name: param.array.copy() for name, param in sorted(model.namedparams())}
-
-
-def assert_same_bits(model, expected):
-    mine, others = arrays(model), arrays(expected)
-    assert {name: a.tobytes() for name, a in mine.items()} == {
-        name: a.tobytes() for name, a in others.items()
-    }
-
-
-def adam(model):
+def hooked_adam(model):
     optimizer = chainer.optimizers.Adam().setup(model)
     optimizer.add_hook(WeightDecay(1e-3))
     optimizer.add_hook(GradientClipping(0.1))
@@ -73,5 +66,5 @@ def stale_loop(comm, model, optimizer, batches, scales=None):
         before = now, scale
 
 
-def buffered(comm, model, make_optimizer=adam, **kwds):
+def buffered(comm, model, make_optimizer=hooked_adam, **kwds):
     return create_multi_node_optimizer(make_optimizer(model), comm, True, **kwds)

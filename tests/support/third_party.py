@@ -1,7 +1,8 @@
-"""A communicator that somebody else wrote: the wrappers may use its public methods only."""
+"""Communicators that somebody else wrote: the wrappers may use their public methods only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,3 +58,18 @@ class PlainCommunicator(CommunicatorBase):
         for _, param in sorted(model.namedparams()):
             if param.grad is not None:
                 param.grad = np.asarray(self.allreduce(param.grad) / self.size, param.grad.dtype)
+
+
+class WatchedCommunicator(PlainCommunicator):
+    """Calls `on_mean` with the model before each mean of gradients, also where it was split."""
+
+    def __init__(self, mpi: Any, on_mean: Callable[[Any], None] = lambda model: None) -> None:
+        super().__init__(mpi)
+        self.on_mean = on_mean
+
+    def split(self, color, key):
+        return WatchedCommunicator(self.mpi.Split(color, key), lambda model: self.on_mean(model))
+
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        self.on_mean(model)
+        super().multi_node_mean_grad(model, zero_fill)

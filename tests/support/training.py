@@ -1,0 +1,68 @@
+"""What tests of training share: parameters compared, state saved and loaded, a trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import training
+
+
+def parameters(model: chainer.Link) -> dict[str, np.ndarray]:
+    """Copies of the initialised parameters."""
+    named = sorted(model.namedparams())
+    return {name: param.array.copy() for name, param in named if param.is_initialized}
+
+
+def float32_parameters(model: chainer.Link) -> dict[str, np.ndarray]:
+    """Those that Chainer's update rules keep beside float16 ones; not copied."""
+    rules = {name: param.update_rule for name, param in model.namedparams()}
+    kept = {name: getattr(rule, "_fp32_param", None) for name, rule in rules.items()}
+    return {name: param.array for name, param in kept.items() if param is not None}
+
+
+def parameter_bits(model: chainer.Link) -> dict[str, bytes]:
+    """The bits of the parameters, and of the float32 ones beside them."""
+    found = {name: array.tobytes() for name, array in parameters(model).items()}
+    return found | {
+        f"{name} in float32": array.tobytes() for name, array in float32_parameters(model).items()
+    }
+
+
+def same_everywhere(comm: Any, model: chainer.Link) -> bool:
+    """Whether all ranks' parameters have the same bits (collective)."""
+    mine = parameter_bits(model)
+    return all(others == mine for others in comm.allgather_obj(mine))
+
+
+def assert_near(model: chainer.Link, expected: chainer.Link, tolerance: float) -> None:
+    """Assert that parameters differ by so much at most, and have the same dtypes."""
+    others = dict(expected.namedparams())
+    for name, param in model.namedparams():
+        assert param.dtype == others[name].dtype
+        np.testing.assert_allclose(
+            param.array, others[name].array, rtol=0, atol=tolerance, err_msg=name
+        )
+
+
+def state_of(thing: Any) -> dict[str, Any]:
+    """What a Chainer serializer saves of it."""
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(thing)
+    return serializer.target
+
+
+def load_state(thing: Any, state: dict[str, Any]) -> None:
+    chainer.serializers.NpzDeserializer(state).load(thing)
+
+
+def trainer_over(
+    examples: np.ndarray, batch: int, optimizer: Any, updates: int, out: Path, **how: Any
+) -> training.Trainer:
+    """A trainer over batches in order; `how` is for the updater."""
+    dataset = chainer.datasets.TupleDataset(examples)
+    iterator = chainer.iterators.SerialIterator(dataset, batch, shuffle=False)
+    updater = training.StandardUpdater(iterator, optimizer, **how)
+    return training.Trainer(updater, (updates, "iteration"), out=str(out))
