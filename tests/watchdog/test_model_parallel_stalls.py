@@ -9,7 +9,7 @@ import pytest
 from tests.support import jobs
 
 # Short, and long enough for the ranks to be where they shall be, on a machine that is busy.
-SECONDS = 4.0
+SECONDS = 3.0
 JOB_SECONDS = 120.0  # ends a hang, no more
 
 SCRIPT = (
