@@ -7,6 +7,8 @@ below that raise where something is not as expected. A world test must check som
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -48,6 +50,20 @@ def require(report: pytest.TestReport, checked: int) -> None:
         )
 
 
+def _forget_locals() -> None:
+    """Drop the copies of a test's variables that pytest took to describe a passed `assert`.
+
+    Before Python 3.13 they stay in the frame, and what they refer to lives until the test ends.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "_call_assertion_pass":
+        frame = frame.f_back
+    if frame is None or frame.f_back is None or sys.version_info >= (3, 13):
+        return
+    if frame.f_back.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function's, no module's
+        frame.f_back.f_locals.clear()
+
+
 class Plugin:
     """Counts afresh for each test; asks for a check where no world of ranks does."""
 
@@ -62,6 +78,7 @@ class Plugin:
     def pytest_assertion_pass(self) -> None:
         global _count
         _count += 1
+        _forget_locals()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
