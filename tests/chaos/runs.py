@@ -23,9 +23,9 @@ LOOK_SECONDS = 0.02
 # How often it is looked which files are mapped, of a job on a machine that others use.
 MAPS_SECONDS = 0.2
 # Ends a job that doesn't end by itself, which is a failure.
-JOB_SECONDS = 120.0
+JOB_SECONDS = 300.0
 # For what a job leaves behind to go: the monitor waits for the launcher to end what is its own.
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 60.0
 REPORT = "ChainerMN: likely culprit"
 
 

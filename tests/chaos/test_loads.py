@@ -58,11 +58,11 @@ def check_flat(found, capsys):
 
 
 def test_collectives_back_to_back(capsys):
-    check_flat(loaded(2, "collectives", 900, 120), capsys)
+    check_flat(loaded(2, "collectives", 900, 600), capsys)
 
 
 def test_communicators_made_and_freed(capsys):
-    check_flat(loaded(2, "communicators", 30, 120), capsys)
+    check_flat(loaded(2, "communicators", 30, 600), capsys)
 
 
 @pytest.mark.full

@@ -262,14 +262,15 @@ class Cluster:
 
     def _start(self, *command: str) -> int:
         """Start a process that lives as long as the cluster, and ends when this one does."""
-        process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=(self.folder / "log").open("ab"),
-            env=os.environ | {"PATH": _path()},
-            start_new_session=True,
-        )
+        with (self.folder / "log").open("ab") as log:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=os.environ | {"PATH": _path()},
+                start_new_session=True,
+            )
         self._started.append(process)
         self._cleanup.callback(process.wait, COMMAND_SECONDS)
         self._cleanup.callback(process.kill)
