@@ -1,0 +1,59 @@
+"""Windows of a node's ranks, and what serves where one can't be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chainermn_comm import shared_window
+from chainermn_comm.shared_window import SharedWindow
+from tests.support.models import check_mean
+from tests.support.shared_memory import is_in_shared_memory
+from tests.support.topologies import on_nodes, over_nodes
+
+pytestmark = pytest.mark.world
+
+
+@over_nodes("hierarchical")
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("has_room", "no room for shared memory in /dev/shm on some node"),
+        ("take_pages", "no room for shared memory in /dev/shm on some node"),
+        ("__init__", "shared memory could not be allocated on some node: no such memory"),
+        ("is_shared", "the memory that MPI calls shared is not, on some node"),
+    ],
+)
+def test_where_one_node_has_no_window_mpi_serves_and_one_line_says_why(
+    world, monkeypatch, capfd, name, nodes, what, line
+):
+    unlucky = world.rank == world.size - 1
+    real: Any = getattr(SharedWindow, what, None)
+
+    def fail(*args):
+        result = real(*args)
+        if unlucky and what == "__init__":
+            raise MemoryError("no such memory")
+        return result and not unlucky
+
+    if what == "has_room":
+        monkeypatch.setattr(shared_window, "has_room", lambda _: not unlucky)
+    else:
+        monkeypatch.setattr(SharedWindow, what, fail)
+    with on_nodes(nodes, name) as comm:
+        check_mean(comm, calls=2)
+    said = capfd.readouterr().err
+    expected = f"ChainerMN: {line}; gradients go through MPI instead\n"
+    assert said.count(expected) == said.count("ChainerMN") == (world.rank == 0)
+
+
+def test_memory_that_is_not_shared_is_noticed(world):
+    window = SharedWindow(world, [4096] * world.size)
+    assert window.is_shared()
+    assert all(is_in_shared_memory(buffer) for buffer in window.buffers) == (world.size > 1)
+    if world.rank:
+        window.buffers[0] = np.zeros(64, np.uint8)  # as if this rank mapped something else
+    assert window.is_shared() == (world.size == 1)
+    window.close()

@@ -1,0 +1,41 @@
+"""Ranks that now and then come late to where they meet, or go late from it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from chainermn_comm.agreement import Agreement
+from chainermn_comm.shared_window import SharedWindow
+
+LONGEST_SECONDS = 0.004
+
+
+@contextmanager
+def late_ranks(rank: int, likelihood: float) -> Iterator[None]:
+    """Meanwhile this rank pauses before and after meetings, as its number decides."""
+    rng = random.Random(rank)
+
+    def pause() -> None:
+        if rng.random() < likelihood:
+            time.sleep(rng.random() * LONGEST_SECONDS)
+
+    def late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            pause()
+            result = method(*args, **kwargs)
+            pause()
+            return result
+
+        return call
+
+    # The agreement is the first meeting of a call.
+    with (
+        mock.patch.object(SharedWindow, "meet", late(SharedWindow.meet)),
+        mock.patch.object(Agreement, "__call__", late(Agreement.__call__)),
+    ):
+        yield
