@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from pathlib import Path
 
@@ -12,10 +13,8 @@ import pytest
 from chainer import training
 from chainer.training import extensions
 
-from chainermn_train import (
-    create_multi_node_checkpointer,
-    create_multi_node_optimizer,
-)
+from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
+from chainermn_train.durable import Contents
 
 
 class Noisy(chainer.Chain):
@@ -116,3 +115,8 @@ def save_and_flush(checkpointer, iteration: int, value: float | None = None) -> 
     value = iteration if value is None else value
     checkpointer.save(link(value, value), iteration)
     checkpointer.flush()
+
+
+def any_contents(text: str) -> Contents:
+    """What a file of a checkpoint holds, by its size and checksum."""
+    return Contents(len(text), hashlib.sha256(text.encode()).hexdigest())

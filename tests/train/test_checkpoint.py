@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 
@@ -10,12 +11,7 @@ import numpy as np
 import pytest
 from chainer import training
 
-from chainermn_train import (
-    create_multi_node_checkpointer,
-    create_multi_node_iterator,
-    create_synchronized_iterator,
-    durable,
-)
+from chainermn_train import create_multi_node_checkpointer
 from tests.support.checkpoints import (
     Noisy,
     bits,
@@ -73,25 +69,6 @@ def test_iterator_with_a_generator_of_its_own(naive, folder):
     assert bits(model) == bits(expected)
 
 
-@pytest.mark.parametrize("create", [create_multi_node_iterator, create_synchronized_iterator])
-def test_iterator_that_the_ranks_share(comm, folder, create):
-    def shared(iterator):
-        return create(iterator, comm)
-
-    whole, expected, _ = make_trainer(comm, folder / "whole", shared=shared)
-    whole.run()
-    for end in (5, None):
-        trainer, model, _ = make_trainer(comm, folder / "run", shared=shared)
-        checkpointer = create_multi_node_checkpointer("run", comm)
-        trainer.extend(checkpointer, trigger=(2, "iteration"))
-        assert checkpointer.maybe_load(trainer) == (None if end else 4)
-        if end:
-            run_until(trainer, end)
-        else:
-            trainer.run()
-    assert bits(model) == bits(expected)
-
-
 def test_keeps_cp_interval_and_collects_each_gc_interval(comm, folder):
     trainer, _, _ = make_trainer(comm, folder, stop=20)
     checkpointer = create_multi_node_checkpointer("run", comm, 2, 3)
@@ -133,22 +110,22 @@ def test_name_of_the_extension_is_not_that_of_the_run(naive, folder):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_triggers_that_fire_at_once_save_once(comm, folder, monkeypatch, background):
+def test_triggers_that_fire_at_once_save_once(naive, folder, monkeypatch, background):
     written = []
-    real = durable.os.replace
+    real = os.replace
 
     def replace(source, target):
         written.append(target.name)
         real(source, target)
 
-    monkeypatch.setattr(durable.os, "replace", replace)
-    trainer, _, _ = make_trainer(comm, folder)
-    checkpointer = create_multi_node_checkpointer("run", comm, background=background)
+    monkeypatch.setattr(os, "replace", replace)
+    trainer, _, _ = make_trainer(naive, folder)
+    checkpointer = create_multi_node_checkpointer("run", naive, background=background)
     trainer.extend(checkpointer, trigger=(2, "iteration"))
     trainer.extend(checkpointer, name="again", trigger=(4, "iteration"))
     run_until(trainer, 5)
-    assert written.count(f"run.{comm.rank}.4.new") == 1
-    assert written.count(f"run.{comm.rank}.4") == (not background)  # else not committed yet
+    assert written.count(f"run.{naive.rank}.4.new") == 1
+    assert written.count(f"run.{naive.rank}.4") == (not background)  # else not committed yet
 
 
 def test_success_within_an_except_block_still_cleans_up(naive, folder):

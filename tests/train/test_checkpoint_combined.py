@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from chainer import training
 
-from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer, durable
-from chainermn_train.npz_state import capture
+from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
+from tests.support.checkpoints import run_until
+from tests.support.training import state_of
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 STOP, INTERVAL = 11, 2
 
 
@@ -36,37 +37,38 @@ def make(comm, out, double_buffering, steps, scaling, dtype, background):
     return trainer, checkpointer
 
 
-def bits(trainer) -> dict[str, bytes]:
+def state_bits(trainer) -> dict[str, bytes]:
     """Of the model, the optimizer with all that is under way, and the iterator."""
-    return {name: array.tobytes() for name, array in capture(trainer.updater).items()}
+    state = state_of(trainer.updater)
+    return {name: np.asarray(value).tobytes() for name, value in state.items() if value is not None}
 
 
-@pytest.mark.parametrize("background", [False, True])
+# Double buffering, accumulated steps, loss scaling, dtype; written in the background.
+COMBINED = [
+    (True, 3, False, "f4", True),
+    (False, 3, True, "f2", False),
+    (True, 1, True, "f2", True),
+    (True, 3, True, "f2", False),
+]
+
+
 @pytest.mark.parametrize(
-    ("double_buffering", "steps", "scaling", "dtype"),
-    [(True, 3, False, "f4"), (False, 3, True, "f2"), (True, 1, True, "f2"), (True, 3, True, "f2")],
+    "options",
+    [
+        *COMBINED,
+        *(pytest.param((*each, not last), marks=pytest.mark.full) for *each, last in COMBINED),
+    ],
+    ids=str,
 )
-def test_resumed_in_the_middle_of_what_is_under_way(
-    naive, world, tmp_path, monkeypatch, double_buffering, steps, scaling, dtype, background
-):
-    monkeypatch.setattr(durable.os, "fsync", lambda _: None)
-    folder = world.bcast(tmp_path)
-    options = (double_buffering, steps, scaling, dtype, background)
+def test_resumed_in_the_middle_of_what_is_under_way(naive, folder, options):
     whole, _ = make(naive, folder / "whole", *options)
     whole.run()
     for stop in (5, 8):  # within a group of three, and after one
-
-        def fail(trainer, stop=stop):
-            if trainer.updater.iteration == stop:
-                raise InterruptedError
-
         trainer, _ = make(naive, folder / str(stop), *options)
-        trainer.extend(fail, name="fail", trigger=(1, "iteration"), priority=-1000)
-        with pytest.raises(InterruptedError):
-            trainer.run(show_loop_exception_msg=False)
+        run_until(trainer, stop)
         naive.allgather_obj(None)
         resumed, checkpointer = make(naive, folder / str(stop), *options)
         begin = checkpointer.maybe_load(resumed)
-        assert begin == (stop - stop % INTERVAL) - (INTERVAL if background else 0)
+        assert begin == (stop - stop % INTERVAL) - (INTERVAL if options[-1] else 0)
         resumed.run()
-        assert bits(resumed) == bits(whole)
+        assert state_bits(resumed) == state_bits(whole)

@@ -8,7 +8,11 @@ from chainermn_train import create_multi_node_checkpointer
 from tests.support.checkpoints import files, generation, link
 from tests.support.crashes import State, crashes, restore
 
-pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.ranks(2),  # each of some fifty crashes is an own resume
+    pytest.mark.usefixtures("unsynced"),
+]
 
 
 def records(state: State) -> list[int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import re
 from pathlib import Path
 
@@ -9,11 +12,7 @@ import chainer
 import numpy as np
 import pytest
 
-from chainermn_train import (
-    create_multi_node_checkpointer,
-    durable,
-)
-from chainermn_train.commit_record import decode
+from chainermn_train import create_multi_node_checkpointer
 from tests.support.checkpoints import (
     files,
     generation,
@@ -45,8 +44,18 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("of", ["0", "last", "commit"])
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize(
+    ("of", "how"),
+    [
+        *itertools.product(["last", "commit"], DAMAGES),
+        ("0", "middle byte"),
+        *(
+            pytest.param("0", how, marks=pytest.mark.full)
+            for how in DAMAGES
+            if how != "middle byte"
+        ),
+    ],
+)
 def test_damaged_newest_file_makes_the_resume_fall_back(naive, folder, capfd, of, how):
     saved(naive, folder, 10, 20, 30)
     of = str(naive.size - 1) if of == "last" else of
@@ -63,20 +72,6 @@ def test_damaged_newest_file_makes_the_resume_fall_back(naive, folder, capfd, of
         assert (missing if of == "commit" else f"rank {of}: run.{of}.30 ") in said
     else:
         assert said == ""
-
-
-def test_every_byte_of_a_record_counts(naive, folder):
-    saved(naive, folder, 1)
-    path = folder / "run.commit.1"
-    if naive.rank == 0:
-        whole = path.read_bytes()
-        for position in range(len(whole)):
-            for bit in range(8):
-                damaged = bytearray(whole)
-                damaged[position] ^= 1 << bit
-                with pytest.raises(ValueError, match=r"commit record|checksum"):
-                    decode(bytes(damaged))
-    naive.allgather_obj(None)
 
 
 def test_after_falling_back_the_run_saves_over_what_was_damaged(naive, folder):
@@ -140,13 +135,16 @@ def test_files_of_a_lost_record_stay_until_they_are_replaced_or_old(naive, folde
     if naive.rank == 0:
         (folder / "run.commit.30").unlink()
     lost = generation(naive, 30) - {"run.commit.30"}
-    for iteration in 25, 28:
-        target = link(0, 0)
+
+    def go_on(iteration):
         checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
-        assert checkpointer.maybe_load(target) == {25: 20, 28: 25}[iteration]
+        begin = checkpointer.maybe_load(link(0, 0))
         save_and_flush(checkpointer, iteration)
+        return begin
+
+    for iteration, begin in (25, 20), (28, 25):
+        assert go_on(iteration) == begin
         assert lost <= files(naive, folder)
-        del checkpointer  # another one may save by its name then
     expected = generation(naive, 10, 20, 25, 28, 30)
     save_and_flush(create_multi_node_checkpointer("run", naive, path=folder), 30, 5)
     assert files(naive, folder) == expected
@@ -240,20 +238,24 @@ def test_object_that_needs_pickle_is_refused_on_all_ranks(comm, folder):
 
 def test_pickle_in_a_file_is_not_loaded(naive, folder):
     """Even where somebody forges a record."""
-    from chainermn_train.commit_record import CommitRecord
-
     saved(naive, folder, 1)
     path = folder / f"run.{naive.rank}.1"
     with path.open("wb") as file:
         trap = np.array([Trap()], dtype=object)
         np.savez(file, values=trap, nothing=trap, text=trap)
-    with path.open("rb") as file:
-        contents = naive.allgather_obj(durable.contents_of(file))
+    files = naive.allgather_obj({"size": path.stat().st_size, "sha256": sha256(path.read_bytes())})
     if naive.rank == 0:
-        (folder / "run.commit.1").write_bytes(CommitRecord("run", 1, contents).encode())
+        path = folder / "run.commit.1"
+        record = {**json.loads(path.read_text())["record"], "files": files}
+        whole = {"record": record, "sha256": sha256(json.dumps(record).encode())}
+        path.write_text(json.dumps(whole, indent=1) + "\n")
     naive.allgather_obj(None)
     with pytest.raises(ValueError, match="allow_pickle=False"):
         loaded(naive, folder)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 class Trap:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import warnings
 
@@ -10,11 +11,7 @@ import chainer
 import pytest
 from chainer import training
 
-from chainermn_train import (
-    ResumableOrderSampler,
-    create_multi_node_checkpointer,
-    durable,
-)
+from chainermn_train import ResumableOrderSampler, create_multi_node_checkpointer
 from tests.support.checkpoints import (
     files,
     generation,
@@ -59,7 +56,7 @@ def test_failed_replacement_leaves_a_whole_generation(
     )
     save_and_flush(checkpointer, 5)
     name = failing.format(last=naive.size - 1)
-    real = durable.os.replace
+    real = os.replace
 
     def fail(source, target):
         if after and target.name == name:
@@ -69,7 +66,7 @@ def test_failed_replacement_leaves_a_whole_generation(
         real(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "replace", fail)
+        patch.setattr(os, "replace", fail)
         with pytest.raises((OSError, RuntimeError), match="No space left"):
             save_and_flush(checkpointer, 5, 6)
     assert files(naive, folder) == generation(naive, 5)
@@ -122,7 +119,7 @@ def test_disk_error_of_one_rank_is_raised_on_all(
 
     with monkeypatch.context() as patch:
         if comm.rank == comm.size - 1:
-            patch.setattr(durable.os, function, fail)
+            patch.setattr(os, function, fail)
         words = rf"No space left on device: '.*run\.{comm.size - 1}\.2\.new\.tmp'"
         with pytest.raises((OSError, RuntimeError), match=words) as caught:
             save_and_flush(checkpointer, 2)
@@ -137,14 +134,14 @@ def test_error_in_the_background_ends_training_on_all_ranks(comm, folder, monkey
     trainer, _, _ = make_trainer(comm, folder, stop=4)
     checkpointer = create_multi_node_checkpointer("run", comm, background=True)
     trainer.extend(checkpointer, trigger=(2, "iteration"))
-    real = durable.os.replace
+    real = os.replace
 
     def fail(source, target):
         if f"run.{comm.size - 1}.4" in str(target):
             raise OSError(28, "No space left on device")
         real(source, target)
 
-    monkeypatch.setattr(durable.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises((OSError, RuntimeError), match="No space left"):
         trainer.run()
     assert generation(comm, 2) <= files(comm, folder)

@@ -1,0 +1,20 @@
+"""The record that makes a checkpoint one is whole, or is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from chainermn_train.commit_record import CommitRecord, decode
+from tests.support.checkpoints import any_contents
+
+
+def test_every_byte_of_a_record_counts():
+    record = CommitRecord("run", 1, [any_contents("a"), any_contents("b")])
+    whole = record.encode()
+    assert decode(whole) == record
+    for position in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(ValueError, match=r"commit record|checksum"):
+                decode(bytes(damaged))
