@@ -1,4 +1,7 @@
-"""Snapshots of state that is the same on all ranks, taken with 4, serve 1, 2 and 8."""
+"""Snapshots of state that is the same on all ranks, taken with 4, serve 1, 2 and 8.
+
+`test_fewer_and_more_ranks_go_on` does so within a world of the default tier.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ bits = "".join(param.array.tobytes().hex() for _, param in sorted(model.namedpar
 sys.stdout.write(f"{comm.size} {begin[0]} {optimizer.t} {bits}\\n")
 """
 )
+pytestmark = pytest.mark.full
 STOP = 3  # when the snapshot is taken
 
 
