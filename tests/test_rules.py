@@ -119,24 +119,15 @@ def test_hypothesis_has_the_one_profile() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_helper_is_defined_twice() -> None:
-    """Functions of support are not written again in a test's file."""
-    shared = {
-        node.name
-        for path, tree in trees()
-        if path.parts[0] == "support"
-        for node in ast.iter_child_nodes(tree)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-    }
-    ordinary = {"main", "run", "check", "call", "make", "Model"}
-    wrong = [
-        f"{path}:{node.lineno}: {node.name}"
-        for path, tree in trees()
-        if path.parts[0] != "support"
-        for node in ast.iter_child_nodes(tree)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        if node.name in shared - ordinary
-    ]
+def test_no_function_is_written_twice() -> None:
+    """What two files need lies in support, once; a few lines may be alike by chance."""
+    where: dict[str, list[str]] = {}
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and len(ast.unparse(node)) > 200:
+                body = "".join(map(ast.dump, node.body))
+                where.setdefault(body, []).append(f"{path}:{node.lineno}: {node.name}")
+    wrong = [" = ".join(places) for places in where.values() if len(places) > 1]
     assert not wrong, "\n".join(wrong)
 
 
@@ -154,9 +145,11 @@ def test_is_skipped(): pass
 """
 
 
-def test_a_test_that_checks_nothing_fails(pytester: pytest.Pytester) -> None:
+def test_a_test_that_checks_nothing_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This is how executions that assert nothing are kept out of every run, worlds included."""
-    pytester.makeini("[pytest]\nenable_assertion_pass_hook = true\n")
+    monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
     pytester.makeconftest(
         "from tests.support import checks\nchecks.install()\n"
         "def pytest_configure(config): config.pluginmanager.register(checks.Plugin(False))\n"
@@ -164,4 +157,4 @@ def test_a_test_that_checks_nothing_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(INNER)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=3, failed=2, skipped=1)
-    result.stdout.fnmatch_lines(["*nothing was checked*"])
+    assert "nothing was checked" in result.stdout.str()

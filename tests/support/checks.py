@@ -1,21 +1,22 @@
 """Counts what a test checks while it runs, so that one that checks nothing fails.
 
-An `assert` counts (by pytest's hook for those that pass), and so does each call of the functions
-below that raise where something is not as expected. A world test must check something on some rank.
+Each `assert` counts, passed or not, and so does each call of the functions below that raise where
+something is not as expected. A world test must check something on some rank.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
-import inspect
-import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.assertion import rewrite
 
 _count = 0
+COUNT_ONE = "__import__('sys').modules['tests.support.checks'].add()"
 
 
 def count() -> int:
@@ -23,45 +24,48 @@ def count() -> int:
     return _count
 
 
+def add() -> None:
+    """Count a check."""
+    global _count
+    _count += 1
+
+
+def install() -> None:
+    """Count checks from now on; call it before any test module is imported."""
+    for name in ("raises", "warns"):
+        setattr(pytest, name, _counted(getattr(pytest, name)))
+    for name in ("array_equal", "allclose", "array_less", "equal", "array_max_ulp"):
+        setattr(np.testing, f"assert_{name}", _counted(getattr(np.testing, f"assert_{name}")))
+    # pytest's hook for passed assertions describes each, which takes a fifth of a world's time, and
+    # keeps the test's locals alive. Modules rewritten like this are cached under another name.
+    rewrite.AssertionRewriter.visit_Assert = _counting(rewrite.AssertionRewriter.visit_Assert)
+    rewrite.PYC_TAIL = f"-counted{rewrite.PYC_TAIL}"
+
+
 def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        global _count
-        _count += 1
+        add()
         return function(*args, **kwargs)
 
     return call
 
 
-def install() -> None:
-    """Count calls of what checks without an `assert`; before any test module is imported."""
-    for name in ("raises", "warns"):
-        setattr(pytest, name, _counted(getattr(pytest, name)))
-    for name in ("array_equal", "allclose", "array_less", "equal", "array_max_ulp"):
-        setattr(np.testing, f"assert_{name}", _counted(getattr(np.testing, f"assert_{name}")))
+def _counting(visit: Callable[[Any, ast.Assert], list[ast.stmt]]) -> Any:
+    def visit_assert(self: Any, node: ast.Assert) -> list[ast.stmt]:
+        statement = ast.parse(COUNT_ONE).body[0]
+        for each in ast.walk(statement):
+            ast.copy_location(each, node)
+        return [statement, *visit(self, node)]
+
+    return visit_assert
 
 
 def require(report: pytest.TestReport, checked: int) -> None:
     """Turn a passed test that checked nothing into a failed one."""
     if report.when == "call" and report.passed and not checked:
         report.outcome = "failed"
-        report.longrepr = (
-            "nothing was checked: no assert, no pytest.raises and the like was reached"
-        )
-
-
-def _forget_locals() -> None:
-    """Drop the copies of a test's variables that pytest took to describe a passed `assert`.
-
-    Before Python 3.13 they stay in the frame, and what they refer to lives until the test ends.
-    """
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "_call_assertion_pass":
-        frame = frame.f_back
-    if frame is None or frame.f_back is None or sys.version_info >= (3, 13):
-        return
-    if frame.f_back.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function's, no module's
-        frame.f_back.f_locals.clear()
+        report.longrepr = "nothing was checked: no assert, pytest.raises or the like was reached"
 
 
 class Plugin:
@@ -74,11 +78,6 @@ class Plugin:
     def pytest_runtest_setup(self) -> None:
         global _count
         _count = 0
-
-    def pytest_assertion_pass(self) -> None:
-        global _count
-        _count += 1
-        _forget_locals()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
