@@ -1,0 +1,130 @@
+"""Whether a job was good, and who is blamed for one that was not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from chainermn_tools.launch import verdict
+from chainermn_tools.launch.verdict import Outcome
+
+
+def outcome(*said: tuple, status: int = 0, tail: str = "") -> Outcome:
+    hellos = [(r, {"kind": "hello", "pid": 100 + r, "host": f"h{r}"}) for r in range(2)]
+    return Outcome(status=status, records=[*hellos, *said], tail=tail.encode())
+
+
+def bye(rank, size=2):
+    return rank, {"kind": "goodbye", "size": size}
+
+
+def failed(rank, what, status=1, echo=False):
+    record = {"kind": "failed", "what": what, "status": status, "echo": echo}
+    return rank, {**record, "traceback": f"Traceback:\n{what}\n"}
+
+
+HYDRA = (
+    "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    "=   PID {pid} RUNNING AT h\n=   EXIT CODE: {code}\n=====\n"
+)
+KILLED = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+PRTE = "prterun noticed that process rank 1 with PID 7 on node vm exited on\nsignal 9 (Killed).\n"
+PRTE_CODE = "   Process name: [prterun-vm-21834@1,1]\n   Exit code:    5\n"
+
+
+def test_a_job_is_good_when_all_said_goodbye_and_mpiexec_agrees():
+    assert verdict.judge(outcome(bye(1), bye(0)), 2) == verdict.Verdict(True, 0)
+    assert verdict.judge(outcome(bye(1, None), bye(0, None)), 2).good  # no MPI in the script
+    assert not verdict.judge(outcome(bye(1), bye(0), status=1), 2).good
+
+
+@pytest.mark.parametrize(
+    ("one", "status", "text"),
+    [
+        (outcome(bye(0)), 1, "rank 1 of 2 ended without saying goodbye"),
+        (outcome(), 1, "ranks 0, 1 of 2 ended without"),
+        (outcome(failed(1, "ValueError: x", 3), status=3), 3, "rank 1 on h1 failed first: ValueE"),
+        (outcome(failed(0, "PeerError", echo=True), failed(1, "E: x", 4)), 4, "rank 1 on h1"),
+        (outcome(failed(0, "PeerError", echo=True)), 1, "rank 0 on h0 failed first: PeerError"),
+        (outcome(tail=HYDRA.format(pid=101, code=9) + KILLED), 137, "rank 1 on h1 .*SIGKILL"),
+        (outcome(tail=HYDRA.format(pid=101, code=5)), 5, "rank 1 on h1 failed first: exit st"),
+        (outcome(tail=HYDRA.format(pid=999, code=9)), 1, "without saying goodbye"),
+        (outcome(tail=PRTE), 137, "rank 1 on h1 failed first: ended by signal 9"),
+        (outcome(tail=PRTE_CODE), 5, "rank 1 on h1 failed first: exit status 5"),
+        (outcome(failed(0, "PeerError", echo=True), tail=PRTE), 137, "rank 1 on h1"),
+        (outcome(failed(0, "E: x", 7), tail=PRTE), 7, "rank 0 on h0 failed first: E: x"),
+    ],
+)
+def test_the_first_rank_that_failed_is_named(one, status, text):
+    found = verdict.judge(one, 2)
+    assert not found.good
+    assert found.again
+    assert found.status == status
+    assert re.search(text, found.text), found.text
+
+
+REPORT = """
+[0] ChainerMN: likely culprit: rank 1 (process 101 on h1) is stopped (SIGSTOP) for 5.0 s.
+[0] A call has waited for 5.0 s (CHAINERMN_TIMEOUT):
+[0] {}
+"""
+CUT = "ChainerMN: h1 has not answered for 20.0 s: the link is cut. Ending the ranks on h0\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (REPORT.format("CHAINERMN_TIMEOUT is set: ending the job."), "likely culprit: rank 1 (pro"),
+        (CUT, "h1 has not answered for 20.0 s"),
+        ("CHAINERMN_TIMEOUT is set: ending the job.", "see its report above"),
+    ],
+)
+def test_of_ranks_that_the_watchdog_ends_none_is_blamed_for_that(said, text):
+    found = verdict.judge(outcome(tail=said + HYDRA.format(pid=100, code=15)), 2)
+    assert (found.good, found.status) == (False, 15)
+    assert found.text.startswith(f"the watchdog ended the job: {text}")
+
+
+def test_the_rank_that_the_watchdog_saw_dying_first_is_blamed():
+    gone = "ChainerMN: rank 1 (process 101 on h1) is gone, last seen in allreduce\n"
+    found = verdict.judge(
+        outcome(tail=gone + HYDRA.format(pid=100, code=11) + KILLED, status=11), 2
+    )
+    assert found.text == "rank 1 on h1 failed first: it is gone, last seen in allreduce"
+    assert found.status == 11
+    found = verdict.judge(outcome(tail=gone + HYDRA.format(pid=101, code=9) + KILLED), 2)
+    assert found.text == "rank 1 on h1 failed first: ended by signal 9 (SIGKILL)"
+
+
+def test_a_rank_that_leaves_by_os_exit_is_blamed_by_its_own_words():
+    said = "ChainerMN: rank 1 of 2: os._exit(3) before MPI was finalized, ending the job.\n"
+    found = verdict.judge(outcome(tail=said, status=3), 2)
+    assert found.text == "rank 1 on h1 failed first: os._exit(3) before MPI was finalized"
+    assert found.status == 3
+
+
+def test_a_rank_that_dies_after_a_report_is_blamed():
+    said = REPORT.format("The ranks go on waiting.")
+    found = verdict.judge(outcome(tail=said + HYDRA.format(pid=101, code=9) + KILLED), 2)
+    assert "rank 1 on h1 failed first" in found.text
+
+
+def test_ranks_that_are_alone_show_the_wrong_mpiexec_and_arent_started_again():
+    found = verdict.judge(outcome(bye(0, 1), bye(0, 1)), 2)
+    assert not found.good
+    assert not found.again
+    assert "not that of mpi4py's MPI" in found.text
+
+
+def test_where_no_rank_began_starting_again_is_no_use():
+    found = verdict.judge(Outcome(status=255), 2)
+    assert (found.good, found.again, found.status) == (False, False, 255)
+    assert found.text == "no rank began; what mpiexec printed above says why"
+
+
+def test_where_no_rank_began_what_explain_knows_of_it_is_shown():
+    said = b"ssh: Could not resolve hostname far: Name or service not known\nLaunch proxy failed.\n"
+    found = verdict.judge(Outcome(status=255, tail=said), 2)
+    assert "no rank began. A host was named that this one doesn't know." in found.text
+    assert "\n    getent hosts" in found.text
