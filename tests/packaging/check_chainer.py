@@ -1,7 +1,7 @@
 """Calls what the repairs are for; prints one JSON object, check to traceback or null.
 
-Run in an environment with Chainer: `python check_chainer.py [--without ROW] CHECK...`, where
-ROW is the number of a row of the table of repairs that is to be left out.
+Run in an environment with Chainer: `python check_chainer.py [--without ROWS] CHECK...`, where
+ROWS are numbers of rows of the table of repairs that are to be left out.
 """
 
 import json
@@ -25,7 +25,7 @@ def check_environment_check_names_a_conflict():
     rows = [("six", ">=1.0"), ("six", ">=999"), ("no-such-package", ">=1")]
     seen = []
     for package, specifier in rows:
-        chainer._version._optional_dependencies[:] = [
+        vars(vars(chainer)["_version"])["_optional_dependencies"][:] = [
             {"name": "X", "packages": [package], "specifier": specifier, "help": ""}
         ]
         with warnings.catch_warnings(record=True) as caught:
@@ -209,9 +209,9 @@ def main():
     if names[0] == "--without":
         import _chainermn_repairs
 
-        table = list(_chainermn_repairs.TABLE)
-        del table[int(names[1])]
-        _chainermn_repairs.TABLE = tuple(table)
+        left_out = {int(row) for row in names[1].split(",")}
+        table = enumerate(_chainermn_repairs.TABLE)
+        _chainermn_repairs.TABLE = tuple(each for row, each in table if row not in left_out)
         names = names[2:]
     print(json.dumps({name: outcome(globals()[f"check_{name}"]) for name in names}))
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from uv import find_uv_bin
 
-from tests.support.interpreters import PYTHONS, found_interpreters
+from tests.support.interpreters import PYTHONS, found_combinations, found_interpreters
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300  # ends what hangs; a slow index takes tens of seconds
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, ok: bool = True, **how) -> str:
@@ -84,34 +83,23 @@ def make_environment(folder: Path, python: str | Path = sys.executable) -> Envir
     return Environment(folder)
 
 
-@pytest.fixture(scope="session")
-def interpreters() -> dict[str, str]:
-    """Version (`3.11`) to interpreter, of the supported ones on this machine."""
-    return found_interpreters()
-
-
-def found_combinations() -> list[tuple[str, str]]:
-    """Each Python with the oldest and the newest NumPy that has a wheel for it, oldest first."""
+def ends_first(values: list[Any], ids: Callable[[Any], str]) -> list[Any]:
+    """Cases of them all: the first and the last value are in the default tier."""
+    rest = values[1:-1]
     return [
-        (python, numpy)
-        for python in PYTHONS
-        for numpy in ("numpy==1.26.*", "numpy>=2")
-        if python in found_interpreters() and (python, numpy) != ("3.13", "numpy==1.26.*")
+        pytest.param(value, id=ids(value), marks=[pytest.mark.full] if value in rest else [])
+        for value in values
     ]
-
-
-@pytest.fixture(scope="session")
-def combinations() -> list[tuple[str, str]]:
-    return found_combinations()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`combination` is each of them in turn, `python` each version found here."""
     if "combination" in metafunc.fixturenames:
-        names = [f"{python}-{numpy}" for python, numpy in found_combinations()]
-        metafunc.parametrize("combination", found_combinations(), ids=names, scope="module")
+        cases = ends_first(found_combinations(), "-".join)
+        metafunc.parametrize("combination", cases, scope="session")
     if "python" in metafunc.fixturenames:
-        metafunc.parametrize("python", sorted(found_interpreters()), scope="module")
+        cases = ends_first([v for v in PYTHONS if v in found_interpreters()], str)
+        metafunc.parametrize("python", cases, scope="session")
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
@@ -130,14 +118,9 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The five distributions, each built as sdist and from that as wheel: name to wheel."""
     folder = tmp_path_factory.mktemp("dist")
-    built = {}
-    for source in [*sorted((ROOT / "packages").iterdir()), ROOT]:
-        run(find_uv_bin(), "build", "-q", "--no-sources", "-o", folder / source.name, source)
-        (wheel,) = (folder / source.name).glob("*.whl")
-        (_,) = (folder / source.name).glob("*.tar.gz")
-        shutil.move(wheel, folder)
-        built[wheel.name.split("-")[0].replace("_", "-")] = folder / wheel.name
-    return built
+    run(find_uv_bin(), "build", "-q", "--no-sources", "--all-packages", "-o", folder, ROOT)
+    assert len(list(folder.glob("*.tar.gz"))) == 5
+    return {file.name.split("-")[0].replace("_", "-"): file for file in folder.glob("*.whl")}
 
 
 @pytest.fixture(scope="session")
@@ -148,17 +131,36 @@ def find_links(wheels: dict[str, Path]) -> tuple[str | Path, ...]:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment]:
-    """Make an environment: `environment()` or `environment(python)`."""
+    """Makes an environment: `environment()` or `environment(python)`, or a copy `of` one."""
 
-    def make(python: str | Path = sys.executable) -> Environment:
-        return make_environment(tmp_path_factory.mktemp("env"), python)
+    def make(python: str | Path = sys.executable, of: Environment | None = None) -> Environment:
+        folder = tmp_path_factory.mktemp("env")
+        if of is None:
+            return make_environment(folder, python)
+        # Links, which installers replace and don't write to: what takes long is done once.
+        run("cp", "-al", f"{of.folder}/.", folder)
+        return Environment(folder)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def everything(environment, wheels, find_links) -> Environment:
-    """All five distributions as wheels, Chainer, and an MPI."""
+    """All five distributions as wheels, by name, Chainer, and an MPI; not to be changed."""
     env = environment()
-    env.install(*wheels.values(), *find_links, "mpich")
+    env.install(f"chainermn[mpich]=={wheels['chainermn'].name.split('-')[1]}", *find_links)
     return env
+
+
+@pytest.fixture(scope="session")
+def environment_on(environment, wheels) -> Callable[[str, str], Environment]:
+    """Chainer, the finder and an MPI on one Python and NumPy; each made once, not to be changed."""
+
+    @cache
+    def make(python: str, numpy: str) -> Environment:
+        env = environment(found_interpreters()[python])
+        env.install(numpy, "chainer", wheels["chainermn-comm"], "mpich")
+        env.uninstall("setuptools")
+        return env
+
+    return make

@@ -122,10 +122,9 @@ def test_the_command_tells_what_is_wrong(tmp_path):
     assert "a version is three numbers such as 2.1.0, not 'seven'" in done.stderr
 
 
-def test_what_is_built_runs_the_readmes_script(environment, wheels, find_links, tmp_path):
+def test_what_is_built_runs_the_readmes_script(everything, tmp_path):
     """Installed by name, in an environment of nothing else, from the folder they are built to."""
-    env = environment()
-    env.install(f"chainermn[mpich]=={wheels['chainermn'].name.split('-')[1]}", *find_links)
+    env = everything
     (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     lines = [line[1:] for line in diff.splitlines() if line[:1] in " +" or not line]
     script = tmp_path / "your_script.py"

@@ -12,6 +12,7 @@ import chainer
 import pytest
 
 import _chainermn_repairs
+from tests.support.interpreters import found_combinations
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "check_chainer.py"
@@ -41,28 +42,14 @@ NEEDED_FOR = [
 
 
 @pytest.fixture(scope="module")
-def chainer_on(environment, interpreters, wheels):
-    """Chainer and the finder on one Python and NumPy, without setuptools; each made once."""
-
-    @cache
-    def make(python: str, numpy: str):
-        env = environment(interpreters[python])
-        env.install(numpy, "chainer")
-        env.uninstall("setuptools")
-        env.install("--no-deps", wheels["chainermn-comm"])
-        return env
-
-    return make
+def newest(environment_on):
+    return environment_on(*found_combinations()[-1])
 
 
 @pytest.fixture(scope="module")
-def newest(chainer_on, combinations):
-    return chainer_on(*combinations[-1])
-
-
-@pytest.fixture(scope="module")
-def outcomes(combination, chainer_on):
-    return check(chainer_on(*combination), *CHECKS)
+def outcomes(environment_on):
+    """What each check gave, on one Python and NumPy; all of them in one process."""
+    return cache(lambda *combination: check(environment_on(*combination), *CHECKS))
 
 
 def check(env, *arguments):
@@ -71,26 +58,32 @@ def check(env, *arguments):
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_chainer_works(combination, outcomes, name):
-    assert outcomes[name] is None, outcomes[name]
+    assert outcomes(*combination)[name] is None, outcomes(*combination)[name]
 
 
-def test_chainer_trains_and_resumes(combination, chainer_on):
-    env = chainer_on(*combination)
+def test_chainer_trains_and_resumes(combination, environment_on):
+    env = environment_on(*combination)
     accuracies = json.loads(env.run("-W", "ignore", HERE / "train_chainer.py"))
     assert list(accuracies) == ["serial", "multithread", "fork", "forkserver", "spawn"]
     assert min(accuracies.values()) > 0.8
 
 
-@pytest.mark.parametrize("version", ["65.5.*", "75.*", "81.*"])
-@pytest.mark.parametrize("which", [0, -1], ids=["oldest", "newest"])
-def test_any_setuptools_may_be_there(which, version, combinations, chainer_on):
+@pytest.mark.parametrize(
+    ("which", "version"),
+    [
+        (0, "65.5.*"),
+        (-1, "81.*"),
+        *(
+            pytest.param(which, version, marks=pytest.mark.full)
+            for which, version in ((0, "75.*"), (0, "81.*"), (-1, "65.5.*"), (-1, "75.*"))
+        ),
+    ],
+)
+def test_any_setuptools_may_be_there(which, version, environment, environment_on):
     """Some have a `pkg_resources` or `distutils` that fails halfway on some Python or NumPy."""
-    env = chainer_on(*combinations[which])
+    env = environment(of=environment_on(*found_combinations()[which]))
     env.install(f"setuptools=={version}")
-    try:
-        env.run("-W", "ignore", "-c", "import chainer, chainer.testing")
-    finally:
-        env.uninstall("setuptools")
+    env.run("-W", "ignore", "-c", "import chainer, chainer.testing")
 
 
 def test_every_row_names_what_fails_without_it():
@@ -98,13 +91,33 @@ def test_every_row_names_what_fails_without_it():
     assert set(NEEDED_FOR) <= set(CHECKS)
 
 
-@pytest.mark.parametrize("row", range(len(TABLE)), ids=lambda row: f"{row}-{TABLE[row].module}")
-def test_each_repair_is_needed(newest, row):
+def rows_named(rows):
+    return "+".join(str(row) for row in rows)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *((row,) for row in range(len(TABLE)) if NEEDED_FOR[row] == "import"),
+        tuple(row for row in range(len(TABLE)) if NEEDED_FOR[row] != "import"),
+        *(
+            pytest.param((row,), marks=pytest.mark.full)
+            for row in range(len(TABLE))
+            if NEEDED_FOR[row] != "import"
+        ),
+    ],
+    ids=rows_named,
+)
+def test_each_repair_is_needed(newest, rows):
     """Left out where its table says that Chainer is broken, something fails."""
-    asked = f"import _chainermn_repairs as r; print(r.TABLE[{row}].since.is_broken())"
-    broken = newest.run("-W", "ignore", "-c", asked).strip() == "True"
-    found = check(newest, "--without", str(row), NEEDED_FOR[row])
-    assert (found[NEEDED_FOR[row]] is not None) is broken, found
+    asked = (
+        "import json, _chainermn_repairs as r;"
+        f"print(json.dumps([r.TABLE[row].since.is_broken() for row in {rows}]))"
+    )
+    broken = json.loads(newest.run("-W", "ignore", "-c", asked))
+    names = [NEEDED_FOR[row] for row in rows]
+    found = check(newest, "--without", ",".join(map(str, rows)), *names)
+    assert [found[name] is not None for name in names] == broken, found
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.module)

@@ -26,6 +26,16 @@ def found_interpreters() -> dict[str, str]:
     return found
 
 
+def found_combinations() -> list[tuple[str, str]]:
+    """Each Python with the oldest and the newest NumPy that has a wheel for it, oldest first."""
+    return [
+        (python, numpy)
+        for python in PYTHONS
+        for numpy in ("numpy==1.26.*", "numpy>=2")
+        if python in found_interpreters() and (python, numpy) != ("3.13", "numpy==1.26.*")
+    ]
+
+
 def _runs(python: str) -> bool:
     """Whether it does: a shim of pyenv's may stand on PATH for a version not chosen."""
     try:
