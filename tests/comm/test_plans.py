@@ -26,7 +26,7 @@ NAMES = {
     "single_node": (),
     "non_cuda_aware": (),
 }
-MODELS = models([(300_001,), (700, 600)], 90)
+MODELS = models([(263_001,), (520, 510)], 60)
 
 
 @cache
