@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -25,24 +26,18 @@ pytestmark = pytest.mark.world
 MODELS = models([(20_001,), (70, 60)], 40, DTYPES[:3], (0,))
 # Two nodes of which one has several ranks, if there are so many.
 NODES = {1: (0,), 2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
-# Fewer ranks are one node, or one on each; with three, the lanes of `two_dimensional` are one.
-ENOUGH = {
+# By default a name runs on as few ranks as tell something of it: two lanes of two nodes take four.
+RANKS = {
+    **{"naive": 2, "single_node": 2, "flat": 3, "hierarchical": 3, "non_cuda_aware": 3},
     "two_dimensional": 4,
-    "hierarchical": 3,
-    "non_cuda_aware": 3,
-    "single_node": 2,
-    "naive": 2,
 }
+BY_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 
 
 def named(*names: str):
-    """Parametrize by names; each runs by default on as few ranks as tell something of it."""
+    marks = {name: pytest.mark.ranks(ranks) for name, ranks in RANKS.items()}
     return pytest.mark.parametrize(
-        "name",
-        [
-            pytest.param(name, marks=pytest.mark.ranks(ENOUGH[name]) if name in ENOUGH else ())
-            for name in names
-        ],
+        "name", [pytest.param(name, marks=marks.get(name, ())) for name in names]
     )
 
 
@@ -54,9 +49,6 @@ BETWEEN_NODES = named("flat", "hierarchical", "two_dimensional")
 
 def topologies(name: str, size: int) -> list[tuple[int, ...]]:
     return IMPOSED[size] if name in BY_NODES else IMPOSED[size][:1]
-
-
-BY_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 
 
 def on_two_nodes(world, name: str, **how):
@@ -81,20 +73,20 @@ def run(comm, entries, zero_fill) -> list:
 
 
 def check_models(world, name: str, examples: int) -> None:
-    """Check so many models over all topologies that make a difference to the communicator."""
+    """Check so many models over the topologies that make a difference to the name."""
     if name in NCCL:
         gpus.one_each(world)
+    comms = {}
     with contextlib.ExitStack() as stack:
-        comms = {
-            nodes: stack.enter_context(on_nodes(nodes, name))
-            for nodes in topologies(name, world.size)
-        }
+        for case in product(topologies(name, world.size), (None, 1 << 14)):  # one chunk, or many
+            comms[case] = stack.enter_context(on_nodes(case[0], name))
+            comms[case].set_config("chunk_bytes", case[1])
         wires = st.sampled_from([None, *DTYPES])
 
         @settings(max_examples=examples)
         @given(MODELS, st.sampled_from(list(comms)), wires, st.booleans())
-        def check(entries, nodes, wire, zero_fill):
-            comm = comms[nodes]
+        def check(entries, case, wire, zero_fill):
+            comm = comms[case]
             check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
 
         check()
@@ -103,14 +95,7 @@ def check_models(world, name: str, examples: int) -> None:
 @ALL
 def test_any_model_over_any_topology(world, gpu, name):
     # The names with fewer examples take the ways of others.
-    check_models(world, name, 5 if name in ("naive", "single_node", "non_cuda_aware") else 25)
-
-
-@WAYS
-def test_models_of_many_chunks(world, gpu, monkeypatch, name):
-    monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", "16384")
-    gpu.delay = 1
-    check_models(world, name, 12)
+    check_models(world, name, 5 if name in ("naive", "single_node", "non_cuda_aware") else 20)
 
 
 @pytest.mark.full
@@ -208,14 +193,6 @@ def test_each_name_takes_the_verbs_that_it_promises(world, double, name):
     assert (double.calls[-1] == "destroy") == bool(VERBS[name])
 
 
-@pytest.mark.sizes(3, 4)
-def test_uneven_nodes_exchange_as_many_shards_as_the_smallest_has_ranks(world, gpu):
-    gpus.one_each(world)
-    with on_nodes((0, 0, 0, 1)[-world.size :], "two_dimensional") as comm:
-        mean = mean_of(comm, np.arange(10, dtype="f8") + comm.rank)
-        np.testing.assert_array_equal(mean, np.arange(10) + (comm.size - 1) / 2)
-
-
 @ALL
 def test_gradients_travel_as_bfloat16(world, gpu, name):
     with on_two_nodes(world, name, allreduce_grad_dtype="bfloat16") as comm:
@@ -266,10 +243,9 @@ def test_the_double_shows_when_streams_are_not_ordered(world, double):
     indirect=["gpu"],
 )
 @WAYS
-def test_back_to_back_calls_do_not_mix(world, gpu, monkeypatch, name, step, calls):
-    if step == 256:
-        monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", "1024")
+def test_back_to_back_calls_do_not_mix(world, gpu, name, step, calls):
     with on_two_nodes(world, name) as comm:
+        comm.set_config("chunk_bytes", 1024 if step == 256 else None)
         for call in range(calls):
             mean = mean_of(comm, np.full(call % 3 * step + 5, comm.rank + call, "f4"))
             # NCCL's terms are divided before they are summed, so that thirds are rounded.
@@ -318,10 +294,10 @@ def test_a_split_takes_the_same_way_and_keeps_settings(world, gpu):
         np.testing.assert_allclose(mean_of(comm, np.ones(2, "f4")), 1, rtol=2e-3)
 
 
-def test_device_memory_is_a_few_chunks(world, gpu, monkeypatch):
+def test_device_memory_is_a_few_chunks(world, gpu):
     gpus.one_each(world)
-    monkeypatch.setenv("CHAINERMN_CHUNK_BYTES", str(1 << 16))
     with create_communicator("hierarchical") as comm:
+        comm.set_config("chunk_bytes", 1 << 16)
         grad = put(np.ones(1 << 17, "f4"))
         before, _ = gpus.memory_in_use()
         comm.allreduce_grad(Model(w=Param(grad, grad)))
@@ -331,52 +307,44 @@ def test_device_memory_is_a_few_chunks(world, gpu, monkeypatch):
 
 # NCCL and CUDA may keep some memory for later; one communicator of NCCL's takes megabytes.
 MIB_LEFT = 64
+LENGTHS = [
+    pytest.param(3, marks=pytest.mark.ranks(2)),
+    pytest.param(500, marks=[pytest.mark.full, pytest.mark.sizes(1, 2)]),  # more take minutes
+]
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.parametrize("times", LENGTHS)
 @pytest.mark.parametrize("name", ["flat", "two_dimensional", "pure_nccl"])
-def test_communicators_leave_no_memory_behind(world, gpu, name):
+def test_communicators_leave_nothing_behind(world, gpu, name, times):
+    real, numbers = isinstance(gpu, Real), set()
+
     def make(times: int) -> tuple[int, int]:
         for _ in range(times):
             with on_two_nodes(world, name) as comm, comm.split(0, comm.rank) as part:
-                assert_mean(comm)
-                assert_mean(part)
+                assert_mean(comm, 100)
+                assert_mean(part, 100)
+            own = world.Dup()
+            numbers.add(own.py2f())
+            own.Free()
+            if not real:
+                del gpu.streams[1:]  # the double's own list
         world.Barrier()  # ranks may share the device
         found = gpus.memory_in_use()
         world.Barrier()
         return found
 
-    real = isinstance(gpu, Real)
-    used, in_use = make(10 if real else 1)
-    used_later, in_use_later = make(60 if real else 3)
-    assert used_later <= used
-    assert in_use_later - in_use < (MIB_LEFT << 20 if real else 1)
-    if not real:
-        assert not gpu.memory
+    gpu.delay = 0
+    before = make(10 if real else 1)
+    after = make(60 if real else times)
+    if real:
+        assert after[0] <= before[0]
+        assert after[1] - before[1] < MIB_LEFT << 20
+    else:
+        assert after == (0, 0)
         assert not gpu.pinned
-        if world.size > 1 and name == "pure_nccl":
-            assert gpu.calls.count("destroy") == 8
-
-
-@pytest.mark.full
-@pytest.mark.sizes(1, 2)  # more ranks than cores take minutes
-@pytest.mark.parametrize("name", ["pure_nccl", "flat"])
-def test_a_thousand_communicators_leak_nothing(world, double, name):
-    streams, numbers = len(double.streams), set()
-    double.delay = 0
-    for _ in range(500):
-        with create_communicator(name) as comm, comm.split(0, 0) as part:
-            for each in (comm, part):
-                assert_mean(each, 100)
-        own = world.Dup()
-        numbers.add(own.py2f())
-        own.Free()
-        del double.streams[streams:]  # the double's own list
-    assert gpus.memory_in_use() == (0, 0)
-    assert not double.pinned
-    nccl = name == "pure_nccl" and world.size > 1
-    assert double.calls.count("destroy") == (1000 if nccl else 0)
-    assert len(numbers) < 100
+        nccl = name == "pure_nccl" and world.size > 1
+        assert gpu.calls.count("destroy") == (2 * times + 2 if nccl else 0)
+    assert len(numbers) < 100  # MPI's communicators were freed, too
 
 
 def test_numpy_gradients_need_no_cupy(world, monkeypatch):

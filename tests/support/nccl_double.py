@@ -110,7 +110,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         assert len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
         launch(calls[0][0], calls[0][1], [verb for _, _, verb in calls])
 
-    def total(rows: list[np.ndarray], kind: int) -> np.ndarray:
+    def total(rows: list[np.ndarray], kind: int, op: int) -> np.ndarray:
+        assert op == nccl.NCCL_SUM
         # As in a ring, each step is rounded, and it doesn't begin with rank 0.
         terms = [row.view(DTYPES[kind]) for row in rows]
         result = terms[-1]
@@ -140,54 +141,43 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             chosen.Free()
             self.gpu, self.launches, self.pending = gpu, 0, []
 
-        def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
-            assert op == 0
-            nbytes = count * DTYPES[datatype].itemsize
+        def _put(self, name, stream, sendbuf, count, recvbuf, datatype, result) -> None:
+            """Put a verb that sends so many elements and writes the result of all ranks' rows."""
 
             def write(rows: list[np.ndarray]) -> None:
-                gpu.bytes_at(recvbuf, nbytes)[...] = total(rows, datatype)
+                found = result(rows)
+                gpu.bytes_at(recvbuf, found.nbytes)[...] = found
 
-            put(self, stream, Verb(f"allReduce {count} {datatype}", sendbuf, nbytes, write))
+            nbytes = count * DTYPES[datatype].itemsize
+            put(self, stream, Verb(f"{name} {count} {datatype}", sendbuf, nbytes, write))
+
+        def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
+            def result(rows: list[np.ndarray]) -> np.ndarray:
+                return total(rows, datatype, op)
+
+            self._put("allReduce", stream, sendbuf, count, recvbuf, datatype, result)
 
         def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
-            assert op == 0
-            nbytes = count * DTYPES[datatype].itemsize
+            def result(rows: list[np.ndarray]) -> np.ndarray:
+                return total(rows, datatype, op) if self.mpi.rank == root else rows[0][:0]
 
-            def write(rows: list[np.ndarray]) -> None:
-                if self.mpi.rank == root:
-                    gpu.bytes_at(recvbuf, nbytes)[...] = total(rows, datatype)
-
-            put(self, stream, Verb(f"reduce {count} {datatype} {root}", sendbuf, nbytes, write))
+            self._put(f"reduce {root}", stream, sendbuf, count, recvbuf, datatype, result)
 
         def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
-            assert op == 0
-            nbytes = recvcount * DTYPES[datatype].itemsize
-            start = self.mpi.rank * nbytes
+            def result(rows: list[np.ndarray]) -> np.ndarray:
+                return total([np.split(row, size)[self.mpi.rank] for row in rows], datatype, op)
 
-            def write(rows: list[np.ndarray]) -> None:
-                own = [row[start : start + nbytes] for row in rows]
-                gpu.bytes_at(recvbuf, nbytes)[...] = total(own, datatype)
-
-            verb = Verb(
-                f"reduceScatter {recvcount} {datatype}", sendbuf, nbytes * self.mpi.size, write
-            )
-            put(self, stream, verb)
+            size = self.mpi.size
+            self._put("reduceScatter", stream, sendbuf, recvcount * size, recvbuf, datatype, result)
 
         def allGather(self, sendbuf, recvbuf, count, datatype, stream):
-            nbytes = count * DTYPES[datatype].itemsize
-
-            def write(rows: list[np.ndarray]) -> None:
-                gpu.bytes_at(recvbuf, nbytes * self.mpi.size)[...] = np.concatenate(rows)
-
-            put(self, stream, Verb(f"allGather {count} {datatype}", sendbuf, nbytes, write))
+            self._put("allGather", stream, sendbuf, count, recvbuf, datatype, np.concatenate)
 
         def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
-            nbytes = count * DTYPES[datatype].itemsize
+            def result(rows: list[np.ndarray]) -> np.ndarray:
+                return rows[root]
 
-            def write(rows: list[np.ndarray]) -> None:
-                gpu.bytes_at(recvbuff, nbytes)[...] = rows[root]
-
-            put(self, stream, Verb(f"broadcast {count} {datatype} {root}", sendbuff, nbytes, write))
+            self._put(f"broadcast {root}", stream, sendbuff, count, recvbuff, datatype, result)
 
         def check_async_error(self) -> None:
             if gpu.nccl_fails:
