@@ -31,6 +31,13 @@ def parameter_bits(model: chainer.Link) -> dict[str, bytes]:
     }
 
 
+def clear_momenta(model: chainer.Link, updates: int) -> None:
+    """Let the update rules have no state, as if they had made so many updates."""
+    for param in model.params():
+        param.update_rule._state = None
+        param.update_rule.t = updates
+
+
 def same_everywhere(comm: Any, model: chainer.Link) -> bool:
     """Whether all ranks' parameters have the same bits (collective)."""
     mine = parameter_bits(model)

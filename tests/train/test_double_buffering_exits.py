@@ -52,7 +52,6 @@ def test_ranks_that_fail_end_the_job(how, hook):
     assert ("ValueError: planted" in job.err) == ("planted" in how), job
 
 
-@pytest.mark.full
 def test_a_job_may_end_with_gradients_in_flight():
     job = run(2, "-c", SCRIPT)
     assert job.returncode == 0, job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import chainer
@@ -11,10 +10,17 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import training
-from chainer.training import extensions
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
+from tests.support.linear import Model, X, sgd
+from tests.support.training import (
+    assert_near,
+    clear_momenta,
+    float32_parameters,
+    parameter_bits,
+    same_everywhere,
+)
 
 pytestmark = [
     pytest.mark.world,
@@ -29,7 +35,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-class Net(chainer.Chain):
+class HalfNet(chainer.Chain):
     def __init__(self, seed):
         super().__init__()
         np.random.seed(seed)
@@ -41,128 +47,115 @@ class Net(chainer.Chain):
         return F.mean(self.second(F.tanh(self.first(x))) ** 2)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def mixed():
     with chainer.using_config("dtype", chainer.mixed16):
         yield
 
 
-def batch(*seed):
+def half_batch(*seed):
     random = np.random.RandomState(seed)
     return random.uniform(-1, 1, (BATCH, WIDTH)).astype(np.float16)
 
 
 def mixed_precision(comm, model, **kwds):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(lr=0.01), comm, **kwds)
+    optimizer = chainer.optimizers.MomentumSGD(lr=0.01)
+    if comm is not None:
+        optimizer = create_multi_node_optimizer(optimizer, comm, **kwds)
     optimizer.use_fp32_update()
     optimizer.setup(model)
     optimizer.loss_scaling(interval=3)
     return optimizer
 
 
-def bits(model):
-    arrays = {name: param.array.tobytes() for name, param in model.namedparams()}
-    for name, param in model.namedparams():
-        master = param.update_rule._fp32_param
-        if master is not None:
-            assert master.array.dtype == np.float32
-            arrays[name + "+"] = master.array.tobytes()
-    return arrays
-
-
 def assert_same_everywhere(comm, optimizer):
-    mine = bits(optimizer.target), optimizer._loss_scale, optimizer.t
-    for others in comm.allgather_obj(mine):
-        assert others == mine
+    found = float32_parameters(optimizer.target).values()
+    assert all(array.dtype == np.float32 for array in found)
+    assert same_everywhere(comm, optimizer.target)
+    mine = optimizer._loss_scale, optimizer.t
+    assert comm.allgather_obj(mine) == [mine] * comm.size
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", [0, -1])
-def test_overflow_on_one_rank_makes_all_skip_the_step(comm, kind, where):
+def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, where):
     def overflow(x):
         return model(x) * np.float16(60000) * np.float16(60000)
 
-    model = Net(comm.rank)
+    model = HalfNet(comm.rank)
     optimizer = mixed_precision(comm, model, **KINDS[kind])
     bad = where % comm.size
     skipped = 0
     for number in range(16):
         spoilt = number in (6, 9) and comm.rank == bad
-        before, scale, t = bits(model), optimizer._loss_scale, optimizer.t
+        before, scale, t = parameter_bits(model), optimizer._loss_scale, optimizer.t
         with np.errstate(all="ignore"):
-            optimizer.update(overflow if spoilt else model, batch(comm.rank, number))
+            optimizer.update(overflow if spoilt else model, half_batch(comm.rank, number))
         if optimizer.t > t and optimizer._loss_scale < scale:
             skipped += 1
             assert optimizer._loss_scale == scale / 2
-            assert bits(model) == before
+            assert parameter_bits(model) == before
         elif optimizer.t > t:
             assert optimizer._loss_scale > scale
-            assert bits(model) != before
+            assert parameter_bits(model) != before
         assert_same_everywhere(comm, optimizer)
     assert skipped == 2
     assert all(np.isfinite(param.array).all() for param in model.params())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_small_steps_are_kept_in_float32(comm, kind):
+def test_small_steps_are_kept_in_float32(comm, mixed, kind):
     """They would be lost in float16."""
-    model = Net(comm.rank)
+    model = HalfNet(comm.rank)
     optimizer = mixed_precision(comm, model, **KINDS[kind])
     optimizer.lr = 1e-5
-    optimizer.update(model, batch(comm.rank, 0))
+    optimizer.update(model, half_batch(comm.rank, 0))
     optimizer.flush()
     assert model.first.W.dtype == np.float16
-    start = model.first.W.update_rule._fp32_param.array.copy()
-    for number in range(20):
-        optimizer.update(model, batch(comm.rank, number))
+    start = float32_parameters(model)["/first/W"].copy()
+    for number in range(6):
+        optimizer.update(model, half_batch(comm.rank, number))
     optimizer.flush()
-    assert not np.array_equal(model.first.W.update_rule._fp32_param.array, start)
+    assert not np.array_equal(float32_parameters(model)["/first/W"], start)
     assert_same_everywhere(comm, optimizer)
 
 
-def test_the_mean_gradient_is_unscaled_as_in_one_process(comm):
+def test_the_mean_gradient_is_unscaled_as_in_one_process(comm, mixed):
     """All ranks have the same batch; whole powers of two change no bit of these gradients."""
-    model, expected = Net(comm.rank), Net(0)
-    optimizer = mixed_precision(comm, model)
-    single = chainer.optimizers.MomentumSGD(lr=0.01)
-    single.use_fp32_update()
-    single.setup(expected)
-    single.loss_scaling(interval=3)
+    model, expected = HalfNet(comm.rank), HalfNet(0)
+    optimizer, single = mixed_precision(comm, model), mixed_precision(None, expected)
     for number in range(6):
-        optimizer.update(model, batch(number))
-        single.update(expected, batch(number))
+        optimizer.update(model, half_batch(number))
+        single.update(expected, half_batch(number))
         assert optimizer._loss_scale == single._loss_scale
-    for (name, param), (_, other) in zip(
-        sorted(model.namedparams()), sorted(expected.namedparams()), strict=True
-    ):
-        np.testing.assert_allclose(param.array, other.array, rtol=2e-3, atol=1e-4, err_msg=name)
+    assert_near(model, expected, 2e-3)
 
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_that_scale_differently_are_told(comm, kind):
-    model = Net(0)
+def test_ranks_that_scale_differently_are_told(comm, mixed, kind):
+    model = HalfNet(0)
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **KINDS[kind])
     optimizer.setup(model)
     optimizer.set_loss_scale(8.0 if comm.rank else 4.0)
     with pytest.raises(RankMismatchError, match=r"4\.0 on rank 0, 8\.0 on rank 1.*loss_scaling"):
-        optimizer.update(model, batch(0))
+        optimizer.update(model, half_batch(0))
     optimizer.set_loss_scale(8.0)
     for number in range(2):
-        optimizer.update(model, batch(number))
+        optimizer.update(model, half_batch(number))
     if comm.rank == comm.size - 1:
         optimizer.loss_scaling()
     with pytest.raises(RankMismatchError, match=f"dynamic, now 1.0 on rank {comm.size - 1}"):
-        optimizer.update(model, batch(0))
+        optimizer.update(model, half_batch(0))
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_float32_parameters_are_broadcast_with_the_others(comm):
+def test_float32_parameters_are_broadcast_with_the_others(comm, mixed):
     """A rank that has new ones starts from rank 0's, not from what float16 keeps of them."""
-    model = Net(0)
+    model = HalfNet(0)
     optimizer = mixed_precision(comm, model)
     for number in range(3):
-        optimizer.update(model, batch(comm.rank, number))
+        optimizer.update(model, half_batch(comm.rank, number))
     if comm.rank == comm.size - 1:
         del model.second
         with model.init_scope():
@@ -170,36 +163,39 @@ def test_float32_parameters_are_broadcast_with_the_others(comm):
         for param in model.second.params():
             param.update_rule = optimizer.create_update_rule()
             param.update_rule.use_fp32_update()
-    for param in model.second.params():  # momenta are not broadcast
-        param.update_rule._state = None
-        param.update_rule.t = 3
-    optimizer.update(model, batch(comm.rank, 4))
+    clear_momenta(model.second, 3)  # they are not broadcast
+    optimizer.update(model, half_batch(comm.rank, 4))
     assert_same_everywhere(comm, optimizer)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_resumed_training_gives_the_bits_of_uninterrupted_training(comm, tmp_path, kind):
-    def run(seed, resume=None):
-        model = Net(seed)
-        optimizer = mixed_precision(comm, model, **KINDS[kind])
-        examples = np.concatenate([batch(comm.rank, number) for number in range(3)])
-        iterator = chainer.iterators.SerialIterator(
-            chainer.datasets.TupleDataset(examples), BATCH, shuffle=False
-        )
-        updater = training.StandardUpdater(iterator, optimizer)
-        trainer = training.Trainer(updater, (12, "iteration"), out=str(tmp_path))
-        if resume is None:
-            name = f"snapshot_{comm.rank}_{{.updater.iteration}}"
-            trainer.extend(extensions.snapshot(filename=name), trigger=(1, "iteration"))
-        else:
-            path = tmp_path / f"snapshot_{comm.rank}_{resume}"
-            chainer.serializers.load_npz(path, trainer)
-        with warnings.catch_warnings():
-            trainer.run()
-        assert_same_everywhere(comm, optimizer)
-        return bits(model), optimizer._loss_scale
+# A scale that stays as it is.
 
-    whole = run(comm.rank)
-    assert whole[1] > 8  # it was dynamic
-    for iteration in 1, 6:
-        assert run(comm.rank + 20, iteration) == whole
+
+def test_loss_scale_of_the_updater_reaches_the_actual_optimizer(comm):
+    model, expected = Model(0), Model(0)
+    optimizer = sgd(comm, model)
+    seen = []
+    optimizer.add_hook(lambda _: seen.append(model.main.W.grad.copy()), name="see")
+    iterator = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(X), 4, shuffle=False)
+    training.StandardUpdater(iterator, optimizer, loss_scale=64.0).update()
+    chainer.optimizers.SGD(lr=0.5).setup(expected).update(expected, X)
+    assert optimizer.actual_optimizer._loss_scale == 64.0
+    np.testing.assert_allclose(seen[0], 64 * expected.main.W.grad, rtol=1e-5)
+    np.testing.assert_allclose(model.main.W.array, expected.main.W.array, rtol=1e-5)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_loss_scale_is_undone_where_a_rank_has_no_gradient(comm):
+    """Rank 0 doesn't use `more`; the others' mean arrives there scaled."""
+    model = Model(0)
+    with model.init_scope():
+        model.more = L.Linear(2, 2)
+    optimizer = sgd(comm, model)
+    optimizer.set_loss_scale(64.0)
+    mine = model.main if comm.rank == 0 else model.more
+    before = model.more.W.array.copy()
+    for _ in range(2):
+        optimizer.update(lambda: F.sum(mine.b) + F.sum(mine.W))
+        assert same_everywhere(comm, model)
+    mean = (comm.size - 1) / comm.size
+    np.testing.assert_allclose(model.more.W.array, before - 2 * 0.5 * mean, rtol=0, atol=1e-5)

@@ -11,10 +11,12 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.training import extensions
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.linear import Model, X, same_everywhere, sgd, weights
+from tests.support.linear import Model, X, sgd
+from tests.support.training import parameters, same_everywhere, trainer_over
 
 pytestmark = pytest.mark.world
 
@@ -63,7 +65,7 @@ def test_hooks_see_the_mean_gradient_and_can_be_removed(comm):
     optimizer.add_hook(see)
     optimizer.add_hook(lambda caller: seen.append("after"), name="after", timing="post")
     optimizer.update(model, X)
-    before = weights(model)
+    before = parameters(model)
     seen.clear()
     model.cleargrads()
     model.main.b.grad = np.full(2, comm.rank, np.float32)
@@ -81,17 +83,11 @@ def test_hooks_see_the_mean_gradient_and_can_be_removed(comm):
     assert seen == []
 
 
-def test_it_can_be_copied(naive):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), naive)
-    twin = copy.copy(optimizer)
-    assert twin.actual_optimizer is optimizer.actual_optimizer
-    assert twin.lr == 0.5
-
-
 def test_a_deep_copy_trains_on_with_the_same_communicator(comm):
     model = Model(comm.rank)
     optimizer = sgd(comm, model)
     optimizer.update(model, X)
+    assert copy.copy(optimizer).actual_optimizer is optimizer.actual_optimizer
     twin = copy.deepcopy(optimizer)
     assert twin.communicator is comm
     assert twin.target is not model
@@ -100,8 +96,8 @@ def test_a_deep_copy_trains_on_with_the_same_communicator(comm):
         each.target(X).backward()
         each.update()  # steps: the copy's parameters are known to be the same everywhere
         assert each.t == 2
-    for name, array in weights(twin.target).items():
-        np.testing.assert_array_equal(array, weights(model)[name])
+    for name, array in parameters(twin.target).items():
+        np.testing.assert_array_equal(array, parameters(model)[name])
     with pytest.raises(TypeError, match=r"can't be pickled.*chainer\.serializers"):
         pickle.dumps(optimizer)
 
@@ -114,6 +110,24 @@ def test_attributes_are_listed_and_deleted_as_those_of_the_actual_optimizer(naiv
     assert not hasattr(optimizer.actual_optimizer, "note")
     with pytest.raises(AttributeError, match="'communicator'"):
         del optimizer.communicator
+
+
+def test_learning_rate_extensions_in_a_trainer(comm, tmp_path):
+    model = Model(comm.rank)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(lr=0.5), comm)
+    optimizer.setup(model)
+    trainer = trainer_over(np.roll(X, comm.rank, axis=0), 2, optimizer, 6, tmp_path)
+    trainer.extend(extensions.ExponentialShift("lr", 0.5), trigger=(2, "iteration"))
+    shift = extensions.LinearShift("momentum", (0.9, 0.5), (0, 4))
+    trainer.extend(shift, trigger=(1, "iteration"))
+    trainer.extend(extensions.observe_lr(), trigger=(1, "iteration"))
+    trainer.run()
+    assert optimizer.t == 6
+    assert optimizer.lr == optimizer.actual_optimizer.lr == 0.5**4
+    assert optimizer.momentum == 0.5
+    assert optimizer.epoch == trainer.updater.epoch > 0  # the updater calls new_epoch
+    assert trainer.observation["lr"] == 0.5**3  # observed before it is shifted
+    assert same_everywhere(comm, model)
 
 
 # When parameters are broadcast.
@@ -132,7 +146,7 @@ def test_no_update_is_lost_when_update_is_given_a_loss(comm):
 
 
 def test_the_first_update_without_a_loss_broadcasts_and_does_not_step(comm):
-    model, expected = Model(comm.rank), weights(Model(0))
+    model, expected = Model(comm.rank), parameters(Model(0))
     optimizer = sgd(comm, model)
 
     def update():
@@ -142,7 +156,7 @@ def test_the_first_update_without_a_loss_broadcasts_and_does_not_step(comm):
 
     update()
     assert optimizer.t == 0
-    for name, array in weights(model).items():
+    for name, array in parameters(model).items():
         np.testing.assert_array_equal(array, expected[name])
     update()
     assert optimizer.t == 1
@@ -214,7 +228,7 @@ def test_a_missing_gradient_counts_as_zeros(comm):
     model = Model(0)
     optimizer = sgd(comm, model)
     optimizer.update(model, X)
-    before = weights(model)
+    before = parameters(model)
     model.cleargrads()
     if comm.rank == 0:
         model.main.b.grad = np.ones(2, np.float32)

@@ -10,11 +10,13 @@ import pytest
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 from chainermn_train import create_multi_node_optimizer
+from tests.support.pairwise import pairwise
+from tests.support.training import assert_near, same_everywhere
 
 pytestmark = pytest.mark.world
 
-UPDATES = 20
-BATCH = 50
+UPDATES = 8
+BATCH = 20
 CLIPPED_NORM = 0.05  # less than any of the gradients' norms: clipping acts
 OPTIMIZERS = {
     "sgd": lambda: chainer.optimizers.SGD(lr=0.1),
@@ -53,60 +55,34 @@ def norm_of_gradients(model):
 
 
 def assert_equal(model, expected, tolerance, comm):
-    mine = {name: param.array for name, param in model.namedparams()}
-    for name, param in expected.namedparams():
-        assert mine[name].dtype == param.dtype
-        np.testing.assert_allclose(mine[name], param.array, rtol=0, atol=tolerance)
-    assert_same_bits(model, comm)
+    assert_near(model, expected, tolerance)
+    assert same_everywhere(comm, model)
 
 
-def assert_same_bits(model, comm):
-    bits = [param.array.tobytes() for _, param in sorted(model.namedparams())]
-    for others in comm.allgather_obj(bits):
-        assert others == bits
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_updates_equal_those_of_one_process(comm, kind, dtype):
+@pairwise(kind=OPTIMIZERS, dtype=TOLERANCES, lazy=[False, True])
+def test_updates_equal_those_of_one_process(comm, kind, dtype, lazy):
+    """Lazily initialised links start one update later."""
     with chainer.using_config("dtype", np.dtype(dtype)):
-        model = classifier(seed=comm.rank)
-        expected = classifier(seed=0)
+        model, expected = classifier(comm.rank, lazy), classifier(0, lazy)
         optimizer = create_multi_node_optimizer(OPTIMIZERS[kind](), comm).setup(model)
         single = OPTIMIZERS[kind]().setup(expected)
         add_hooks(optimizer)
         add_hooks(single)
-        for number, (x, t) in enumerate(batches(comm.size, UPDATES), start=1):
-            mine = slice(comm.rank * BATCH, (comm.rank + 1) * BATCH)
+        mine = slice(comm.rank * BATCH, (comm.rank + 1) * BATCH)
+        first, *others = batches(comm.size, UPDATES + 1)
+        if lazy:  # each rank draws its weights when it first sees examples
+            np.random.seed(comm.rank)
+            optimizer.update(model, first[0][:BATCH], first[1][:BATCH])
+            np.random.seed(0)
+            expected.predictor(first[0])
+            assert optimizer.t == 0
+            assert_equal(model, expected, 0, comm)
+        for number, (x, t) in enumerate(others, start=1):
             optimizer.update(model, x[mine], t[mine])
             single.update(expected, x, t)
             assert optimizer.t == single.t == number
             assert_equal(model, expected, TOLERANCES[dtype], comm)
             assert norm_of_gradients(model) == pytest.approx(CLIPPED_NORM, rel=1e-4)
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_lazily_initialised_links_start_one_update_later(comm, kind):
-    with chainer.using_config("dtype", np.dtype(np.float64)):
-        model, expected = classifier(comm.rank, lazy=True), classifier(0, lazy=True)
-        optimizer = create_multi_node_optimizer(OPTIMIZERS[kind](), comm).setup(model)
-        single = OPTIMIZERS[kind]().setup(expected)
-        add_hooks(optimizer)
-        add_hooks(single)
-        first, *others = batches(comm.size, UPDATES + 1)
-        # Each rank draws its weights when it first sees examples.
-        np.random.seed(comm.rank)
-        optimizer.update(model, first[0][:BATCH], first[1][:BATCH])
-        np.random.seed(0)
-        expected.predictor(first[0])
-        assert optimizer.t == 0
-        assert_equal(model, expected, 0, comm)
-        for x, t in others:
-            mine = slice(comm.rank * BATCH, (comm.rank + 1) * BATCH)
-            optimizer.update(model, x[mine], t[mine])
-            single.update(expected, x, t)
-            assert_equal(model, expected, 1e-10, comm)
-        assert optimizer.t == UPDATES
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -174,7 +150,7 @@ def check_late_examples(comm, model, optimizer, idle, gamma):
             with chainer.using_config("train", False):
                 model(x, t)
         assert norm.avg_mean.shape == norm.avg_var.shape == (6,)
-        assert_same_bits(model, comm)
+        assert same_everywhere(comm, model)
     assert (norm.gamma.array != gamma).all()
     assert np.abs(norm.gamma.array - gamma).max() < 0.5
 

@@ -9,10 +9,11 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer
+from tests.support.pairwise import pairwise
+from tests.support.training import load_state, state_of
 
 pytestmark = pytest.mark.world
 
@@ -34,10 +35,10 @@ class Model(chainer.Link):
     def __init__(self, seed):
         super().__init__()
         with self.init_scope():
-            self.p = chainer.Parameter(weights(seed))
+            self.p = chainer.Parameter(start(seed))
 
 
-def weights(seed):
+def start(seed):
     return np.random.RandomState(seed).uniform(size=WIDTH)
 
 
@@ -54,7 +55,7 @@ class Expected:
     size: int
     double_buffering: bool
     steps: int
-    p: np.ndarray = field(default_factory=lambda: weights(0))
+    p: np.ndarray = field(default_factory=lambda: start(0))
     t: int = 0
     calls: int = 0
     terms: int = 0
@@ -116,9 +117,7 @@ def restored(comm, optimizer, *settings, **kwds):
     """Another optimizer and model, with the state of these."""
     twin = optimizer_of(comm, Model(comm.rank + 50), *settings, **kwds)
     for one, other in (optimizer.target, twin.target), (optimizer, twin):
-        state = DictionarySerializer()
-        state.save(one)
-        NpzDeserializer(state.target).load(other)
+        load_state(other, state_of(one))
     twin.assume_synchronized()
     optimizer.finalize()
     return twin
@@ -143,14 +142,10 @@ def update(comm, optimizer, number, failing, without_gradients, is_collective):
         optimizer.update(loss)
 
 
-def play(comm, seed):
+def play(comm, seed, double_buffering, steps, scaling):
     """A random sequence, the same on all ranks; parameters are compared after each move."""
-    draw = random.Random(seed)
-    kwds = {
-        "double_buffering": draw.random() < 0.5,
-        "accumulate_steps": draw.choice([1, 1, 2, 3, 4]),
-    }
-    scaling = draw.choice([None, None, 8.0, "dynamic"])
+    draw = random.Random(f"{seed}, {double_buffering}, {steps}, {scaling}")
+    kwds = {"double_buffering": double_buffering, "accumulate_steps": steps}
     optimizer = optimizer_of(comm, Model(comm.rank), scaling, **kwds)
     expected = Expected(comm.size, *kwds.values())
     moves = [
@@ -177,12 +172,16 @@ def play(comm, seed):
     optimizer.finalize()
 
 
-def test_random_sequences(comm):
-    for seed in range(10):
-        play(comm, seed)
+kinds = pairwise(double_buffering=[False, True], steps=[1, 2, 3, 4], scaling=[None, 8.0, "dynamic"])
+
+
+@kinds
+def test_random_sequences(comm, double_buffering, steps, scaling):
+    play(comm, 0, double_buffering, steps, scaling)
 
 
 @pytest.mark.full
-def test_many_random_sequences(every):
-    for seed in range(100, 140):
-        play(every, seed)
+@kinds
+def test_many_random_sequences(every, double_buffering, steps, scaling):
+    for seed in 100, 101:
+        play(every, seed, double_buffering, steps, scaling)
