@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
-import os
 import sys
-import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainermn_tools.doctor import facts
-from chainermn_tools.doctor.check import Context
-from chainermn_tools.doctor.hosts import hostfiles, remote, ssh
-from chainermn_tools.doctor.hosts.conversation import conversations
-from chainermn_tools.doctor.hosts.logins import MEANING, host_keys, host_names, login
-from chainermn_tools.doctor.hosts.network import connections, round_trip
-from chainermn_tools.doctor.hosts.round import HERE, Reply, Round, address, ask
-from chainermn_tools.doctor.hosts.sameness import mpiexec, packages, python, script
-from chainermn_tools.doctor.hosts.surroundings import shared_memory, variables
-from chainermn_tools.environment.probe import Unavailable
-from chainermn_tools.launch.hosts import Host, from_file
-
-# Ends a test that hangs; nothing here takes so long.
-LIMIT_SECONDS = 60.0
-HYDRA = "HYDRA build details:\n    Version: 5.0.2\n"
-MIB = 1 << 20
-SCRIPT = "/home/me/train.py"
-FACTS: dict[str, Any] = {
-    "python": {"version": "3.11.7", "implementation": "CPython"},
-    "packages": {"numpy": "2.4.6", "chainermn-comm": "2.0.0"},
-    "mpiexec": {"same path": {"path": "/opt/bin/mpiexec", "text": HYDRA}},
-    "variables": {"PATH": "/bin"},
-    "script": {"there": True, "digest": "1234"},
-    "shm": {"total_bytes": 512 * MIB, "free_bytes": 512 * MIB},
-    "port": 40_000,
-}
-
-
-NOTHING: dict[str, Any] = {}
-
-
-def reply(name: str, reached: dict[str, Any] | None = NOTHING, **said: Any) -> Reply:
-    """A host whose answer is as it should be but for these facts."""
-    own = {"hostname": name, "machine": name, **said}
-    return Reply({**FACTS, **own}, reached=reached)
-
-
-def look(
-    check, *hosts: str, vendor: str | None = "MPICH", here: dict[str, Any] | None = None, **replies
-):
-    """What a check makes of such replies; those of other hosts are as they should be."""
-    replies = {name: replies.get(name) or reply(name) for name in (*hosts, *replies)}
-    round_ = Round({**FACTS, "hostname": "here", "machine": "here", **(here or {})}, replies)
-    context = Context(
-        time.monotonic() + LIMIT_SECONDS,
-        hosts=tuple(Host(name, None) for name in replies),
-        script=SCRIPT,
-    )
-    launcher = {"path": "/opt/bin/mpiexec", "vendor": vendor, "version": "5.0.2"}
-    context.answers[ask] = lambda *_: round_
-    context.answers[facts.launcher] = lambda *_: launcher
-    return check.look(context)
-
+from tests.support.doctor import (
+    FACTS,
+    HERE,
+    HYDRA,
+    LAYERS,
+    MIB,
+    Machine,
+    source_for_hosts,
+    write_program,
+)
+from tests.support.processes import is_gone
 
 # What OpenSSH says, with -v.
 OFFER = "debug1: Offering public key: /home/me/.ssh/id_ed25519 ED25519 SHA256:x agent\n"
@@ -95,114 +48,196 @@ SAID = {
     "debug1: Connecting to b [10.0.0.2] port 22.": "no answer",
     "": "no answer",
 }
+# Whoever ends a conversation leaves its pipes to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+OF_LOGINS = ("host names", "host keys", "ssh")
 
 
-@pytest.mark.parametrize("text", SAID)
-def test_what_ssh_says_is_told_apart(text):
-    found = ssh.trouble(f"OpenSSH_9.2p1 Debian-2, OpenSSL 3.0\r\ndebug1: Reading x\r\n{text}\r\n")
-    assert found.kind == SAID[text]
-    assert "debug1" not in found.said
-    assert "OpenSSH_" not in found.said
+def test_what_ssh_says_is_told_apart(machine):
+    """Each host's ssh says something else."""
+    machine.quick_here()
+    for number, text in enumerate(SAID):
+        said = f"OpenSSH_9.2p1 Debian-2, OpenSSL 3.0\r\ndebug1: Reading x\r\n{text}\r\n"
+        (machine.folder / f"h{number}").write_text(said)
+    machine.ssh(f'while [ $# -gt 2 ]; do shift; done; cat "{machine.folder}/$1" >&2; exit 255')
+    hosts = [f"h{number}" for number in range(len(SAID))]
+    kinds = {}
+    for one in machine.ask(*hosts, checks=OF_LOGINS).values():
+        assert one.status == "failed"
+        assert "debug1" not in one.found
+        assert "OpenSSH_" not in one.found
+        kinds |= one.details["hosts"]
+    assert [kinds[host] for host in hosts] == list(SAID.values())
 
 
-@pytest.mark.parametrize("kind", MEANING)
-def test_each_trouble_of_a_login_fails_one_check_with_a_fix(kind):
-    bad = Reply(None, ssh.Trouble(kind, "it said so"))
-    answers = [look(check, "a", b=bad) for check in (host_names, host_keys, login)]
-    failed = [answer for answer in answers if answer.status == "failed"]
-    assert len(failed) == 1
-    assert failed[0].found.startswith("b: ")
-    assert "it said so" in failed[0].found
-    assert failed[0].fix
-    assert "{" not in failed[0].fix
-    assert [answer.status for answer in answers].count("ok") == 2
-    after = (python, packages, mpiexec, script, variables, shared_memory)
-    assert {look(check, b=bad).status for check in after} == {"skipped"}
+@pytest.mark.parametrize("kind", [*dict.fromkeys(SAID.values()), "no ssh"])
+def test_each_trouble_of_a_login_fails_one_check_with_a_fix(machine, kind):
+    machine.mpi()
+    machine.hosts("a", b=kind)
+    found = [machine.look(name) for name in OF_LOGINS]
+    (failed,) = [one for one in found if one.status == "failed"]
+    assert failed.found.startswith("b: ")
+    assert "it said so" in failed.found
+    assert failed.fix
+    assert "{" not in failed.fix
+    assert [one.status for one in found].count("ok") == 2
+    machine.hosts(b=kind)
+    after = LAYERS["hosts"][5:11]
+    assert after[-1] == "hosts' shared memory"
+    assert {machine.look(name).status for name in after} == {"skipped"}
 
 
 @pytest.mark.parametrize(
-    ("vendor", "variables", "expected"),
+    ("vendor", "variables", "words"),
     [
-        ("MPICH", {}, ["ssh"]),
-        ("MPICH", {"HYDRA_LAUNCHER_EXEC": "/my tools/ssh"}, ["/my tools/ssh"]),
-        ("MPICH", {"OMPI_MCA_plm_rsh_agent": "rsh"}, ["ssh"]),
-        ("Open MPI", {"PRTE_MCA_plm_ssh_agent": "ssh -p 22 : rsh"}, ["ssh", "-p", "22"]),
-        ("Open MPI", {"OMPI_MCA_plm_rsh_agent": "'/my tools/ssh'"}, ["/my tools/ssh"]),
-        (None, {}, ["ssh"]),
+        ("MPICH", {}, ["ssh", "-T"]),
+        ("MPICH", {"HYDRA_LAUNCHER_EXEC": "{}/my tools/ssh"}, ["{}/my tools/ssh", "-T"]),
+        ("MPICH", {"OMPI_MCA_plm_rsh_agent": "rsh"}, ["ssh", "-T"]),
+        ("Open MPI", {"PRTE_MCA_plm_ssh_agent": "ssh -p 22 : rsh"}, ["ssh", "-p", "22", "-T"]),
+        ("Open MPI", {"OMPI_MCA_plm_rsh_agent": "'{}/my tools/ssh'"}, ["{}/my tools/ssh", "-T"]),
+        (None, {}, ["ssh", "-T"]),
     ],
 )
-def test_ssh_is_that_of_mpiexec(monkeypatch, vendor, variables, expected):
-    for name in (*ssh.HYDRA_AGENTS, *ssh.OPEN_MPI_AGENTS):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert ssh.agent(vendor) == expected
+def test_ssh_is_that_of_mpiexec(machine, vendor, variables, words):
+    folder = str(machine.folder)
+    noting = f'for word in "$0" "$@"; do printf "%s\\n" "$word"; done > {folder}/words'
+    machine.quick_here()
+    machine.program("ssh", noting)
+    write_program(machine.folder / "my tools" / "ssh", noting)
+    machine.mpi(vendor, vendor)
+    machine.variables(**{name: value.format(folder) for name, value in variables.items()})
+    machine.ask("a", checks=["ssh"])
+    ssh, *rest = (machine.folder / "words").read_text().split("\n")
+    assert ssh == words[0].format(folder) or (words[0], ssh) == ("ssh", f"{folder}/bin/ssh")
+    assert rest[: len(words) - 1] == words[1:]
+
+
+def test_no_ssh_at_all(machine):
+    machine.mpi()
+    machine.quick_here()
+    machine.variables(HYDRA_LAUNCHER_EXEC="/nowhere/ssh")
+    found = machine.ask("a", checks=["ssh"])["ssh"]
+    assert found.details["hosts"] == {"a": "no ssh"}
+    assert "/nowhere/ssh doesn't start: No such file or directory" in found.found
+
+
+def test_a_machine_that_cannot_ask_itself_says_so(machine, monkeypatch):
+    machine.mpi()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    found = machine.ask("a", checks=["ssh"])["ssh"]
+    assert (found.status, "/nowhere/python can't be asked" in found.found) == ("failed", True)
+
+
+HANGS = "trap '' TERM; echo $$ > {}/pid; while :; do sleep 1; done"
+# A line without an end, and no answer.
+FLOODS = (
+    "head -c 3000000 /dev/zero | tr '\\0' y; head -c 300000 /dev/zero | tr '\\0' z >&2; sleep 600"
+)
+BABBLES = "printf 'chainermn-doctor:no JSON\\n'; echo oh >&2"
+
+
+def test_hosts_that_hang_flood_or_babble_hold_up_no_other(machine):
+    scripts = {"hangs": HANGS.format(machine.folder), "floods": FLOODS, "babbles": BABBLES}
+    for host, script in {**scripts, "well": 'exec sh -c "$2"'}.items():
+        (machine.folder / host).write_text(script)
+    machine.ssh(
+        f'while [ $# -gt 2 ]; do shift; done; f="{machine.folder}/$1"; exec sh "$f" "$1" "$2"'
+    )
+    found = machine.ask(*scripts, "well", checks=["ssh", "hosts' python"], seconds=16)
+    assert found["ssh"].details["hosts"] == dict.fromkeys(scripts, "no answer")
+    assert found["hosts' python"].found.startswith("well: ")
+    assert is_gone(int((machine.folder / "pid").read_text()))
+    assert "(of hangs: nothing within " in found["ssh"].found
 
 
 def test_the_program_for_hosts_is_understood_by_old_pythons():
-    ast.parse(Path(remote.__file__).read_text(), feature_version=(3, 6))
+    tree = ast.parse(source_for_hosts(), feature_version=(3, 6))
+    imported = {
+        alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names
+    }
+    assert "socket" in imported
+    assert not {name for name in imported if name.startswith("chainermn")}
 
 
-def test_packages_that_only_some_hosts_have_are_named():
+# What is made of the answers
+
+
+@pytest.fixture
+def of_hosts(machine):
+    """Gives what a check finds where these hosts were asked; see `Machine.hosts`."""
+
+    def look(check, *well, vendor="MPICH", script="/home/me/train.py", **said):
+        machine.mpi(vendor, vendor)
+        machine.hosts(*well, **said)
+        return machine.look(check, script=script)
+
+    return look
+
+
+CUPY = {"packages": {**FACTS["packages"], "cupy-cuda12x": "14.1.0"}}
+
+
+def test_packages_that_only_some_hosts_have_are_named(of_hosts):
     """Without a GPU this machine may lack them; hosts must agree."""
-    with_cupy = reply("b", packages={**FACTS["packages"], "cupy-cuda12x": "14.1.0"})
-    assert look(packages, a=dataclasses.replace(with_cupy), b=with_cupy).status == "ok"
-    answer = look(packages, "a", b=with_cupy)
-    assert answer.found == "a: cupy-cuda12x is missing"
-    here = {"packages": {**FACTS["packages"], "cupy-cuda12x": "14.1.0"}}
-    answer = look(packages, "a", b=with_cupy, here=here)
-    assert answer.found == "a: cupy-cuda12x is missing (here 14.1.0)"
-    assert "pip install cupy-cuda12x==14.1.0" in answer.fix
+    assert of_hosts("hosts' packages", a=CUPY, b=CUPY).status == "ok"
+    found = of_hosts("hosts' packages", "a", b=CUPY)
+    assert found.found == "a: cupy-cuda12x is missing"
+    found = of_hosts("hosts' packages", "a", b=CUPY, here=CUPY)
+    assert found.found == "a: cupy-cuda12x is missing (here 14.1.0)"
+    assert "pip install cupy-cuda12x==14.1.0" in found.fix
 
 
-def test_our_packages_are_not_fetched_from_an_index():
-    answer = look(packages, "a", b=reply("b", packages={"numpy": "2.4.6"}))
-    assert answer.found == "b: chainermn-comm is missing (here 2.0.0)"
-    assert "pip" not in answer.fix
+def test_our_packages_are_not_fetched_from_an_index(of_hosts):
+    found = of_hosts("hosts' packages", "a", b={"packages": {"numpy": "2.4.6"}})
+    assert found.found == "b: chainermn-comm is missing (here 2.0.0)"
+    assert "pip" not in found.fix
 
 
-def test_another_python_hides_what_follows_from_it():
-    other = {
-        "python": {"version": "3.12.1", "implementation": "CPython"},
-        "packages": {},
-        "mpiexec": {},
-    }
-    answers = {
-        check.name: look(check, "a", b=reply("b", **other)) for check in (python, packages, mpiexec)
-    }
-    assert [one.status for one in answers.values()] == ["failed", "ok", "ok"]
-    assert (
-        answers["hosts' python"].found
-        == f"b: {sys.executable} is Python 3.12.1 and not Python 3.11.7"
-    )
+def test_another_python_hides_what_follows_from_it(of_hosts):
+    python = {"version": "3.12.1", "implementation": "CPython"}
+    other = {"python": python, "packages": {}, "mpiexec": {}}
+    names = ("hosts' python", "hosts' packages", "hosts' mpiexec")
+    found = [of_hosts(name, "a", b=other) for name in names]
+    assert [one.status for one in found] == ["failed", "ok", "ok"]
+    assert found[0].found == f"b: {sys.executable} is Python 3.12.1 and not Python 3.11.7"
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("same", "first", "expected"),
     [
-        ({}, "there is no /opt/bin/mpiexec"),
-        ({"same path": {"path": "/opt/bin/mpiexec", "text": HYDRA}}, None),
-        (
-            {"same path": {"path": "/opt/bin/mpiexec", "text": "Open MPI 4.1"}},
-            "is Open MPI 4.1 and not MPICH",
-        ),
-        ({"same path": {"path": "/opt/bin/mpiexec", "text": "no\nsense"}}, "that says 'no sense'"),
-        ({"same path": {"path": "/opt/bin/mpiexec", "text": ""}}, "that says nothing"),
-        (
-            {
-                "same path": {"path": "/opt/bin/mpiexec", "text": HYDRA},
-                "on PATH": {"path": "/usr/bin/mpiexec", "text": "Open MPI 4.1"},
-            },
-            "leads to /usr/bin/mpiexec, Open MPI 4.1",
-        ),
+        (None, None, "there is no /opt/bin/mpiexec"),
+        (HYDRA, None, None),
+        ("Open MPI 4.1", None, "is Open MPI 4.1 and not MPICH"),
+        ("no\nsense", None, "that says 'no sense'"),
+        ("", None, "that says nothing"),
+        (HYDRA, "Open MPI 4.1", "leads to /usr/bin/mpiexec, Open MPI 4.1"),
     ],
 )
-def test_another_mpiexec(said, expected):
-    answer = look(mpiexec, "a", b=reply("b", mpiexec=said))
-    assert answer.status == ("ok" if expected is None else "failed")
-    if expected is not None:
-        assert answer.found.startswith("b: ")
-        assert expected in answer.found
+def test_another_mpiexec(of_hosts, same, first, expected):
+    said = {}
+    if same is not None:
+        said["same path"] = {"path": "/opt/bin/mpiexec", "text": same}
+    if first is not None:
+        said["on PATH"] = {"path": "/usr/bin/mpiexec", "text": first}
+    found = of_hosts("hosts' mpiexec", "a", b={"mpiexec": said})
+    assert found.status == ("ok" if expected is None else "failed")
+    assert expected is None or (found.found.startswith("b: ") and expected in found.found)
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ({"there": True, "digest": "1234"}, None),
+        ({"there": False}, "b: there is no /home/me/train.py"),
+        ({"there": True, "digest": "5678"}, "is not the one of this machine"),
+        ({"there": True, "problem": "Permission denied"}, "can't be read: Permission denied"),
+    ],
+)
+def test_another_script(of_hosts, there, words):
+    found = of_hosts("script", "a", b={"script": there})
+    assert found.status == ("ok" if words is None else "failed")
+    assert words is None or (words in found.found and "rsync" in found.fix)
+    assert of_hosts("script", "a", script=None).status == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -226,157 +261,147 @@ def test_another_mpiexec(said, expected):
         ("MPICH", {}, {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1"}, "ok", ""),
     ],
 )
-def test_variables(vendor, here, there, status, words):
-    answer = look(variables, b=reply("b", variables=there), vendor=vendor, here={"variables": here})
-    assert answer.status == status, answer
-    assert words in answer.found
+def test_variables(of_hosts, vendor, here, there, status, words):
+    said = {"here": {"variables": here}, "b": {"variables": there}}
+    found = of_hosts("hosts' variables", vendor=vendor, **said)
+    assert found.status == status, found
+    assert words in found.found
 
 
 @pytest.mark.parametrize(
     ("free", "total", "status"),
     [(512, 512, "ok"), (2, 512, "failed"), (2, 8, "failed"), (20, 64, "warning")],
 )
-def test_shared_memory(free, total, status):
-    size = {"free_bytes": free * MIB, "total_bytes": total * MIB}
-    answer = look(shared_memory, "a", b=reply("b", shm=size))
-    assert answer.status == status
-    assert (status == "ok") != answer.found.startswith(f"b: {free} MiB of {total} MiB")
-    here = look(shared_memory, "a", b=reply("b", shm=size), here={"machine": "b"})
-    assert here.status == "ok"  # the same machine, at which another check looks
+def test_shared_memory(of_hosts, free, total, status):
+    name, size = "hosts' shared memory", {"free_bytes": free * MIB, "total_bytes": total * MIB}
+    found = of_hosts(name, "a", b={"shm": size})
+    assert found.status == status
+    assert (status == "ok") != found.found.startswith(f"b: {free} MiB of {total} MiB")
+    found = of_hosts(name, "a", b={"shm": size}, here={"machine": "b"})
+    assert found.status == "ok", "the same machine, at which another check looks"
 
+
+# Connections
 
 GOOD, BAD = {"seconds": 0.001}, {"problem": "timed out"}
+STALLED = {"problem": "a short message arrives, and a long one stalls"}
 
 
-def test_connections_are_judged_pair_by_pair():
-    a, b = (reply(name, {other: GOOD, HERE: GOOD}) for name, other in ("ab", "ba"))
-    assert (
-        look(connections, a=a, b=b).found == "all 4 connections between them succeed, at any port"
-    )
-    bad = reply("b", {"a": BAD, HERE: GOOD})
-    answer = look(connections, a=a, b=bad)
-    assert "1 of 4 connections" in answer.found
-    assert answer.details["failed"] == [["b", "a", "timed out"]]
-    unreached = reply("b", {"a": GOOD, HERE: BAD})
-    assert look(connections, a=a, b=unreached).details["failed"] == [
-        ["b", "this machine", "timed out"]
-    ]
-    assert look(connections, a=a, b=unreached, here={"machine": "a"}).status == "ok"
-    silent = look(connections, a=a, b=reply("b", None))
-    assert silent.status == "failed"
-    assert silent.found.startswith("b did not")
+def reaching(**reached: dict) -> dict:
+    return {"reached": {HERE if name == "here" else name: one for name, one in reached.items()}}
 
 
-def test_hosts_that_ssh_did_not_reach_by_an_address_are_not_tried():
-    assert look(connections, a=reply("a", {}), b=reply("b", {})).status == "skipped"
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "machine_here", "failures"),
+    [
+        (reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=GOOD), "here", []),
+        (reaching(b=GOOD, here=GOOD), reaching(a=BAD, here=GOOD), "here", [["b", "a"]]),
+        (reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=BAD), "here", [["b", "this machine"]]),
+        (reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=BAD), "a", []),
+    ],
+)
+def test_connections_are_judged_pair_by_pair(of_hosts, of_a, of_b, machine_here, failures):
+    found = of_hosts("connections", a=of_a, b=of_b, here={"machine": machine_here})
+    assert found.status == ("failed" if failures else "ok")
+    assert found.details.get("failed", []) == [[*pair, "timed out"] for pair in failures]
+    pairs = 4 if machine_here == "here" else 2
+    said = f"{len(failures)} of {pairs} connections" if failures else f"all {pairs} connections"
+    assert said in found.found
 
 
-def test_one_host_alone_needs_no_network():
-    here = {"machine": "a"}
-    assert look(connections, "a", here=here).status == "skipped"
-    assert look(round_trip, "a", here=here).status == "skipped"
+def test_a_host_that_did_not_finish_and_hosts_that_were_not_to_try(of_hosts):
+    silent = of_hosts("connections", a=reaching(b=GOOD), b={"reached": None})
+    assert (silent.status, silent.found.startswith("b did not")) == ("failed", True)
+    assert of_hosts("connections", "a", "b").status == "skipped", "ssh told no address"
+    for name in ("connections", "round trip"):
+        assert of_hosts(name, "a", here={"machine": "a"}).status == "skipped", "one host alone"
 
 
-def test_hosts_that_are_far_apart_are_a_warning():
-    a, b = (reply(name, {other: {"seconds": 0.08}}) for name, other in ("ab", "ba"))
-    answer = look(round_trip, a=a, b=b, here={"machine": "a"})
-    assert answer.status == "warning"
-    assert "80 ms" in answer.found
+def test_what_stalls_is_laid_to_the_size_of_packets_and_not_to_a_firewall(of_hosts):
+    found = of_hosts("connections", a=reaching(b=STALLED), b=reaching(a=GOOD))
+    assert "mtu 1500   # on a and b" in found.fix
+    found = of_hosts("connections", a=reaching(b=STALLED), b=reaching(a=BAD))
+    assert "ufw" in found.fix, "a firewall may be all of it"
 
 
-def test_others_find_this_machine_where_ssh_came_from():
-    far = {"variables": {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}}
-    itself = {"variables": {"SSH_CONNECTION": "::1 50000 ::1 22"}}
-    odd = {"variables": {"SSH_CONNECTION": "10.0.0.1 1 fe80::1%$(id) 2"}}
-    able = {"far": far, "localhost": itself, "odd": odd, "none": {"variables": {}}}
-    assert address(HERE, "far", able) == "10.0.0.1"
-    assert address("localhost", "far", able) == "10.0.0.1"
-    assert address("far", "localhost", able) == "10.0.0.2"
-    assert address("odd", "far", able) is address("none", "far", able) is None
+def test_hosts_that_are_far_apart_are_a_warning(of_hosts):
+    far = {"seconds": 0.08}
+    found = of_hosts("round trip", a=reaching(b=far), b=reaching(a=far), here={"machine": "a"})
+    assert (found.status, "80 ms" in found.found) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("connection", "address"),
+    [
+        # The addresses of ssh's client and server, with their ports.
+        ("10.0.0.1 50000 10.0.0.2 22", "10.0.0.2"),
+        ("::1 50000 ::1 22", "10.0.0.9"),  # from this machine to itself
+        ("10.0.0.1 1 fe80::1%$(id) 2", "a"),
+        ("", "a"),
+    ],
+)
+def test_the_address_in_a_fix_is_that_which_ssh_used(of_hosts, connection, address):
+    """What a host says of itself never becomes a part of a command unless it is an address."""
+    of_a = {"variables": {"SSH_CONNECTION": connection}, **reaching(b=BAD)}
+    of_b = {"variables": {"SSH_CONNECTION": "10.0.0.9 1 10.0.0.1 22"}, **reaching(a=GOOD)}
+    fix = of_hosts("connections", a=of_a, b=of_b).fix
+    assert fix.startswith(f"sudo ufw allow from {address}   # on b")
+
+
+# The hostfile
+
+
+@pytest.fixture
+def of_hostfile(machine):
+    """Gives the check's finding about a hostfile of this content for an MPI."""
+
+    def look(text, vendor):
+        path = machine.folder / "hosts"
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+        machine.mpi(vendor, vendor)
+        return machine.look("hostfile", hostfile=str(path))
+
+    return look
 
 
 @pytest.mark.parametrize(
     ("text", "vendor", "expected"),
     [
         ("a:2\nb\n", "MPICH", {}),
-        ("a:2\nb\n", "Open MPI", {1: ("a:2", "a slots=2")}),
-        ("a slots=2\nb cpu = 4 # x\n", "MPICH", {1: ("a slots=2", "a:2"), 2: ("b cpu = 4", "b:4")}),
-        ("#\na slots=2 max_slots=4", "Intel MPI", {2: ("a slots=2 max_slots=4", "a:2")}),
-        ("a slots=2\nb cpu=4", "Open MPI", {}),
+        ("a:2\nb\n", "Open MPI", {"1": "a slots=2"}),
+        ("a slots=2\nb cpu = 4 # x\n", "MPICH", {"1": "a:2", "2": "b:4"}),
+        ("#\na slots=2 max_slots=4", "Intel MPI", {"2": "a:2"}),
+        ("a slots=2\nb slots=4", "Open MPI", {}),
         ("a slots=2", None, {}),
         ("a;b:2\n-o:2\n'x':2\na:2:3", "Open MPI", {}),
     ],
 )
-def test_lines_for_another_mpi(text, vendor, expected):
-    assert hostfiles.misspelt(text, vendor) == expected
+def test_lines_for_another_mpi(of_hostfile, text, vendor, expected):
+    found = of_hostfile(text, vendor)
+    assert found.details.get("lines", {}) == expected
+    assert not expected or f"write in line {next(iter(expected))}: " in found.fix
+    assert (found.status == "failed") == bool(expected or ";" in text)
 
 
-names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,8}[a-z0-9])?", fullmatch=True)
+hosts = st.text("ab01", min_size=1, max_size=6) | st.sampled_from(["a.b", "a-b.c"])
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(names, st.integers(1, 999)), min_size=1, max_size=5))
-def test_the_right_spelling_says_the_same_to_the_other_mpi(hosts):
-    mpich = "\n".join(f"{name}:{slots}" for name, slots in hosts)
-    open_mpi = "\n".join(f"{name} slots={slots}" for name, slots in hosts)
-    for wrong, right, vendor in ((open_mpi, mpich, "MPICH"), (mpich, open_mpi, "Open MPI")):
-        spelt = hostfiles.misspelt(wrong, vendor)
-        assert "\n".join(line for _, line in spelt.values()) == right
-        assert from_file(wrong, "f") == from_file(right, "f")
-        assert hostfiles.misspelt(right, vendor) == {}
-
-
-def test_a_program_that_hangs_or_floods_is_ended(tmp_path):
-    """The first ignores signals, the second writes what is no answer, without an end."""
-    hangs = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
-    floods = f"while :; do echo {'y' * 2000}; echo z >&2; done"
-    answers = f"printf '{remote.MARK}{{\"a\": 1}}\\n{remote.MARK}no JSON\\n'; echo oh >&2"
-    began = time.monotonic()
-    with conversations() as start:
-        talks = [start(["sh", "-c", text]) for text in (hangs, floods, answers)]
-        assert talks[2].hear(began + LIMIT_SECONDS) == {"a": 1}
-        assert talks[2].hear(began + LIMIT_SECONDS) is None
-        assert [talk.hear(time.monotonic() + 0.2) for talk in talks[:2]] == [None, None]
-        talks[2].tell("more than it wants to hear\n" * 1000)
-        talks[2].process.wait(LIMIT_SECONDS)
-        assert talks[2].complaints() == "oh\n"
-    assert time.monotonic() - began < LIMIT_SECONDS
-    assert all(talk.process.poll() is not None for talk in talks)
-    pid = int((tmp_path / "pid").read_text())
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def asking(monkeypatch, tmp_path: Path, ssh_script: str, seconds: float, **given: Any) -> Round:
-    """A round with another program in place of ssh."""
-    agent = tmp_path / "ssh"
-    agent.write_text(f"#!/bin/sh\n{ssh_script}\n")
-    agent.chmod(0o755)
-    monkeypatch.setattr(ssh, "agent", lambda vendor: [str(agent)])
-    context = Context(time.monotonic() + seconds, **given)
-    context.answers[facts.launcher] = lambda *_: {}
-    return ask(context)
-
-
-def test_an_ssh_that_hangs_takes_no_longer_than_it_may(monkeypatch, tmp_path):
-    began = time.monotonic()
-    found = asking(monkeypatch, tmp_path, "exec sleep 600", 12, hosts=(Host("a", 1),))
-    assert time.monotonic() - began < LIMIT_SECONDS
-    assert found.hosts["a"].trouble == ssh.Trouble("no answer", found.hosts["a"].trouble.said)
-    assert found.hosts["a"].trouble.said.startswith("nothing within ")
-
-
-def test_no_ssh_at_all(monkeypatch):
-    monkeypatch.setattr(ssh, "agent", lambda vendor: ["/nowhere/ssh"])
-    context = Context(time.monotonic() + LIMIT_SECONDS, hosts=(Host("a", 1),))
-    context.answers[facts.launcher] = lambda *_: {}
-    found = ask(context).hosts["a"].trouble
-    assert found == ssh.Trouble("no ssh", "/nowhere/ssh doesn't start: No such file or directory")
-
-
-def test_a_machine_that_cannot_ask_itself_says_so(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    context = Context(time.monotonic() + LIMIT_SECONDS)
-    context.answers[facts.launcher] = lambda *_: {}
-    with pytest.raises(Unavailable, match="/nowhere/python can't be asked"):
-        ask(context)
+@settings(max_examples=20)
+@given(
+    st.lists(
+        st.tuples(hosts, st.integers(1, 999)), min_size=1, max_size=5, unique_by=lambda h: h[0]
+    )
+)
+def test_the_right_spelling_is_what_the_other_mpi_reads(tmp_path_factory, named):
+    mpich = [f"{name}:{slots}" for name, slots in named]
+    open_mpi = [f"{name} slots={slots}" for name, slots in named]
+    path = tmp_path_factory.getbasetemp() / "hostfile"
+    with pytest.MonkeyPatch.context() as patch:
+        machine = Machine(patch, path.parent)
+        for wrong, right, vendor in ((open_mpi, mpich, "MPICH"), (mpich, open_mpi, "Open MPI")):
+            machine.mpi(vendor, vendor)
+            path.write_text("\n".join(wrong))
+            found = machine.look("hostfile", hostfile=str(path))
+            assert list(found.details["lines"].values()) == right
+            path.write_text("\n".join(right))
+            assert machine.look("hostfile", hostfile=str(path)).status == "ok"

@@ -3,88 +3,73 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
-from chainermn_comm.catalogue import RECIPES
-from chainermn_tools import program
-from chainermn_tools.doctor import HERE, LIVE, facts
-from chainermn_tools.doctor.check import Check, Context, ok
-from chainermn_tools.doctor.live import checks, job, rank, steps
-from chainermn_tools.doctor.runner import Layer, examine
-from chainermn_tools.launch.hosts import from_list
+from tests.support.doctor import COMMUNICATORS, LAYERS, STEPS, turns
+from tests.support.processes import is_gone
 
-RANKS = 2
-WELL = {"right": True, "problem": None}
+# Of two ranks.
+START, MEET, ORDER, MESSAGES = STEPS[:4]
+DEVICE, END = STEPS[-2:]
+FLAT = "communicator flat"
+IN_TURN = turns(0, 1)
 GPU_LESS = "CUDA finds no device"
-FAST = {**WELL, "wrong": [], "bytes_per_second": 5e9, "copied_bytes_per_second": 1e10}
+FAST = {
+    "right": True,
+    "problem": None,
+    "wrong": [],
+    "bytes_per_second": 5e9,
+    "copied_bytes_per_second": 1e10,
+}
+SPECIAL = {
+    MEET: {"ranks": [0, 1]},
+    "communicator pure_nccl": {"why_not": GPU_LESS},
+    DEVICE: {"aware": False, "why_not": GPU_LESS},
+    ORDER: {},
+    END: {},
+}
 
 
-def found_in(step: str, number: int) -> dict:
-    if step == steps.START:
-        return {"rank": number, "size": RANKS, "host": "here", "level": "multiple"}
-    if step == steps.MEET:
-        return {"ranks": [0, 1]}
-    if step == steps.of_communicator("pure_nccl"):
-        return {"why_not": GPU_LESS}
-    if step == steps.DEVICE:
-        return {"aware": False, "why_not": GPU_LESS}
-    return {} if step in (steps.ORDER, steps.END) else dict(FAST)
-
-
-def notes(number: int, until: str | None = None) -> dict:
-    """A rank's notes; of one that is still at a step, or died in it."""
+def notes(number: int, until: str | None = None, **changed: dict) -> dict:
+    """A rank's notes; of one that is still at a step, or died in it; a step's with blanks as _."""
     found: dict = {}
-    for step in steps.STEPS:
-        found[step] = None if step == until else found_in(step, number)
+    start = {"rank": number, "size": 2, "host": "here", "level": "multiple"}
+    for step in STEPS:
+        found[step] = {START: start, **SPECIAL}.get(step, FAST)
+        found[step] = {**found[step], **changed.get(step.replace(" ", "_"), {})}
         if step == until:
+            found[step] = None
             break
     return found
 
 
-def turns(*ranks: int) -> str:
-    return "".join(f"{rank.TURN} {one} {RANKS} here\n" for one in ranks)
-
-
-def made(
-    *ranks_notes: dict, status: int | None = 0, out: str | None = None, err: str = ""
-) -> job.Job:
-    ended = program.Ended(status, turns(0, 1) if out is None else out, err)
-    return job.Job(RANKS, 30.0, ended, ranks_notes or (notes(0), notes(1)))
+def both(**changed: dict) -> tuple[dict, dict]:
+    return notes(0, **changed), notes(1, **changed)
 
 
 @pytest.fixture
-def judged(monkeypatch):
-    """Gives the findings about a job on a machine that is well."""
-    assert set(checks.NEEDS) <= {check.name for check in HERE.checks}
-    monkeypatch.setattr(facts, "launcher", lambda _: {"path": "/bin/mpiexec", "vendor": "MPICH"})
-    monkeypatch.setattr(facts, "library", lambda _: {"vendor": "MPICH", "version": "5"})
-    monkeypatch.setattr(job, "cores", lambda: {"usable": RANKS})
-    monkeypatch.setattr(job.os, "getloadavg", lambda: (0.5, 0.0, 0.0))
-    fine = tuple(Check(name, "?", lambda _: ok("")) for name in checks.NEEDS)
+def judge(machine):
+    """Gives the findings about a job on a machine that is well; and those that are bad."""
+    machine.mpi()
+    machine.cores(2, load=0.5)
 
-    def judge(what: job.Job) -> dict:
-        monkeypatch.setattr(job, "run", lambda _: what)
-        context = Context(time.monotonic() + 60)
-        found = examine([Layer("here", "", fine, 0.5), LIVE], context)
-        return {one.name: one for one in found if one.layer == "live"}
+    def judged(*noted, out=IN_TURN, **job) -> tuple[dict, list[str]]:
+        machine.ranks(*noted, out=out, **job)
+        found = machine.layer("live")
+        bad = [name for name, one in found.items() if one.status in ("failed", "warning")]
+        return found, bad
 
-    return judge
+    return judged
 
 
-def bad(found: dict) -> list[str]:
-    return [name for name, one in found.items() if one.status in ("failed", "warning")]
+def test_every_communicator_and_step_has_its_check():
+    assert {f"communicator {name}" for name in COMMUNICATORS} < set(STEPS) <= {*LAYERS["live"]}
 
 
-def test_every_communicator_has_its_check():
-    assert set(steps.COMMUNICATORS) == set(RECIPES)
-    assert set(steps.STEPS) <= {check.name for check in LIVE.checks}
-
-
-def test_a_good_job_is_well(judged):
-    found = judged(made())
-    assert bad(found) == []
+def test_a_good_job_is_well(judge):
+    found, bad = judge(*both())
+    assert bad == []
     skipped = [name for name, one in found.items() if one.status == "skipped"]
     assert skipped == ["communicator pure_nccl", "device reduce"]
     hierarchical = found["communicator hierarchical"]
@@ -92,142 +77,125 @@ def test_a_good_job_is_well(judged):
     assert hierarchical.details == {"bytes_per_second": 5e9, "copied_bytes_per_second": 1e10}
 
 
-ALONE = [{steps.START: {"rank": 0, "size": 1, "host": "here", "level": "multiple"}}] * RANKS
-BEGUN = {steps.START: None}
+ALONE = {START: {"rank": 0, "size": 1, "host": "here", "level": "multiple"}}
+BEGUN = {START: None}
 ROOT = "mpiexec has detected an attempt to run as root.\nat your own risk.\n"
 
 
 @pytest.mark.parametrize(
-    ("what", "name", "said", "fix"),
+    ("noted", "status", "err", "name", "said", "fix"),
     [
-        (job.Job(2, 30.0, program.Ended(None, "", ""), ()), steps.START, "mpiexec hangs", "getent"),
-        (
-            made(BEGUN, BEGUN, status=None),
-            steps.START,
-            "0 of 2 ranks came through MPI_Init",
-            "0 and 1",
-        ),
-        (made(notes(0), BEGUN, status=None), steps.START, "1 of 2 ranks came through", "0 and 1"),
-        (
-            job.Job(2, 30.0, program.Ended(1, "", ROOT), ()),
-            steps.START,
-            "attempt to run as root",
-            "ordinary user",
-        ),
-        (job.Job(2, 30.0, program.Ended(0, "", ""), ()), steps.START, "said: nothing", "0 and 1"),
-        (made(notes(0), status=0), steps.START, "1 of 2 ranks came up", "0 and 1"),
-        (made(*ALONE), steps.MEET, "each of the 2 ranks says that it is rank 0 of 1", "PATH"),
-        (made(notes(0, steps.MEET), notes(1), status=None), steps.MEET, "hangs", "UCX_TLS"),
+        ((), None, "", START, "mpiexec hangs", "getent"),
+        ((BEGUN, BEGUN), None, "", START, "0 of 2 ranks came through MPI_Init", "0 and 1"),
+        ((notes(0), BEGUN), None, "", START, "1 of 2 ranks came through", "0 and 1"),
+        ((), 1, ROOT, START, "attempt to run as root", "ordinary user"),
+        ((), 0, "", START, "said: nothing", "0 and 1"),
+        ((notes(0),), 0, "", START, "1 of 2 ranks came up", "0 and 1"),
+        ((ALONE, ALONE), 0, "", MEET, "each of the 2 ranks says that it is rank 0 of 1", "PATH"),
+        ((notes(0, MEET), notes(1)), None, "", MEET, "hangs", "UCX_TLS"),
     ],
     ids=["hangs", "init hangs", "one hangs", "root", "silent", "one missing", "alone", "stuck"],
 )
-def test_ranks_that_do_not_come_up_or_meet_are_named(judged, what, name, said, fix):
-    found = judged(what)
-    assert bad(found) == [name]
+def test_ranks_that_do_not_come_up_or_meet_are_named(judge, noted, status, err, name, said, fix):
+    out = IN_TURN if noted else ""
+    found, bad = judge(*noted, status=status, err=err, out=out)
+    assert bad == [name]
     assert said in found[name].found
     assert fix in found[name].fix
     after = list(found)[list(found).index(name) + 1 :]
     assert {found[one].status for one in after} <= {"skipped", "ok"}
-    assert found["communicator flat"].details == {"because": name}
+    assert found[FLAT].details == {"because": name}
 
 
-@pytest.mark.parametrize("step", steps.STEPS[3:])
-def test_a_rank_that_dies_is_named_by_what_it_was_at(judged, step):
+@pytest.mark.parametrize("step", STEPS[3:])
+def test_a_rank_that_dies_is_named_by_what_it_was_at(judge, step):
     error = "Segmentation fault (signal 11)"
-    found = judged(made(notes(0, step), notes(1, step), status=139, err=f"{error}\n=====\n"))
-    assert bad(found) == [step]
+    found, bad = judge(notes(0, step), notes(1, step), status=139, err=f"{error}\n=====\n")
+    assert bad == [step]
     assert "0 of 2 ranks came through it; then the job ended with status 139" in found[step].found
     assert error in found[step].found
     assert found[step].fix
 
 
-def test_a_rank_that_hangs_is_named_by_what_it_is_at(judged):
-    step = steps.of_communicator("flat")
-    found = judged(made(notes(0, step), notes(1), status=None))
-    assert bad(found) == [step]
-    assert found[step].found == "it hangs: 1 of 2 ranks came through it within 30 s"
+def test_notes_that_were_cut_off_by_a_kill_are_read(judge):
+    whole = [json.dumps({"step": START, "state": "done", "found": notes(0)[START]})]
+    whole += [json.dumps({"step": MEET, "state": "begun"}), '{"step": "ranks meet", "state": "do']
+    found, bad = judge("\n".join(whole), notes(1), status=9)
+    assert (bad, found[START].status) == ([MEET], "ok")
+    assert "1 of 2 ranks came through it" in found[MEET].found
+
+
+def test_a_rank_that_hangs_is_named_by_what_it_is_at(judge):
+    found, bad = judge(notes(0, FLAT), notes(1), status=None)
+    assert bad == [FLAT]
+    assert found[FLAT].found.startswith("it hangs: 1 of 2 ranks came through it within ")
     assert found["communicator naive"].status == "ok"
     assert found["communicator dummy"].status == "skipped"
 
 
-def test_more_ranks_than_cores_may_just_be_slow(judged, monkeypatch):
-    monkeypatch.setattr(job, "cores", lambda: {"usable": 1})
-    found = judged(made(notes(0, steps.MESSAGES), notes(1), status=None))
-    assert "1 cores" in found[steps.MESSAGES].found
-    assert "--timeout" in found[steps.MESSAGES].fix
+@pytest.mark.parametrize(("cores", "load", "said"), [(1, 0, "1 cores"), (2, 2.5, "more to do")])
+def test_what_hangs_may_just_be_slow_with_few_cores_or_on_a_busy_machine(
+    judge, machine, cores, load, said
+):
+    machine.cores(cores, load)
+    found, _ = judge(notes(0, MESSAGES), notes(1), status=None)
+    assert said in found[MESSAGES].found
+    assert "--timeout" in found[MESSAGES].fix
+    found, _ = judge(notes(0, START), notes(1), status=None)
+    assert "MPI hangs as it starts" in found[START].found
+    assert said in found[START].found
 
 
-def test_on_a_busy_machine_what_hangs_may_just_be_slow(judged, monkeypatch):
-    monkeypatch.setattr(job.os, "getloadavg", lambda: (RANKS + 0.5, 0.0, 0.0))
-    found = judged(made(notes(0, steps.MESSAGES), notes(1), status=None))
-    assert "more to do" in found[steps.MESSAGES].found
-    assert "--timeout" in found[steps.MESSAGES].fix
-    found = judged(made(notes(0, steps.START), notes(1), status=None))
-    assert "MPI hangs as it starts" in found[steps.START].found
-    assert "more to do" in found[steps.START].found
+@pytest.mark.parametrize(
+    ("of_flat", "said"),
+    [
+        ({"right": False, "wrong": ["bcast"]}, "wrong values of bcast arrived"),
+        (
+            {"right": False, "problem": "CHAINERMN_CHUNK_BYTES is 'x'"},
+            "CHAINERMN_CHUNK_BYTES is 'x'",
+        ),
+    ],
+)
+def test_wrong_values_and_errors_are_named_with_their_verb(judge, of_flat, said):
+    found, bad = judge(*both(communicator_flat=of_flat))
+    assert (bad, found[FLAT].found) == ([FLAT], said)
 
 
-def test_wrong_values_are_named_with_their_verb(judged):
-    step = steps.of_communicator("flat")
-    ranks = (notes(0), notes(1))
-    for one in ranks:
-        one[step] = {**FAST, "right": False, "wrong": ["bcast"]}
-    found = judged(made(*ranks))
-    assert bad(found) == [step]
-    assert found[step].found == "wrong values of bcast arrived"
-
-
-def test_what_a_communicator_raises_is_quoted(judged):
-    step = steps.of_communicator("flat")
-    ranks = (notes(0), notes(1))
-    for one in ranks:
-        one[step] = {"right": False, "wrong": [], "problem": "CHAINERMN_CHUNK_BYTES is 'x'"}
-    found = judged(made(*ranks))
-    assert (bad(found), found[step].found) == ([step], "CHAINERMN_CHUNK_BYTES is 'x'")
-
-
-def test_what_is_far_too_slow_for_memory_is_warned_of(judged, monkeypatch):
-    step = steps.of_communicator("naive")
-    ranks = (notes(0), notes(1))
-    for one in ranks:
-        one[step] = {**FAST, "bytes_per_second": 1e7}
-    found = judged(made(*ranks))
-    assert (bad(found), found[step].status) == ([step], "warning")
-    assert "10 MB/s, 0.001 of a copy" in found[step].found
-    monkeypatch.setattr(job.os, "getloadavg", lambda: (RANKS + 0.5, 0.0, 0.0))
-    assert bad(judged(made(*ranks))) == [], "others' work may be why"
-    monkeypatch.setattr(job.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(job, "cores", lambda: {"usable": 1})
-    assert bad(judged(made(*ranks))) == [], "ranks that take turns are no wonder"
+def test_what_is_far_too_slow_for_memory_is_warned_of(judge, machine):
+    slow = both(communicator_flat={"bytes_per_second": 1e7})
+    found, bad = judge(*slow)
+    assert (bad, found[FLAT].status) == ([FLAT], "warning")
+    assert "10 MB/s, 0.001 of a copy" in found[FLAT].found
+    machine.cores(2, load=2.5)
+    assert judge(*slow)[1] == [], "others' work may be why"
+    machine.cores(1)
+    assert judge(*slow)[1] == [], "ranks that take turns are no wonder"
 
 
 @pytest.mark.parametrize(
     ("out", "status", "said"),
     [
-        (turns(0, 1), "ok", "in this order"),
+        (IN_TURN, "ok", "in this order"),
         ("[0] noise\n" + turns(1, 0), "ok", "mixed"),
         (turns(0), "failed", "these came: [0]"),
         (turns(0, 0), "failed", "these came: [0, 0]"),
         ("", "failed", "these came: []"),
     ],
 )
-def test_the_order_of_output_is_judged(judged, out, status, said):
-    found = judged(made(out=out))[steps.ORDER]
+def test_the_order_of_output_is_judged(judge, out, status, said):
+    found = judge(*both(), out=out)[0][ORDER]
     assert (found.status, said in found.found) == (status, True)
 
 
-def test_lower_thread_levels_are_warned_of_unless_asked_for(judged, monkeypatch):
-    ranks = (notes(0), notes(1))
-    for one in ranks:
-        one[steps.START]["level"] = "funneled"
-    monkeypatch.delenv("MPI4PY_RC_THREAD_LEVEL", raising=False)
-    assert bad(judged(made(*ranks))) == ["thread level"]
-    monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "funneled")
-    assert bad(judged(made(*ranks))) == []
+def test_lower_thread_levels_are_warned_of_unless_asked_for(judge, machine):
+    funneled = both(ranks_start={"level": "funneled"})
+    assert judge(*funneled)[1] == ["thread level"]
+    machine.variables(MPI4PY_RC_THREAD_LEVEL="funneled")
+    assert judge(*funneled)[1] == []
 
 
 @pytest.mark.parametrize(
-    ("found", "vendor", "status", "fix"),
+    ("of_device", "vendor", "status", "fix"),
     [
         ({"aware": True, "right": True}, "MPICH", "ok", None),
         ({"aware": True, "right": False}, "MPICH", "failed", "non_cuda_aware"),
@@ -235,38 +203,46 @@ def test_lower_thread_levels_are_warned_of_unless_asked_for(judged, monkeypatch)
         ({"aware": False}, "MVAPICH2", "warning", "export MV2_USE_CUDA=1"),
     ],
 )
-def test_reduces_of_gpu_memory_are_judged(judged, monkeypatch, found, vendor, status, fix):
-    monkeypatch.setattr(facts, "library", lambda _: {"vendor": vendor})
-    ranks = (notes(0), notes(1))
-    for one in ranks:
-        one[steps.DEVICE] = found
-    answer = judged(made(*ranks))[steps.DEVICE]
-    assert answer.status == status
-    assert fix is None or fix in answer.fix
+def test_reduces_of_gpu_memory_are_judged(judge, machine, of_device, vendor, status, fix):
+    machine.mpi(vendor)
+    noted = both()
+    for one in noted:
+        one[DEVICE] = of_device
+    found = judge(*noted)[0][DEVICE]
+    assert found.status == status
+    assert (found.fix is None) if fix is None else (fix in found.fix)
 
 
-@pytest.mark.parametrize(
-    ("status", "name"), [(0, None), (3, steps.END), (None, steps.END)], ids=str
-)
-def test_a_bad_end_is_named(judged, status, name):
-    assert bad(judged(made(status=status))) == ([] if name is None else [name])
+@pytest.mark.parametrize(("status", "bad"), [(0, []), (3, [END]), (None, [END])], ids=str)
+def test_a_bad_end_is_named(judge, status, bad):
+    assert judge(*both(), status=status)[1] == bad
 
 
-def test_notes_of_a_rank_that_was_killed_are_read():
-    lines = [
-        json.dumps({"step": "a", "state": "done", "found": {"x": 1}}),
-        json.dumps({"step": "b", "state": "begun"}),
-        '{"step": "b", "state": "do',
-    ]
-    assert job._read(lines) == {"a": {"x": 1}, "b": None}
+# With ranks that are really started
+
+EACH_ALONE = """
+while [ "$1" != -n ]; do shift; done; n=$2; shift 2
+for i in $(seq $n); do "$@" & done; wait"""
 
 
-@pytest.mark.parametrize(
-    ("ranks", "hosts", "started"),
-    [(None, "", 2), (3, "", 3), (None, "a:64", 4), (3, "a,b", 2), (None, "a,b", 2)],
-)
-def test_how_many_ranks_are_started(monkeypatch, ranks, hosts, started):
-    monkeypatch.setattr(job, "cores", lambda: {"usable": 4})
-    named = from_list(hosts) if hosts else ()
-    asked = Context(time.monotonic() + 60, ranks=ranks, hosts=named)
-    assert job.ranks_to_start(asked) == started
+def test_an_mpiexec_whose_ranks_are_alone_is_named(machine):
+    machine.mpi()
+    path = machine.mpiexec(EACH_ALONE)
+    found = machine.look("ranks meet")
+    assert found.status == "failed"
+    assert f"each of the 2 ranks says that it is rank 0 of 1: {path} " in found.found
+    assert "PATH" in found.fix
+
+
+def test_an_mpi_that_hangs_at_its_start_is_named_and_leaves_nothing(machine):
+    """It ignores being told to end, and so does what it started in a session of its own."""
+    pids = machine.folder / "pids"
+    machine.mpi()
+    machine.mpiexec(
+        f"trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ >> {pids}; sleep 3600' &\n"
+        f"echo $$ >> {pids}; sleep 3600"
+    )
+    found = machine.look("ranks start", seconds=5)
+    assert "mpiexec hangs: none of 2 ranks was started" in found.found
+    assert len(pids.read_text().split()) == 2
+    assert all(is_gone(int(pid)) for pid in pids.read_text().split())

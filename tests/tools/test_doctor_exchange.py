@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from chainermn_tools.doctor.hosts import exchanging
-from chainermn_tools.doctor.live import steps
+from tests.support.doctor import (
+    COMMUNICATORS,
+    corrupt,
+    exchange_messages,
+    stalling,
+    try_communicators,
+)
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
@@ -15,11 +20,7 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 def exchange(world, address: str | None, *pairs: tuple[str, str]) -> tuple[bool, list[Any]]:
     """Whether none stalled, and what all ranks said."""
     hosts = [f"host{rank}" for rank in range(world.size)]
-    said: list[dict[str, Any]] = []
-    well = exchanging.messages(
-        world, hosts, [(a, b, address) for a, b in pairs], lambda **record: said.append(record)
-    )
-    return well, [record for records in world.allgather(said) for record in records]
+    return exchange_messages(world, hosts, [(a, b, address) for a, b in pairs])
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", None])
@@ -37,17 +38,16 @@ def test_large_messages_come_back_as_they_were_sent(world, address):
         assert (one["tcp_seconds"] is None) == (address is None)
 
 
+@pytest.mark.ranks(2)
 def test_what_comes_back_wrong_is_noticed(world, monkeypatch):
-    monkeypatch.setattr(exchanging, "is_filled", lambda *_, **__: False)
+    corrupt(monkeypatch)
     well, said = exchange(world, None, ("host0", "host1"))
     assert (well, said[-1]["right"]) == (True, False)
 
 
-def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world, monkeypatch):
-    monkeypatch.setattr(exchanging, "STALL_SECONDS", 0.5)
-    if world.rank == 1:
-        monkeypatch.setattr(exchanging, "_take", lambda listener, _: listener.accept()[0].recv(1))
-    well, said = exchange(world, "127.0.0.1", ("host0", "host1"))
+def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world):
+    with stalling(world):
+        well, said = exchange(world, "127.0.0.1", ("host0", "host1"))
     assert not well, "on all ranks"
     assert said == [
         {"trying": ["host0", "host1"]},
@@ -55,13 +55,14 @@ def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world, monkeypatch)
     ]
 
 
+@pytest.mark.ranks(2)
 def test_every_communicator_is_tried(world):
-    said: list[dict[str, Any]] = []
-    exchanging.communicators(world, steps.COMMUNICATORS, lambda **record: said.append(record))
+    said = try_communicators(world, COMMUNICATORS)
     if world.rank:
         assert said == []
         return
-    assert [one["trying"] for one in said[::2]] == list(steps.COMMUNICATORS)
+    assert [one["trying"] for one in said[::2]] == list(COMMUNICATORS)
+    assert len(said) == 2 * len(COMMUNICATORS)
     for one in said[1::2]:
         assert one["found"].get("right", "why_not" in one["found"]), one
         assert "bytes_per_second" not in one["found"]
