@@ -166,7 +166,7 @@ def is_monitor(words: list[str]) -> bool:
     return any("chainermn_comm.watchdog.monitor" in word for word in words)
 
 
-def environment(mark: str, temporary: Path, seconds: float) -> dict[str, str]:
+def settings(mark: str, temporary: Path, seconds: float) -> dict[str, str]:
     """What a job gets besides this process's environment."""
     return {
         MARK: mark,

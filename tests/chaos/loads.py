@@ -17,12 +17,13 @@ from collections.abc import Callable
 import numpy as np
 
 from chainermn_comm import create_communicator
+from tests.support.models import with_grads
 
 # How often a rank looks at itself, over the run.
 SAMPLES = 30
 
 
-def sample() -> dict[str, float]:
+def look() -> dict[str, float]:
     """What this process holds now."""
     gc.collect()
     found = {"at": time.monotonic(), "files": len(os.listdir("/proc/self/fd"))}
@@ -35,23 +36,10 @@ def sample() -> dict[str, float]:
     return found
 
 
-class Param:
-    def __init__(self, grad):
-        self.data, self.grad = np.zeros_like(grad), grad
-
-
-class Model:
-    def __init__(self, params):
-        self.params = params
-
-    def namedparams(self):
-        return iter(self.params.items())
-
-
 def mean_of_gradients(comm, rng):
     shapes = [(rng.randrange(1, 2000),), (3, rng.randrange(1, 40)), ()]
     grads = [np.full(shape, comm.rank + number, "f4") for number, shape in enumerate(shapes)]
-    model = Model({f"/{number}": Param(grad) for number, grad in enumerate(grads)})
+    model = with_grads(**{f"w{number}": grad for number, grad in enumerate(grads)})
     comm.allreduce_grad(model)
     mean = (comm.size - 1) / 2
     for number, (_, param) in enumerate(model.namedparams()):
@@ -59,10 +47,9 @@ def mean_of_gradients(comm, rng):
 
 
 def large_mean(comm, rng):
-    model = Model({"/w": Param(np.full(rng.choice((70_000, 300_000)), comm.rank, "f4"))})
+    model = with_grads(w=np.full(rng.choice((70_000, 300_000)), comm.rank, "f4"))
     comm.multi_node_mean_grad(model)
-    ((_, param),) = model.namedparams()
-    assert (param.grad == (comm.size - 1) / 2).all()
+    assert (model["w"].grad == (comm.size - 1) / 2).all()
 
 
 def allreduce(comm, rng):
@@ -135,7 +122,7 @@ def collectives(count: int) -> tuple[int, list[dict[str, float]]]:
     for number in range(count):
         rng.choice(cheap)(comm, rng)
         if (number + 1) % (count // SAMPLES) == 0:
-            samples.append(sample())
+            samples.append(look())
     return count, samples
 
 
@@ -154,7 +141,7 @@ def communicators(count: int) -> tuple[int, list[dict[str, float]]]:
         mean_of_gradients(comm, rng)
         comm.finalize()
         if (number + 1) % (count // SAMPLES) == 0:
-            samples.append(sample())
+            samples.append(look())
     bcast(keeper, rng)
     return count, samples
 
@@ -170,7 +157,7 @@ def mixed(seconds: float) -> tuple[int, list[dict[str, float]]]:
             done += 1
         elapsed = comm.bcast_obj(time.monotonic() - start)
         if elapsed > len(samples) * seconds / SAMPLES:
-            samples.append(sample())
+            samples.append(look())
         if elapsed > seconds:
             return done, samples
 

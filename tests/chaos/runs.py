@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 from tests.support import jobs
 
 from .cases import STOP, Case
-from .grounds import Ground, all_variables, environment, is_monitor
+from .grounds import Ground, all_variables, is_monitor, settings
 
 LOOK_SECONDS = 0.02
 # How often it is looked which files are mapped, of a job on a machine that others use.
@@ -115,7 +115,7 @@ def run(
     file = folders.root / "orders.json"
     file.write_text(json.dumps(orders))
     mark = secrets.token_hex(8)
-    added = environment(mark, folders.temporary, seconds)
+    added = settings(mark, folders.temporary, seconds)
     for note in folders.notes.glob("rank.*"):
         note.unlink()
     seen = Seen()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import jobs
+from tests.support.planted import OURS
 
 SCRIPT = Path(__file__).with_name("loads.py")
 # Of the samples, the first part: imports, caches and MPI's own buffers grow then.
@@ -17,9 +18,9 @@ WARM = 0.4
 NOISE_BYTES = 3 << 20
 
 
-def loaded(ranks, what, amount, seconds):
+def samples_of(ranks, what, amount, seconds):
     """What each rank saw: a list of samples."""
-    job = jobs.run(ranks, SCRIPT, what, amount, seconds=seconds)
+    job = jobs.run(ranks, SCRIPT, what, amount, environment=OURS, seconds=seconds)
     assert job.returncode == 0, job
     (line,) = (line for line in job.out.splitlines() if line.startswith("LOADED "))
     found = json.loads(line.partition(" ")[2])
@@ -58,23 +59,23 @@ def check_flat(found, capsys):
 
 
 def test_collectives_back_to_back(capsys):
-    check_flat(loaded(2, "collectives", 900, 600), capsys)
+    check_flat(samples_of(2, "collectives", 900, 600), capsys)
 
 
 def test_communicators_made_and_freed(capsys):
-    check_flat(loaded(2, "communicators", 30, 600), capsys)
+    check_flat(samples_of(2, "communicators", 30, 600), capsys)
 
 
 @pytest.mark.full
 def test_100_000_collectives_back_to_back(capsys):
-    check_flat(loaded(2, "collectives", 100_000, 1200), capsys)
+    check_flat(samples_of(2, "collectives", 100_000, 1200), capsys)
 
 
 @pytest.mark.full
 def test_1_000_communicators_made_and_freed(capsys):
-    check_flat(loaded(2, "communicators", 1_000, 1200), capsys)
+    check_flat(samples_of(2, "communicators", 1_000, 1200), capsys)
 
 
 @pytest.mark.full
 def test_eight_ranks_on_two_cores_for_ten_minutes(capsys):
-    check_flat(loaded(8, "mixed", 600, 1200), capsys)
+    check_flat(samples_of(8, "mixed", 600, 1200), capsys)

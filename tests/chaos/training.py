@@ -121,7 +121,7 @@ def plan_checkpoints(comm, plan, updater, checkpointer, background):
     checkpointer.save = save
 
 
-def make_trainer(comm, plan, case):
+def make_planned_trainer(comm, plan, case):
     dataset = scatter(comm, plan)
     model = PlannedModel()
     share(comm, plan, model)
@@ -160,7 +160,7 @@ def main() -> None:
     plan.start()
     random.seed(comm.rank)
     np.random.seed(comm.rank)
-    trainer = make_trainer(comm, plan, case)
+    trainer = make_planned_trainer(comm, plan, case)
     checkpointer = create_multi_node_checkpointer(
         "run", comm, cp_interval=1, gc_interval=1, background=case["background"]
     )

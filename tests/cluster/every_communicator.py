@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn_comm import create_communicator
+from tests.support.many_ranks import is_mean
 from tests.support.models import with_grads
 
 from .shapes import SHAPES
@@ -24,7 +25,7 @@ from .shapes import SHAPES
 WORLD = MPI.COMM_WORLD
 
 
-def gradients(rank: int) -> dict[str, np.ndarray]:
+def own_gradients(rank: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(rank)
     return {k: np.asarray(rng.standard_normal(s)).astype(d) for k, (s, d) in SHAPES.items()}
 
@@ -38,7 +39,7 @@ def sent_bytes() -> int:
 
 def mean(comm) -> tuple[list[np.ndarray], int]:
     """This rank's means and how many bytes its host sent for them."""
-    model = with_grads(**gradients(comm.rank))
+    model = with_grads(**own_gradients(comm.rank))
     WORLD.Barrier()
     before = sent_bytes()
     WORLD.Barrier()
@@ -49,18 +50,12 @@ def mean(comm) -> tuple[list[np.ndarray], int]:
 
 
 def is_close(grads: list[np.ndarray], size: int, wire: str | None) -> bool:
-    """Whether these are the float64 mean, but for a few roundings in the narrowest type."""
-    terms = [list(gradients(rank).values()) for rank in range(size)]
-    for index, grad in enumerate(grads):
-        column = [term[index].astype("f8") for term in terms]
-        narrow = min(wire or grad.dtype, grad.dtype, key=lambda dtype: np.finfo(dtype).nmant)
-        bound = 4 * float(np.finfo(narrow).eps) * sum(map(np.abs, column)) / size
-        if not np.all(np.abs(grad - sum(column) / size) <= bound):
-            return False
-    return True
+    """Whether these are the mean."""
+    columns = zip(*(own_gradients(rank).values() for rank in range(size)), strict=True)
+    return all(is_mean(grad, [*terms], wire) for grad, terms in zip(grads, columns, strict=True))
 
 
-def digest(grads: list[np.ndarray]) -> str:
+def hash_of(grads: list[np.ndarray]) -> str:
     return hashlib.sha1(b"".join(grad.tobytes() for grad in grads)).hexdigest()
 
 
@@ -90,17 +85,17 @@ def verbs(comm) -> dict[str, bool]:
     return {
         "send, recv": np.array_equal(received, everyone[before]),
         "allreduce": np.array_equal(total, sum(everyone)),
-        "gather": at_root is None if rank < size - 1 else same(at_root, everyone),
+        "gather": at_root is None if rank < size - 1 else are_equal(at_root, everyone),
         "bcast": np.array_equal(shared, everyone[1]),
         "scatter": np.array_equal(part, mine),
-        "allgather": same(gathered, everyone),
-        "alltoall": same(traded, [row + 10 * rank for row in everyone]),
+        "allgather": are_equal(gathered, everyone),
+        "alltoall": are_equal(traded, [row + 10 * rank for row in everyone]),
         "allgather_obj": objs == [{"rank": other} for other in range(size)],
         "split": ranks == list(range(rank % 2, size, 2)),
     }
 
 
-def same(found, expected: list[np.ndarray]) -> bool:
+def are_equal(found, expected: list[np.ndarray]) -> bool:
     return len(found) == len(expected) and all(map(np.array_equal, found, expected))
 
 
@@ -120,12 +115,12 @@ def findings(name: str) -> dict[str, object]:
             "place": [*intra, comm.inter_rank, comm.inter_size],
             "sent": sent,
             "close": is_close(first, comm.size, None),
-            "digest": digest(first),
-            "again": digest(again),
-            "untouched": digest(first) == digest(list(gradients(comm.rank).values())),
+            "digest": hash_of(first),
+            "again": hash_of(again),
+            "untouched": hash_of(first) == hash_of(list(own_gradients(comm.rank).values())),
             "sent_narrow": sent_narrow,
             "close_narrow": is_close(narrow, comm.size, "float16"),
-            "digest_narrow": digest(narrow),
+            "digest_narrow": hash_of(narrow),
             "verbs": verbs(comm),
         }
 

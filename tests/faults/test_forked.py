@@ -99,14 +99,14 @@ STATUS = {
 
 
 @pytest.fixture
-def script(tmp_path):
+def program(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path
 
 
-def test_forked_children_end_with_their_status_and_gradients_go_on(script):
-    job = jobs.run(2, script, "hierarchical", *STATUS)
+def test_forked_children_end_with_their_status_and_gradients_go_on(program):
+    job = jobs.run(2, program, "hierarchical", *STATUS)
     assert job.returncode == 0, job
     assert f"ENDS {[STATUS, STATUS]}" in job.out, job
     run_exit_functions = ("return", "code", "message", "error", "later", "grandchild", "grandchild")
@@ -118,15 +118,15 @@ def test_forked_children_end_with_their_status_and_gradients_go_on(script):
 
 
 @pytest.mark.parametrize("hook", [pytest.param("0", marks=pytest.mark.full), "1"])
-def test_with_and_without_the_abort_hook(script, hook):
+def test_with_and_without_the_abort_hook(program, hook):
     environment = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": hook}
-    job = jobs.run(2, script, "flat", "code", environment=environment)
+    job = jobs.run(2, program, "flat", "code", environment=environment)
     assert job.returncode == 0, job
     assert "ENDS [{'code': 7}, {'code': 7}]" in job.out, job
 
 
 @pytest.mark.full
-def test_one_rank(script):
-    job = jobs.run(1, script, "hierarchical", "code")
+def test_one_rank(program):
+    job = jobs.run(1, program, "hierarchical", "code")
     assert job.returncode == 0, job
     assert "ENDS [{'code': 7}]" in job.out, job

@@ -17,6 +17,7 @@ def test_the_wait_for_scattered_examples_is_noted():
         def recv(self, source, tag):
             return np.array([dealing._NONE_COMES])
 
+    noted()  # from now on there is where to note it
     seen = []
     assert dealing._receive(Comm(), 0, Gate(), None, [], 1) is None
     waits = [call for call in seen if call.waits]

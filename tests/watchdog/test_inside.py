@@ -7,11 +7,10 @@ import sys
 
 from chainermn_comm.watchdog.inside import alone, part_of
 from tests.support import jobs
-from tests.support.watchdog import description, inside_of
+from tests.support.watchdog import inside_of
 
 
 def test_what_a_rank_is_inside_of_is_noted_until_it_leaves():
-    description(0)  # from now on there is where to note it
     assert inside_of() is None
     with alone("evaluate"):
         with part_of("x" * 100):

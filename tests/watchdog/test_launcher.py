@@ -28,11 +28,11 @@ Daemon = subprocess.Popen
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str, str], tuple[Daemon, int]]]:
+def start_daemon(tmp_path: Path) -> Iterator[Callable[[str, str], tuple[Daemon, int]]]:
     """Starts a daemon of that name for those jobs; gives it, and its rank's number."""
     started: list[tuple[Daemon, int]] = []
 
-    def start(name: str, jobs: str) -> tuple[Daemon, int]:
+    def start_daemon(name: str, jobs: str) -> tuple[Daemon, int]:
         daemon = subprocess.Popen(
             [name, "-c", DAEMON, jobs, tmp_path],
             executable="/bin/sh",
@@ -45,7 +45,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, str], tuple[Daemon, int]]]:
         assert soon(lambda: "PMIX_SERVER_TMPDIR" in psutil.Process(rank).environ())
         return daemon, rank
 
-    yield start
+    yield start_daemon
     for daemon, _ in started:
         if daemon.poll() is None:
             for child in psutil.Process(daemon.pid).children():
@@ -59,8 +59,8 @@ def end_rank(daemon: Daemon, rank: int) -> None:
     assert soon(lambda: not psutil.Process(daemon.pid).children())
 
 
-def test_it_is_ended_once_its_ranks_are_and_its_folder_goes(start, tmp_path):
-    daemon, rank = start("/usr/bin/prted", ONE_JOBS)
+def test_it_is_ended_once_its_ranks_are_and_its_folder_goes(start_daemon, tmp_path):
+    daemon, rank = start_daemon("/usr/bin/prted", ONE_JOBS)
     launcher = Launcher(rank)
     launcher.end(1.0)
     assert launcher.is_left()  # its rank lives
@@ -78,8 +78,8 @@ def test_it_is_ended_once_its_ranks_are_and_its_folder_goes(start, tmp_path):
     [("/usr/bin/prted", "prte-alpha-120@0"), ("/usr/sbin/slurmstepd", ONE_JOBS)],
     ids=["many jobs'", "another launcher's"],
 )
-def test_a_launcher_of_a_site_is_left_alone(name, jobs, start):
-    daemon, rank = start(name, jobs)
+def test_a_launcher_of_a_site_is_left_alone(name, jobs, start_daemon):
+    daemon, rank = start_daemon(name, jobs)
     launcher = Launcher(rank)
     end_rank(daemon, rank)
     launcher.end(1.0)

@@ -86,7 +86,7 @@ if how not in WELL:
 
 
 @pytest.fixture
-def script(tmp_path):
+def program(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path
@@ -113,9 +113,9 @@ def left_of(out: str, folder: Path) -> list[object]:
     return found()
 
 
-def run(script: Path, how: str, folder: Path) -> jobs.Job:
+def run(program: Path, how: str, folder: Path) -> jobs.Job:
     folder.mkdir()
-    return jobs.run(2, script, how, environment={**OURS, "TMPDIR": str(folder)})
+    return jobs.run(2, program, how, environment={**OURS, "TMPDIR": str(folder)})
 
 
 def tiers(*full: str, default: tuple[str, ...]) -> list:
@@ -126,8 +126,8 @@ def tiers(*full: str, default: tuple[str, ...]) -> list:
     "how",
     tiers("finalized", "one finalized", "left by an exception", default=("not finalized",)),
 )
-def test_a_job_that_ends_by_itself(script, how, tmp_path):
-    job = run(script, how, tmp_path / "t")
+def test_a_job_that_ends_by_itself(program, how, tmp_path):
+    job = run(program, how, tmp_path / "t")
     assert job.returncode == 0, job
     if how == "not finalized":  # MPI ends after all of Python's exit functions
         assert job.out.count("LAST 2") == 2, job
@@ -139,18 +139,18 @@ def test_a_job_that_ends_by_itself(script, how, tmp_path):
     "how",
     tiers("all killed", "abort", "abort in vain", default=("exception", "kill")),
 )
-def test_a_rank_that_fails(script, how, tmp_path):
-    job = run(script, how, tmp_path / "t")
+def test_a_rank_that_fails(program, how, tmp_path):
+    job = run(program, how, tmp_path / "t")
     assert job.returncode not in (0, None), job
     assert left_of(job.out, tmp_path / "t") == []
 
 
-def test_a_launcher_that_is_killed(script, tmp_path):
+def test_a_launcher_that_is_killed(program, tmp_path):
     path, folder = tmp_path / "out", tmp_path / "t"
     folder.mkdir()
     with path.open("wb") as out:
         process = subprocess.Popen(
-            [jobs.MPIEXEC, "-n", "2", sys.executable, script, "launcher"],
+            [jobs.MPIEXEC, "-n", "2", sys.executable, program, "launcher"],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

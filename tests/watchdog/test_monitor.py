@@ -39,11 +39,11 @@ def mine():
 
 
 @pytest.fixture
-def start() -> Iterator:
+def start_rank() -> Iterator:
     """Starts another rank; its process, and what the monitor must know of it."""
     started = []
 
-    def start(world):
+    def start_rank(world):
         process = subprocess.Popen(
             [sys.executable, "-c", OTHER_RANK, str(world)],
             stdin=subprocess.PIPE,
@@ -54,7 +54,7 @@ def start() -> Iterator:
         assert process.stdout is not None
         return process, json.loads(process.stdout.readline())
 
-    yield start
+    yield start_rank
     for process in started:
         process.communicate()
 
@@ -85,8 +85,8 @@ def test_each_nodes_own_report_is_printed_when_others_cannot_be_reached(monkeypa
     assert ended == [True]
 
 
-def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mine, start):
-    watched, said, ended = watching(monkeypatch, [description(0), start(1)[1]])
+def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mine, start_rank):
+    watched, said, ended = watching(monkeypatch, [description(0), start_rank(1)[1]])
     monkeypatch.setattr(watched, "stacks", dict)
     mine.collective("gather", 1)
     begun = clock()
@@ -104,9 +104,9 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
     assert ended == [True]
 
 
-def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start):
+def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start_rank):
     """Such as those that the launcher killed then, and may name."""
-    (first, one), (second, other) = start(2), start(1)
+    (first, one), (second, other) = start_rank(2), start_rank(1)
     watched, said, _ = watching(monkeypatch, [description(0), other, one])
     for process in (first, second):
         process.kill()

@@ -98,15 +98,15 @@ if how == "alone_then_elsewhere":
 
 
 @pytest.fixture
-def script(tmp_path):
+def program(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path
 
 
-def run(ranks, script, how, seconds=SECONDS):
+def run(ranks, program, how, seconds=SECONDS):
     environment = {**OURS, "CHAINERMN_TIMEOUT": f"{seconds:g}"}
-    job = jobs.run(ranks, script, how, 0, environment=environment, seconds=JOB_SECONDS)
+    job = jobs.run(ranks, program, how, 0, environment=environment, seconds=JOB_SECONDS)
     assert job.returncode is not None, f"the job hung\n{job}"
     assert_no_monitor_stays(job)
     return job
@@ -157,9 +157,9 @@ ELSEWHERE = "stalled-rank-elsewhere"
     ],
 )
 def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(
-    ranks, how, where, stack, known, script
+    ranks, how, where, stack, known, program
 ):
-    job = run(ranks, script, how)
+    job = run(ranks, program, how)
     assert job.returncode != 0, job
     culprit = rf"culprit: rank {ranks - 1} \(process \d+ on \S+\) {where}"
     said(job, culprit, BCAST, *(["^  rank 1 .* waits in bcast"] if ranks == 3 else []))
@@ -172,8 +172,8 @@ def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(
 
 
 @pytest.mark.full
-def test_a_receive_that_nobody_answers(script):
-    job = run(2, script, "in_recv")
+def test_a_receive_that_nobody_answers(program):
+    job = run(2, program, "in_recv")
     assert job.returncode != 0, job
     said(
         job, r"culprits.*: rank 1 .* waits in recv_obj \(from rank 0, tag 5, ", "or: rank 0", BCAST
@@ -182,9 +182,9 @@ def test_a_receive_that_nobody_answers(script):
 
 
 @pytest.mark.full
-def test_a_rank_in_another_communicators_call(script):
+def test_a_rank_in_another_communicators_call(program):
     # Rank 1 waits in the communicator of ranks 0 and 1 for rank 0, which waits for rank 1.
-    job = run(3, script, "in_a_part")
+    job = run(3, program, "in_a_part")
     assert job.returncode != 0, job
     said(job, "culprits.*: rank 1 .* waits in allreduce_obj", "or: rank 0 .* waits in bcast")
     assert "rank 2 (process" in job.err
@@ -197,16 +197,16 @@ def test_a_rank_in_another_communicators_call(script):
         pytest.param("create", "create", marks=pytest.mark.full),
     ],
 )
-def test_waiting_outside_any_communicator(how, operation, script):
-    job = run(2, script, how)
+def test_waiting_outside_any_communicator(how, operation, program):
+    job = run(2, program, how)
     assert job.returncode != 0, job
     said(
         job, "culprit: rank 1 .* is in no call", rf"^  rank 0 .* waits in {operation}", "in_python"
     )
 
 
-def test_a_rank_that_does_not_come_to_make_the_first_communicator(script):
-    job = run(3, script, "first")
+def test_a_rank_that_does_not_come_to_make_the_first_communicator(program):
+    job = run(3, program, "first")
     assert job.returncode != 0, job
     said(
         job,
@@ -220,12 +220,12 @@ def test_a_rank_that_does_not_come_to_make_the_first_communicator(script):
 
 
 @pytest.mark.full
-def test_a_killed_rank_ends_the_job_and_no_other_is_named_by_the_monitor(script):
+def test_a_killed_rank_ends_the_job_and_no_other_is_named_by_the_monitor(program):
     """MPICH's launcher may name another one, which it has killed itself.
 
     On a busy machine the launcher may be gone before the monitor speaks: then nobody hears it.
     """
-    job = run(3, script, "killed", 600)
+    job = run(3, program, "killed", 600)
     assert job.returncode != 0, job
     words = r"^ChainerMN: rank (\d+) \(process \d+ on \S+\) is gone, (.*)"
     found = re.findall(words, job.err, re.M)
@@ -234,9 +234,9 @@ def test_a_killed_rank_ends_the_job_and_no_other_is_named_by_the_monitor(script)
     assert ("rank-gone" in explained(job)) == bool(found)
 
 
-def test_by_default_there_is_a_report_and_the_job_goes_on(script):
+def test_by_default_there_is_a_report_and_the_job_goes_on(program):
     # The script imposes what is 600 s by default.
-    job = jobs.run(2, script, "asleep", 2.0, environment=OURS, seconds=JOB_SECONDS)
+    job = jobs.run(2, program, "asleep", 2.0, environment=OURS, seconds=JOB_SECONDS)
     assert job.returncode == 0, job
     said(job, "culprit: rank 1 .* is in no call", "The ranks go on waiting")
     assert job.err.count("likely culprit") == 1, job
@@ -245,8 +245,8 @@ def test_by_default_there_is_a_report_and_the_job_goes_on(script):
 
 
 @pytest.mark.full
-def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named(script):
-    job = run(2, script, "alone_then_elsewhere", 2)
+def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named(program):
+    job = run(2, program, "alone_then_elsewhere", 2)
     assert job.returncode != 0, job
     assert "going on" in job.out
     said(
