@@ -5,150 +5,130 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_comm import (
-    PeerError,
-    RankMismatchError,
-    create_communicator,
-    cuda_aware,
-    devices,
-)
-from chainermn_comm.catalogue import make_communicator
-from chainermn_comm.chunks import Chunk
-from chainermn_comm.settings import CHUNK_VARIABLE
-from chainermn_comm.topology import Topology
-from chainermn_comm.transports.mpi import MpiTransport
+from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from tests.support import gpus
+from tests.support.chunk_sizes import noted_sizes
 from tests.support.cupy_double import installed
-from tests.support.models import with_grads
-from tests.support.topologies import IMPOSED, telling
+from tests.support.models import check_mean, with_grads
+from tests.support.pairwise import pairwise
+from tests.support.topologies import IMPOSED, on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 
+VARIABLE = "CHAINERMN_CHUNK_BYTES"
+WIRES = (None, "float16", "float64")
 
-def gradients(rank: int, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """Whole numbers, whose sums are exact."""
+
+def whole_numbers(rank: int) -> dict[str, np.ndarray]:
+    """Gradients whose sums are exact."""
     shapes = {"a": (), "b": (3, 7), "c": (0,), "d": (1,), "e": (257,), "f": (16,)}
     return {
-        name: np.asarray(np.arange(np.prod(shape)).reshape(shape) % 11 + 12.0 * rank, dtype)
+        name: np.asarray(np.arange(np.prod(shape)).reshape(shape) % 11 + 12.0 * rank, "f4")
         for name, shape in shapes.items()
     } | {"g": np.arange(30, dtype="float64") + 12 * rank}
 
 
-@pytest.mark.parametrize("wire", [None, "float16", "float64"])
+@over_nodes("naive", "flat", "hierarchical", "two_dimensional", least=1)
 @pytest.mark.parametrize("chunk_bytes", [64, 192, 4096])
-@pytest.mark.parametrize("name", ["naive", "flat", "hierarchical", "two_dimensional"])
-def test_tiny_chunks_give_the_mean(world, monkeypatch, name, chunk_bytes, wire):
-    monkeypatch.setenv(CHUNK_VARIABLE, str(chunk_bytes))
-    for nodes in telling(name, world.size):
-        with make_communicator(
-            name, topology=Topology.of(nodes), allreduce_grad_dtype=wire
-        ) as comm:
+def test_tiny_chunks_give_the_mean(world, monkeypatch, name, nodes, chunk_bytes):
+    monkeypatch.setenv(VARIABLE, str(chunk_bytes))
+    for wire in WIRES:
+        with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
             for _ in range(3):
-                model = with_grads(**gradients(world.rank))
+                model = with_grads(**whole_numbers(world.rank))
                 comm.allreduce_grad(model)
-                for key, first in gradients(0).items():
+                for key, first in whole_numbers(0).items():
                     expected = first + 12 * (world.size - 1) / 2
                     np.testing.assert_array_equal(model[key].grad, expected)
 
 
+@over_nodes("two_dimensional", "hierarchical")
+def test_the_widest_numbers_in_the_smallest_chunks(world, monkeypatch, name, nodes):
+    monkeypatch.setenv(VARIABLE, "64")
+    with on_nodes(nodes, name) as comm:
+        for dtype in ("complex64", "complex128", "complex256"):
+            for size in (1, 2, 3, 41):
+                rows = [np.arange(size) * (1 + 2j) + 12 * rank for rank in range(comm.size)]
+                model = with_grads(w=rows[comm.rank].astype(dtype))
+                comm.allreduce_grad(model)
+                np.testing.assert_array_equal(model["w"].grad, sum(rows) / comm.size)
+
+
 @pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional"])
 def test_no_chunk_is_larger(world, monkeypatch, name):
-    packed = []
-    pack = Chunk.pack
-
-    def counting(self, flats, out) -> None:
-        packed.append(self.nbytes)
-        pack(self, flats, out)
-
-    monkeypatch.setattr(Chunk, "pack", counting)
-    monkeypatch.setenv(CHUNK_VARIABLE, "128")
-    with create_communicator(name) as comm, comm.split(0, 0) as part:
-        monkeypatch.delenv(CHUNK_VARIABLE)  # a split keeps what its parent was made with
+    monkeypatch.setenv(VARIABLE, "128")
+    with (
+        noted_sizes() as used,
+        create_communicator(name) as comm,
+        comm.split(0, 0) as part,
+    ):
+        monkeypatch.delenv(VARIABLE)  # a split keeps what its parent was made with
         small = {f"p{i}": np.ones(7, "f4") for i in range(5)}
         part.allreduce_grad(with_grads(**small, w=np.ones(40, "f4")))
     # Alone or not: the same chunks. Small arrays go together, whole; a large one in pieces.
-    assert packed == [112, 128, 32, 28]
+    assert used["packed"] == [112, 128, 32, 28]
 
 
-@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional", "single_node"])
 @pytest.mark.sizes(2, 3, 4)
-def test_large_arrays_keep_to_it_on_each_way_that_is_tried(world, monkeypatch, name):
+def test_large_arrays_keep_to_it_on_each_way_that_is_tried(world, monkeypatch):
     chunk_bytes = 65536
-    used: dict[str, list[int]] = {"packed": [], "sent": []}
-    pack, exchange = Chunk.pack, MpiTransport._exchange
-
-    def packing(self, flats, out) -> None:
-        used["packed"].append(self.nbytes)
-        pack(self, flats, out)
-
-    def exchanging(self, outgoing, incoming) -> None:
-        used["sent"] += [shard.nbytes for shard in outgoing]
-        exchange(self, outgoing, incoming)
-
-    monkeypatch.setattr(Chunk, "pack", packing)
-    monkeypatch.setattr(MpiTransport, "_exchange", exchanging)
-    monkeypatch.setenv(CHUNK_VARIABLE, str(chunk_bytes))
-    with create_communicator(name) as comm:
+    monkeypatch.setenv(VARIABLE, str(chunk_bytes))
+    with noted_sizes() as used, create_communicator("hierarchical") as comm:
         for _ in range(6):  # of two ways; each is new twice, since its first use isn't timed
-            model = with_grads(w=np.arange(300_001, dtype="f4") + np.float32(2 * world.rank))
-            comm.allreduce_grad(model)
-            expected = np.arange(300_001, dtype="f4") + np.float32(world.size - 1)
-            np.testing.assert_array_equal(model["w"].grad, expected)
+            check_mean(comm, 300_001)
     for nbytes in used.values():
         assert nbytes
         assert max(nbytes) <= chunk_bytes
 
 
-@pytest.mark.parametrize("wire", [None, "float16"])
-@pytest.mark.parametrize("chunk_bytes", [64, 192, 4096])
-@pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional", "pure_nccl"])
-@pytest.mark.parametrize("cuda_aware_mpi", [False, True])
-def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wire, cuda_aware_mpi):
-    monkeypatch.setenv(CHUNK_VARIABLE, str(chunk_bytes))
-    monkeypatch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: cuda_aware_mpi)
-    topology = Topology.of(IMPOSED[world.size][-1])
-    with installed() as gpu, make_communicator(name, None, wire, topology=topology) as comm:
+@pairwise(
+    name=["flat", "hierarchical", "two_dimensional", "pure_nccl"],
+    chunk_bytes=[64, 192, 4096],
+    wire=[None, "float16"],
+    cuda_aware=[False, True],
+)
+@pytest.mark.ranks(2)
+def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wire, cuda_aware):
+    monkeypatch.setenv(VARIABLE, str(chunk_bytes))
+    nodes = IMPOSED[world.size][-1]
+    own = whole_numbers(world.rank)
+    with (
+        gpus.mpi_says(cuda_aware),
+        installed() as gpu,
+        on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm,
+    ):
         gpu.delay = 0
-        own = gradients(world.rank)
-        model = with_grads(**{key: devices.to_device(grad) for key, grad in own.items()})
-        comm.allreduce_grad(model)
-        for key, first in gradients(0).items():
-            expected = first + 12 * (world.size - 1) / 2
-            np.testing.assert_array_equal(devices.to_host(model[key].grad), expected)
-        total = sum(g.size * (2 if wire else g.itemsize) for g in own.values())
-        assert sum(gpu.packed) == total
+        found = gpus.means_of(comm, list(own.values()))
+        for mean, first in zip(found, whole_numbers(0).values(), strict=True):
+            np.testing.assert_array_equal(mean, first + 12 * (world.size - 1) / 2)
+        assert sum(gpu.packed) == sum(g.size * (2 if wire else g.itemsize) for g in own.values())
         assert max(gpu.packed) <= chunk_bytes
 
 
-@pytest.mark.parametrize("value", ["0", "-64", "100", "1e6", "512k", "2147483648", "x"])
-def test_a_bad_value_names_the_variable_and_what_is_allowed(monkeypatch, value):
-    monkeypatch.setenv(CHUNK_VARIABLE, value)
-    message = f"CHAINERMN_CHUNK_BYTES must be .* multiple of 64 from 64 to .* got '{value}'"
-    with pytest.raises(ValueError, match=message):
-        create_communicator("flat")
+def test_a_bad_value_names_the_variable_and_what_is_allowed(world, monkeypatch):
+    for value in ("0", "-64", "100", "1e6", "512k", "2147483648", "x"):
+        monkeypatch.setenv(VARIABLE, value)
+        message = f"{VARIABLE} must be .* multiple of 64 from 64 to .* got '{value}'"
+        with pytest.raises(ValueError, match=message):
+            create_communicator("flat")
 
 
 @pytest.mark.sizes(2, 3, 4)
 def test_ranks_must_agree(world, monkeypatch):
-    monkeypatch.setenv(CHUNK_VARIABLE, "64" if world.rank else "128")
-    with pytest.raises(
-        RankMismatchError, match=r"CHAINERMN_CHUNK_BYTES: 128 on rank 0; 64 on ranks? 1"
-    ):
+    first, others = world.rank == 0, pytest.raises(PeerError, match="CHUNK_BYTES must be")
+    for mine, theirs, told in [
+        ("128", "64", rf"{VARIABLE}: 128 on rank 0; 64 on ranks? 1"),
+        ("", "64", rf"{VARIABLE}: None on rank 0"),
+    ]:
+        monkeypatch.setenv(VARIABLE, mine if first else theirs)
+        with pytest.raises(RankMismatchError, match=told):
+            create_communicator("flat")
+    monkeypatch.setenv(VARIABLE, "65" if first else "64")
+    with pytest.raises(ValueError, match="CHUNK_BYTES must be") if first else others:
         create_communicator("flat")
-    monkeypatch.setenv(CHUNK_VARIABLE, "64" if world.rank else "65")
-    with pytest.raises(PeerError if world.rank else ValueError, match="CHUNK_BYTES must be"):
-        create_communicator("flat")
-    monkeypatch.delenv(CHUNK_VARIABLE)
-    create_communicator("flat").finalize()
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_one_rank_without_the_variable_is_told(world, monkeypatch):
-    if world.rank:
-        monkeypatch.setenv(CHUNK_VARIABLE, "64")
-    else:
-        monkeypatch.delenv(CHUNK_VARIABLE, raising=False)
-    with pytest.raises(RankMismatchError, match="CHAINERMN_CHUNK_BYTES: None on rank 0"):
-        create_communicator("flat")
+    monkeypatch.setenv(VARIABLE, "128" if first else " 128")  # the same size
+    with create_communicator("flat") as comm:
+        check_mean(comm)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -165,7 +145,18 @@ def test_a_size_that_one_rank_sets_alone_is_told(world, name):
         np.testing.assert_array_equal(comm.allreduce(np.ones(500, "f4")), np.full(500, comm.size))
 
 
-@pytest.mark.sizes(2)
-def test_the_same_size_written_otherwise_is_the_same(world, monkeypatch):
-    monkeypatch.setenv(CHUNK_VARIABLE, " 128" if world.rank else "128")
-    create_communicator("flat").finalize()
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("name", ["flat", "hierarchical"])
+def test_it_is_a_setting_until_gradients_travel(world, name):
+    with create_communicator(name) as comm:
+        for wrong in 0, 100, "many", 1 << 40, True:
+            with pytest.raises(ValueError, match="chunk_bytes must be a number of bytes"):
+                comm.set_config("chunk_bytes", wrong)
+        comm.set_config("chunk_bytes", 1 << 16)
+        with comm.split(0, comm.rank) as part:
+            assert part.get_config("chunk_bytes") == 1 << 16
+        check_mean(comm, 300_001)
+        comm.set_config("chunk_bytes", 1 << 16)  # no change
+        with pytest.raises(ValueError, match="right after making the communicator"):
+            comm.set_config("chunk_bytes", None)
+        check_mean(comm, 300_001)
