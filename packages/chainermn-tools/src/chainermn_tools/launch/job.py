@@ -128,6 +128,9 @@ def run(
         outcome.status = code if code >= 0 else 128 - code
     finally:
         _kill_all(process, environment[LAUNCH_VARIABLE])
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
     outcome.interrupted = signals[0] if signals else None
     return outcome
 

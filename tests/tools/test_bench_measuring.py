@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
-from chainermn_comm.communicator import MpiCommunicator
 from chainermn_tools.bench import measuring
-from chainermn_tools.bench.operations import OPERATIONS, REFERENCES
+from tests.support.bench import shorten
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 3)]
 QUICK: dict[str, Any] = {"sizes": [1024, 4096], "seconds": 60.0}
@@ -17,10 +17,7 @@ VERBS = ("allreduce", "bcast", "allgather", "send")
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    from chainermn_tools.bench import timing
-
-    for name, value in (("MOST_ROUNDS", 4), ("BATCH_SECONDS", 1e-4), ("WARM_UP_CALLS", 2)):
-        monkeypatch.setattr(timing, name, value)
+    shorten(monkeypatch)
 
 
 def measure(world, names=("flat",), **changes):
@@ -42,12 +39,12 @@ def test_all_is_measured_and_the_numbers_fit(world):
     verbs = [verb for verb in VERBS if world.size > 1 or verb != "send"]
     rows = {(r["communicator"], r["operation"], r["size"]): r for r in report["results"]}
     once: list[tuple[str | None, str]] = [("flat", "mean_grad"), ("hierarchical", "mean_grad")]
-    once += [("flat", verb) for verb in verbs] + [(None, name) for name in REFERENCES]
+    once += [("flat", verb) for verb in verbs] + [(None, name) for name in measuring.REFERENCES]
     assert rows.keys() == {(*one, size) for one in once for size in QUICK["sizes"]}
     checked = {(row["communicator"], row["operation"]) for row in report["checks"]}
     wanted = ["mean_grad", *verbs]
     assert checked == {(name, one) for name in ("flat", "hierarchical") for one in wanted}
-    kinds = {**OPERATIONS, **REFERENCES}
+    kinds = {**measuring.OPERATIONS, **measuring.REFERENCES}
     for row in rows.values():
         assert row["size"] - 4 * world.size < row["bytes"] <= row["size"]
         assert 0 < row["fastest_seconds"] <= row["seconds"] <= row["slowest_seconds"]
@@ -55,20 +52,6 @@ def test_all_is_measured_and_the_numbers_fit(world):
         assert row["algbw"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
         factor = kinds[row["operation"]].bus_factor(world.size)
         assert row["busbw"] == pytest.approx(row["algbw"] * factor)
-
-
-class Spoilt(MpiCommunicator):
-    """Wrong on the last rank: always, or only once many calls were made."""
-
-    after = 0
-    calls = 0
-
-    def multi_node_mean_grad(self, model, zero_fill=False):
-        super().multi_node_mean_grad(model, zero_fill)
-        self.calls += 1
-        if self.calls > self.after and self.rank == self.size - 1:
-            for _, param in model.namedparams():
-                param.grad[-1] += 1
 
 
 def spoil(monkeypatch, change):
@@ -86,8 +69,15 @@ def spoil(monkeypatch, change):
 @pytest.mark.parametrize("after", [0, 6])
 def test_wrong_values_are_found_on_any_rank_before_and_after(world, monkeypatch, after):
     def change(made):
-        made.__class__ = Spoilt
-        made.after = after
+        mean, calls = made.multi_node_mean_grad, itertools.count(1)
+
+        def spoilt(model, zero_fill=False):
+            mean(model, zero_fill)
+            if next(calls) > after and made.rank == made.size - 1:
+                for _, param in model.namedparams():
+                    param.grad[-1] += 1
+
+        made.multi_node_mean_grad = spoilt
 
     spoil(monkeypatch, change)
     report = measure(world, ["naive", "flat"])

@@ -1,0 +1,67 @@
+"""The tables, in terminals of any width."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chainermn_tools.bench import text
+from tests.support.bench import report
+
+
+def shown(found: dict[str, object], **console: Any) -> str:
+    output = io.StringIO()
+    text.render(found, Console(file=output, **console))
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 130, 250])
+def test_tables_fit_the_terminal_and_leave_nothing_out(width):
+    table = shown(report(), width=width, force_terminal=True, color_system=None)
+    lines = [line for line in table.splitlines() if line.startswith(("flat", "bcast", "copy"))]
+    columns = min(10, max(1, (width - text.NAME_WIDTH) // text.CELL_WIDTH))
+    assert len(lines) == 3 * -(-10 // columns)
+    assert all(len(line) <= max(width, text.NAME_WIDTH + text.CELL_WIDTH) for line in lines)
+    for size in ("1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "64 MiB", "256 MiB"):
+        assert size in table
+    assert table.count("268 ms") == 2
+    assert "…" not in table
+
+
+def test_a_pipe_gets_one_plain_table():
+    table = shown(report())
+    assert "\x1b" not in table
+    assert len([line for line in table.splitlines() if line.startswith("flat")]) == 1
+    assert "All values of 30 checks were right." in table
+
+
+def test_what_went_wrong_is_said():
+    rows = report()["results"]
+    assert isinstance(rows, list)
+    bad = [{**row} for row in rows]
+    bad[0] = {**bad[0], "right": False}
+    bad[1] = {**bad[1], "right": False, "problem": "rank 1: ValueError: no"}
+    del bad[1]["seconds"], bad[1]["busbw"]
+    skipped = [
+        {"communicator": "pure_nccl", "why": "[red]no GPU"},
+        {"communicator": "single_node", "why": "two nodes"},
+        {"communicator": "flat", "why": "two nodes"},
+        {"bytes": 1 << 10, "why": "no time"},
+        *({"bytes": each << 30, "why": "no memory"} for each in (1, 4, 16)),
+    ]
+    table = shown(report(results=bad, right=False, skipped=skipped))
+    assert "flat, mean_grad of 1 KiB: wrong values" in table
+    assert "flat, bcast of 1 KiB: rank 1: ValueError: no" in table
+    assert "WRONG" in table
+    assert "FAILED" in table
+    assert "skipped pure_nccl: [red]no GPU" in table
+    for name in ("single_node", "flat"):
+        assert f"skipped {name}: two nodes" in table
+    assert "skipped 1 KiB: no time" in table
+    assert "skipped 1 GiB to 16 GiB: no memory" in table
+    assert table.count("skipped") == 5
+    assert "Not all is right." in table
+    assert "Nothing ran." in shown(report(results=[], right=False))
