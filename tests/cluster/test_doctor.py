@@ -16,12 +16,11 @@ import numpy as np
 import psutil
 import pytest
 
-from chainermn_tools.doctor.live import steps
+from tests.support.doctor import COMMUNICATORS
+from tests.support.doctor_hosts import LIBRARIES, Hosts
 from tests.support.jobs import MPIEXEC
 from tests.support.processes import soon
 from tests.support.virtual_hosts import DEVICE
-
-from .doctor_runs import LIBRARIES, Hosts
 
 ALL = "alpha,beta,gamma"
 OPEN_MPI = (
@@ -33,19 +32,20 @@ OPEN_MPI = (
 # What mpiexec starts on each host by ssh.
 DAEMON = MPIEXEC.with_name("prted" if OPEN_MPI else "hydra_pmi_proxy")
 # Enough for all but the check that hangs, even on busy cores.
-HANG_TIMEOUT = 30
-Plant = Callable[[Hosts, Path], contextlib.AbstractContextManager[Any]]
+HANG_TIMEOUT = 120
+Plant = Callable[[Hosts, Path, str], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted, and what the doctor says.
+    """What is planted, and what the doctor says; of beta, and with its name in place of any other.
 
     Attributes:
         check: the name of the only one that fails.
         found: words of what it finds.
         fix: words of what it advises.
-        plant: puts the fault there for a `with` block, given the hosts and the script's folder.
+        plant: puts the fault there for a `with` block, given the hosts, the script's folder and
+            the host.
         given: options of the doctor.
         innocent: hosts that are not named.
     """
@@ -53,88 +53,88 @@ class Fault:
     check: str
     found: tuple[str, ...]
     fix: str
-    plant: Plant = lambda hosts, folder: contextlib.nullcontext()
+    plant: Plant = lambda hosts, folder, host: contextlib.nullcontext()
     given: dict[str, Any] = field(default_factory=lambda: {"hosts": ALL})
     innocent: tuple[str, ...] = ("alpha", "gamma")
 
 
-def without_python(hosts: Hosts, folder: Path):
-    return hosts.mounted("beta", "-t", "tmpfs", "tmpfs", Path(sys.executable).parent)
+def without_python(hosts: Hosts, folder: Path, host: str):
+    return hosts.mounted(host, "-t", "tmpfs", "tmpfs", Path(sys.executable).parent)
 
 
-def other_python(hosts: Hosts, folder: Path):
+def other_python(hosts: Hosts, folder: Path, host: str):
     program = hosts.program("python", f'exec {_another_python()} "$@"')
-    return hosts.instead("beta", Path(sys.executable), program)
+    return hosts.instead(host, Path(sys.executable), program)
 
 
-def broken_python(hosts: Hosts, folder: Path):
+def broken_python(hosts: Hosts, folder: Path, host: str):
     program = hosts.program(
         "python", "echo libpython3.so: cannot open shared object file >&2; exit 9"
     )
-    return hosts.instead("beta", Path(sys.executable), program)
+    return hosts.instead(host, Path(sys.executable), program)
 
 
-def other_numpy(hosts: Hosts, folder: Path):
+def other_numpy(hosts: Hosts, folder: Path, host: str):
     ours = Path(np.__file__).with_name("version.py")
     theirs = hosts.folder / "version.py"
     theirs.write_text(ours.read_text().replace(np.__version__, "1.22.4"))
-    return hosts.instead("beta", ours, theirs)
+    return hosts.instead(host, ours, theirs)
 
 
-def other_mpiexec(hosts: Hosts, folder: Path):
-    return hosts.instead("beta", MPIEXEC, _mpiexec_of_another(hosts))
+def other_mpiexec(hosts: Hosts, folder: Path, host: str):
+    return hosts.instead(host, MPIEXEC, _mpiexec_of_another(hosts))
 
 
 @contextlib.contextmanager
-def other_mpiexec_on_path(hosts: Hosts, folder: Path):
+def other_mpiexec_on_path(hosts: Hosts, folder: Path, host: str):
     (hosts.folder / "another").mkdir(exist_ok=True)
     _mpiexec_of_another(hosts).rename(hosts.folder / "another" / "mpiexec")
     start = _start(hosts, f"export LD_LIBRARY_PATH='{LIBRARIES}' PATH={hosts.folder}/another:$PATH")
-    with hosts.start_of_shells("beta", start):
+    with hosts.start_of_shells(host, start):
         yield
 
 
-def lost_libraries(hosts: Hosts, folder: Path):
+def lost_libraries(hosts: Hosts, folder: Path, host: str):
     """As in many a ~/.bashrc: what isn't interactive comes no further than this."""
     rest = f"export LD_LIBRARY_PATH='{LIBRARIES}'"
     return hosts.start_of_shells(
-        "beta", _start(hosts, f"case $- in *i*) ;; *) return;; esac\n{rest}")
+        host, _start(hosts, f"case $- in *i*) ;; *) return;; esac\n{rest}")
     )
 
 
-def mvapich_variable(hosts: Hosts, folder: Path):
+def mvapich_variable(hosts: Hosts, folder: Path, host: str):
     start = _start(hosts, f"export LD_LIBRARY_PATH='{LIBRARIES}' MV2_USE_CUDA=1")
-    return hosts.start_of_shells("beta", start)
+    return hosts.start_of_shells(host, start)
 
 
-def talkative_shell(hosts: Hosts, folder: Path):
+def talkative_shell(hosts: Hosts, folder: Path, host: str):
     start = _start(hosts, f"echo 'Welcome!'; echo >&2 'permission denied'; {_export()}")
-    return hosts.start_of_shells("beta", start)
+    return hosts.start_of_shells(host, start)
 
 
-def no_script(hosts: Hosts, folder: Path):
-    return hosts.mounted("beta", "-t", "tmpfs", "tmpfs", folder)
+def no_script(hosts: Hosts, folder: Path, host: str):
+    return hosts.mounted(host, "-t", "tmpfs", "tmpfs", folder)
 
 
-def other_script(hosts: Hosts, folder: Path):
-    return hosts.instead("beta", folder / "train me.py", hosts.program("train.py", "# older"))
+def other_script(hosts: Hosts, folder: Path, host: str):
+    return hosts.instead(host, folder / "train me.py", hosts.program("train.py", "# older"))
 
 
 @contextlib.contextmanager
-def blocked_ports(hosts: Hosts, folder: Path) -> Iterator[None]:
+def blocked_ports(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
     """Ports that a kernel gives to whoever asks for any; ssh's own is none of them."""
     ports = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     both = "-".join(ports)
     rule = ("ipproto", "tcp", "sport", both, "dport", both, "prohibit")
-    hosts.cluster.run("beta", "ip", "rule", "add", *rule)
+    hosts.cluster.run(host, "ip", "rule", "add", *rule)
     try:
         yield
     finally:
-        hosts.cluster.run("beta", "ip", "rule", "del", *rule)
+        hosts.cluster.run(host, "ip", "rule", "del", *rule)
 
 
 @contextlib.contextmanager
-def jumbo_frames(hosts: Hosts, folder: Path) -> Iterator[None]:
+def jumbo_frames(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
     """Two hosts send each other longer frames than the switch takes, which drops them."""
 
     def frames(nbytes: int, segments: int) -> None:
@@ -151,15 +151,15 @@ def jumbo_frames(hosts: Hosts, folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def full_shared_memory(hosts: Hosts, folder: Path) -> Iterator[None]:
-    with hosts.cluster.shm("beta", "64m"):
-        hosts.cluster.run("beta", "fallocate", "-l", "62m", "/dev/shm/left behind")
+def full_shared_memory(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
+    with hosts.cluster.shm(host, "64m"):
+        hosts.cluster.run(host, "fallocate", "-l", "62m", "/dev/shm/left behind")
         yield
 
 
 @contextlib.contextmanager
-def hanging_start(hosts: Hosts, folder: Path) -> Iterator[None]:
-    with hosts.instead("beta", DAEMON, hosts.program("daemon", "exec sleep 300")):
+def hanging_start(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
+    with hosts.instead(host, DAEMON, hosts.program("daemon", "exec sleep 300")):
         yield
     # On a host that mpiexec lost the connection to nobody ends them.
     for process in hosts.cluster.processes():
@@ -168,40 +168,40 @@ def hanging_start(hosts: Hosts, folder: Path) -> Iterator[None]:
                 process.kill()
 
 
-def wrong_key(hosts: Hosts, folder: Path):
+def wrong_key(hosts: Hosts, folder: Path, host: str):
     key = hosts.folder / "another key"
     if not key.exists():
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
         subprocess.run(command, check=True, timeout=30)
-    return hosts.instead("beta", hosts.cluster.folder / "user.pub", Path(f"{key}.pub"))
+    return hosts.instead(host, hosts.cluster.folder / "user.pub", Path(f"{key}.pub"))
 
 
-def no_key(hosts: Hosts, folder: Path):
-    return hosts.ssh_config("Host beta\n    PubkeyAuthentication no\n")
+def no_key(hosts: Hosts, folder: Path, host: str):
+    return hosts.ssh_config(f"Host {host}\n    PubkeyAuthentication no\n")
 
 
-def unknown_host_key(hosts: Hosts, folder: Path):
+def unknown_host_key(hosts: Hosts, folder: Path, host: str):
     known = hosts.folder / "known without beta"
-    known.write_text((hosts.folder / "known").read_text().replace(ALL, "alpha,gamma"))
-    return hosts.ssh_config(f'Host beta\n    UserKnownHostsFile "{known}"\n')
+    known.write_text((hosts.folder / "known").read_text().replace(host, "nobody", 1))
+    return hosts.ssh_config(f'Host {host}\n    UserKnownHostsFile "{known}"\n')
 
 
-def changed_host_key(hosts: Hosts, folder: Path):
+def changed_host_key(hosts: Hosts, folder: Path, host: str):
     known = hosts.folder / "known otherwise"
     key = (hosts.folder / "user.pub").read_text()
-    known.write_text(f"beta {key}")
-    return hosts.ssh_config(f'Host beta\n    UserKnownHostsFile "{known}"\n')
+    known.write_text(f"{host} {key}")
+    return hosts.ssh_config(f'Host {host}\n    UserKnownHostsFile "{known}"\n')
 
 
-def refused(hosts: Hosts, folder: Path):
-    return hosts.ssh_config("Host beta\n    Port 23\n")
+def refused(hosts: Hosts, folder: Path, host: str):
+    return hosts.ssh_config(f"Host {host}\n    Port 23\n")
 
 
-def unreachable(hosts: Hosts, folder: Path):
-    return hosts.ssh_config("Host beta\n    HostName 10.99.0.99\n")
+def unreachable(hosts: Hosts, folder: Path, host: str):
+    return hosts.ssh_config(f"Host {host}\n    HostName 10.99.0.99\n")
 
 
-def of_other_mpi(hosts: Hosts, folder: Path):
+def of_other_mpi(hosts: Hosts, folder: Path, host: str):
     text = (
         "# our machines\nalpha:1\nbeta:1\n" if OPEN_MPI else "# ours\nalpha slots=1\nbeta slots=1\n"
     )
@@ -321,8 +321,11 @@ def script(tmp_path) -> Path:
     return script
 
 
-def test_all_is_well_without_a_fault(hosts, script):
-    status, found = hosts.examine(whole=True, hosts="alpha:2,beta:1,gamma", n=4, script=script)
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_all_is_well_without_a_fault_whatever_a_start_up_file_prints(hosts, script, whole):
+    given = {"hosts": "alpha:2,beta:1,gamma", "n": 4, "script": script}
+    with talkative_shell(hosts, script.parent, "beta"):
+        status, found = hosts.examine(whole=whole, **given)
     assert {name: one["found"] for name, one in found.items() if one["fix"]} == {}
     assert status == 0
     mine = {name: one for name, one in found.items() if one["layer"] == "hosts"}
@@ -335,38 +338,62 @@ def test_all_is_well_without_a_fault(hosts, script):
         assert rates["bytes_per_second"] > 0
         assert rates["tcp_bytes_per_second"] > 0
     tried = set(mine["hosts' communicators"]["details"]["communicators"])
-    assert tried == {*steps.COMMUNICATORS} - {"single_node", "pure_nccl"}
+    assert tried == {*COMMUNICATORS} - {"single_node", "pure_nccl"}
     assert set(mine["round trip"]["details"]["seconds"]) == {
         f"{a} to {b}" for a in hosts.cluster.hosts for b in hosts.cluster.hosts if a != b
     }
 
 
-def test_what_a_start_up_file_prints_is_no_fault(hosts, script):
-    with talkative_shell(hosts, script.parent):
-        status, found = hosts.examine(whole=False, hosts="beta", script=script)
-    assert status == 0, found
+def assert_named(found: dict[str, Any], faults: dict[str, str]) -> None:
+    """These faults, on these hosts, are what is wrong, and nothing else."""
+    checks = {FAULTS[name].check for name in faults}
+    assert {name: one["found"] for name, one in found.items() if one["fix"]}.keys() == checks
+    for name, host in faults.items():
+        fault = FAULTS[name]
+        finding = found[fault.check]
+        assert finding["status"] == "failed"
+        for words in fault.found:
+            assert words.replace("beta", host) in finding["found"]
+        for other in fault.innocent:
+            assert {host: "beta"}.get(other, other) not in finding["found"]
+        assert fault.fix.replace("beta", host) in finding["fix"]
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)])
+TOGETHER = {
+    "logins": {"unknown host": "beta", "refused ssh": "beta", "unknown host key": "gamma"},
+    "what hosts have": {
+        "other Python": "beta",
+        "LD_LIBRARY_PATH lost": "beta",
+        "blocked ports": "beta",
+        "other NumPy": "gamma",
+        "other mpiexec": "gamma",
+        "other script": "gamma",
+        "full shared memory": "gamma",
+    },
+}
+
+
+@pytest.mark.parametrize("faults", TOGETHER.values(), ids=TOGETHER)
+def test_faults_that_do_not_touch_one_another_are_all_named(hosts, script, faults):
+    named = f"{ALL},nosuch" if "unknown host" in faults else ALL
+    with contextlib.ExitStack() as planted:
+        for name, host in faults.items():
+            planted.enter_context(FAULTS[name].plant(hosts, script.parent, host))
+        status, found = hosts.examine(whole=False, hosts=named, script=script)
+    assert status == 1
+    assert_named(found, faults)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_and_nothing_else(hosts, script, name, whole):
-    fault = FAULTS[name]
-    given = {"script": script, **fault.given}
-    with fault.plant(hosts, script.parent):
+def test_a_fault_is_named_and_nothing_else(hosts, script, name):
+    given = {"script": script, **FAULTS[name].given}
+    with FAULTS[name].plant(hosts, script.parent, "beta"):
         if "hostfile" in given:
             given["hostfile"] = script.parent / given["hostfile"]
-        if whole and "timeout" in given:
-            given["timeout"] *= 4
-        status, found = hosts.examine(whole=whole, **given)
+        status, found = hosts.examine(whole=True, **given)
     assert status == 1
-    assert {n: one["found"] for n, one in found.items() if one["fix"]}.keys() == {fault.check}
-    finding = found[fault.check]
-    assert finding["status"] == "failed"
-    for words in fault.found:
-        assert words in finding["found"]
-    for host in fault.innocent:
-        assert host not in finding["found"]
-    assert fault.fix in finding["fix"]
+    assert_named(found, {name: "beta"})
 
 
 def _export() -> str:

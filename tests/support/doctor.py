@@ -35,7 +35,7 @@ from chainermn_tools.doctor.hosts import round as questions
 from chainermn_tools.doctor.live import rank, steps
 from chainermn_tools.environment import machine as environment
 from chainermn_tools.environment import packages, probe
-from chainermn_tools.launch.hosts import Host, from_list
+from chainermn_tools.launch.hosts import Host, from_file, from_list
 
 __all__ = ["Answer", "Check", "Finding", "check", "failed", "ok", "skipped", "warning"]
 
@@ -135,6 +135,7 @@ class Machine:
 
         with self._patch.context() as patch:
             patch.setattr(doctor, "examine", examine)
+            patch.setattr(program, "_closed", False)  # and again afterwards
             return CliRunner().invoke(command, list(map(str, arguments)))
 
     def _context(self, seconds: float = SECONDS, **asked: Any) -> Context:
@@ -362,6 +363,20 @@ def examine(
     made = [_layer(f"layer {n}", tuple(one), share) for n, one in enumerate(layers, start=1)]
     context = Context(time.monotonic() + seconds)
     return {one.name: one for one in doctor.examine(made, context)}
+
+
+def over_hosts(
+    timeout: float, hosts: str = "", hostfile: str | None = None, n: int | None = None, **asked: Any
+) -> list[Finding]:
+    """What the layer over hosts finds, as where nothing is wrong with this machine."""
+    named: tuple[Host, ...] = from_list(hosts) if hosts else ()
+    with contextlib.suppress(ValueError):
+        if hostfile and not hosts:
+            named = from_file(Path(hostfile).read_text(), "")
+    context = Context(time.monotonic() + timeout, ranks=n, hosts=named, hostfile=hostfile, **asked)
+    live = _layer("live", (canned(steps.START),), share=0.1)
+    found = doctor.examine((live, doctor.HOSTS), context)
+    return [one for one in found if one.layer != "live"]
 
 
 def turns(*ranks: int) -> str:

@@ -203,6 +203,21 @@ def test_another_python_hides_what_follows_from_it(of_hosts):
 
 
 @pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"exists": False, "other": "/usr/bin/python3"}, "; /usr/bin/python3 is another one"),
+        ({"exists": True, "status": "9", "said": "oh"}, " doesn't run (exit status 9): oh"),
+    ],
+)
+def test_a_python_that_is_missing_or_broken_there(of_hosts, said, words):
+    found = of_hosts("hosts' python", "a", b={"python": None, **said})
+    assert found.status == "failed"
+    assert found.found.startswith("b: ")
+    assert found.found.endswith(f"{sys.executable}{words}")
+    assert " b" in found.fix
+
+
+@pytest.mark.parametrize(
     ("same", "first", "expected"),
     [
         (None, None, "there is no /opt/bin/mpiexec"),
@@ -348,7 +363,22 @@ def test_the_address_in_a_fix_is_that_which_ssh_used(of_hosts, connection, addre
     assert fix.startswith(f"sudo ufw allow from {address}   # on b")
 
 
-# The hostfile
+# What the user wrote
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "status", "said"),
+    [
+        ("a,b", 9, "ok", "no number of slots"),
+        ("a:1,b:1", None, "ok", "2 slots on 2 hosts"),
+        ("a:2,b", 3, "ok", "3 slots on 2 hosts for 3 ranks"),
+        ("a:1,b:1", 4, "failed", "2 slots on 2 hosts, and 4 ranks"),
+    ],
+)
+def test_fewer_slots_than_ranks_are_named(machine, hosts, ranks, status, said):
+    found = machine.look("slots", hosts=hosts, ranks=ranks)
+    assert (found.status, said in found.found) == (status, True)
+    assert status == "ok" or ("-n 2 " in found.fix and "a:2,b:2" in found.fix)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.support.virtual_hosts import Cluster
 
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 200.0
 # On two busy cores all may take ten times what it does on idle ones.
 TIMEOUT = 90
@@ -31,30 +32,12 @@ Host *
 """
 # The doctor over hosts alone: the other layers look at the first host only, and take longer.
 OVER_HOSTS = """\
-import json, sys, time
-from chainermn_tools.doctor import HOSTS, Layer, examine
-from chainermn_tools.doctor.check import Check, Context, ok
-from chainermn_tools.doctor.live import steps
-from chainermn_tools.launch import hosts
-given = json.loads(sys.argv[1])
-try:
-    named = hosts.from_file(open(given["hostfile"]).read(), "") if given.get("hostfile") else ()
-except ValueError:
-    named = ()
-if given.get("hosts"):
-    named = hosts.from_list(given["hosts"])
-context = Context(
-    deadline=time.monotonic() + given["timeout"],
-    ranks=given.get("n"),
-    hosts=named,
-    hostfile=given.get("hostfile"),
-    script=given.get("script"),
-)
-live = Layer("live", "", (Check(steps.START, "", lambda context: ok("not tried")),), 0.1)
-findings = list(examine((live, HOSTS), context))
-bad = any(one.status in ("failed", "warning") for one in findings)
+import json, sys
+sys.path.append(sys.argv[1])
+from tests.support.doctor import over_hosts
+findings = over_hosts(**json.loads(sys.argv[2]))
 print(json.dumps({"findings": [vars(one) for one in findings]}))
-sys.exit(bad)
+sys.exit(any(one.status in ("failed", "warning") for one in findings))
 """
 
 
@@ -144,7 +127,7 @@ class Hosts:
             for name, value in {**given, "timeout": timeout}.items():
                 words += [f"{'-' if len(name) == 1 else '--'}{name}", value]
         else:
-            words = ["-c", OVER_HOSTS, json.dumps({**given, "timeout": timeout}, default=str)]
+            words = ["-c", OVER_HOSTS, ROOT, json.dumps({**given, "timeout": timeout}, default=str)]
         variables = {
             "LD_LIBRARY_PATH": LIBRARIES,
             "OMP_NUM_THREADS": "1",
