@@ -85,9 +85,8 @@ def test_a_rank_that_observes_nothing_counts_nothing(comm, trainer_for):
 def test_each_value_counts_as_much(comm, trainer_for):
     values = [[rank + 1.0] * (rank + 1) + [None] * 8 for rank in range(comm.size)][comm.rank]
     trigger = MultiNodeEarlyStoppingTrigger(
-        comm, (comm.size, "iteration"), "score", max_trigger=(comm.size, "iteration")
+        comm, (comm.size, "iteration"), "score", max_trigger=(comm.size + 1, "iteration")
     )
-    trigger._max_trigger = training.get_trigger((comm.size + 1, "iteration"))
     trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
     trainer.extend(reporting(values))
     assert stopped_at(comm, trainer) == comm.size + 1

@@ -72,17 +72,27 @@ def test_it_runs_on_that_rank_as_it_would_by_itself(comm, trainer_for, last):
 
 
 def test_name_trigger_and_priority_are_its_own(naive, trainer_for):
-    trainer = trainer_for(naive, Model(), EXAMPLES, (1, "iteration"))
+    trainer = trainer_for(naive, Model(), EXAMPLES, (4, "iteration"))
+    order = []
+
+    class Named(Recorder):
+        def __call__(self, trainer):
+            order.append((trainer.updater.iteration, self.name))
+
     for _ in range(2):
-        trainer.extend(on_rank(Recorder(), naive))
-    trainer.extend(on_rank(Recorder(), naive), name="mine", trigger=(7, "epoch"), priority=5)
+        trainer.extend(on_rank(Named(), naive))
+    trainer.extend(lambda t: order.append((t.updater.iteration, "all")), priority=100, name="all")
+    trainer.extend(on_rank(Named(), naive), name="mine", trigger=(4, "iteration"), priority=5)
     assert trainer.get_extension("recorder_1").actual.name == "recorder_1"
-    entries = [trainer._extensions[name] for name in ("recorder", "recorder_1", "mine")]
-    assert [(entry.priority, entry.trigger.period) for entry in entries] == [
-        (training.PRIORITY_EDITOR, 2),
-        (training.PRIORITY_EDITOR, 2),
-        (5, 7),
-    ]
+    trainer.run()
+    named = [(2, "recorder"), (2, "recorder_1"), (4, "recorder"), (4, "recorder_1")]
+    if naive.rank == 0:
+        assert order == [
+            *((1, "all"), *named[:2], (2, "all"), (3, "all")),
+            *(*named[2:], (4, "all"), (4, "mine")),
+        ]
+    else:
+        assert order == [(iteration, "all") for iteration in (1, 2, 3, 4)]
 
 
 def test_others_do_not_wait(comm, trainer_for):

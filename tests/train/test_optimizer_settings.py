@@ -16,14 +16,23 @@ pytestmark = pytest.mark.world
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("name", "values", "lazy"),
     [
-        ("double_buffering", (False, True)),
-        ("zero_fill", (True, False)),
-        *(("accumulate_steps", values) for values in [(1, 2), (2, 1), (3, 2), (2, 5)]),
+        ("double_buffering", (False, True), False),
+        ("zero_fill", (True, False), True),
+        ("accumulate_steps", (1, 2), False),
+        ("accumulate_steps", (3, 2), True),
+        *(
+            pytest.param(name, values, lazy, marks=pytest.mark.full)
+            for name, values, lazy in [
+                ("double_buffering", (False, True), True),
+                ("zero_fill", (True, False), False),
+                *(("accumulate_steps", values, False) for values in [(2, 1), (3, 2), (2, 5)]),
+                *(("accumulate_steps", values, True) for values in [(1, 2), (2, 1), (2, 5)]),
+            ]
+        ),
     ],
 )
-@pytest.mark.parametrize("lazy", [False, True])
 def test_settings_that_differ_are_named_at_the_first_update(comm, name, values, lazy):
     mine = values[comm.rank == 1]
     model = Model(0, None if lazy else 3)
@@ -60,8 +69,24 @@ def test_optimizers_that_differ_are_named_at_the_first_update(comm, other, text)
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(("steps", "updates"), [(3, (6, 4)), (3, (2, 4)), (2, (4, 5)), (1, (1, 2))])
-@pytest.mark.parametrize("double_buffering", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "updates", "double_buffering"),
+    [
+        (3, (6, 4), False),
+        (3, (2, 4), True),
+        (2, (4, 5), False),
+        (1, (1, 2), True),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in [
+                (3, (6, 4), True),
+                (3, (2, 4), False),
+                (2, (4, 5), True),
+                (1, (1, 2), False),
+            ]
+        ),
+    ],
+)
 def test_ranks_out_of_step_at_a_flush_are_told_why(comm, steps, updates, double_buffering):
     model = Model(0)
     optimizer = sgd(comm, model, accumulate_steps=steps, double_buffering=double_buffering)
