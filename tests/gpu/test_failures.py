@@ -9,7 +9,7 @@ import pytest
 
 from chainermn_comm import CommunicationError, PeerError, RankMismatchError, create_communicator
 from tests.support import gpus
-from tests.support.gpus import NCCL, assert_mean, have_one_each, mean_of, put
+from tests.support.gpus import NCCL, Real, assert_mean, have_one_each, mean_of, put
 from tests.support.models import Model, Param
 from tests.support.topologies import on_nodes
 
@@ -133,34 +133,27 @@ def test_a_device_that_fails_at_first_raises_on_every_rank(world, gpu, place):
         assert_mean(comm)
 
 
-def is_told(comm, failing: bool, kernel: str, told: str) -> None:
-    """Take a mean in which a rank's kernel fails, and then another."""
-    if failing:
-        with gpus.failing(kernel, told), pytest.raises(CommunicationError, match=told):
-            assert_mean(comm, 2000)
-    else:
-        with pytest.raises(CommunicationError, match=f"rank {comm.size - 1} failed: Runtime"):
-            assert_mean(comm, 2000)
-    with pytest.raises(CommunicationError, match="failed in an earlier call"):
-        assert_mean(comm)
-    assert comm.allreduce_obj(1) == comm.size  # all else goes on
-
-
-def test_a_rank_whose_kernel_fails_raises_on_every_rank(world, gpu, name):
+@pytest.mark.parametrize(
+    ("name", "aware"), [*((name, False) for name in WAYS), ("flat", True)], indirect=["name"]
+)
+def test_a_rank_whose_kernel_fails_raises_on_every_rank(world, gpu, name, aware):
     gpu.delay = 40
-    with create_communicator(name) as comm:
-        assert_mean(comm, 2000)
-        is_told(comm, world.rank == world.size - 1, "pack", "cudaErrorIllegalAddress")
-    with create_communicator(name) as comm:
-        assert_mean(comm)
-
-
-def test_a_rank_that_fails_under_a_cuda_aware_mpi_raises_on_every_rank(world, double):
-    double.delay = 40
-    with gpus.mpi_says(True), create_communicator("flat") as comm:
-        assert_mean(comm, 2000)
-        # The others have sent it their shards, and wait for its own.
-        is_told(comm, world.rank == world.size - 1, "pack", "cudaErrorIllegalAddress")
+    # Under a CUDA-aware MPI the others of `flat` have sent it their shards, and wait for its own.
+    with gpus.mpi_says(aware and not isinstance(gpu, Real)):
+        with create_communicator(name) as comm:
+            assert_mean(comm, 2000)
+            if comm.rank == comm.size - 1:
+                told = "cudaErrorIllegalAddress"
+                with gpus.failing("pack", told), pytest.raises(CommunicationError, match=told):
+                    assert_mean(comm, 2000)
+            else:
+                with pytest.raises(CommunicationError, match=f"rank {comm.size - 1} failed: Runti"):
+                    assert_mean(comm, 2000)
+            with pytest.raises(CommunicationError, match="failed in an earlier call"):
+                assert_mean(comm)
+            assert comm.allreduce_obj(1) == comm.size  # all else goes on
+        with create_communicator(name) as comm:
+            assert_mean(comm)
 
 
 def test_a_rank_that_fails_at_last_raises_there_and_perhaps_elsewhere(world, gpu, name):
@@ -189,35 +182,32 @@ def test_a_rank_that_fails_at_last_raises_there_and_perhaps_elsewhere(world, gpu
         assert comm.allreduce_obj(1) == world.size
 
 
-@pytest.mark.parametrize("name", ["pure_nccl", "two_dimensional"])
-def test_nccl_that_fails_on_a_rank_raises_on_every_rank(world, double, name):
-    with on_nodes((0,) * world.size, name) as comm:
-        assert_mean(comm)
-        failing = comm.rank == world.size - 1
-        double.nccl_fails = failing
-        told = "NCCL_ERROR_REMOTE_ERROR" if failing else f"rank {world.size - 1} failed: Nccl"
-        with pytest.raises(CommunicationError, match=told):
-            assert_mean(comm)
-        assert double.calls[-1] == "abort"
-        double.nccl_fails = False
-        with pytest.raises(CommunicationError, match="failed in an earlier call"):
-            assert_mean(comm)
-        assert comm.allreduce_obj(1) == world.size  # all else goes on
-
-
-@pytest.mark.parametrize("aware", [False, True])
-@pytest.mark.parametrize("how", ["nccl_fails", "group_fails"])
-@pytest.mark.sizes(3, 4)
-def test_nccl_that_fails_on_a_rank_raises_on_other_nodes(world, double, how, aware):
-    with gpus.mpi_says(aware), on_nodes((0, 0, 1, 1)[: world.size], "hierarchical") as comm:
+@pytest.mark.parametrize(
+    ("name", "how", "aware"),
+    [
+        ("pure_nccl", "nccl_fails", False),
+        *[
+            pytest.param("hierarchical", how, aware, marks=pytest.mark.sizes(3, 4))
+            for how in ("nccl_fails", "group_fails")
+            for aware in (False, True)
+        ],
+    ],
+)
+def test_nccl_that_fails_on_a_rank_raises_on_every_rank(world, double, name, how, aware):
+    """Those that wait for other nodes, too."""
+    nodes = (0, 0, 1, 1)[: world.size]
+    with gpus.mpi_says(aware), on_nodes(nodes, name) as comm:
         assert_mean(comm)
         failing = comm.rank == 1
         setattr(double, how, failing)
-        told = "NCCL_ERROR" if failing else "rank 1 failed: NcclError"
+        told = "NCCL_ERROR" if failing else "rank 1 failed: Nccl"
         with pytest.raises(CommunicationError, match=told):
             assert_mean(comm)
+        assert double.calls[-1] == "abort" or comm.rank == 2
         setattr(double, how, False)
-        assert comm.allreduce_obj(1) == world.size
+        with pytest.raises(CommunicationError, match="failed in an earlier call"):
+            assert_mean(comm)
+        assert comm.allreduce_obj(1) == world.size  # all else goes on
 
 
 WHY_NOT = {

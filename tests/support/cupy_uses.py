@@ -41,8 +41,6 @@ class _Reader(ast.NodeVisitor):
 
     def path(self, node: ast.AST) -> str | None:
         """The path of what an expression gives, if it begins at CuPy."""
-        if isinstance(node, ast.Name):
-            return self.known.get(node.id)
         if isinstance(node, ast.Attribute):
             inner = self.path(node.value)
             return self.known.get(ast.unparse(node)) if inner is None else f"{inner}.{node.attr}"
@@ -52,7 +50,7 @@ class _Reader(ast.NodeVisitor):
             return self.returns.get(name) if inner is None else f"{inner}()"
         if isinstance(node, ast.IfExp):  # CuPy or NumPy
             return self.path(node.body) or self.path(node.orelse)
-        return None
+        return self.known.get(node.id) if isinstance(node, ast.Name) else None
 
     def visit_Import(self, node: ast.Import) -> None:
         self.known |= {a.asname or a.name: a.name for a in node.names if a.name == "cupy"}
@@ -77,15 +75,13 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
-        for target in node.targets:
-            self._bind(target, node.value)
+        self._bind(node.targets[0], node.value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.generic_visit(node)
-        if node.value is not None:
-            self._bind(node.target, node.value)
+        self._bind(node.target, node.value)
 
-    def _bind(self, target: ast.AST, value: ast.AST) -> None:
+    def _bind(self, target: ast.AST, value: ast.AST | None) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, other in zip(target.elts, value.elts, strict=True):
                 self._bind(one, other)
