@@ -61,16 +61,16 @@ def processes(dataset, batch_size=3, **options):
 
 # Not all pairs: what starts worker processes takes seconds.
 PAIRS = [
-    ("naive", serial),
-    ("flat", serial),
-    ("plain", serial),
-    ("naive", threads),
-    ("plain", processes),
+    pytest.param("naive", serial, marks=pytest.mark.ranks(2)),
+    pytest.param("plain", serial, marks=pytest.mark.ranks(3)),
+    pytest.param("naive", threads, marks=pytest.mark.ranks(3)),
+    pytest.param("plain", processes, marks=pytest.mark.ranks(2)),
+    pytest.param("flat", serial, marks=pytest.mark.full),
 ]
 every_kind = pytest.mark.parametrize(("comm", "kind"), PAIRS, indirect=["comm"])
 
 
-def shared(comm, iterator, master=0):
+def of_master(comm, iterator, master=0):
     """A multi-node iterator, of `iterator` at the master and of nothing elsewhere."""
     return create_multi_node_iterator(iterator if comm.rank == master else None, comm, master)
 
@@ -116,16 +116,16 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("examples", EXAMPLES.values(), ids=EXAMPLES)
-def test_any_example_arrives_as_it_is(comm, examples):
+def test_any_example_arrives_as_it_is(comm):
     last = comm.size - 1
-    iterator = shared(comm, serial(examples, 2, repeat=False, shuffle=False), last)
-    found = [example for batch in iterator for example in on_all_ranks(comm, batch)]
-    assert equal(found, examples)
+    for kind, examples in EXAMPLES.items():
+        iterator = of_master(comm, serial(examples, 2, repeat=False, shuffle=False), last)
+        found = [example for batch in iterator for example in on_all_ranks(comm, batch)]
+        assert equal(found, examples), kind
 
 
 def test_arrays_can_be_written_to_and_are_aligned(comm):
-    iterator = shared(comm, serial([(np.ones(3, "i1"), np.ones(5, "c16"))] * 3))
+    iterator = of_master(comm, serial([(np.ones(3, "i1"), np.ones(5, "c16"))] * 3))
     for example in next(iterator):
         for array in example:
             array += 1
@@ -138,7 +138,7 @@ def test_epochs_go_by_as_those_of_the_actual_iterator(comm, kind, shuffle):
     def order():
         return {"order_sampler": ShuffleOrderSampler(np.random.RandomState(1))}
 
-    iterator = shared(comm, kind(np.arange(7), **order() if shuffle else {"shuffle": False}))
+    iterator = of_master(comm, kind(np.arange(7), **order() if shuffle else {"shuffle": False}))
     expected = serial(np.arange(7), **order() if shuffle else {"shuffle": False})
     for _ in range(6):
         assert properties(comm, iterator) == {n: getattr(expected, n) for n in PROPERTIES}
@@ -152,7 +152,7 @@ def test_epochs_go_by_as_those_of_the_actual_iterator(comm, kind, shuffle):
 
 @every_kind
 def test_it_stops_on_all_ranks_and_starts_again_after_reset(comm, kind):
-    with shared(comm, kind(np.arange(5), repeat=False, shuffle=False)) as iterator:
+    with of_master(comm, kind(np.arange(5), repeat=False, shuffle=False)) as iterator:
         for _ in range(2):
             sizes = [len(batch) for batch in iterator]
             assert on_all_ranks(comm, sizes) == [3, 2]
@@ -169,7 +169,7 @@ def test_it_resumes_in_the_middle_of_an_epoch_from_any_ranks_file(comm, kind, re
     master = comm.size - 1
 
     def make():
-        return shared(comm, kind(np.arange(10), repeat=repeat), master)
+        return of_master(comm, kind(np.arange(10), repeat=repeat), master)
 
     with make() as first, make() as second:
         for _ in range(2):
@@ -204,7 +204,7 @@ class Fails:
 
 @pytest.mark.parametrize("kind", [serial, threads])
 def test_an_error_in_making_a_batch_is_raised_on_all_ranks(comm, kind):
-    iterator = shared(comm, kind(Fails(), 2, repeat=False, shuffle=False))
+    iterator = of_master(comm, kind(Fails(), 2, repeat=False, shuffle=False))
     assert next(iterator) == [0, 1]
     expected = KeyError if comm.rank == 0 else PeerError
     text = "no such picture" if comm.rank == 0 else "rank 0: KeyError: 'no such picture'"
@@ -219,7 +219,7 @@ def test_an_error_in_making_a_batch_is_raised_on_all_ranks(comm, kind):
 def test_an_error_in_a_worker_process_is_raised_on_all_ranks(naive):
     """Chainer's iterator alone would wait for the batch without end."""
     roots = TransformDataset([1.0, 4.0, 9.0, 16.0, -1.0, 25.0, 36.0, 49.0], math.sqrt)
-    iterator = shared(naive, processes(roots, 2, shuffle=False))
+    iterator = of_master(naive, processes(roots, 2, shuffle=False))
     assert [next(iterator), next(iterator)] == [[1.0, 2.0], [3.0, 4.0]]
     expected = RuntimeError if naive.rank == 0 else PeerError
     for _ in range(2):
@@ -253,7 +253,7 @@ class Unpicklable:
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("rank", [-1, 0])
 def test_an_example_that_cannot_travel_is_an_error_on_all_ranks(comm, rank, monkeypatch):
-    iterator = shared(comm, serial([1, Unpicklable(rank), 2], 1, shuffle=False))
+    iterator = of_master(comm, serial([1, Unpicklable(rank), 2], 1, shuffle=False))
     monkeypatch.setattr(Unpicklable, "allowed", comm.rank != 1)
     assert next(iterator) == [1]
     failing = 0 if rank < 0 else 1
@@ -289,7 +289,7 @@ def test_bad_arguments_are_told_on_all_ranks(comm):
 def test_ranks_that_name_different_masters_or_call_different_methods_are_told(comm):
     with pytest.raises(ValueError, match="must name the same rank_master"):
         create_multi_node_iterator(serial([1]), comm, int(comm.rank == 1))
-    iterator = shared(comm, serial([1, 2, 3, 4], 1, shuffle=False))
+    iterator = of_master(comm, serial([1, 2, 3, 4], 1, shuffle=False))
     with pytest.raises(RankMismatchError if comm.rank == 1 else PeerError, match="reset on rank 1"):
         iterator.reset() if comm.rank == 1 else next(iterator)
     assert on_all_ranks(comm, next(iterator)) == [2]
@@ -304,7 +304,7 @@ def test_ranks_that_name_different_masters_or_call_different_methods_are_told(co
 
 
 def test_an_error_in_loading_is_raised_on_all_ranks(comm):
-    iterator = shared(comm, serial(np.arange(4)))
+    iterator = of_master(comm, serial(np.arange(4)))
     full = chainer.serializers.NpzDeserializer({})
     with pytest.raises(KeyError if comm.rank == 0 else PeerError, match="current_position"):
         iterator.serialize(full)
@@ -335,7 +335,7 @@ def test_a_rank_without_the_examples_knows_how_many_there_are(comm):
         if comm.rank:
             with pytest.raises(RuntimeError, match="the examples are on rank 0"):
                 iterator.dataset[0]
-    iterator = shared(comm, serial([5, 6, 7]))
+    iterator = of_master(comm, serial([5, 6, 7]))
     iterator.batch_size, iterator.mine = 2, "mine"
     assert (iterator.batch_size, iterator.mine) == (2, "mine")
     if comm.rank:
@@ -345,14 +345,14 @@ def test_a_rank_without_the_examples_knows_how_many_there_are(comm):
 
 
 def test_an_empty_data_set(comm):
-    iterator = shared(comm, serial([], repeat=False, shuffle=False))
+    iterator = of_master(comm, serial([], repeat=False, shuffle=False))
     assert len(iterator.dataset) == 0
     with pytest.raises(ZeroDivisionError if comm.rank == 0 else PeerError):  # as Chainer's own
         next(iterator)
 
 
 def test_copies_go_on_by_themselves_and_pickles_are_refused(comm):
-    iterator = shared(comm, serial(np.arange(6), 2, shuffle=False))
+    iterator = of_master(comm, serial(np.arange(6), 2, shuffle=False))
     next(iterator)
     for twin in (copy.copy(iterator), copy.deepcopy(iterator)):
         assert twin.communicator is comm
@@ -420,8 +420,8 @@ def test_a_trainer_gives_the_weights_of_one_process(comm, kind, examples, tmp_pa
 
     np.random.seed(3)
     mine = train(
-        shared(comm, kind(dataset, 4)),
-        shared(comm, serial(dataset, 4, repeat=False, shuffle=False)),
+        of_master(comm, kind(dataset, 4)),
+        of_master(comm, serial(dataset, 4, repeat=False, shuffle=False)),
         lambda optimizer: create_multi_node_optimizer(optimizer, comm),
         lambda evaluator: create_multi_node_evaluator(evaluator, comm),
     )
@@ -439,16 +439,25 @@ def test_a_trainer_gives_the_weights_of_one_process(comm, kind, examples, tmp_pa
 
 
 def master_shares(comm, iterator):
-    return shared(comm, iterator, comm.size - 1)
+    return of_master(comm, iterator, comm.size - 1)
 
 
 def all_in_step(comm, iterator):
     return create_synchronized_iterator(iterator, comm)
 
 
-@pytest.mark.parametrize("share", [master_shares, all_in_step])
+# An interval before the end of an epoch, and one after it.
+@pytest.mark.parametrize(
+    ("share", "interval"),
+    [
+        (master_shares, 3),
+        (all_in_step, 2),
+        pytest.param(master_shares, 2, marks=pytest.mark.full),
+        pytest.param(all_in_step, 3, marks=pytest.mark.full),
+    ],
+)
 @every_kind
-@pytest.mark.parametrize("interval", [2, 3])  # before the end of an epoch, and after it
+@pytest.mark.usefixtures("unsynced")
 def test_a_checkpointed_run_ends_with_the_bits_of_an_uninterrupted_one(
     comm, kind, share, interval, tmp_path
 ):
