@@ -61,9 +61,9 @@ def start(*arguments: object, **how: Any) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, before)
 
 
-def invoke(*arguments: object, **variables: str | None) -> Result:
+def invoke(*arguments: object, stdin: str | bytes = "", **variables: str | None) -> Result:
     """Call `chainermn` in this process, for what it says of its arguments."""
-    return CliRunner().invoke(commands, [*map(str, arguments)], env=variables)
+    return CliRunner().invoke(commands, [*map(str, arguments)], input=stdin, env=variables)
 
 
 def program(path: Path, text: str) -> Path:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -13,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from chainermn_tools.explain import KNOWN, Kind, Known, render, search
-from chainermn_tools.explain import search as search_function
-from tests.support import jobs
+from chainermn_tools import explain
+from chainermn_tools.explain import KNOWN, Kind, Known
+from tests.support import commands, jobs
 
-LIMIT_SECONDS = 100
 BY_NAME = {row.name: row for row in KNOWN}
 each_row = pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.name)
 
@@ -54,16 +50,7 @@ memory: 3.2 GiB of 64 GiB, out of memory events: 0
 
 def names(text: str | bytes) -> list[str]:
     raw = text if isinstance(text, bytes) else text.encode()
-    return [one.known.name for one in search(io.BytesIO(raw))]
-
-
-def explain(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "chainermn_tools", "explain", *arguments],
-        input=stdin,
-        capture_output=True,
-        timeout=LIMIT_SECONDS,
-    )
+    return [one.known.name for one in explain.search(io.BytesIO(raw))]
 
 
 def test_names_are_unique_and_every_row_is_complete():
@@ -120,7 +107,7 @@ def test_prose_about_training_shows_nothing_but_what_it_quotes(name):
 WORDS = [word for line in HEALTHY.splitlines() for word in line.split()]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=12), max_size=12))
 def test_words_of_healthy_logs_in_any_order_show_nothing(lines):
     # One row counts "rank 0 of 1" lines, which such words can well make.
@@ -128,11 +115,11 @@ def test_words_of_healthy_logs_in_any_order_show_nothing(lines):
     assert set(found) <= {"mpiexec-of-another-mpi"}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=300), st.sampled_from(KNOWN), st.binary(max_size=300))
 def test_binary_around_a_message_is_harmless(before, row, after):
     text = before + b"\n" + "\n".join(row.lines).encode() + b"\n" + after
-    found = search(io.BytesIO(text))
+    found = explain.search(io.BytesIO(text))
     (mine,) = (one for one in found if one.known is row)
     assert mine.text.isprintable()
 
@@ -146,58 +133,11 @@ def test_causes_come_before_general_ones_and_echoes_last():
     assert names("\n".join(lines)) == [cause.name, general.name, warning.name, echo.name]
 
 
-def test_a_message_across_blocks_is_found_once_with_its_line(monkeypatch):
-    module = sys.modules[search_function.__module__]
-    text = b"".join(b"line %d\n" % n for n in range(40)) + b"Host key verification failed.\n" * 2
-    for size in (1, 2, 3, 7, 8, 9, 20, 29, 30, 31, 58, 59, 60, 61, 300, 1000):
-        monkeypatch.setattr(module, "BLOCK_BYTES", size)
-        monkeypatch.setattr(module, "OVERLAP_BYTES", 40)
-        (found,) = search(io.BytesIO(text))
-        assert (found.times, found.line) == (2, 41)
-
-
-def test_a_message_in_a_line_that_never_ends_is_found_once(monkeypatch):
-    module = sys.modules[search_function.__module__]
-    monkeypatch.setattr(module, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(module, "OVERLAP_BYTES", 40)
-    for shift in range(0, 120, 7):
-        text = b"x" * (300 + shift) + b"Host key verification failed." + b"y" * 500
-        (found,) = search(io.BytesIO(text))
-        assert (found.times, found.line) == (1, 1)
-        assert "Host key verification failed" in found.text
-        assert len(found.text) < 400
-
-
-class Endless(io.RawIOBase):
-    """So many bytes without a newline, or lines, made as they are read."""
-
-    def __init__(self, piece: bytes, total: int) -> None:
-        self.piece, self.left = piece, total
-
-    def read(self, size: int = -1) -> bytes:
-        size = min(size, self.left)
-        self.left -= size
-        return (self.piece * (size // len(self.piece) + 1))[:size]
-
-
-FAILURES = b"Host key verification failed." + b"." * 500 + b"\n"
-
-
-@pytest.mark.parametrize("piece", [b"\0\xff", b"main/loss 0.1\n", FAILURES])
-def test_a_long_log_takes_little_memory(piece, monkeypatch):
-    monkeypatch.setattr(sys.modules[search_function.__module__], "BLOCK_BYTES", 1 << 16)
-    tracemalloc.start()
-    search(Endless(piece, 2 << 20))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
-
-
 def on_terminal(width: int, **how) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, **how)
     text = "\n".join(line for row in KNOWN for line in row.lines).encode()
-    render(search(io.BytesIO(text)), console)
+    explain.render(explain.search(io.BytesIO(text)), console)
     return file.getvalue().splitlines()
 
 
@@ -217,26 +157,25 @@ def test_a_terminal_gets_colours_unless_they_are_refused():
 def test_exit_status_says_whether_something_was_recognised(tmp_path):
     log = tmp_path / "a log; with 'quotes'"
     log.write_bytes(b"\xff\xfe\0 Host key verification failed.\n")
-    done = explain(str(log))
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.startswith(b"ssh-host-key: ")
-    assert b"\x1b" not in done.stdout
-    done = explain(stdin=HEALTHY.encode())
-    assert done.returncode == 1
-    assert b"Nothing" in done.stdout
-    assert explain("-", stdin=b"Host key verification failed.").returncode == 0
+    done = commands.chainermn("explain", log)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ssh-host-key: ")
+    assert "\x1b" not in done.stdout
+    healthy = commands.invoke("explain", stdin=HEALTHY)
+    assert healthy.exit_code == 1
+    assert "Nothing" in healthy.output
+    assert commands.invoke("explain", "-", stdin="Host key verification failed.").exit_code == 0
     for unreadable in (tmp_path / "not there", tmp_path):
-        done = explain(str(unreadable))
-        assert done.returncode == 2
-        assert b"can't be read" in done.stderr
+        refused = commands.invoke("explain", unreadable)
+        assert refused.exit_code == 2
+        assert "can't be read" in " ".join(refused.output.split())
 
 
 def test_echoes_alone_are_said_to_explain_nothing():
-    echoes = [row for row in KNOWN if row.kind is Kind.ECHO]
-    assert echoes
-    done = explain(stdin="\n".join(echoes[0].lines).encode())
-    assert done.returncode == 0
-    assert b"only says that something else failed" in done.stdout.splitlines()[-1]
+    echo = next(row for row in KNOWN if row.kind is Kind.ECHO)
+    done = commands.invoke("explain", stdin="\n".join(echo.lines), COLUMNS="300")
+    assert done.exit_code == 0
+    assert "only says that something else failed" in done.output.splitlines()[-1]
 
 
 def test_a_rank_that_really_fails_is_explained(tmp_path):

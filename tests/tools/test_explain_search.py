@@ -1,0 +1,57 @@
+"""How a log is searched: block by block, in little memory."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import tracemalloc
+
+import pytest
+
+# The package has a function of that name, too.
+module = importlib.import_module("chainermn_tools.explain.search")
+
+
+def test_a_message_across_blocks_is_found_once_with_its_line(monkeypatch):
+    text = b"".join(b"line %d\n" % n for n in range(40)) + b"Host key verification failed.\n" * 2
+    for size in (1, 2, 3, 7, 8, 9, 20, 29, 30, 31, 58, 59, 60, 61, 300, 1000):
+        monkeypatch.setattr(module, "BLOCK_BYTES", size)
+        monkeypatch.setattr(module, "OVERLAP_BYTES", 40)
+        (found,) = module.search(io.BytesIO(text))
+        assert (found.times, found.line) == (2, 41)
+
+
+def test_a_message_in_a_line_that_never_ends_is_found_once(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(module, "OVERLAP_BYTES", 40)
+    for shift in range(0, 120, 7):
+        text = b"x" * (300 + shift) + b"Host key verification failed." + b"y" * 500
+        (found,) = module.search(io.BytesIO(text))
+        assert (found.times, found.line) == (1, 1)
+        assert "Host key verification failed" in found.text
+        assert len(found.text) < 400
+
+
+class Endless(io.RawIOBase):
+    """So many bytes without a newline, or lines, made as they are read."""
+
+    def __init__(self, piece: bytes, total: int) -> None:
+        self.piece, self.left = piece, total
+
+    def read(self, size: int = -1) -> bytes:
+        size = min(size, self.left)
+        self.left -= size
+        return (self.piece * (size // len(self.piece) + 1))[:size]
+
+
+FAILURES = b"Host key verification failed." + b"." * 500 + b"\n"
+
+
+@pytest.mark.parametrize("piece", [b"\0\xff", b"main/loss 0.1\n", FAILURES])
+def test_a_long_log_takes_little_memory(piece, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 16)
+    tracemalloc.start()
+    module.search(Endless(piece, 2 << 20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
