@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import chainer
@@ -24,7 +22,7 @@ from tests.support.examples import (
     train,
     train_here,
 )
-from tests.support.jobs import Job, variables
+from tests.support.jobs import Job, run_command, variables
 from tests.support.killing import kill_when
 
 SMALL = ("--unit", "60", "--batchsize", "20")
@@ -94,15 +92,8 @@ def test_two_ranks_leave_one_log_one_table_one_plot(three_epochs):
 
 @pytest.mark.full
 def test_one_process_needs_no_mpiexec(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(MNIST), *SMALL, "--epoch", "3"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        cwd=tmp_path,
-        env=variables(),
-    )
-    job = Job(done.returncode, done.stdout, done.stderr, time.time())
+    command = [sys.executable, str(MNIST), *SMALL, "--epoch", "3"]
+    job = run_command(command, variables(), SECONDS, cwd=tmp_path)
     assert job.returncode == 0, job
     check_results(tmp_path / "result", job, ranks=1)
 

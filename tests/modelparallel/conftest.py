@@ -10,9 +10,9 @@ import pytest
 from tests.support.third_party import PlainCommunicator
 
 
-@pytest.fixture(params=["naive", "stranger"])
+@pytest.fixture(params=["naive", pytest.param("stranger", marks=pytest.mark.full)])
 def comm(request: pytest.FixtureRequest) -> Iterator:
-    """A communicator over all ranks."""
+    """A communicator over all ranks; by default ours, but for tests marked WITH_STRANGER."""
     from mpi4py import MPI
 
     from chainermn_comm import create_communicator

@@ -2,69 +2,25 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
-from chainer.backends import cuda
 
-from chainermn_modelparallel import (
-    MultiNodeChainList,
-    communication,
-    delegates,
-    edges,
-    pseudo_connect,
-    recv,
-    send,
-)
+from chainermn_modelparallel import MultiNodeChainList, pseudo_connect, recv, send
+from tests.support.device_arrays import Device, received_on_devices
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 
 
-class Device(np.ndarray):
-    """Stands in for CuPy's class, which Chainer mixes with no other in one function."""
-
-
-MODULE = SimpleNamespace(
-    zeros=lambda *arguments: np.zeros(*arguments).view(Device),
-    empty=lambda *arguments: np.empty(*arguments).view(Device),
-    empty_like=np.empty_like,  # of the class of what it is given
-)
-
-
-def array_module(*arrays):
-    return MODULE if any(isinstance(array, Device) for array in arrays) else np
-
-
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch, comm):
-    """What this rank receives is on its device."""
-    original = comm.recv_noted
-
-    def on_device(source, tag=0, label=""):
-        note, arrays, number = original(source, tag, label)
-        return note, tuple(array.view(Device) for array in arrays), number
-
-    monkeypatch.setattr(cuda, "ndarray", Device)
-    monkeypatch.setattr(cuda.GpuDevice, "from_array", staticmethod(lambda array: None))
-    monkeypatch.setattr(
-        chainer,
-        "is_arrays_compatible",
-        lambda arrays: len({isinstance(a, Device) for a in arrays if a is not None}) < 2,
-    )
-    ours = SimpleNamespace(
-        get_array_module=array_module,
-        get_device_from_array=chainer.backend.get_device_from_array,
-    )
-    for module in (communication, delegates, edges):
-        monkeypatch.setattr(module, "backend", ours)
-    monkeypatch.setattr(comm, "recv_noted", on_device)
-    with pytest.raises(TypeError, match="mixed"):
-        F.add(np.ones(2), np.ones(2).view(Device))
+def devices(comm):
+    with received_on_devices(comm):
+        with pytest.raises(TypeError, match="mixed"):
+            F.add(np.ones(2), np.ones(2).view(Device))
+        yield
 
 
 def device(*shape):

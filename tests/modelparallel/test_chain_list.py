@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from chainer import Variable
 
-from chainermn_modelparallel import send
-from chainermn_modelparallel.chain_list import MultiNodeChainList
+from chainermn_modelparallel import MultiNodeChainList, send
 from tests.support.graphs import (
     Component,
     Part,
@@ -23,6 +22,7 @@ from tests.support.graphs import (
     loss_of,
     model_input,
 )
+from tests.support.third_party import WITH_STRANGER
 
 pytestmark = pytest.mark.world
 
@@ -85,6 +85,7 @@ def test_examples_on_four_ranks(comm, graph):
 
 
 @pytest.mark.sizes(2, 3, 4)
+@WITH_STRANGER
 def test_any_graph(comm):
     check_drawn(lambda graph: check(comm, graph), comm.size, 15)
 
@@ -192,6 +193,7 @@ def test_what_goes_to_the_own_rank_must_be_received_there(comm):
 
 
 @pytest.mark.sizes(2)
+@WITH_STRANGER
 def test_it_talks_to_ranks_that_use_the_functions_alone(comm):
     x = Variable(model_input())
     if comm.rank == 0:

@@ -31,6 +31,8 @@ from chainermn_modelparallel import (
     scatter,
     send,
 )
+from tests.support.pairwise import pairwise
+from tests.support.third_party import WITH_STRANGER
 
 pytestmark = pytest.mark.world
 
@@ -159,8 +161,9 @@ def close(actual: Any, desired: Any, dtype: Any) -> None:
     np.testing.assert_allclose(actual, desired, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    *pairwise(comm=["naive", "stranger"], name=CASES, dtype=TOLERANCE).args, indirect=["comm"]
+)
 def test_values_and_gradients_equal_one_process(comm, inputs, name, dtype):
     check(comm, CASES[name], inputs(CASES[name], dtype), dtype)
 
@@ -259,6 +262,7 @@ def test_second_derivatives_equal_one_process(comm, inputs, name):
         close(x.grad, other.grad, dtype)
 
 
+@WITH_STRANGER
 def test_what_moves_arrays_keeps_their_bits(comm):
     """NaNs, infinities and negative zeros included, in any memory order."""
     x = np.array([[np.nan, -0.0, np.inf], [1e-8, 65504, -1]], np.float16)
@@ -296,6 +300,7 @@ def test_others_need_not_give_anything_to_have_a_way_back(comm):
             np.testing.assert_array_equal(each.grad, np.full(2, rank + 1))
 
 
+@WITH_STRANGER
 def test_gather_gives_none_off_root_unless_backward_starts_there(comm):
     found = gather(comm, np.ones(2))
     assert (found is None) == (comm.rank != 0)
@@ -343,6 +348,7 @@ def test_a_rank_that_has_no_use_for_the_result_connects_it(comm):
     assert comm.rank == 0 or w.grad == 3
 
 
+@WITH_STRANGER
 def test_integers_travel_and_have_no_gradient(comm):
     labels = np.arange(3, dtype=np.int32) + comm.rank
     for rank, y in enumerate(allgather(comm, Variable(labels))):
@@ -473,6 +479,7 @@ MISMATCHES = {
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("name", MISMATCHES)
+@WITH_STRANGER
 def test_calls_that_differ_raise_on_all(comm, name):
     first, second, text = MISMATCHES[name]
     with pytest.raises(RankMismatchError, match=text):
@@ -481,6 +488,7 @@ def test_calls_that_differ_raise_on_all(comm, name):
 
 
 @pytest.mark.sizes(2, 3, 4)
+@WITH_STRANGER
 def test_backward_in_different_orders_raises_on_all(comm):
     """The gradients would have the right shape, and be the wrong ones."""
     x = Variable(np.ones(2))

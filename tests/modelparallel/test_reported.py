@@ -14,8 +14,9 @@ from chainer import Variable
 
 from chainermn_comm import RankMismatchError
 from chainermn_modelparallel import MultiNodeChainList, allgather, recv, send
+from tests.support.third_party import WITH_STRANGER
 
-pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2), WITH_STRANGER]
 
 
 def drop_a_send(comm, tag):

@@ -34,6 +34,7 @@ from tests.support.graphs import (
     loss_of,
     model_input,
 )
+from tests.support.third_party import WITH_STRANGER
 
 pytestmark = pytest.mark.world
 
@@ -95,6 +96,7 @@ def check(comm: Any, graph: list[Part]) -> None:
 
 
 @pytest.mark.sizes(2, 3, 4)
+@WITH_STRANGER
 def test_of_any_graph(comm):
     check_drawn(lambda graph: check(comm, graph), comm.size, 8)
 

@@ -20,7 +20,7 @@ import pytest
 from chainer import Variable
 from chainermn.functions import pseudo_connect, recv, send
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.ranks(2, 4)]  # others look on, in the full tier
 
 
 class SimpleModelSub(chainer.Chain):

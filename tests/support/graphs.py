@@ -113,8 +113,5 @@ def check_drawn(check: Callable[[list[Part]], None], size: int, examples: int) -
     """Check so many graphs, the same ones on all ranks."""
     settings(
         max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
         suppress_health_check=list(HealthCheck),
     )(given(graphs(size))(check))()

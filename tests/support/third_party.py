@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from chainermn_comm import CommunicatorBase
+
+# For tests of model parallelism whose `comm` says something of a stranger's, too: by default.
+WITH_STRANGER = pytest.mark.parametrize("comm", ["naive", "stranger"], indirect=True)
 
 
 class PlainCommunicator(CommunicatorBase):

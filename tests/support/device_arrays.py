@@ -1,0 +1,57 @@
+"""Arrays of a class that Chainer mixes with no other in one function, as those of CuPy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+
+from chainermn_modelparallel import communication, delegates, edges
+
+
+class Device(np.ndarray):
+    """Stands in for CuPy's class."""
+
+
+MODULE = SimpleNamespace(
+    zeros=lambda *arguments: np.zeros(*arguments).view(Device),
+    empty=lambda *arguments: np.empty(*arguments).view(Device),
+    empty_like=np.empty_like,  # of the class of what it is given
+)
+
+
+def _array_module(*arrays: Any) -> Any:
+    return MODULE if any(isinstance(array, Device) for array in arrays) else np
+
+
+@contextlib.contextmanager
+def received_on_devices(comm: Any) -> Iterator[None]:
+    """What this rank receives of `comm` is on its device."""
+    original = comm.recv_noted
+
+    def on_device(source: int, tag: int = 0, label: str = "") -> Any:
+        note, arrays, number = original(source, tag, label)
+        return note, tuple(array.view(Device) for array in arrays), number
+
+    def compatible(arrays: Any) -> bool:
+        return len({isinstance(a, Device) for a in arrays if a is not None}) < 2
+
+    ours = SimpleNamespace(
+        get_array_module=_array_module,
+        get_device_from_array=chainer.backend.get_device_from_array,
+    )
+    with contextlib.ExitStack() as stack:
+        patch = mock.patch.object
+        stack.enter_context(patch(cuda, "ndarray", Device))
+        stack.enter_context(patch(cuda.GpuDevice, "from_array", staticmethod(lambda array: None)))
+        stack.enter_context(patch(chainer, "is_arrays_compatible", compatible))
+        for module in (communication, delegates, edges):
+            stack.enter_context(patch(module, "backend", ours))
+        stack.enter_context(patch(comm, "recv_noted", on_device))
+        yield
