@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from ml_dtypes import bfloat16, finfo
 
-from chainermn_comm.catalogue import make_communicator
-from chainermn_comm.heading import heading_of, largest_of, scaled
-from chainermn_comm.topology import Topology
 from tests.support.models import with_grads
-from tests.support.topologies import IMPOSED, telling
+from tests.support.topologies import on_nodes, over_nodes
+
+pytestmark = pytest.mark.world
 
 HALF, SINGLE, DOUBLE = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 COUNT, TURNS = 3000, 2
 KINDS = ("any bits", "small", "below normal", "mixed")
-WAYS = ("flat", "hierarchical", "two_dimensional")
+over_all_ways = over_nodes("flat", "hierarchical", "two_dimensional")
 
 
-def gradient(kind: str, rank: int, turn: int) -> np.ndarray:
+def float16s(kind: str, rank: int, turn: int) -> np.ndarray:
     """float16 numbers of one kind; `any bits` and `mixed` have the largest beside the smallest."""
     random = np.random.default_rng([rank, turn, len(kind)])
     signs = np.random.default_rng(turn).integers(0, 2, COUNT) << 15
@@ -36,17 +33,14 @@ def gradient(kind: str, rank: int, turn: int) -> np.ndarray:
     return (bits | signs).astype(np.uint16).view(HALF)
 
 
-@pytest.mark.world
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("name", WAYS)
-def test_means_are_neither_infinite_nor_zero_where_float32_sums_are_not(world, name):
-    for nodes in telling(name, world.size):
-        with make_communicator(name, None, "float16", topology=Topology.of(nodes)) as comm:
-            for kind, own, turn in itertools.product(KINDS, ("float16", "float32"), range(TURNS)):
-                rows = [gradient(kind, rank, turn) for rank in range(world.size)]
-                model = with_grads(w=rows[world.rank].astype(own))
-                comm.allreduce_grad(model)
-                check(rows, model["w"].grad.astype(DOUBLE))
+@over_all_ways
+def test_means_are_neither_infinite_nor_zero_where_float32_sums_are_not(world, name, nodes):
+    with on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
+        for kind, own, turn in itertools.product(KINDS, ("float16", "float32"), range(TURNS)):
+            rows = [float16s(kind, rank, turn) for rank in range(world.size)]
+            model = with_grads(w=rows[world.rank].astype(own))
+            comm.allreduce_grad(model)
+            check(rows, model["w"].grad.astype(DOUBLE))
 
 
 def check(rows: list[np.ndarray], found: np.ndarray) -> None:
@@ -82,31 +76,24 @@ def beyond_float16(kind: str, size: int) -> list[np.ndarray]:
     return list(rows)
 
 
-@pytest.mark.world
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("name", ["naive", *WAYS])
-def test_gradients_that_float16_does_not_hold_have_a_mean(world, name):
-    for nodes in telling(name, world.size):
-        with make_communicator(name, None, "float16", topology=Topology.of(nodes)) as comm:
-            for kind in ("too large", "too small", "one too large"):
-                rows = beyond_float16(kind, world.size)
-                with np.errstate(over="ignore"):
-                    narrow = np.array(rows).astype(HALF)
-                assert np.isinf(narrow).any() == (kind != "too small")
-                for own in (SINGLE, DOUBLE):
-                    model = with_grads(w=rows[world.rank].astype(own), v=np.ones(3, HALF))
-                    comm.allreduce_grad(model)
-                    check(rows, model["w"].grad.astype(DOUBLE))
-                    np.testing.assert_array_equal(model["v"].grad, 1)
+@over_nodes("naive", "flat", "hierarchical", "two_dimensional")
+def test_gradients_that_float16_does_not_hold_have_a_mean(world, name, nodes):
+    with on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
+        for kind in ("too large", "too small", "one too large"):
+            rows = beyond_float16(kind, world.size)
+            with np.errstate(over="ignore"):
+                narrow = np.array(rows).astype(HALF)
+            assert np.isinf(narrow).any() == (kind != "too small")
+            for own in (SINGLE, DOUBLE):
+                model = with_grads(w=rows[world.rank].astype(own), v=np.ones(3, HALF))
+                comm.allreduce_grad(model)
+                check(rows, model["w"].grad.astype(DOUBLE))
+                np.testing.assert_array_equal(model["v"].grad, 1)
 
 
-@pytest.mark.world
-@pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("own", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", WAYS)
-def test_bfloat16_means_at_the_end_of_its_range_are_finite(world, name, own):
-    from ml_dtypes import bfloat16, finfo
-
+@over_all_ways
+def test_bfloat16_means_at_the_end_of_its_range_are_finite(world, name, nodes, own):
     largest, rest = float(finfo(bfloat16).max), [0.0] * (world.size - 2)
     every = {
         "all the largest": [largest] * world.size,
@@ -118,70 +105,37 @@ def test_bfloat16_means_at_the_end_of_its_range_are_finite(world, name, own):
         last = float(np.finfo(SINGLE).max)
         every |= {"terms beyond": [last, -last, *rest], "one beyond": [last, 0.0, *rest]}
     dtype = np.dtype(bfloat16 if own == "bfloat16" else own)
-    for nodes in telling(name, world.size):
-        with make_communicator(name, None, "bfloat16", topology=Topology.of(nodes)) as comm:
-            for terms in every.values():  # each in a chunk of its own
-                comm.allreduce_grad(model := with_grads(w=np.full(9, terms[comm.rank], dtype)))
-                mean, scale = sum(terms) / world.size, sum(map(abs, terms)) / world.size
-                assert np.all(abs(model["w"].grad.astype(DOUBLE) - mean) <= 2.0**-6 * scale)
+    with on_nodes(nodes, name, allreduce_grad_dtype="bfloat16") as comm:
+        for terms in every.values():  # each in a chunk of its own
+            comm.allreduce_grad(model := with_grads(w=np.full(9, terms[comm.rank], dtype)))
+            mean, scale = sum(terms) / world.size, sum(map(abs, terms)) / world.size
+            assert np.all(abs(model["w"].grad.astype(DOUBLE) - mean) <= 2.0**-6 * scale)
 
 
-@pytest.mark.world
-@pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(("own", "wire"), [("float16", "bfloat16"), ("bfloat16", "float16")])
-@pytest.mark.parametrize("name", ["naive", *WAYS])
-def test_gradients_as_wide_as_the_wire_stay_what_they_are(world, name, own, wire):
+@over_nodes("naive", "flat", "hierarchical", "two_dimensional")
+def test_gradients_as_wide_as_the_wire_stay_what_they_are(world, name, nodes, own, wire):
     """As the other type their largest numbers would be infinite, there or back again."""
-    from ml_dtypes import bfloat16, finfo
-
     dtype = np.dtype(bfloat16 if own == "bfloat16" else own)
-    for nodes in telling(name, world.size):
-        with make_communicator(name, None, wire, topology=Topology.of(nodes)) as comm:
-            largest = np.full(9, finfo(dtype).max, dtype)
-            comm.allreduce_grad(model := with_grads(v=np.ones(5, "f4"), w=largest.copy()))
-            np.testing.assert_array_equal(model["w"].grad, largest)
-            np.testing.assert_array_equal(model["v"].grad, 1)
+    with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
+        largest = np.full(9, finfo(dtype).max, dtype)
+        comm.allreduce_grad(model := with_grads(v=np.ones(5, "f4"), w=largest.copy()))
+        np.testing.assert_array_equal(model["w"].grad, largest)
+        np.testing.assert_array_equal(model["v"].grad, 1)
 
 
-@pytest.mark.world
-@pytest.mark.sizes(3, 4)
+@over_nodes("flat", "hierarchical", "two_dimensional", least=3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", WAYS)
-def test_a_sum_that_overflows_in_one_node_comes_out_as_their_mean(world, name, dtype):
+def test_a_sum_that_overflows_in_one_node_comes_out_as_their_mean(world, name, nodes, dtype):
     largest, least = np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
     mine = np.full(40_000, [1.0, largest][world.rank < 2], dtype)  # in several shards
     mine[:20_000] = 2
     terms = [largest, largest] + [1.0] * (world.size - 2)
-    for nodes in IMPOSED[world.size]:
-        with make_communicator(name, topology=Topology.of(nodes)) as comm:
-            model = with_grads(w=mine.copy(), tiny=np.full(3, least, dtype))
-            comm.allreduce_grad(model)
-            mean = sum(term / world.size for term in terms)
-            np.testing.assert_allclose(model["w"].grad[20_000:], mean, rtol=1e-6)
-            np.testing.assert_array_equal(model["w"].grad[:20_000], 2)
-            comm.allreduce_grad(again := with_grads(tiny=np.full(3, least, dtype)))
-            np.testing.assert_array_equal(again["tiny"].grad, least)
-
-
-@given(st.floats(0, 2.0**127) | st.just(math.nan) | st.just(math.inf))
-def test_what_travels_narrow_fits_and_keeps_small_numbers(largest):
-    with np.errstate(over="ignore"):
-        largest = float(np.float32(largest))
-    heading = heading_of(largest, 0, HALF)
-    if heading.dtype == SINGLE:
-        assert not largest < 2.0**11
-        return
-    shifted = np.empty(2, SINGLE)
-    scaled(np.array([largest, 2.0**-24], SINGLE), -heading.exponent, shifted)
-    assert shifted[0] < 2.0**15
-    assert largest == 0 or heading.exponent == -100 or shifted[0] >= 2.0**14
-    if largest > 0:
-        assert shifted[1] >= 2.0**-20
-
-
-@pytest.mark.parametrize("code", ["f4", "f8", "c8"])
-def test_other_dtypes_travel_as_they_are(code):
-    wire = np.dtype(code)
-    assert largest_of(np.ones(3, wire), wire) == 0
-    assert heading_of(0.0, 2, wire).dtype == wire
-    assert heading_of(0.0, 2, wire).exponent == 2
+    with on_nodes(nodes, name) as comm:
+        model = with_grads(w=mine.copy(), tiny=np.full(3, least, dtype))
+        comm.allreduce_grad(model)
+        mean = sum(term / world.size for term in terms)
+        np.testing.assert_allclose(model["w"].grad[20_000:], mean, rtol=1e-6)
+        np.testing.assert_array_equal(model["w"].grad[:20_000], 2)
+        comm.allreduce_grad(again := with_grads(tiny=np.full(3, least, dtype)))
+        np.testing.assert_array_equal(again["tiny"].grad, least)
