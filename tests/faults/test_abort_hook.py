@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 
 import pytest
@@ -20,6 +19,8 @@ from tests.support.failing import (
 from tests.support.jobs import CHECK_GRADIENTS, PRELUDE, run
 from tests.support.planted import OURS
 from tests.support.processes import is_gone
+
+FORCED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.full)])
@@ -61,7 +62,7 @@ print("going on")
     assert "ChainerMN" not in job.err, job
 
 
-def test_forced_by_mpiexec_before_a_communicator_exists(tmp_path):
+def test_forced_before_a_communicator_exists(tmp_path):
     # One rank fails before it has used MPI in any way, and the other begins to.
     body = f"""{PRELUDE}
 import sys, time, chainermn_comm
@@ -73,9 +74,7 @@ MPI.COMM_WORLD.Barrier()
 """
     path = tmp_path / "script.py"
     path.write_text(body)
-    variable = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
-    launcher = ("-genv", variable, "1") if is_mpich() else ("-x", f"{variable}=1")
-    job = run(2, path, launcher=launcher)
+    job = run(2, path, environment=FORCED)
     check_ended(job, 1)
     check_last_words(job, *(word.format(1) for word in TRACEBACK))
 
@@ -84,8 +83,7 @@ def test_importing_starts_mpi_only_where_forced(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import sys, chainermn_comm; print('mpi4py.MPI' in sys.modules)")
     assert run(1, path).out.split() == ["False"]
-    forced = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
-    assert run(1, path, environment=forced).out.split() == ["True"]
+    assert run(1, path, environment=FORCED).out.split() == ["True"]
 
 
 def test_a_child_of_a_rank_does_not_start_mpi_again(tmp_path):
@@ -97,9 +95,8 @@ child = (
 )
 subprocess.run([sys.executable, "-c", child], check=True)
 """
-    forced = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
     path = script(tmp_path, "", install="import chainermn_comm\n", body=body)
-    job = run(2, path, environment=forced)
+    job = run(2, path, environment=FORCED)
     assert job.returncode == 0, job
     assert job.out.split() == ["False", "False"]
 
@@ -265,14 +262,6 @@ assert hooks() == before
 """
     job = run(2, script(tmp_path, "", install="", body=body))
     assert job.returncode == 0, job
-
-
-def is_mpich() -> bool:
-    try:
-        importlib.metadata.version("mpich")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 PLANTED = f"""{CHECK_GRADIENTS}

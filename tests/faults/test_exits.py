@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.failing import (
     ADD_HOOK,
+    BODY,
     EXIT_3,
     RAISE,
     TRACEBACK,
@@ -130,24 +131,22 @@ def test_a_third_rank_is_ended_too(tmp_path):
     check_last_words(job, "ChainerMN: rank 2 of 3: uncaught", "Traceback", "ValueError: failure!")
 
 
-@pytest.mark.parametrize("end", [RAISE, pytest.param("sys.exit(3)", marks=pytest.mark.full)])
-def test_under_python_m_mpi4py(end, tmp_path):
-    job = run(2, "-m", "mpi4py", script(tmp_path, end))
-    check_ended(job, 3 if "exit" in end else 1)
-    words = EXIT_3 if "exit" in end else TRACEBACK
-    check_last_words(job, *(word.format(1) for word in words))
-
-
-@pytest.mark.full
-def test_success_under_python_m_mpi4py(tmp_path):
-    assert run(2, "-m", "mpi4py", script(tmp_path, "sys.exit(0)", body="exec(end)")).returncode == 0
-
-
-def test_in_a_module_run_as_a_script(tmp_path):
-    script(tmp_path, "raise SystemExit(3)")
-    check_ended(run(2, "-m", "script", cwd=tmp_path), 3)
-
-
-@pytest.mark.full
-def test_in_a_command_line(tmp_path):
-    check_ended(run(2, "-c", script(tmp_path, "sys.exit(3)").read_text()), 3)
+@pytest.mark.parametrize(
+    ("words", "end", "code"),
+    [
+        (("-m", "mpi4py"), RAISE, 1),
+        *tiers([(("-m", "mpi4py"), "sys.exit(3)", 3), (("-m", "mpi4py"), "sys.exit(0)", 0)], []),
+        (("-m", "script"), "raise SystemExit(3)", 3),
+        *tiers([(("-c",), "sys.exit(3)", 3)], []),
+    ],
+)
+def test_however_the_script_is_started(words, end, code, tmp_path):
+    path = script(tmp_path, end, body=BODY if code else "exec(end)")
+    last = {"-c": [path.read_text()], "script": []}.get(words[-1], [path])
+    job = run(2, *words, *last, cwd=tmp_path)
+    if code == 0:
+        assert job.returncode == 0, job
+        return
+    check_ended(job, code)
+    said = EXIT_3 if "3" in end else TRACEBACK
+    check_last_words(job, *(word.format(1) for word in said))
