@@ -112,8 +112,14 @@ def by_trigger(comm, fail):
 WAYS = [by_call, by_evaluator, by_iterator, by_metric, by_aggregate, by_trigger]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    ("way", "error"),
+    [
+        *((way, KeyboardInterrupt) for way in WAYS),
+        (by_call, SystemExit),
+        *(pytest.param(way, SystemExit, marks=pytest.mark.full) for way in WAYS[1:]),
+    ],
+)
 def test_an_interrupt_of_one_rank_is_told_to_all(comm, way, error):
     last = comm.size - 1
 
@@ -140,8 +146,15 @@ def test_an_interrupt_in_combining_observations_is_told_to_all(comm):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("error", [KeyboardInterrupt("planted"), SystemExit("planted")])
-@pytest.mark.parametrize("as_example", [False, True])
+@pytest.mark.parametrize(
+    ("error", "as_example"),
+    [
+        (KeyboardInterrupt("planted"), False),
+        (SystemExit("planted"), True),
+        pytest.param(KeyboardInterrupt("planted"), True, marks=pytest.mark.full),
+        pytest.param(SystemExit("planted"), False, marks=pytest.mark.full),
+    ],
+)
 def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, error, as_example):
     examples = [*range(comm.size - 1), Interrupts(error)] if as_example else Interrupts(error)
     with pytest.raises(type(error) if comm.rank == 0 else PeerError, match="planted"):

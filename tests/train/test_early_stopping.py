@@ -53,21 +53,21 @@ def stopped_at(comm, trainer):
 def test_it_stops_where_one_process_that_observes_the_mean_would(comm, trainer_for, mode):
     """Each rank alone would stop somewhere else, or not at all."""
     sign = 1 if mode == "min" else -1
-    values = np.random.RandomState(1).rand(comm.size, 60) * 0.1
-    values += np.abs(np.arange(60) - 20) / 20
+    values = np.random.RandomState(1).rand(comm.size, 30) * 0.1
+    values += np.abs(np.arange(30) - 8) / 8
     values[:, ::7] += 3  # a bad iteration now and then
     values = sign * (values + np.arange(comm.size)[:, np.newaxis])
-    arguments = {"monitor": "score", "patience": 2, "mode": mode, "max_trigger": (20, "epoch")}
+    arguments = {"monitor": "score", "patience": 2, "mode": mode, "max_trigger": (10, "epoch")}
     reference = trainer_for(comm, Model(), EXAMPLES, EarlyStoppingTrigger(**arguments))
     reference.extend(reporting(values.mean(axis=0)))
     expected = stopped_at(comm, reference)
-    assert 21 <= expected < 60
+    assert 9 <= expected < 30
     trigger = MultiNodeEarlyStoppingTrigger(comm, **arguments)
     trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
     trainer.extend(reporting(values[comm.rank]))
     assert stopped_at(comm, trainer) == expected
     assert isinstance(trigger, EarlyStoppingTrigger)
-    assert trigger.get_training_length() == (20, "epoch")
+    assert trigger.get_training_length() == (10, "epoch")
 
 
 def test_a_rank_that_observes_nothing_counts_nothing(comm, trainer_for):

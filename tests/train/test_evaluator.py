@@ -38,14 +38,14 @@ def iterator(examples):
     return SerialIterator(examples, BATCH, repeat=False, shuffle=False)
 
 
-def numbers(first, last):
+def count_up(first, last):
     return np.arange(first, last, dtype=np.float32)
 
 
 def share(comm, batches_of_rank):
     """The examples of this rank, and those of all ranks, in full batches."""
     ends = np.cumsum([0, *(BATCH * batches_of_rank(rank) for rank in range(comm.size))])
-    return numbers(ends[comm.rank], ends[comm.rank + 1]), numbers(0, ends[-1])
+    return count_up(ends[comm.rank], ends[comm.rank + 1]), count_up(0, ends[-1])
 
 
 def multi_node(evaluator, comm):
@@ -80,7 +80,7 @@ def test_it_is_still_an_instance_of_its_class(naive):
     class Mine(extensions.Evaluator):
         default_name = "mine"
 
-    evaluator = Mine(iterator(numbers(0, 5)), Model())
+    evaluator = Mine(iterator(count_up(0, 5)), Model())
     evaluator.trigger = (3, "iteration")
     wrapped = multi_node(evaluator, naive)
     assert isinstance(wrapped, Mine)
@@ -125,7 +125,7 @@ def test_data_sets_on_some_ranks_only_are_an_error_on_all(comm):
         def evaluate(self):
             return {"score": 0.0}
 
-    main = None if comm.rank == 1 else iterator(numbers(0, 5))
+    main = None if comm.rank == 1 else iterator(count_up(0, 5))
     with pytest.raises(ValueError, match=r"no data set on ranks \[1\]"):
         multi_node(Alone({"main": main}, Model()), comm)()
 
@@ -135,14 +135,14 @@ def test_a_key_that_some_ranks_report_is_the_mean_over_those(comm):
         def evaluate(self):
             return {"last" if comm.rank == comm.size - 1 else "others": comm.rank + 1.0}
 
-    result = multi_node(Custom(iterator(numbers(0, 5)), Model()), comm)()
+    result = multi_node(Custom(iterator(count_up(0, 5)), Model()), comm)()
     assert result["last"] == comm.size
     assert result.get("others", 0) == sum(range(1, comm.size)) / max(1, comm.size - 1)
 
 
 def test_the_main_iterator_of_several_weighs(comm):
     mine, everything = share(comm, lambda rank: rank + 1)
-    other = iterator(numbers(0, 100 * (comm.size - comm.rank)))
+    other = iterator(count_up(0, 100 * (comm.size - comm.rank)))
     evaluator = extensions.Evaluator({"main": iterator(mine), "other": other}, Model())
     result = multi_node(evaluator, comm)()
     np.testing.assert_allclose(result["main/loss"], everything.mean(), rtol=1e-6)
@@ -152,7 +152,7 @@ def test_it_runs_in_a_trainer_under_its_name_again_and_again(comm, tmp_path):
     """Two evaluators in one trainer, whose model is changed between the evaluations."""
     model = Model()
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.001), comm).setup(model)
-    train = SerialIterator(chainer.datasets.TupleDataset(numbers(0, 4)), 2, shuffle=False)
+    train = SerialIterator(chainer.datasets.TupleDataset(count_up(0, 4)), 2, shuffle=False)
     updater = training.StandardUpdater(train, optimizer)
     trainer = training.Trainer(updater, (2, "epoch"), out=str(tmp_path))
     mine, everything = share(comm, lambda rank: rank + 1)
@@ -182,7 +182,7 @@ def test_an_error_on_one_rank_is_raised_on_all_and_names_it(comm):
                 raise ZeroDivisionError("no luck")
             return super().evaluate()
 
-    evaluator = multi_node(Fails(iterator(numbers(0, 5)), Model()), comm)
+    evaluator = multi_node(Fails(iterator(count_up(0, 5)), Model()), comm)
     error, text = (
         (ZeroDivisionError, "no luck") if comm.rank == last else (PeerError, f"rank {last}")
     )
@@ -198,7 +198,7 @@ def test_a_result_without_a_mean_is_named_on_all_ranks(naive):
             return {"answer": "yes"}
 
     with pytest.raises(TypeError, match="'answer' as str"):
-        multi_node(Words(iterator(numbers(0, 5)), Model()), naive)()
+        multi_node(Words(iterator(count_up(0, 5)), Model()), naive)()
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -207,7 +207,7 @@ def test_shapes_that_differ_are_named_on_all_ranks(comm):
         def evaluate(self):
             return {"fine": 1.0, "pair": np.ones(3 if comm.rank == 1 else 2)}
 
-    evaluator = multi_node(Ragged(iterator(numbers(0, 5)), Model()), comm)
+    evaluator = multi_node(Ragged(iterator(count_up(0, 5)), Model()), comm)
     with pytest.raises(ValueError, match=r"'pair' .*\(2,\) on rank 0, \(3,\) on rank 1"):
         evaluator()
 
@@ -217,7 +217,7 @@ def test_an_evaluate_that_returns_nothing_is_told_on_all_ranks(comm):
         def evaluate(self):
             return None if comm.rank == 0 else {"score": 1.0}
 
-    evaluator = multi_node(Forgetful(iterator(numbers(0, 5)), Model()), comm)
+    evaluator = multi_node(Forgetful(iterator(count_up(0, 5)), Model()), comm)
     error = TypeError if comm.rank == 0 else PeerError
     with pytest.raises(error, match=r"must return a dict .*not None"):
         evaluator()
@@ -236,7 +236,7 @@ def test_copies_evaluate_with_the_same_communicator(comm):
 
 
 def test_wrong_arguments_are_named(naive):
-    evaluator = extensions.Evaluator(iterator(numbers(0, 5)), Model())
+    evaluator = extensions.Evaluator(iterator(count_up(0, 5)), Model())
     with pytest.raises(TypeError, match=r"create_communicator.*not NoneType"):
         create_multi_node_evaluator(evaluator, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Evaluator.*not Model"):
