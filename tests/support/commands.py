@@ -53,9 +53,8 @@ def start(*arguments: object, **how: Any) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             [*MODULE, *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
             text=True,
-            **{"env": environment(), **how},
+            **{"stdin": subprocess.DEVNULL, "env": environment(), **how},
         )
     finally:
         signal.signal(signal.SIGINT, before)

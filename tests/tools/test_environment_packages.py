@@ -1,0 +1,36 @@
+"""What is installed, under which names."""
+
+from __future__ import annotations
+
+from chainermn_tools.environment import packages
+
+
+def test_missing_packages_are_none(monkeypatch):
+    monkeypatch.setattr(packages.metadata, "distributions", lambda: iter(()))
+    found = packages.packages()
+    assert {"chainermn", "chainermn-comm", "chainer", "numpy", "cupy", "mpi4py"} <= set(found)
+    assert set(found.values()) == {None}
+
+
+def test_members_of_a_family_are_named(monkeypatch):
+    class Distribution:
+        def __init__(self, name, version):
+            self.metadata = {"Name": name, "Version": version}
+
+    installed = [
+        Distribution("cupy_cuda12x", "13.6.0"),
+        Distribution("NumPy", "2.4.6"),
+        Distribution("numpy", "1.0"),  # hidden by the one before it
+        Distribution(None, None),  # left by an interrupted installation
+    ]
+    monkeypatch.setattr(packages.metadata, "distributions", lambda: iter(installed))
+    found = packages.packages()
+    assert found["cupy-cuda12x"] == "13.6.0"
+    assert "cupy" not in found
+    assert found["numpy"] == "2.4.6"
+
+
+def test_a_package_without_an_init_file_still_has_a_place(tmp_path, monkeypatch):
+    (tmp_path / "a_namespace_of_nobody").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(tmp_path) in str(packages._origin("a_namespace_of_nobody"))
