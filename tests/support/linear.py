@@ -1,4 +1,4 @@
-"""What the tests of the optimizer share: a small model whose weights depend on the rank."""
+"""Small models: what tests train where any model will do."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ class Model(chainer.Chain):
         if hasattr(self, "more"):
             y = self.more(y)
         return chainer.functions.mean(y * y)
+
+
+class ScaledMean(chainer.Chain):
+    """The mean of its inputs times a parameter that begins as 1; reports it as the loss."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(np.ones((), np.float32))
+
+    def __call__(self, x):
+        loss = chainer.functions.mean(x * chainer.functions.broadcast_to(self.w, x.shape))
+        chainer.report({"loss": loss}, self)
+        return loss
 
 
 def sgd(comm, model, **kwds):

@@ -13,18 +13,9 @@ from chainer.training.triggers import EarlyStoppingTrigger
 
 from chainermn_comm import PeerError
 from chainermn_train.extensions import MultiNodeEarlyStoppingTrigger
+from tests.support.linear import ScaledMean
 
 pytestmark = pytest.mark.world
-
-
-class Model(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.w = chainer.Parameter(np.ones((), np.float32))
-
-    def __call__(self, x):
-        return chainer.functions.mean(x * chainer.functions.broadcast_to(self.w, x.shape))
 
 
 EXAMPLES = np.arange(6, dtype=np.float32)  # three iterations an epoch
@@ -58,12 +49,12 @@ def test_it_stops_where_one_process_that_observes_the_mean_would(comm, trainer_f
     values[:, ::7] += 3  # a bad iteration now and then
     values = sign * (values + np.arange(comm.size)[:, np.newaxis])
     arguments = {"monitor": "score", "patience": 2, "mode": mode, "max_trigger": (10, "epoch")}
-    reference = trainer_for(comm, Model(), EXAMPLES, EarlyStoppingTrigger(**arguments))
+    reference = trainer_for(comm, ScaledMean(), EXAMPLES, EarlyStoppingTrigger(**arguments))
     reference.extend(reporting(values.mean(axis=0)))
     expected = stopped_at(comm, reference)
     assert 9 <= expected < 30
     trigger = MultiNodeEarlyStoppingTrigger(comm, **arguments)
-    trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
     trainer.extend(reporting(values[comm.rank]))
     assert stopped_at(comm, trainer) == expected
     assert isinstance(trigger, EarlyStoppingTrigger)
@@ -76,7 +67,7 @@ def test_a_rank_that_observes_nothing_counts_nothing(comm, trainer_for):
     trigger = MultiNodeEarlyStoppingTrigger(
         comm, monitor="score", patience=2, max_trigger=(8, "epoch")
     )
-    trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
     trainer.extend(reporting(values if comm.rank == 0 else [None] * 24))
     assert stopped_at(comm, trainer) == 12
     assert trigger.best == 2.0
@@ -87,7 +78,7 @@ def test_each_value_counts_as_much(comm, trainer_for):
     trigger = MultiNodeEarlyStoppingTrigger(
         comm, (comm.size, "iteration"), "score", max_trigger=(comm.size + 1, "iteration")
     )
-    trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
     trainer.extend(reporting(values))
     assert stopped_at(comm, trainer) == comm.size + 1
     counts = range(1, comm.size + 1)
@@ -99,7 +90,7 @@ def test_one_rank_s_last_iteration_is_that_of_all(comm, trainer_for):
     last = comm.size - 1
     limit = (4 if comm.rank == last else 50, "iteration")
     trigger = MultiNodeEarlyStoppingTrigger(comm, monitor="score", max_trigger=limit)
-    trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
     trainer.extend(reporting([1.0] * 50))
     assert stopped_at(comm, trainer) == 4
 
@@ -108,7 +99,7 @@ def test_ranks_whose_epochs_end_at_different_iterations_check_together(comm, tra
     trigger = MultiNodeEarlyStoppingTrigger(
         comm, monitor="score", patience=1, max_trigger=(30, "iteration")
     )
-    trainer = trainer_for(comm, Model(), EXAMPLES[: 2 + 4 * (comm.rank % 2)], trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES[: 2 + 4 * (comm.rank % 2)], trigger)
     trainer.extend(reporting([5.0, 4.0, 3.0, 2.0, 1.0] + [9.0] * 30))
     # Rank 0 has an epoch in each iteration; the first that's no better is the sixth.
     assert stopped_at(comm, trainer) == 6
@@ -119,7 +110,7 @@ def test_gpu_like_and_variable_values_are_taken(comm, trainer_for):
     trigger = MultiNodeEarlyStoppingTrigger(
         comm, monitor="score", patience=1, max_trigger=(3, "epoch")
     )
-    trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
     trainer.extend(reporting(values))
     assert stopped_at(comm, trainer) == 6
     assert trigger.best == 2 + (comm.size - 1) / 2
@@ -127,7 +118,7 @@ def test_gpu_like_and_variable_values_are_taken(comm, trainer_for):
 
 def test_nothing_observed_anywhere_warns_on_rank_0_and_goes_on(comm, trainer_for, recwarn):
     trigger = MultiNodeEarlyStoppingTrigger(comm, monitor="scoer", max_trigger=(2, "epoch"))
-    trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
     trainer.extend(reporting([1.0] * 6))
     assert stopped_at(comm, trainer) == 6
     told = [str(warning.message) for warning in recwarn if "scoer" in str(warning.message)]
@@ -146,7 +137,7 @@ def test_a_resumed_training_stops_where_an_uninterrupted_one_does(
         trigger = MultiNodeEarlyStoppingTrigger(
             comm, monitor="score", patience=2, max_trigger=(10, "epoch")
         )
-        trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+        trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
         trainer.extend(reporting(values))
         return trainer
 
@@ -168,7 +159,7 @@ def test_snapshots_change_nothing(comm, trainer_for):
         trigger = MultiNodeEarlyStoppingTrigger(
             comm, monitor="score", patience=1, max_trigger=(10, "epoch")
         )
-        trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+        trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
         trainer.extend(reporting(values))
         if snapshots:
             trainer.extend(extensions.snapshot(), trigger=(2, "iteration"))
@@ -186,7 +177,7 @@ def test_an_error_in_one_rank_s_trigger_is_raised_on_all(comm, trainer_for):
         return False
 
     trigger = MultiNodeEarlyStoppingTrigger(comm, monitor="score", max_trigger=fails)
-    trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
     with pytest.raises(ZeroDivisionError if comm.rank == last else PeerError, match="no luck"):
         trainer.run(show_loop_exception_msg=False)
 
@@ -195,7 +186,7 @@ def test_it_says_on_rank_0_that_it_stops(comm, trainer_for, capsys):
     trigger = MultiNodeEarlyStoppingTrigger(
         comm, monitor="score", patience=1, verbose=True, max_trigger=(9, "epoch")
     )
-    trainer = trainer_for(comm, Model(), EXAMPLES, trigger)
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, trigger)
     trainer.extend(reporting([1.0] * 27))
     assert stopped_at(comm, trainer) == 6
     said = capsys.readouterr().out

@@ -15,22 +15,11 @@ from chainer.training import extensions
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train.extensions import GenericMultiNodeEvaluator
+from tests.support.linear import ScaledMean
 
 pytestmark = pytest.mark.world
 
 Pair = namedtuple("Pair", "first second")
-
-
-class Model(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.w = chainer.Parameter(np.ones((), np.float32))
-
-    def __call__(self, x):
-        y = x * chainer.functions.broadcast_to(self.w, x.shape)
-        chainer.report({"mean": chainer.functions.mean(y)}, self)
-        return chainer.functions.mean(y)
 
 
 def examples(comm, count):
@@ -62,14 +51,14 @@ COUNTS = [lambda rank: 5, lambda rank: 3 * rank, lambda rank: 4 - rank, lambda r
 def test_a_metric_that_is_no_mean_equals_that_of_one_process(comm, count, root):
     mine = examples(comm, count(comm.rank))
     everything = np.concatenate(comm.allgather_obj(mine))
-    evaluator = Median(comm, iterator(mine), Model(), root=root % comm.size)
+    evaluator = Median(comm, iterator(mine), ScaledMean(), root=root % comm.size)
     expected = float(np.median(everything)) if len(everything) else None
     for _ in range(2):  # and again
         assert evaluator() == {"median": expected}
 
 
 def test_in_a_trainer_all_ranks_log_the_result(comm, trainer_for):
-    model = Model()
+    model = ScaledMean()
     trainer = trainer_for(comm, model, np.arange(4, dtype=np.float32), (2, "epoch"))
     mine = examples(comm, 2 * comm.rank + 1)
     median = float(np.median(np.concatenate(comm.allgather_obj(mine))))
@@ -79,7 +68,7 @@ def test_in_a_trainer_all_ranks_log_the_result(comm, trainer_for):
     log = extensions.LogReport()
     trainer.extend(log)
     seen, before = [], []
-    mean = lambda t: float(t.observation["main/mean"].array)  # noqa: E731
+    mean = lambda t: float(t.observation["main/loss"].array)  # noqa: E731
     trainer.extend(lambda t: before.append(mean(t)), name="before", priority=1000)
     trainer.extend(lambda t: seen.append(mean(t)), name="seen")
     trainer.run()
@@ -94,7 +83,7 @@ def test_outputs_come_batch_by_batch_in_rank_order(comm):
             return (comm.rank, x.tolist())
 
     mine = examples(comm, 2 * comm.rank + 1)
-    result = Listing(comm, iterator(mine), Model())()
+    result = Listing(comm, iterator(mine), ScaledMean())()
     rounds = range(comm.size)
     assert result == [
         (rank, (np.arange(2 * rank + 1) + 100.0 * rank)[2 * i : 2 * i + 2].tolist())
@@ -117,7 +106,7 @@ def test_outputs_may_be_of_any_kind(comm):
             return None
 
     mine = examples(comm, 2)
-    result = Kinds(comm, iterator(mine), Model())()
+    result = Kinds(comm, iterator(mine), ScaledMean())()
     assert len(result) == comm.size
     for rank, each in enumerate(result):
         expected = np.arange(2, dtype=np.float32) + 100 * rank
@@ -127,7 +116,7 @@ def test_outputs_may_be_of_any_kind(comm):
             assert array.dtype == np.float32
             np.testing.assert_array_equal(array, expected)
         assert (each["p"].second, each["none"], each[3]) == ("text", None, np.float16(1))
-    assert Nothing(comm, iterator(mine), Model())() == [None] * comm.size
+    assert Nothing(comm, iterator(mine), ScaledMean())() == [None] * comm.size
 
 
 def test_by_default_the_target_s_outputs_are_listed(comm):
@@ -138,7 +127,7 @@ def test_by_default_the_target_s_outputs_are_listed(comm):
     dicts = [{"a": np.float32(comm.rank)}]
     got = GenericMultiNodeEvaluator(comm, iterator(dicts), lambda a: a.tolist())()
     assert got == [[float(rank)] for rank in range(comm.size)]
-    got = GenericMultiNodeEvaluator(comm, iterator(examples(comm, 3), 3), Model())()
+    got = GenericMultiNodeEvaluator(comm, iterator(examples(comm, 3), 3), ScaledMean())()
     assert got == [1 + 100.0 * rank for rank in range(comm.size)]
 
 
@@ -176,7 +165,7 @@ def test_no_rank_holds_more_than_one_batch_of_outputs(comm):
                 total += result
             return total
 
-    assert Streaming(comm, iterator(examples(comm, 40)), Model())() == 200 * comm.size
+    assert Streaming(comm, iterator(examples(comm, 40)), ScaledMean())() == 200 * comm.size
     assert len(most) == 20
     assert max(most) <= 1
 
@@ -197,7 +186,7 @@ def test_an_error_in_one_rank_s_part_is_raised_on_all(comm, when):
             except Exception:  # it can't hide another rank's error
                 return []
 
-    evaluator = Fails(comm, iterator(examples(comm, 8)), Model())
+    evaluator = Fails(comm, iterator(examples(comm, 8)), ScaledMean())
     with pytest.raises(ZeroDivisionError if comm.rank == last else PeerError, match="no luck"):
         evaluator()
     comm.allgather_obj(None)  # the ranks are in step
@@ -240,8 +229,8 @@ def test_what_can_not_be_sent_is_told_on_all_ranks(comm):
             return int, ("x",)  # fails where it is unpickled
 
     for evaluator in (
-        Output(comm, iterator(examples(comm, 4)), Model()),
-        Result(comm, iterator(examples(comm, 4)), Model()),
+        Output(comm, iterator(examples(comm, 4)), ScaledMean()),
+        Result(comm, iterator(examples(comm, 4)), ScaledMean()),
         GenericMultiNodeEvaluator(comm, iterator(examples(comm, 4)), lambda x: Loads()),
     ):
         with pytest.raises(Exception, match=r"pickle|invalid literal"):
@@ -251,13 +240,13 @@ def test_what_can_not_be_sent_is_told_on_all_ranks(comm):
 
 @pytest.mark.sizes(2, 3, 4)
 def test_roots_that_differ_are_told_on_all_ranks(comm):
-    evaluator = Median(comm, iterator(examples(comm, 4)), Model(), root=min(comm.rank, 1))
+    evaluator = Median(comm, iterator(examples(comm, 4)), ScaledMean(), root=min(comm.rank, 1))
     with pytest.raises(RankMismatchError, match=r"different roots, in rank order \[0, 1"):
         evaluator()
 
 
 def test_a_copy_has_the_same_communicator(comm):
-    evaluator = Median(comm, iterator(examples(comm, 3)), Model())
+    evaluator = Median(comm, iterator(examples(comm, 3)), ScaledMean())
     twin = copy.deepcopy(evaluator)
     assert twin.comm is comm
     assert twin.target is not evaluator.target
@@ -267,12 +256,12 @@ def test_a_copy_has_the_same_communicator(comm):
 def test_wrong_arguments_are_named(naive):
     it = iterator([])
     with pytest.raises(TypeError, match="GenericMultiNodeEvaluator needs a communicator"):
-        GenericMultiNodeEvaluator(None, it, Model())  # type: ignore[arg-type]
+        GenericMultiNodeEvaluator(None, it, ScaledMean())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"target must be .* not str"):
         GenericMultiNodeEvaluator(naive, it, "model")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="iterator must be an iterator, not list"):
-        GenericMultiNodeEvaluator(naive, [1, 2], Model())
+        GenericMultiNodeEvaluator(naive, [1, 2], ScaledMean())
     with pytest.raises(ValueError, match="repeat=False"):
-        GenericMultiNodeEvaluator(naive, SerialIterator([1], 1), Model())
+        GenericMultiNodeEvaluator(naive, SerialIterator([1], 1), ScaledMean())
     with pytest.raises(ValueError, match=f"root is {naive.size}"):
-        GenericMultiNodeEvaluator(naive, it, Model(), root=naive.size)
+        GenericMultiNodeEvaluator(naive, it, ScaledMean(), root=naive.size)

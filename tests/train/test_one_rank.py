@@ -15,22 +15,11 @@ from chainer.training import extensions
 
 from chainermn_train import create_multi_node_evaluator
 from chainermn_train.extensions import AllreducePersistent, on_rank
+from tests.support.linear import ScaledMean
 
 pytestmark = pytest.mark.world
 
 EXAMPLES = np.arange(6, dtype=np.float32)
-
-
-class Model(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.w = chainer.Parameter(np.ones((), np.float32))
-
-    def __call__(self, x):
-        loss = chainer.functions.mean(x * chainer.functions.broadcast_to(self.w, x.shape))
-        chainer.report({"loss": loss}, self)
-        return loss
 
 
 class Recorder(training.Extension):
@@ -64,7 +53,7 @@ class Recorder(training.Extension):
 @pytest.mark.parametrize("last", [False, True])
 def test_it_runs_on_that_rank_as_it_would_by_itself(comm, trainer_for, last):
     rank = comm.size - 1 if last else 0
-    trainer = trainer_for(comm, Model(), EXAMPLES, (4, "iteration"))
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, (4, "iteration"))
     recorder = Recorder()
     trainer.extend(on_rank(recorder, comm, rank))
     trainer.run()
@@ -72,7 +61,7 @@ def test_it_runs_on_that_rank_as_it_would_by_itself(comm, trainer_for, last):
 
 
 def test_name_trigger_and_priority_are_its_own(naive, trainer_for):
-    trainer = trainer_for(naive, Model(), EXAMPLES, (4, "iteration"))
+    trainer = trainer_for(naive, ScaledMean(), EXAMPLES, (4, "iteration"))
     order = []
 
     class Named(Recorder):
@@ -103,7 +92,7 @@ def test_others_do_not_wait(comm, trainer_for):
         if trainer.updater.iteration == 2:
             order.extend(comm.recv_obj(source, 77) for source in range(1, comm.size))
 
-    trainer = trainer_for(comm, Model(), EXAMPLES, (2, "iteration"))
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, (2, "iteration"))
     trainer.extend(on_rank(slow, comm), name="slow")
     trainer.run()
     if comm.rank:
@@ -112,7 +101,7 @@ def test_others_do_not_wait(comm, trainer_for):
 
 
 def test_errors_are_told_to_it_on_its_rank(naive, trainer_for):
-    trainer = trainer_for(naive, Model(), EXAMPLES, (3, "iteration"))
+    trainer = trainer_for(naive, ScaledMean(), EXAMPLES, (3, "iteration"))
     recorder = Recorder()
     trainer.extend(on_rank(recorder, naive))
 
@@ -139,7 +128,7 @@ def test_functions_serve_plain_or_decorated(naive, trainer_for):
     def decorated(trainer):
         calls.append("decorated")
 
-    trainer = trainer_for(naive, Model(), EXAMPLES, (2, "iteration"))
+    trainer = trainer_for(naive, ScaledMean(), EXAMPLES, (2, "iteration"))
     trainer.extend(on_rank(decorated, naive), call_before_training=True)
     trainer.extend(on_rank(plain, naive))
     trainer.extend(on_rank(lambda trainer: calls.append("lambda"), naive))
@@ -152,7 +141,7 @@ def test_functions_serve_plain_or_decorated(naive, trainer_for):
 
 
 def test_reports_are_written_once_and_by_the_rank_chosen(comm, trainer_for, tmp_path, capsys):
-    trainer = trainer_for(comm, Model(), EXAMPLES, (2, "epoch"))
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, (2, "epoch"))
     trainer.extend(on_rank(extensions.LogReport(), comm))
     entries = ["epoch", "main/loss"]
     trainer.extend(on_rank(extensions.PrintReport(entries, out=sys.stdout), comm))
@@ -169,7 +158,7 @@ def test_a_snapshot_of_its_rank_resumes_all_ranks(comm, trainer_for, tmp_path):
     """The snapshot itself is taken on one rank; what it holds may be loaded by all."""
 
     def build(stop):
-        trainer = trainer_for(comm, Model(), EXAMPLES, stop)
+        trainer = trainer_for(comm, ScaledMean(), EXAMPLES, stop)
         recorder = Recorder()
         trainer.extend(on_rank(recorder, comm), trigger=(1, "iteration"))
         log = extensions.LogReport(trigger=(1, "iteration"))
@@ -193,11 +182,11 @@ def test_a_snapshot_of_its_rank_resumes_all_ranks(comm, trainer_for, tmp_path):
 
 def test_each_rank_s_own_snapshot_resumes_it(comm, trainer_for, tmp_path):
     last = comm.size - 1
-    trainer = trainer_for(comm, Model(), EXAMPLES, (2, "iteration"))
+    trainer = trainer_for(comm, ScaledMean(), EXAMPLES, (2, "iteration"))
     trainer.extend(on_rank(Recorder(), comm, last), trigger=(1, "iteration"))
     trainer.run()
     chainer.serializers.save_npz(tmp_path / "own.npz", trainer)
-    again = trainer_for(comm, Model(), EXAMPLES, (3, "iteration"))
+    again = trainer_for(comm, ScaledMean(), EXAMPLES, (3, "iteration"))
     recorder = Recorder()
     again.extend(on_rank(recorder, comm, last), trigger=(1, "iteration"))
     chainer.serializers.load_npz(tmp_path / "own.npz", again)
@@ -227,10 +216,12 @@ def test_copies_and_pickles_are_as_good(naive):
 
 
 def test_what_all_ranks_must_run_is_refused(naive):
-    evaluator = extensions.Evaluator(chainer.iterators.SerialIterator([], 1, repeat=False), Model())
+    evaluator = extensions.Evaluator(
+        chainer.iterators.SerialIterator([], 1, repeat=False), ScaledMean()
+    )
     for extension in (
         create_multi_node_evaluator(evaluator, naive),
-        AllreducePersistent(Model(), naive),
+        AllreducePersistent(ScaledMean(), naive),
     ):
         with pytest.raises(TypeError, match="communicates, so it has to run on all ranks"):
             on_rank(extension, naive)
