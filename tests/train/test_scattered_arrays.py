@@ -26,6 +26,7 @@ from chainer.datasets import (
 
 from chainermn_comm import PeerError, create_communicator
 from chainermn_train import scatter_dataset
+from tests.support.pickles import Awkward
 
 pytestmark = pytest.mark.world
 
@@ -314,17 +315,6 @@ def test_rows_that_cannot_be_read_are_an_error_on_all(comm, way, monkeypatch):
         with pytest.raises(OSError if comm.rank == 0 else PeerError, match="disk is broken"):
             scatter_dataset(at(comm, 0, whole), comm, shuffle=True)
     assert right(comm, scatter_dataset(at(comm, 0, whole), comm), whole)
-
-
-class Awkward:
-    """Cannot be unpickled."""
-
-    def __reduce__(self):
-        return fail_to_load, ()
-
-
-def fail_to_load():
-    raise ValueError("does not arrive")
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -1,0 +1,34 @@
+"""The kinds of iterators that ranks share, and the communicators that they are tested with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
+
+
+def serial(dataset: Any, batch_size: int = 3, **options: Any) -> SerialIterator:
+    return SerialIterator(dataset, batch_size, **options)
+
+
+def threads(dataset: Any, batch_size: int = 3, **options: Any) -> MultithreadIterator:
+    return MultithreadIterator(dataset, batch_size, n_threads=2, **options)
+
+
+def processes(dataset: Any, batch_size: int = 3, **options: Any) -> MultiprocessIterator:
+    return MultiprocessIterator(dataset, batch_size, n_processes=1, **options)
+
+
+# Not all pairs: what starts worker processes takes seconds.
+every_kind = pytest.mark.parametrize(
+    ("comm", "kind"),
+    [
+        pytest.param("naive", serial, marks=pytest.mark.ranks(2)),
+        pytest.param("plain", serial, marks=pytest.mark.ranks(3)),
+        pytest.param("naive", threads, marks=pytest.mark.ranks(3)),
+        pytest.param("plain", processes, marks=pytest.mark.ranks(2)),
+        pytest.param("flat", serial, marks=pytest.mark.full),
+    ],
+    indirect=["comm"],
+)
