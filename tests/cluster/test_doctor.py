@@ -33,7 +33,51 @@ OPEN_MPI = (
 DAEMON = MPIEXEC.with_name("prted" if OPEN_MPI else "hydra_pmi_proxy")
 # Enough for all but the check that hangs, even on busy cores.
 HANG_TIMEOUT = 120
-Plant = Callable[[Hosts, Path, str], contextlib.AbstractContextManager[Any]]
+EXPORT = f"export LD_LIBRARY_PATH='{LIBRARIES}'"
+PYTHON = Path(sys.executable)
+NUMPY = Path(np.__file__).with_name("version.py")
+OTHER_MPI = "HYDRA build details:\n    Version: 3.1.4" if OPEN_MPI else "mpiexec (OpenRTE) 4.1.4"
+OTHERS_HOSTFILE = "alpha{0}1\nbeta{0}1\n".format(":" if OPEN_MPI else " slots=")
+Planted = contextlib.AbstractContextManager[Any]
+
+
+@dataclass(frozen=True)
+class At:
+    """Plants something on a host for a `with` block; `folder` is the script's."""
+
+    hosts: Hosts
+    folder: Path
+    host: str
+
+    def hidden(self, folder: Path) -> Planted:
+        return self.hosts.mounted(self.host, "-t", "tmpfs", "tmpfs", folder)
+
+    def file(self, path: Path, text: str) -> Planted:
+        return self.hosts.instead(self.host, path, self.other(path.name, text))
+
+    def program(self, path: Path, text: str) -> Planted:
+        return self.file(path, f"#!/bin/sh\n{text}\n")
+
+    def shell(self, *lines: str) -> Planted:
+        """What is run as each shell starts."""
+        start = self.other("bashrc", "\n".join([*lines, ""]))
+        return self.hosts.start_of_shells(self.host, start)
+
+    def ssh(self, setting: str) -> Planted:
+        return self.hosts.ssh_config(f"Host {self.host}\n    {setting}\n")
+
+    def other_key_of(self, name: str) -> Planted:
+        """All that ssh knows of hosts' keys."""
+        known = self.other("known", f"{name} {(self.hosts.folder / 'user.pub').read_text()}")
+        return self.ssh(f'UserKnownHostsFile "{known}"')
+
+    def other(self, name: str, text: str) -> Path:
+        """A file for this host."""
+        path = self.hosts.folder / self.host / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
 
 
 @dataclass(frozen=True)
@@ -44,8 +88,7 @@ class Fault:
         check: the name of the only one that fails.
         found: words of what it finds.
         fix: words of what it advises.
-        plant: puts the fault there for a `with` block, given the hosts, the script's folder and
-            the host.
+        plant: puts the fault there for a `with` block.
         given: options of the doctor.
         innocent: hosts that are not named.
     """
@@ -53,95 +96,48 @@ class Fault:
     check: str
     found: tuple[str, ...]
     fix: str
-    plant: Plant = lambda hosts, folder, host: contextlib.nullcontext()
+    plant: Callable[[At], Planted] = lambda at: contextlib.nullcontext()
     given: dict[str, Any] = field(default_factory=lambda: {"hosts": ALL})
     innocent: tuple[str, ...] = ("alpha", "gamma")
 
 
-def without_python(hosts: Hosts, folder: Path, host: str):
-    return hosts.mounted(host, "-t", "tmpfs", "tmpfs", Path(sys.executable).parent)
+def other_mpiexec_on_path(at: At) -> Planted:
+    path = at.other("mpiexec", f"#!/bin/sh\necho '{OTHER_MPI}'\n")
+    return at.shell(f"{EXPORT} PATH={path.parent}:$PATH")
 
 
-def other_python(hosts: Hosts, folder: Path, host: str):
-    program = hosts.program("python", f'exec {_another_python()} "$@"')
-    return hosts.instead(host, Path(sys.executable), program)
+def wrong_key(at: At) -> Planted:
+    folder = at.hosts.cluster.folder
+    return at.hosts.instead(at.host, folder / "user.pub", folder / "hostkey.pub")
 
 
-def broken_python(hosts: Hosts, folder: Path, host: str):
-    program = hosts.program(
-        "python", "echo libpython3.so: cannot open shared object file >&2; exit 9"
-    )
-    return hosts.instead(host, Path(sys.executable), program)
-
-
-def other_numpy(hosts: Hosts, folder: Path, host: str):
-    ours = Path(np.__file__).with_name("version.py")
-    theirs = hosts.folder / "version.py"
-    theirs.write_text(ours.read_text().replace(np.__version__, "1.22.4"))
-    return hosts.instead(host, ours, theirs)
-
-
-def other_mpiexec(hosts: Hosts, folder: Path, host: str):
-    return hosts.instead(host, MPIEXEC, _mpiexec_of_another(hosts))
+def hostfile_of_other_mpi(at: At) -> Planted:
+    (at.folder / "hosts").write_text(f"# ours\n{OTHERS_HOSTFILE}")
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def other_mpiexec_on_path(hosts: Hosts, folder: Path, host: str):
-    (hosts.folder / "another").mkdir(exist_ok=True)
-    _mpiexec_of_another(hosts).rename(hosts.folder / "another" / "mpiexec")
-    start = _start(hosts, f"export LD_LIBRARY_PATH='{LIBRARIES}' PATH={hosts.folder}/another:$PATH")
-    with hosts.start_of_shells(host, start):
-        yield
-
-
-def lost_libraries(hosts: Hosts, folder: Path, host: str):
-    """As in many a ~/.bashrc: what isn't interactive comes no further than this."""
-    rest = f"export LD_LIBRARY_PATH='{LIBRARIES}'"
-    return hosts.start_of_shells(
-        host, _start(hosts, f"case $- in *i*) ;; *) return;; esac\n{rest}")
-    )
-
-
-def mvapich_variable(hosts: Hosts, folder: Path, host: str):
-    start = _start(hosts, f"export LD_LIBRARY_PATH='{LIBRARIES}' MV2_USE_CUDA=1")
-    return hosts.start_of_shells(host, start)
-
-
-def talkative_shell(hosts: Hosts, folder: Path, host: str):
-    start = _start(hosts, f"echo 'Welcome!'; echo >&2 'permission denied'; {_export()}")
-    return hosts.start_of_shells(host, start)
-
-
-def no_script(hosts: Hosts, folder: Path, host: str):
-    return hosts.mounted(host, "-t", "tmpfs", "tmpfs", folder)
-
-
-def other_script(hosts: Hosts, folder: Path, host: str):
-    return hosts.instead(host, folder / "train me.py", hosts.program("train.py", "# older"))
-
-
-@contextlib.contextmanager
-def blocked_ports(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
+def blocked_ports(at: At) -> Iterator[None]:
     """Ports that a kernel gives to whoever asks for any; ssh's own is none of them."""
     ports = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     both = "-".join(ports)
     rule = ("ipproto", "tcp", "sport", both, "dport", both, "prohibit")
-    hosts.cluster.run(host, "ip", "rule", "add", *rule)
+    at.hosts.cluster.run(at.host, "ip", "rule", "add", *rule)
     try:
         yield
     finally:
-        hosts.cluster.run(host, "ip", "rule", "del", *rule)
+        at.hosts.cluster.run(at.host, "ip", "rule", "del", *rule)
 
 
 @contextlib.contextmanager
-def jumbo_frames(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
+def jumbo_frames(at: At) -> Iterator[None]:
     """Two hosts send each other longer frames than the switch takes, which drops them."""
 
     def frames(nbytes: int, segments: int) -> None:
         for host in ("beta", "gamma"):
             # Longer ones that are to be cut later would pass.
             size = ("mtu", nbytes, "gso_max_segs", segments)
-            hosts.cluster.run(host, "ip", "link", "set", "dev", DEVICE, *size)
+            at.hosts.cluster.run(host, "ip", "link", "set", "dev", DEVICE, *size)
 
     frames(9000, 1)
     try:
@@ -151,64 +147,24 @@ def jumbo_frames(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def full_shared_memory(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
-    with hosts.cluster.shm(host, "64m"):
-        hosts.cluster.run(host, "fallocate", "-l", "62m", "/dev/shm/left behind")
+def full_shared_memory(at: At) -> Iterator[None]:
+    with at.hosts.cluster.shm(at.host, "64m"):
+        at.hosts.cluster.run(at.host, "fallocate", "-l", "62m", "/dev/shm/left behind")
         yield
 
 
 @contextlib.contextmanager
-def hanging_start(hosts: Hosts, folder: Path, host: str) -> Iterator[None]:
-    with hosts.instead(host, DAEMON, hosts.program("daemon", "exec sleep 300")):
+def hanging_start(at: At) -> Iterator[None]:
+    with at.program(DAEMON, "exec sleep 300"):
         yield
     # On a host that mpiexec lost the connection to nobody ends them.
-    for process in hosts.cluster.processes():
+    for process in at.hosts.cluster.processes():
         with contextlib.suppress(psutil.Error):
             if process.name() == "sleep":
                 process.kill()
 
 
-def wrong_key(hosts: Hosts, folder: Path, host: str):
-    key = hosts.folder / "another key"
-    if not key.exists():
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
-        subprocess.run(command, check=True, timeout=30)
-    return hosts.instead(host, hosts.cluster.folder / "user.pub", Path(f"{key}.pub"))
-
-
-def no_key(hosts: Hosts, folder: Path, host: str):
-    return hosts.ssh_config(f"Host {host}\n    PubkeyAuthentication no\n")
-
-
-def unknown_host_key(hosts: Hosts, folder: Path, host: str):
-    known = hosts.folder / "known without beta"
-    known.write_text((hosts.folder / "known").read_text().replace(host, "nobody", 1))
-    return hosts.ssh_config(f'Host {host}\n    UserKnownHostsFile "{known}"\n')
-
-
-def changed_host_key(hosts: Hosts, folder: Path, host: str):
-    known = hosts.folder / "known otherwise"
-    key = (hosts.folder / "user.pub").read_text()
-    known.write_text(f"{host} {key}")
-    return hosts.ssh_config(f'Host {host}\n    UserKnownHostsFile "{known}"\n')
-
-
-def refused(hosts: Hosts, folder: Path, host: str):
-    return hosts.ssh_config(f"Host {host}\n    Port 23\n")
-
-
-def unreachable(hosts: Hosts, folder: Path, host: str):
-    return hosts.ssh_config(f"Host {host}\n    HostName 10.99.0.99\n")
-
-
-def of_other_mpi(hosts: Hosts, folder: Path, host: str):
-    text = (
-        "# our machines\nalpha:1\nbeta:1\n" if OPEN_MPI else "# ours\nalpha slots=1\nbeta slots=1\n"
-    )
-    (folder / "hosts").write_text(text)
-    return contextlib.nullcontext()
-
-
+TALK = ("echo 'Welcome!'", "echo >&2 'permission denied'")
 FAULTS = {
     "unknown host": Fault(
         "host names",
@@ -217,51 +173,86 @@ FAULTS = {
         given={"hosts": "alpha,beta,nosuch"},
         innocent=("alpha", "beta"),
     ),
-    "refused ssh": Fault("ssh", ("beta", "refuses"), "systemctl start ssh", refused),
-    "unreachable": Fault("ssh", ("beta", "no way"), "ping beta", unreachable),
+    "refused ssh": Fault(
+        "ssh", ("beta", "refuses"), "systemctl start ssh", lambda at: at.ssh("Port 23")
+    ),
+    "unreachable": Fault(
+        "ssh", ("beta", "no way"), "ping beta", lambda at: at.ssh("HostName 10.99.0.99")
+    ),
     "wrong key": Fault("ssh", ("beta", "none of the keys"), "ssh-copy-id beta", wrong_key),
-    "no key": Fault("ssh", ("beta", "none to offer"), "ssh-keygen", no_key),
-    "unknown host key": Fault("host keys", ("beta", "doesn't know"), "ssh beta", unknown_host_key),
+    "no key": Fault(
+        "ssh", ("beta", "none to offer"), "ssh-keygen", lambda at: at.ssh("PubkeyAuthentication no")
+    ),
+    "unknown host key": Fault(
+        "host keys",
+        ("beta", "doesn't know"),
+        "ssh beta",
+        lambda at: at.other_key_of("nobody"),
+    ),
     "changed host key": Fault(
-        "host keys", ("beta", "not the one"), "ssh-keygen -R beta", changed_host_key
+        "host keys",
+        ("beta", "not the one"),
+        "ssh-keygen -R beta",
+        lambda at: at.other_key_of(at.host),
     ),
     "missing Python": Fault(
         "hosts' python",
         ("beta", "there is no", sys.executable),
         f"beta:{sys.prefix}",
-        without_python,
+        lambda at: at.hidden(PYTHON.parent),
     ),
     "other Python": Fault(
         "hosts' python",
         ("beta", f"and not Python {platform.python_version()}"),
         f"beta:{sys.prefix}",
-        other_python,
+        lambda at: at.program(PYTHON, f'exec {_another_python()} "$@"'),
     ),
     "broken Python": Fault(
-        "hosts' python", ("beta", "doesn't run", "libpython3"), f"beta:{sys.prefix}", broken_python
+        "hosts' python",
+        ("beta", "doesn't run", "libpython3"),
+        f"beta:{sys.prefix}",
+        lambda at: at.program(PYTHON, "echo libpython3.so is missing >&2; exit 9"),
     ),
     "other NumPy": Fault(
         "hosts' packages",
         ("beta", "numpy 1.22.4", f"here {np.__version__}"),
         f"pip install numpy=={np.__version__}",
-        other_numpy,
+        lambda at: at.file(NUMPY, NUMPY.read_text().replace(np.__version__, "1.22.4")),
     ),
-    "other mpiexec": Fault("hosts' mpiexec", ("beta", str(MPIEXEC)), "on beta", other_mpiexec),
+    "other mpiexec": Fault(
+        "hosts' mpiexec",
+        ("beta", str(MPIEXEC)),
+        "on beta",
+        lambda at: at.program(MPIEXEC, f"echo '{OTHER_MPI}'"),
+    ),
     "other mpiexec on PATH": Fault(
         "hosts' mpiexec", ("beta", "PATH"), f"export PATH={MPIEXEC.parent}", other_mpiexec_on_path
     ),
     "script missing": Fault(
-        "script", ("beta", "there is no", "train me.py"), "rsync", no_script, {"hosts": ALL}
+        "script",
+        ("beta", "there is no", "train me.py"),
+        "rsync",
+        lambda at: at.hidden(at.folder),
+        {"hosts": ALL},
     ),
-    "other script": Fault("script", ("beta", "is not the one"), "rsync", other_script),
+    "other script": Fault(
+        "script",
+        ("beta", "is not the one"),
+        "rsync",
+        lambda at: at.file(at.folder / "train me.py", "# older"),
+    ),
     "LD_LIBRARY_PATH lost": Fault(
         "hosts' variables",
         ("beta", "LD_LIBRARY_PATH", LIBRARIES),
         f"export LD_LIBRARY_PATH='{LIBRARIES}'",
-        lost_libraries,
+        # As in many a ~/.bashrc: what isn't interactive comes no further than this.
+        lambda at: at.shell("case $- in *i*) ;; *) return;; esac", EXPORT),
     ),
     "other MV2_USE_CUDA": Fault(
-        "hosts' variables", ("beta", "MV2_USE_CUDA is '1'"), "unset MV2_USE_CUDA", mvapich_variable
+        "hosts' variables",
+        ("beta", "MV2_USE_CUDA is '1'"),
+        "unset MV2_USE_CUDA",
+        lambda at: at.shell(f"{EXPORT} MV2_USE_CUDA=1"),
     ),
     "blocked ports": Fault(
         "connections",
@@ -281,7 +272,7 @@ FAULTS = {
         "hostfile",
         ("line 2", "alpha:1" if OPEN_MPI else "alpha slots=1"),
         "alpha slots=1" if OPEN_MPI else "alpha:1",
-        of_other_mpi,
+        hostfile_of_other_mpi,
         given={"hostfile": "hosts"},
         innocent=("gamma",),
     ),
@@ -324,7 +315,7 @@ def script(tmp_path) -> Path:
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_all_is_well_without_a_fault_whatever_a_start_up_file_prints(hosts, script, whole):
     given = {"hosts": "alpha:2,beta:1,gamma", "n": 4, "script": script}
-    with talkative_shell(hosts, script.parent, "beta"):
+    with At(hosts, script.parent, "beta").shell(*TALK, EXPORT):
         status, found = hosts.examine(whole=whole, **given)
     assert {name: one["found"] for name, one in found.items() if one["fix"]} == {}
     assert status == 0
@@ -378,7 +369,7 @@ def test_faults_that_do_not_touch_one_another_are_all_named(hosts, script, fault
     named = f"{ALL},nosuch" if "unknown host" in faults else ALL
     with contextlib.ExitStack() as planted:
         for name, host in faults.items():
-            planted.enter_context(FAULTS[name].plant(hosts, script.parent, host))
+            planted.enter_context(FAULTS[name].plant(At(hosts, script.parent, host)))
         status, found = hosts.examine(whole=False, hosts=named, script=script)
     assert status == 1
     assert_named(found, faults)
@@ -388,28 +379,12 @@ def test_faults_that_do_not_touch_one_another_are_all_named(hosts, script, fault
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_and_nothing_else(hosts, script, name):
     given = {"script": script, **FAULTS[name].given}
-    with FAULTS[name].plant(hosts, script.parent, "beta"):
+    with FAULTS[name].plant(At(hosts, script.parent, "beta")):
         if "hostfile" in given:
             given["hostfile"] = script.parent / given["hostfile"]
         status, found = hosts.examine(whole=True, **given)
     assert status == 1
     assert_named(found, {name: "beta"})
-
-
-def _export() -> str:
-    return f"export LD_LIBRARY_PATH='{LIBRARIES}'"
-
-
-def _start(hosts: Hosts, text: str) -> Path:
-    """A start-up file of shells."""
-    path = hosts.folder / "another bashrc"
-    path.write_text(f"{text}\n")
-    return path
-
-
-def _mpiexec_of_another(hosts: Hosts) -> Path:
-    said = "HYDRA build details:\n    Version: 3.1.4" if OPEN_MPI else "mpiexec (OpenRTE) 4.1.4"
-    return hosts.program("mpiexec", f"echo '{said}'")
 
 
 def _another_python() -> str:

@@ -13,9 +13,7 @@ import multiprocessing
 import os
 import platform
 import shlex
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +28,7 @@ from chainermn_tools.commands.doctor import doctor as command
 from chainermn_tools.doctor import Finding, facts
 from chainermn_tools.doctor.check import Answer, Check, Context, check, failed, ok, skipped, warning
 from chainermn_tools.doctor.here import gpus, machine, memory
-from chainermn_tools.doctor.hosts import bootstrap, exchanging, remote, ssh
+from chainermn_tools.doctor.hosts import remote, ssh
 from chainermn_tools.doctor.hosts import round as questions
 from chainermn_tools.doctor.live import rank, steps
 from chainermn_tools.environment import machine as environment
@@ -87,12 +85,9 @@ class Machine:
     # What it is asked
 
     def look(self, name: str, **asked: Any) -> Finding:
-        """What a check finds.
+        """What the check of a name finds.
 
-        Args:
-            name: of the check.
-            asked: ``ranks``, ``hosts`` (as a list or as on the command line), ``hostfile``,
-                ``script``, and ``seconds`` that there are.
+        `asked`: ranks, hosts (a list or as on the command line), hostfile, script, and seconds.
         """
         alone = dataclasses.replace(CHECKS[name], needs=())
         (found,) = doctor.examine([_layer("one", (alone,))], self._context(**asked))
@@ -110,12 +105,7 @@ class Machine:
         return {one.name: one for one in found if one.layer == name}
 
     def command(self, *arguments: object, **planted: Answer) -> Result:
-        """`chainermn doctor` in this process; each check finds all well, or what is planted.
-
-        Args:
-            arguments: of the command.
-            planted: answers by the check's name, with ``_`` for each blank.
-        """
+        """`chainermn doctor` in this process; each check finds all well, or what is planted."""
         answers = {name.replace("_", " "): answer for name, answer in planted.items()}
         assert answers.keys() <= CHECKS.keys()
         real = doctor.examine
@@ -273,15 +263,11 @@ class Machine:
         out: str = "",
         err: str = "",
     ) -> None:
-        """Make up what becomes of a job.
+        """Make up what becomes of a job, and what it prints; its status is None if it hangs.
 
         Args:
-            notes: of each process here that began: what it found in each step, and None for the
-                one that it was at; a text is written as it stands.
+            notes: of each process here: what it found in each step, None for the one that it is at.
             said: what ranks on hosts said.
-            status: mpiexec's, None when it had to be ended.
-            out: what was printed besides.
-            err: what was printed to standard error.
         """
         real = program.run
         lines = [f"junk\n{remote.MARK}{json.dumps(one)}\n" for one in said]
@@ -305,13 +291,10 @@ class Machine:
     # Hosts
 
     def hosts(self, *well: str, here: Mapping[str, Any] = {}, **differing: Any) -> None:
-        """Hosts that were asked.
+        """Hosts that were asked; `well` are those that are as they should be.
 
-        Args:
-            well: names of those that are as they should be.
-            here: what is otherwise on this machine.
-            differing: what is otherwise on the others: a mapping, in which `reached` says what
-                came of connecting to others, or an error's kind in place of all answers.
+        Others differ in the facts that are given (`reached`: what came of connecting to others), or
+        gave no answer for a reason of this kind; and so may this machine, `here`.
         """
         answers = {name: differing.get(name, {}) for name in dict.fromkeys((*well, *differing))}
         replies = {name: _reply(name, said) for name, said in answers.items()}
@@ -416,88 +399,3 @@ def _reply(name: str, said: Mapping[str, Any] | str) -> questions.Reply:
         return questions.Reply(None, ssh.Trouble(said, "it said so"))  # type: ignore[arg-type]
     found = {**FACTS, "hostname": name, "machine": name, **said}
     return questions.Reply(found, reached=found.pop("reached", {}))
-
-
-# What a host runs
-
-
-def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]:
-    """What a host says that has such a login shell and Python, as sshd starts it there."""
-    order = {"seconds": 60, "token": "t", "packages": [], "families": ["cupy"]}
-    order |= {"mpiexec": None, "program_seconds": 5}
-    done = subprocess.run(
-        [shell, "-c", bootstrap.COMMAND],
-        input=bootstrap.first_lines(python, script, order).encode(),
-        capture_output=True,
-        cwd=folder,
-        timeout=SECONDS,
-        check=False,
-    )
-    answers = [line for line in done.stdout.split(b"\n") if line.startswith(remote.MARK.encode())]
-    assert len(answers) == 1, done
-    said: dict[str, Any] = json.loads(answers[0][len(remote.MARK) :])
-    return said if "python" in said else bootstrap.without_python(said)
-
-
-def source_for_hosts() -> str:
-    """The program that is sent to whatever Python a host has."""
-    return Path(remote.__file__).read_text()
-
-
-def connect(port: int, token: str, seconds: float) -> dict[str, Any]:
-    """What a host finds that connects to a port of this machine."""
-    return remote.connect("127.0.0.1", port, token, seconds)
-
-
-listen = remote.listen
-
-
-@contextlib.contextmanager
-def greeting(token: str) -> Iterator[int]:
-    """The port at which a host's program awaits others."""
-
-    def greet() -> None:
-        with contextlib.suppress(OSError):  # the listener is closed in the end
-            remote.greet(listener, token)
-
-    with remote.listen() as listener:
-        threading.Thread(target=greet, daemon=True).start()
-        yield listener.getsockname()[1]
-
-
-# What ranks on hosts do; these run in a world
-
-
-def exchange_messages(
-    world: Any, hosts: Sequence[str], pairs: Sequence[tuple[str, str, str | None]]
-) -> tuple[bool, list[dict[str, Any]]]:
-    """Whether no pair's connection stalled, and what all ranks said (collective)."""
-    said: list[dict[str, Any]] = []
-    well = exchanging.messages(world, hosts, pairs, lambda **record: said.append(record))
-    return well, [record for records in world.allgather(said) for record in records]
-
-
-def try_communicators(world: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """What this rank said while communicators were tried (collective)."""
-    said: list[dict[str, Any]] = []
-    exchanging.communicators(world, names, lambda **record: said.append(record))
-    return said
-
-
-def corrupt(patch: pytest.MonkeyPatch) -> None:
-    """Let all that comes back be wrong."""
-    patch.setattr(exchanging, "is_filled", lambda *_, **__: False)
-
-
-@contextlib.contextmanager
-def stalling(world: Any) -> Iterator[None]:
-    """Meanwhile rank 1 takes a connection, and reads next to nothing."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as taken:
-
-        def take(listener: Any, _: int) -> None:
-            taken.enter_context(listener.accept()[0]).recv(1)
-
-        patch.setattr(exchanging, "STALL_SECONDS", 0.5)
-        if world.rank == 1:
-            patch.setattr(exchanging, "_take", take)
-        yield

@@ -91,13 +91,6 @@ class Hosts:
         """Meanwhile every shell that ssh starts on the host reads this file first."""
         return self.instead(host, self._shell_start, file)
 
-    def program(self, name: str, text: str) -> Path:
-        """A shell script."""
-        path = self.folder / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return path
-
     @contextlib.contextmanager
     def ssh_config(self, text: str) -> Iterator[None]:
         """Meanwhile this comes first in the configuration of ssh."""

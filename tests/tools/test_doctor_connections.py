@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.doctor import connect, greeting, listen
+from tests.support.doctor_programs import connect, greeting, listen
 
 TOKEN = "0123456789abcdef"
 SECONDS = 0.5  # that nothing comes; what comes, comes at once

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.doctor import (
-    COMMUNICATORS,
+from tests.support.doctor import COMMUNICATORS
+from tests.support.doctor_programs import (
     corrupt,
     exchange_messages,
     stalling,

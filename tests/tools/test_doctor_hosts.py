@@ -16,9 +16,9 @@ from tests.support.doctor import (
     LAYERS,
     MIB,
     Machine,
-    source_for_hosts,
     write_program,
 )
+from tests.support.doctor_programs import source_for_hosts
 from tests.support.processes import is_gone
 
 # What OpenSSH says, with -v.

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.support.doctor import Machine, said_by
+from tests.support.doctor import Machine
+from tests.support.doctor_programs import said_by
 
 # Whoever ends a conversation leaves its pipes to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -41,7 +42,7 @@ SHELLS = {
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(name=file_names, python=file_names)
 def test_a_path_reaches_a_host_whole_and_runs_nothing(shell, name, python):
     assume(name not in ("", ".", "..") and python not in ("", ".", ".."))
