@@ -84,3 +84,14 @@ def test_variables_are_read_somewhere() -> None:
     )
     variables = named(r"CHAINERMN_[A-Z_]*[A-Z]")
     assert not [f"{page}: nothing reads {v}" for page, v in variables if f'"{v}"' not in sources]
+
+
+def test_targets_of_make_exist() -> None:
+    """Those that sentences name; those in blocks for the shell are looked at with the blocks."""
+    makefile = (ROOT / "Makefile").read_text()
+    targets = named(r"`make ([a-z][\w-]*)")
+    assert not [
+        f"{page}: there is no make {target}"
+        for page, target in targets
+        if not re.search(rf"^{target}:", makefile, re.M)
+    ]
