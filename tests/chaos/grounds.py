@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from tests.support.jobs import MPIEXEC, variables
-from tests.support.virtual_hosts import ROOT, Cluster
+from tests.support.scripts import ROOT
+from tests.support.virtual_hosts import Cluster
 
 from .cases import Case
 

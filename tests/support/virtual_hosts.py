@@ -21,9 +21,9 @@ from typing import TypeVar
 import psutil  # type: ignore[import-untyped]
 
 from tests.support.jobs import MPIEXEC, SECONDS, Job, run_command, variables
+from tests.support.scripts import ROOT
 
 T = TypeVar("T")
-ROOT = Path(__file__).resolve().parents[2]
 
 # Program and the Debian package that brings it.
 PROGRAMS = {
