@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,3 +28,10 @@ def pairwise(**axes: Iterable[Any]) -> Callable[[Any], Any]:
             for case in cases
         ],
     )
+
+
+def tiered(default: Iterable[tuple[Any, ...]], *axes: Iterable[Any]) -> list[Any]:
+    """These cases, and in the full tier those of the product of the axes that are left."""
+    chosen = list(default)
+    rest = [case for case in product(*axes) if case not in chosen]
+    return [*chosen, *(pytest.param(*case, marks=pytest.mark.full) for case in rest)]

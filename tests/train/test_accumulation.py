@@ -10,9 +10,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from chainermn_comm import PeerError
 from chainermn_train import accumulation, create_multi_node_optimizer
-from tests.support.linear import bad_batch
+from tests.support.pairwise import tiered
 from tests.support.stale import BATCH, TanhNet, batch_of
 from tests.support.training import (
     assert_near,
@@ -26,6 +25,7 @@ pytestmark = pytest.mark.world
 
 WIDTH = 7
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3}
+GROUPS = [(1, 2), (2, 4), (4, 6)]  # updates of a step, and in all
 
 
 def net(seed, n_in: int | None = WIDTH):
@@ -58,24 +58,15 @@ def double_precision():
 
 
 @pytest.mark.parametrize(
-    ("steps", "updates", "dtype"),
-    [
-        (1, 2, "float64"),
-        (2, 4, "float64"),
-        (3, 7, "float64"),
-        (4, 6, "float64"),
-        (3, 7, "float32"),
-        (3, 7, "float16"),
-        *(
-            pytest.param(steps, updates, dtype, marks=pytest.mark.full)
-            for steps, updates in ((1, 2), (2, 4), (4, 6))
-            for dtype in ("float32", "float16")
-        ),
-    ],
+    ("groups", "dtype"),
+    tiered(
+        [((3, 7), dtype) for dtype in TOLERANCES] + [(each, "float64") for each in GROUPS],
+        GROUPS,
+        TOLERANCES,
+    ),
 )
-def test_it_equals_the_large_batch_a_partial_last_group_included(
-    comm, monkeypatch, steps, updates, dtype
-):
+def test_it_equals_the_large_batch_a_partial_last_group_included(comm, monkeypatch, groups, dtype):
+    steps, updates = groups
     exchanged, exchange = [], comm.multi_node_mean_grad
 
     def count_and_exchange(*args):
@@ -91,12 +82,12 @@ def test_it_equals_the_large_batch_a_partial_last_group_included(
             assert optimizer.t == len(exchanged) == (number + 1) // steps
         optimizer.flush()
         optimizer.flush()
-        groups = [
+        batches = [
             [batch(rank, n) for rank in range(comm.size) for n in range(updates)[start:][:steps]]
             for start in range(0, updates, steps)
         ]
-        large_steps(expected, groups)
-        assert optimizer.t == len(exchanged) == len(groups)
+        large_steps(expected, batches)
+        assert optimizer.t == len(exchanged) == len(batches)
         assert_near(model, expected, TOLERANCES[dtype])
         assert same_everywhere(comm, model)
 
@@ -132,25 +123,6 @@ def test_sixteen_bit_gradients_are_added_in_float32(naive):
         )
 
 
-@pytest.mark.sizes(2, 3, 4)
-def test_a_rank_without_examples_counts_as_zeros(comm, double_precision):
-    model, expected = net(0), net(0)
-    optimizer = accumulating(comm, model, 3, lambda: chainer.optimizers.SGD(lr=0.5))
-    optimizer.assume_synchronized()
-    busy = comm.size - 1
-    for number in range(3):
-        if comm.rank == busy:
-            model.cleargrads()
-            optimizer.update()
-        else:
-            optimizer.update(model, batch(comm.rank, number))
-    chainer.optimizers.SGD(lr=0.5 * busy / comm.size).setup(expected).update(
-        expected, np.concatenate([batch(r, n) for r in range(busy) for n in range(3)])
-    )
-    assert optimizer.t == 1
-    assert_near(model, expected, 1e-12)
-
-
 def test_the_loss_scale_may_change_in_the_middle_of_a_group(comm, double_precision):
     model, expected = net(0), net(0)
     optimizer = accumulating(comm, model, 3)
@@ -159,36 +131,6 @@ def test_the_loss_scale_may_change_in_the_middle_of_a_group(comm, double_precisi
         optimizer.update(model, batch(comm.rank, number))
     large_steps(expected, [[batch(r, n) for r in range(comm.size) for n in range(3)]])
     assert_near(model, expected, 1e-12)
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_batch_whose_loss_fails_is_left_out(comm, failing, double_precision):
-    """The first and the last update of a group fail on all ranks, one between on its own."""
-    model, expected = net(comm.rank), net(0)
-    optimizer = accumulating(comm, model, 3)
-    alone = failing == 1
-    used = []
-    number = 0
-    while optimizer.t == 0:
-        if number != failing:
-            optimizer.update(model, batch(comm.rank, number))
-            used += [(rank, number) for rank in range(comm.size)]
-        elif comm.rank == 0:
-            with pytest.raises(FloatingPointError, match="bad batch"):
-                optimizer.update(bad_batch, batch(comm.rank, number))
-        elif alone:
-            optimizer.update(model, batch(comm.rank, number))
-        else:
-            with pytest.raises(PeerError, match="rank 0: FloatingPointError: bad batch"):
-                optimizer.update(model, batch(comm.rank, number))
-        number += 1
-    if alone:
-        used += [(rank, failing) for rank in range(1, comm.size)]
-    assert number == (3 if alone else 4)
-    large_steps(expected, [[batch(*each) for each in used]])
-    assert_near(model, expected, 1e-12)
-    assert comm.allgather_obj(number) == [number] * comm.size
 
 
 def test_lazily_initialised_links_lose_one_update(comm):

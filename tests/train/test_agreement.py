@@ -26,6 +26,7 @@ from chainermn_train.extensions import (
     MultiNodeEarlyStoppingTrigger,
     ObservationAggregator,
 )
+from tests.support.pairwise import tiered
 
 pytestmark = pytest.mark.world
 
@@ -114,11 +115,9 @@ WAYS = [by_call, by_evaluator, by_iterator, by_metric, by_aggregate, by_trigger]
 
 @pytest.mark.parametrize(
     ("way", "error"),
-    [
-        *((way, KeyboardInterrupt) for way in WAYS),
-        (by_call, SystemExit),
-        *(pytest.param(way, SystemExit, marks=pytest.mark.full) for way in WAYS[1:]),
-    ],
+    tiered(
+        [(by_call, SystemExit), *((way, KeyboardInterrupt) for way in WAYS)], WAYS, [SystemExit]
+    ),
 )
 def test_an_interrupt_of_one_rank_is_told_to_all(comm, way, error):
     last = comm.size - 1
@@ -147,19 +146,19 @@ def test_an_interrupt_in_combining_observations_is_told_to_all(comm):
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
-    ("error", "as_example"),
-    [
-        (KeyboardInterrupt("planted"), False),
-        (SystemExit("planted"), True),
-        pytest.param(KeyboardInterrupt("planted"), True, marks=pytest.mark.full),
-        pytest.param(SystemExit("planted"), False, marks=pytest.mark.full),
-    ],
+    ("kind", "as_example"),
+    tiered(
+        [(KeyboardInterrupt, False), (SystemExit, True)],
+        [KeyboardInterrupt, SystemExit],
+        [False, True],
+    ),
 )
-def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, error, as_example):
+def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, kind, as_example):
+    error = kind("planted")
     examples = [*range(comm.size - 1), Interrupts(error)] if as_example else Interrupts(error)
-    with pytest.raises(type(error) if comm.rank == 0 else PeerError, match="planted"):
+    with pytest.raises(kind if comm.rank == 0 else PeerError, match="planted"):
         scatter_dataset(examples if comm.rank == 0 else None, comm)
-    with pytest.raises(type(error) if comm.rank == 0 else PeerError, match="planted"):
+    with pytest.raises(kind if comm.rank == 0 else PeerError, match="planted"):
         bcast_or_raise(comm, None, Interrupts(error))
     assert comm.allreduce_obj(1) == comm.size
 

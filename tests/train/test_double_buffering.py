@@ -18,7 +18,7 @@ import pytest
 from chainer.training import extensions
 
 from chainermn_comm import create_communicator
-from chainermn_train import create_multi_node_evaluator, create_multi_node_optimizer
+from chainermn_train import create_multi_node_evaluator
 from tests.support.stale import (
     BATCH,
     WIDTH,
@@ -74,20 +74,6 @@ def test_without_a_loss_function_it_is_the_same(comm):
         optimizer.update()
     assert optimizer.t == 3
     assert parameter_bits(model) == stale_bits(comm, batches)
-
-
-def test_the_last_gradients_are_used_by_flush(comm):
-    model, expected = TanhNet(comm.rank), TanhNet(0)
-    optimizer = buffered(comm, model)
-    optimizer.update(model, batch_of(comm.rank, 0))
-    optimizer.flush()
-    optimizer.flush()  # nothing is left
-    assert optimizer.t == 1
-    synchronous = create_multi_node_optimizer(hooked_adam(expected), comm)
-    synchronous.update(expected, batch_of(comm.rank, 0))
-    assert parameter_bits(model) == parameter_bits(expected)
-    optimizer.update(model, batch_of(comm.rank, 1))  # only starts
-    assert optimizer.t == 1
 
 
 def test_lazily_initialised_links_start_one_update_later(comm):

@@ -15,7 +15,6 @@ from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
 from tests.support.linear import Model, X, sgd
 from tests.support.training import (
-    assert_near,
     clear_momenta,
     float32_parameters,
     parameter_bits,
@@ -118,17 +117,6 @@ def test_small_steps_are_kept_in_float32(comm, mixed, kind):
     optimizer.flush()
     assert not np.array_equal(float32_parameters(model)["/first/W"], start)
     assert_same_everywhere(comm, optimizer)
-
-
-def test_the_mean_gradient_is_unscaled_as_in_one_process(comm, mixed):
-    """All ranks have the same batch; whole powers of two change no bit of these gradients."""
-    model, expected = HalfNet(comm.rank), HalfNet(0)
-    optimizer, single = mixed_precision(comm, model), mixed_precision(None, expected)
-    for number in range(6):
-        optimizer.update(model, half_batch(number))
-        single.update(expected, half_batch(number))
-        assert optimizer._loss_scale == single._loss_scale
-    assert_near(model, expected, 2e-3)
 
 
 @pytest.mark.sizes(2, 3, 4)

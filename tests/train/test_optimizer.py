@@ -133,18 +133,6 @@ def test_learning_rate_extensions_in_a_trainer(comm, tmp_path):
 # When parameters are broadcast.
 
 
-def test_no_update_is_lost_when_update_is_given_a_loss(comm):
-    model, expected = Model(comm.rank), Model(0)
-    optimizer = sgd(comm, model)
-    single = chainer.optimizers.SGD(lr=0.5).setup(expected)
-    for t in 1, 2:
-        optimizer.update(model, X)
-        single.update(expected, X)
-        assert optimizer.t == t
-        assert same_everywhere(comm, model)
-        np.testing.assert_allclose(model.main.W.array, expected.main.W.array, atol=1e-6)
-
-
 def test_the_first_update_without_a_loss_broadcasts_and_does_not_step(comm):
     model, expected = Model(comm.rank), parameters(Model(0))
     optimizer = sgd(comm, model)

@@ -10,30 +10,27 @@ import pytest
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
 from tests.support.linear import Model, X, sgd
+from tests.support.pairwise import tiered
 
 pytestmark = pytest.mark.world
+
+# A setting, its value on all ranks but rank 1, and there.
+SETTINGS = [
+    ("double_buffering", False, True),
+    ("zero_fill", True, False),
+    *(("accumulate_steps", *values) for values in [(1, 2), (3, 2), (2, 1), (2, 5)]),
+]
+# Updates of a step, those of all ranks but rank 1, and its own.
+UPDATES = [(3, 6, 4), (3, 2, 4), (2, 4, 5), (1, 1, 2)]
 
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
-    ("name", "values", "lazy"),
-    [
-        ("double_buffering", (False, True), False),
-        ("zero_fill", (True, False), True),
-        ("accumulate_steps", (1, 2), False),
-        ("accumulate_steps", (3, 2), True),
-        *(
-            pytest.param(name, values, lazy, marks=pytest.mark.full)
-            for name, values, lazy in [
-                ("double_buffering", (False, True), True),
-                ("zero_fill", (True, False), False),
-                *(("accumulate_steps", values, False) for values in [(2, 1), (3, 2), (2, 5)]),
-                *(("accumulate_steps", values, True) for values in [(1, 2), (2, 1), (2, 5)]),
-            ]
-        ),
-    ],
+    ("setting", "lazy"),
+    tiered([(setting, number % 2) for number, setting in enumerate(SETTINGS)], SETTINGS, [0, 1]),
 )
-def test_settings_that_differ_are_named_at_the_first_update(comm, name, values, lazy):
+def test_settings_that_differ_are_named_at_the_first_update(comm, setting, lazy):
+    name, *values = setting
     mine = values[comm.rank == 1]
     model = Model(0, None if lazy else 3)
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **{name: mine})
@@ -70,25 +67,12 @@ def test_optimizers_that_differ_are_named_at_the_first_update(comm, other, text)
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
-    ("steps", "updates", "double_buffering"),
-    [
-        (3, (6, 4), False),
-        (3, (2, 4), True),
-        (2, (4, 5), False),
-        (1, (1, 2), True),
-        *(
-            pytest.param(*case, marks=pytest.mark.full)
-            for case in [
-                (3, (6, 4), True),
-                (3, (2, 4), False),
-                (2, (4, 5), True),
-                (1, (1, 2), False),
-            ]
-        ),
-    ],
+    ("updates", "double_buffering"),
+    tiered([(updates, number % 2) for number, updates in enumerate(UPDATES)], UPDATES, [0, 1]),
 )
-def test_ranks_out_of_step_at_a_flush_are_told_why(comm, steps, updates, double_buffering):
+def test_ranks_out_of_step_at_a_flush_are_told_why(comm, updates, double_buffering):
     model = Model(0)
+    steps, *updates = updates
     optimizer = sgd(comm, model, accumulate_steps=steps, double_buffering=double_buffering)
     mine = updates[comm.rank == 1]
     more = mine == max(updates)

@@ -150,7 +150,7 @@ def play(comm, seed, double_buffering, steps, scaling):
     expected = Expected(comm.size, *kwds.values())
     moves = [
         "update",
-        *draw.choices(["update", "fail", "lack", "flush", "save"], [6, 1, 1, 1, 1], k=11),
+        *draw.choices(["update", "fail", "lack", "flush", "save"], [5, 2, 1, 1, 1], k=13),
     ]
     for number, move in enumerate(moves):
         if move == "flush":

@@ -17,6 +17,7 @@ from chainermn_train import (
     scatter_dataset,
     scatter_index,
 )
+from tests.support.pairwise import tiered
 
 pytestmark = pytest.mark.world
 
@@ -95,16 +96,11 @@ def expected(count, tmp_path):
 
 @pytest.mark.parametrize(
     ("count", "shuffle"),
-    [
-        *((0, False), (1, True), (2, False), (5, True), (23, False)),
-        *(
-            pytest.param(count, shuffle, marks=pytest.mark.full)
-            for count, shuffle in [
-                *((0, True), (1, False), (2, True), (3, False), (3, True)),
-                *((5, False), (23, True), (60, False), (60, True)),
-            ]
-        ),
-    ],
+    tiered(
+        [(0, False), (1, True), (2, False), (5, True), (23, False)],
+        [0, 1, 2, 3, 5, 23, 60],
+        [False, True],
+    ),
 )
 def test_metrics_in_a_trainer_are_those_of_one_process(comm, count, shuffle, tmp_path):
     whole = examples(count) if comm.rank == 0 else None
