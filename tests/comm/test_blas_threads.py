@@ -1,12 +1,15 @@
-"""How the cores of a node are counted and shared among its ranks' BLAS threads."""
+"""How the cores of a node are counted and shared among its ranks' BLAS threads, in jobs too."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from chainermn_comm.blas_threads import Share, allowed_threads, tightest_group, usable_cores
+from tests.support import jobs
 
 
 def share(cores, threads=1, group=None, chosen=False) -> Share:
@@ -91,3 +94,81 @@ def test_cgroup_version_1(tmp_path, mounted_at, quota, cores):
 def test_no_cgroups_no_limit(tmp_path):
     assert tightest_group("", tmp_path) is None
     assert tightest_group("0::/not/there\n", tmp_path) is None
+
+
+# NumPy's wheel brings a BLAS, and SciPy's another, which is loaded later.
+SCRIPT = (
+    jobs.PRELUDE
+    + """
+import json, os, sys
+import numpy, threadpoolctl
+from mpi4py import MPI
+from chainermn_comm import create_communicator
+
+def threads():
+    return [one["num_threads"] for one in threadpoolctl.threadpool_info()
+            if one["user_api"] == "blas"]
+
+before = threads()
+comm = create_communicator("naive")
+first = threads()
+comm.finalize()
+create_communicator("hierarchical").finalize()
+after = threads()
+import scipy.linalg
+world = MPI.COMM_WORLD
+found = world.gather({"before": before, "first": first, "after": after, "late": threads(),
+                      "OMP": os.environ.get("OMP_NUM_THREADS")})
+if world.rank == 0:
+    print("FOUND", json.dumps(found))
+"""
+)
+CORES = usable_cores([Share(frozenset(os.sched_getaffinity(0)), tightest_group(), 0, False)])
+UNSET = {f"{name}_NUM_THREADS": "" for name in ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")}
+
+
+@pytest.fixture
+def job_script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def reported(job: jobs.Job) -> list[dict]:
+    assert job.returncode == 0, job
+    line = next(line for line in job.out.splitlines() if line.startswith("FOUND"))
+    return json.loads(line.removeprefix("FOUND "))
+
+
+def test_threads_are_limited_once_and_stay_so(job_script):
+    ranks = CORES + 1  # so that one thread is each one's share, whatever this machine has
+    job = jobs.run(ranks, job_script, environment=UNSET)
+    for rank in reported(job):
+        assert rank["before"], "NumPy has no BLAS that threadpoolctl knows"
+        assert rank["first"] == rank["after"] == [1] * len(rank["before"])
+        # A library loaded later is limited too.
+        assert len(rank["late"]) > len(rank["after"])
+        assert set(rank["late"]) == {1}
+        assert not rank["OMP"]  # rules more than BLAS
+    limited = len(os.sched_getaffinity(0)) > 1  # on one core there is nothing to limit
+    assert job.err.count("ChainerMN: limited BLAS threads to") == limited, job
+    if limited:
+        assert f"to 1 for each of {ranks} ranks on {CORES} cores" in job.err
+        assert "set OMP_NUM_THREADS" in job.err
+
+
+def test_one_rank_keeps_all_cores(job_script):
+    job = jobs.run(1, job_script, environment=UNSET)
+    (rank,) = reported(job)
+    assert rank["after"] == rank["before"]
+    assert max(rank["before"]) > 1 or len(os.sched_getaffinity(0)) == 1
+    assert "BLAS" not in job.err
+
+
+@pytest.mark.parametrize("name", ["OMP", pytest.param("OPENBLAS", marks=pytest.mark.full)])
+def test_what_the_user_set_stays(job_script, name):
+    job = jobs.run(2, job_script, environment={**UNSET, f"{name}_NUM_THREADS": "2"})
+    for rank in reported(job):
+        assert rank["after"] == rank["before"]
+        assert set(rank["late"]) == set(rank["before"])
+    assert "BLAS" not in job.err

@@ -14,6 +14,7 @@ import pytest
 from chainermn_comm import create_communicator, patient_waits
 from chainermn_comm.in_place import InPlace
 from tests.support.models import with_grads
+from tests.support.one_of_many import most_bytes, rank_1_of
 from tests.support.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
@@ -74,3 +75,13 @@ def test_patient_waits_give_the_same_bits_also_when_some_ranks_hurry_or_are_not_
             alone = patient_waits(threading.Event())
             with alone if world.rank == patient else nullcontext():
                 assert means(comm, "float32") == expected
+
+
+@pytest.mark.ranks(2)
+def test_what_is_received_hardly_grows_with_the_number_of_ranks(world, monkeypatch):
+    monkeypatch.setattr(InPlace, "_exchange", lambda *_: [])
+    grad = np.zeros(20 << 20, "f4")
+    for size, most_mib in (2, 16), (4, 16), (9, 16), (100, 16), (1000, 32):
+        reducer = InPlace(rank_1_of(size))
+        used = most_bytes(lambda: reducer.mean([grad], [grad], [grad.dtype]))  # noqa: B023
+        assert 1 / 2 < used / (1 << 20) < most_mib

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 import chainermn_comm
-from chainermn_comm import FinalizedError, PeerError, RankMismatchError, create_communicator
-from chainermn_comm.catalogue import make_communicator
-from chainermn_comm.topology import Topology
-from tests.support.models import Model, Param, with_grads
-from tests.support.topologies import IMPOSED, NAMES
+from chainermn_comm import (
+    FinalizedError,
+    PeerError,
+    RankMismatchError,
+    Topology,
+    create_communicator,
+)
+from tests.support.models import Model, Param, check_mean, with_grads
+from tests.support.topologies import IMPOSED, WAYS, by_name, on_nodes, over_nodes, reducer_of
 
 pytestmark = pytest.mark.world
 
@@ -29,7 +33,7 @@ def test_ranks_and_sizes(comm, world):
 
 def test_imposed_topologies(world):
     for nodes in IMPOSED[world.size]:
-        with make_communicator("naive", topology=Topology.of(nodes)) as comm:
+        with on_nodes(nodes, "naive") as comm:
             assert comm.inter_rank == nodes[world.rank]
             assert comm.inter_size == len(set(nodes))
             assert comm.intra_size == nodes.count(nodes[world.rank])
@@ -40,9 +44,7 @@ def test_the_default_works_without_gpus_and_without_a_warning(world):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         comm = create_communicator()
-    model = with_grads(w=np.full(3, float(world.rank)))
-    comm.allreduce_grad(model)
-    np.testing.assert_array_equal(model["w"].grad, np.full(3, (world.size - 1) / 2))
+    check_mean(comm)
     comm.finalize()
 
 
@@ -55,14 +57,14 @@ def test_pure_nccl_says_why_not_and_what_instead():
 
 def test_single_node_refuses_several_nodes(world):
     for nodes in IMPOSED[world.size]:
-        topology = Topology.of(nodes)
-        if topology.inter_size == 1:
-            make_communicator("single_node", topology=topology).finalize()
+        if len(set(nodes)) == 1:
+            with on_nodes(nodes, "single_node") as comm:
+                check_mean(comm)
             continue
         with pytest.raises(
             ValueError, match=f"rank {world.rank}: .*'single_node' takes ranks of one"
         ):
-            make_communicator("single_node", topology=topology)
+            on_nodes(nodes, "single_node")
 
 
 def test_dummy_leaves_gradients_alone(world):
@@ -72,10 +74,11 @@ def test_dummy_leaves_gradients_alone(world):
         np.testing.assert_array_equal(model["w"].grad, np.full(3, float(world.rank)))
 
 
-@pytest.mark.parametrize("name", ["Naive", "", None, 3])
-def test_an_unknown_name_lists_the_known(name):
-    with pytest.raises(ValueError, match=f"unknown communicator {name!r}; use one of: dummy, flat"):
-        create_communicator(name)
+def test_an_unknown_name_lists_the_known(world):
+    for name in ("Naive", "", None, 3):
+        known = f"unknown communicator {name!r}; use one of: dummy, flat"
+        with pytest.raises(ValueError, match=known):
+            create_communicator(name)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -89,10 +92,10 @@ def test_a_wrong_name_on_one_rank_raises_on_all(world):
         create_communicator("flat", allreduce_grad_dtype="float16" if wrong else None)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "complex64", "half precision", 7])
-def test_wrong_wire_dtype(dtype):
-    with pytest.raises(ValueError, match="allreduce_grad_dtype must be None, float16, float32"):
-        create_communicator("naive", allreduce_grad_dtype=dtype)
+def test_wrong_wire_dtype(world):
+    for dtype in ("int32", "complex64", "half precision", 7):
+        with pytest.raises(ValueError, match="allreduce_grad_dtype must be None, float16, float32"):
+            create_communicator("naive", allreduce_grad_dtype=dtype)
 
 
 def test_mpi_comm_stays_the_users(world):
@@ -105,7 +108,8 @@ def test_mpi_comm_stays_the_users(world):
     part.Free()
 
 
-def test_messages_of_the_user_do_not_mix_with_ours(comm, world):
+def test_messages_of_the_user_do_not_mix_with_ours(naive, world):
+    comm = naive
     request = world.isend("mine", (world.rank + 1) % world.size, tag=0)
     assert comm.allreduce_obj(1) == world.size
     if comm.size > 1:
@@ -122,36 +126,40 @@ def test_mpi_comm_must_be_an_intracommunicator():
         create_communicator("naive", mpi_comm="world")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_split(name, world):
-    with create_communicator(name, allreduce_grad_dtype="float16") as comm:
-        color, key = comm.rank % 2, -comm.rank
-        part = comm.split(color, key)
-        members = sorted((r for r in range(comm.size) if r % 2 == color), reverse=True)
-        assert part.size == len(members)
-        assert members[part.rank] == comm.rank
-        assert part.get_config() == comm.get_config()
-        assert part.allgather_obj(comm.rank) == members
-        model = with_grads(w=np.full(3, comm.rank, "float32"))
-        part.allreduce_grad(model)
-        np.testing.assert_allclose(model["w"].grad, np.full(3, np.mean(members)))
-        part.finalize()
-        assert comm.allreduce_obj(1) == comm.size
+@over_nodes(*WAYS, "two_dimensional", "single_node", "non_cuda_aware")
+def test_a_split_keeps_settings_and_its_part_of_the_topology(world, name, nodes):
+    with on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
+        color = comm.rank % 2
+        with comm.split(color, -comm.rank) as part, part.split(0, -part.rank) as again:
+            members = list(range(color, comm.size, 2))
+            assert part.allgather_obj(comm.rank) == members[::-1]
+            assert again.allgather_obj(comm.rank) == members
+            expected = Topology.of(nodes[rank] for rank in members)
+            assert again.inter_size == expected.inter_size
+            assert again.inter_rank == expected.inter_rank(again.rank)
+            assert again.intra_rank == expected.intra_rank(again.rank)
+            assert again.intra_size == expected.intra_size(again.rank)
+            assert again.get_config() == comm.get_config()
+            check_mean(again, 70_000)
+            check_mean(part, 70_000)
+            part.allreduce_grad(model := with_grads(w=np.full(3, comm.rank, "float32")))
+            np.testing.assert_allclose(model["w"].grad, np.full(3, np.mean(members)))
+        check_mean(comm, 70_000)
 
 
-def test_split_keeps_an_imposed_topology(world):
-    nodes = IMPOSED[world.size][-1]
-    with make_communicator("naive", topology=Topology.of(nodes)) as comm:
-        part = comm.split(0, -comm.rank)
-        assert part.inter_size == comm.inter_size
-        assert part.intra_size == comm.intra_size
-        part.finalize()
-
-
-def test_many_communicators_can_be_made(world):
-    for _ in range(300):  # two MPI communicators each; MPICH has about 2,000
-        with create_communicator("naive") as comm:
-            comm.split(0, 0).finalize()
+@pytest.mark.parametrize("name", by_name(*WAYS))
+def test_finalize_leaves_others_alone(world, name):
+    first, second = (create_communicator(name) for _ in range(2))
+    part = first.split(0, -first.rank)
+    for comm in (first, second, part):
+        check_mean(comm, 70_000)
+    first.finalize()
+    for comm in (second, part):
+        check_mean(comm, 70_000)
+    third = create_communicator(name)
+    for comm in (third, part, second):
+        check_mean(comm, 70_000)
+        comm.finalize()
 
 
 def calls(comm):
@@ -171,7 +179,8 @@ def calls(comm):
     yield lambda: comm.split(0, 0)
 
 
-def test_after_finalize_every_call_raises(comm):
+def test_after_finalize_every_call_raises(naive):
+    comm = naive
     comm.finalize()
     comm.finalize()
     for call in calls(comm):
@@ -179,21 +188,14 @@ def test_after_finalize_every_call_raises(comm):
             call()
 
 
-def test_a_with_block_finalizes():
-    with create_communicator("naive") as comm:
-        pass
-    with pytest.raises(FinalizedError):
-        comm.bcast(1)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", by_name(*WAYS))
 def test_a_block_left_by_an_exception_waits_for_nobody(world, name):
-    with make_communicator(name) as other:
-        comm = make_communicator(name)
+    with create_communicator(name) as other:
+        comm = create_communicator(name)
         for each in (comm, other):
-            each.allreduce_grad(with_grads(w=np.full(9, float(world.rank))))
+            check_mean(each)
         if world.rank == 0:  # the others never leave the block
-            memory = weakref.ref(comm._reducers.made(False))
+            memory = weakref.ref(reducer_of(comm))
             with pytest.raises(ZeroDivisionError):  # noqa: SIM117
                 with comm:
                     raise ZeroDivisionError
@@ -204,9 +206,9 @@ def test_a_block_left_by_an_exception_waits_for_nobody(world, name):
             comm.finalize()
             with comm:
                 pass
-        model = with_grads(w=np.full(9, float(world.rank)))
-        other.allreduce_grad(model)
-        np.testing.assert_array_equal(model["w"].grad, np.full(9, (world.size - 1) / 2))
+        check_mean(other)
+    with pytest.raises(FinalizedError):
+        other.bcast(1)
 
 
 def test_settings_of_old_scripts(naive):
