@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import io
 import sys
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def options(description: str) -> argparse.ArgumentParser:
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; a mistake is told by rank 0 alone, since all read the same."""
-    silent = open(os.devnull, "w") if MPI.COMM_WORLD.rank else None  # noqa: SIM115
+    silent = io.StringIO() if MPI.COMM_WORLD.rank else None
     with (
         contextlib.redirect_stdout(silent or sys.stdout),
         contextlib.redirect_stderr(silent or sys.stderr),
