@@ -86,9 +86,8 @@ def test_arguments_that_differ_between_ranks(naive, folder):
     assert files(naive, folder) == set()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
+def test_wrong_arguments(naive):
+    for arguments, error, words in [
         ({"name": ""}, ValueError, "must not be empty"),
         ({"name": "a/b"}, ValueError, "a/b"),
         ({"name": "a\n"}, ValueError, "control"),
@@ -97,11 +96,9 @@ def test_arguments_that_differ_between_ranks(naive, folder):
         ({"cp_interval": 0}, ValueError, "cp_interval must be at least 1"),
         ({"gc_interval": 1.5}, TypeError, "gc_interval"),
         ({"path": 3}, TypeError, "int"),
-    ],
-)
-def test_wrong_arguments(naive, arguments, error, words):
-    with pytest.raises(error, match=words):
-        create_multi_node_checkpointer(**{"name": "run", "comm": naive, **arguments})
+    ]:
+        with pytest.raises(error, match=words):
+            create_multi_node_checkpointer(**{"name": "run", "comm": naive, **arguments})
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -199,10 +196,10 @@ def test_copies_and_pickles_are_refused(naive, folder):
             twin(checkpointer)
 
 
-@pytest.mark.parametrize("target", [None, 3, "model"])
-def test_nothing_to_load_into_is_told(naive, folder, target):
-    with pytest.raises((TypeError, RuntimeError), match=f"not {type(target).__name__}"):
-        create_multi_node_checkpointer("run", naive, path=folder).maybe_load(target)
+def test_nothing_to_load_into_is_told(naive, folder):
+    for target in None, 3, "model":
+        with pytest.raises((TypeError, RuntimeError), match=f"not {type(target).__name__}"):
+            create_multi_node_checkpointer("run", naive, path=folder).maybe_load(target)
 
 
 @pytest.mark.parametrize("resumable", [False, True])

@@ -301,20 +301,17 @@ def test_error_of_a_writer_is_raised_on_all_ranks(naive, folder):
         run(naive, folder, 4, [0], savefun=fail)
 
 
-@pytest.mark.parametrize(
-    ("sets", "error", "words"),
-    [
+def test_wrong_sets(naive):
+    for sets, error, words in [
         ([99], ValueError, r"\[99\] must name some of the ranks 0 to"),
         ([-1], ValueError, "must name"),
         ([[]], ValueError, "must name"),
         ([0, [0]], ValueError, "named twice"),
         (["a"], TypeError, "'a'"),
         ([None], TypeError, "None"),
-    ],
-)
-def test_wrong_sets(naive, sets, error, words):
-    with pytest.raises(error, match=words):
-        multi_node_snapshot(naive, extensions.snapshot(), sets)
+    ]:
+        with pytest.raises(error, match=words):
+            multi_node_snapshot(naive, extensions.snapshot(), sets)
 
 
 def test_wrong_snapshots(naive):
