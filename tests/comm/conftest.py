@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from chainermn_comm import create_communicator
 from tests.support.topologies import WAYS, by_name
+from tests.support.tracing import traced_into
 
 
 @pytest.fixture(params=by_name(*WAYS))
@@ -22,3 +24,12 @@ def naive() -> Iterator:
     """A `naive` communicator, where the name makes no difference."""
     with create_communicator("naive") as communicator:
         yield communicator
+
+
+@pytest.fixture
+def folder(world, tmp_path: Path) -> Iterator[Path]:
+    """A folder of all ranks, into which they trace."""
+    found = Path(world.bcast(str(tmp_path))) / "traces"
+    with traced_into(found):
+        yield found
+        world.Barrier()

@@ -1,0 +1,38 @@
+"""This process's own trace, begun anew for a test, and what stands in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from chainermn_comm.trace import TRACE_VARIABLE, file, flush_trace
+
+
+@contextmanager
+def traced_into(folder: Path) -> Iterator[None]:
+    """Meanwhile new communicators trace into that folder."""
+    with (
+        mock.patch.object(file, "_file", None),
+        mock.patch.dict(os.environ, {TRACE_VARIABLE: str(folder)}),
+    ):
+        yield
+        if file._file is not None:
+            file._file.end()
+
+
+def events(folder: Path, rank: int) -> list[dict]:
+    """What a rank wrote; the file lacks only the array's closing bracket."""
+    flush_trace()
+    (path,) = folder.glob(f"*.rank{rank}.json")
+    text = path.read_text()
+    assert text.startswith("[\n")
+    assert text.endswith("},\n")
+    return json.loads(text[:-2] + "]")
+
+
+def calls(folder: Path, rank: int) -> list[dict]:
+    return [event for event in events(folder, rank) if event["ph"] == "X"]
