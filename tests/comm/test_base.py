@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import calls
-from chainermn_comm.watchdog.records import doing
+from tests.support.doing import watched_calls
 from tests.support.models import Model, Param
 
 REQUIRED = {
@@ -68,13 +65,13 @@ def test_the_abstract_members_are_those_of_the_specification():
     assert CommunicatorBase.__abstractmethods__ == REQUIRED
 
 
-@pytest.mark.parametrize("name", sorted(REQUIRED))
-def test_a_missing_method_forbids_instantiation(name):
-    methods = {key: value for key, value in vars(Alone).items() if key != name}
-    methods.pop("__abstractmethods__"), methods.pop("__dict__", None)
-    incomplete = type("Incomplete", (CommunicatorBase,), methods)
-    with pytest.raises(TypeError, match=name):
-        incomplete()
+def test_a_missing_method_forbids_instantiation():
+    for name in REQUIRED:
+        methods = {key: value for key, value in vars(Alone).items() if key != name}
+        methods.pop("__abstractmethods__"), methods.pop("__dict__", None)
+        incomplete = type("Incomplete", (CommunicatorBase,), methods)
+        with pytest.raises(TypeError, match=name):
+            incomplete()
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
@@ -84,25 +81,24 @@ def test_copies_of_what_holds_a_communicator_share_it(duplicate):
     assert duplicate(comm) is comm
 
 
-def test_the_function_that_a_message_is_made_for_is_noted(monkeypatch):
+def test_the_function_that_a_message_is_made_for_is_noted():
     """A stranger's communicator may be made of one of ours, or wait in MPI itself."""
-    memory: Any = bytearray(512)
-    monkeypatch.setattr(calls, "_area", SimpleNamespace(memory=memory))
     found = []
+    with watched_calls() as what:
 
-    class Seen(Alone):
-        def send(self, data, dest, tag):
-            found.append(doing(memory, 0.0))
+        class Seen(Alone):
+            def send(self, data, dest, tag):
+                found.append(what())
 
-        def recv(self, source, tag):
-            found.append(doing(memory, 0.0))
-            return np.zeros(9, np.uint8), np.ones(2)
+            def recv(self, source, tag):
+                found.append(what())
+                return np.zeros(9, np.uint8), np.ones(2)
 
-    Seen().send_noted(b"x", (np.ones(2),), 1, 0, "functions: send")
-    assert Seen().recv_noted(1, 0, "functions: recv")[0] == bytes(1)
-    Seen().send_noted(b"x", (), 1, 0)
-    assert [each and each.what for each in found] == ["functions: send", "functions: recv", None]
-    assert doing(memory, 0.0) is None
+        Seen().send_noted(b"x", (np.ones(2),), 1, 0, "functions: send")
+        assert Seen().recv_noted(1, 0, "functions: recv")[0] == bytes(1)
+        Seen().send_noted(b"x", (), 1, 0)
+        assert found == ["functions: send", "functions: recv", None]
+        assert what() is None
 
 
 def test_the_other_methods_come_with_the_interface():

@@ -16,10 +16,10 @@ from functools import lru_cache
 import numpy as np
 from mpi4py import MPI
 
-from chainermn_comm.catalogue import RECIPES, make_communicator
+from chainermn_comm.catalogue import RECIPES
 from chainermn_comm.settings import CHUNK_VARIABLE
-from chainermn_comm.topology import Topology
 from tests.support.models import with_grads
+from tests.support.topologies import on_nodes
 
 WORLD = MPI.COMM_WORLD
 NAMES = [name for name in RECIPES if name not in ("pure_nccl", "dummy")]
@@ -57,7 +57,7 @@ def runs(ranks: int) -> list[tuple[str, str, str]]:
 
 
 @lru_cache(maxsize=32)
-def gradients(rank: int, call: int, larger: int) -> dict[str, np.ndarray]:
+def _gradients(rank: int, call: int, larger: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng([rank, call])
     small = {
         name + dtype: np.asarray(rng.standard_normal(shape)).astype(dtype)
@@ -67,7 +67,7 @@ def gradients(rank: int, call: int, larger: int) -> dict[str, np.ndarray]:
     return small | {"larger": rng.standard_normal(larger, "f4")}
 
 
-def is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool:
+def _is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool:
     """Whether this is the float64 mean, but for a few roundings in the narrowest type."""
     narrow = min(wire or grad.dtype, grad.dtype, key=lambda dtype: np.finfo(dtype).nmant)
     wide = [term.astype("f8") for term in terms]
@@ -76,13 +76,13 @@ def is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool
     return bool(np.all(np.abs(grad.astype("f8") - sum(wide) / len(wide)) <= bound))
 
 
-def check(name: str, nodes: str, wire: str | None, larger: int) -> list[str]:
+def _check(name: str, nodes: str, wire: str | None, larger: int) -> list[str]:
     """What is wrong with this communicator's means, on this rank or between ranks."""
     wrong, digests = [], []
-    with make_communicator(name, allreduce_grad_dtype=wire, topology=Topology.of(nodes)) as comm:
+    with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
         found = []
         for call in (*range(CALLS), 0):  # the first again, which must give the same bits
-            own = gradients(comm.rank, call, larger)
+            own = _gradients(comm.rank, call, larger)
             model = with_grads(**{key: grad.copy() for key, grad in own.items()})
             comm.allreduce_grad(model)
             grads = {key: param.grad for key, param in model.params.items()}
@@ -94,11 +94,11 @@ def check(name: str, nodes: str, wire: str | None, larger: int) -> list[str]:
     if digests[0] != digests[-1]:
         wrong.append("other bits the second time")
     for call in range(CALLS):
-        terms = [gradients(rank, call, larger) for rank in range(WORLD.size)]
+        terms = [_gradients(rank, call, larger) for rank in range(WORLD.size)]
         wrong += [
             f"call {call}, {key}: not the mean"
             for key, grad in found[call].items()
-            if not is_mean(grad, [term[key] for term in terms], wire)
+            if not _is_mean(grad, [term[key] for term in terms], wire)
         ]
     return [f"rank {WORLD.rank}: {name}, nodes {nodes}, wire {wire}: {one}" for one in wrong]
 
@@ -110,7 +110,7 @@ if __name__ == "__main__":
         os.environ[CHUNK_VARIABLE] = chunk_bytes
         wires = ("float16", None, "float64") if chunk_bytes else (None,)  # others aren't in place
         wire = wires[means // (CALLS + 1) % len(wires)]
-        wrong += check(name, nodes, wire, LARGER[chunk_bytes])
+        wrong += _check(name, nodes, wire, LARGER[chunk_bytes])
         means += CALLS + 1
     everywhere = WORLD.gather(wrong)
     if everywhere is not None:
