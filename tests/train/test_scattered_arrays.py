@@ -23,9 +23,11 @@ from chainer.datasets import (
     TransformDataset,
     TupleDataset,
 )
+from chainer.iterators import MultiprocessIterator
 
 from chainermn_comm import PeerError, create_communicator
 from chainermn_train import scatter_dataset
+from tests.support.mapped import Reporting, lies_in
 from tests.support.pickles import Awkward
 
 pytestmark = pytest.mark.world
@@ -381,6 +383,22 @@ def test_a_pickle_and_copies_refer_to_the_same_memory(naive):
     pickled_example = pickle.loads(pickle.dumps(part[7]))
     assert alike(pickled_example, part[7])
     assert not np.shares_memory(pickled_example[0], part[7][0])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.usefixtures("forkserver")
+def test_workers_read_the_same_memory(naive):
+    whole = rows(60)
+    part = scatter_dataset(at(naive, 0, whole), naive)
+    pickle.dumps(part)  # puts the root's own into a file too
+    iterator = MultiprocessIterator(Reporting(part), 5, repeat=False, shuffle=False, n_processes=1)
+    examples = [example for batch in iterator for example in batch]
+    iterator.finalize()
+    assert right(naive, [example for example, _, _ in examples], whole)
+    # Chainer's iterator makes the first batch itself, to see how large it is.
+    assert os.getpid() not in {process for _, process, _ in examples[5:]}
+    assert {file for _, _, file in examples} == {lies_in(part[0])}
+    assert lies_in(part[0])[1] != "0"
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -1,4 +1,7 @@
-"""Worker processes read scattered arrays where they lie; a killed job leaves none behind."""
+"""Worker processes read scattered arrays where they lie; a killed job leaves none behind.
+
+In a world of the default tier, test_scattered_arrays.py has workers of a fork server.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +19,8 @@ WORKERS = (
     + """
 import multiprocessing, os, sys
 import numpy as np
-from chainer.dataset import DatasetMixin
 from chainer.iterators import MultiprocessIterator
-
-class Reporting(DatasetMixin):
-    '''Says beside each example which process made it, and which file it lies in there.'''
-
-    def __init__(self, part):
-        self.part = part
-
-    def __len__(self):
-        return len(self.part)
-
-    def get_example(self, i):
-        assert not self.part[i].flags.writeable
-        return self.part[i], os.getpid(), lies_in(self.part[i])
-
-def lies_in(array):
-    '''Device and number of the file that the array is mapped from.'''
-    address = array.__array_interface__["data"][0]
-    with open("/proc/self/maps") as file:
-        for line in file:
-            place, _, _, device, inode, *_ = line.split()
-            begin, end = (int(each, 16) for each in place.split("-"))
-            if begin <= address < end:
-                return device, inode
+from tests.support.mapped import Reporting, lies_in
 
 def main():
     method = sys.argv[1]
@@ -75,18 +55,13 @@ if __name__ == "__main__":
 )
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param("fork", marks=pytest.mark.full),
-        "forkserver",
-        pytest.param("spawn", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_read_the_same_memory(method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(WORKERS)
-    job = jobs.run(2, script, method, seconds=SECONDS)
+    root = str(Path(__file__).parents[2])
+    job = jobs.run(2, script, method, environment={"PYTHONPATH": root}, seconds=SECONDS)
     assert (job.returncode, job.out.count("right")) == (0, 2), job
 
 
