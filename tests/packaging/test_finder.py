@@ -64,7 +64,8 @@ def test_ours_is_found_in_any_order_of_installation(installer, bare, wheels):
     assert bundled.strip() == str(bare.site_packages / "chainermn/__init__.py")
 
 
-@pytest.mark.parametrize("installer", [pytest.param("pip", marks=pytest.mark.full), "uv"])
+@pytest.mark.full  # the environment that runs the tests is one
+@pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_editable_installs_work(installer, bare):
     install(installer, bare, "chainer")
     sources = [part for source in EDITABLE for part in ("-e", str(source))]
