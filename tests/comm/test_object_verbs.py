@@ -38,6 +38,7 @@ class Bomb:
         return _explode, ()
 
 
+@pytest.mark.sizes(2, 3, 4)
 def test_send_obj_and_recv_obj(naive):
     if naive.rank == 0:
         for dest in range(1, naive.size):
