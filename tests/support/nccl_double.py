@@ -22,6 +22,7 @@ BIRTHS = 30_000  # the tag of the messages by which ranks find each other
 
 
 ID_BYTES = 128
+SENT: list[MPI.Request] = []  # by communicators that were aborted
 
 
 class NcclError(RuntimeError):
@@ -71,10 +72,13 @@ class Launch:
         return True
 
     def cancel(self) -> None:
-        for request in self.requests or ():
+        """End what was begun; a send can't be cancelled, and keeps its buffer to the job's end."""
+        others = len(self.requests or ()) // 2
+        for request in (self.requests or ())[:others]:
             if not request.Test():
                 request.Cancel()
                 request.Wait()
+        SENT.extend((self.requests or ())[others:])
 
 
 def make_nccl(gpu: Gpu) -> ModuleType:
