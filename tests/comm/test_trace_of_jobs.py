@@ -139,7 +139,7 @@ comm.finalize()
 )
 
 
-@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("double", [pytest.param(False, marks=pytest.mark.full), True])
 def test_training_and_differentiable_communication_are_traced(tmp_path, double):
     (tmp_path / "script.py").write_text(TRAINING)
     folder = tmp_path / "t"
