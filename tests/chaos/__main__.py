@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import platform
 import sys
 import time
+from importlib.metadata import version
 
 from tests.support.virtual_hosts import Cluster, missing
 
-from . import table
-from .cases import EARLY, ROUND, draw
-from .grounds import Hosts
-from .trials import Trial, Trials
+from .faults import EARLY, ROUND, draw
+from .runs import Hosts
+from .trials import Trial, Trials, figures
 
 
 def main() -> int:
@@ -42,16 +44,27 @@ def main() -> int:
             trial = trials.run(case, restart=case.moment not in EARLY)
             found.append(trial)
             print(f"{case}: {trial.summary()}", flush=True)
-            if not trial.is_right:
+            if trial.wrongs:
                 print(f"{trial!r}\nRepeat it: python -m tests.chaos --runs 1 --seed {seed}")
-    rows = table.rows(found)
     late = sum(not trial.happened for trial in found)
     print(f"\n{len(found)} runs (seeds {seeds[0]} to {seeds[-1]}), of which {late} ended before")
-    print(
-        f"their fault came, in {(time.monotonic() - begun) / 60:.0f} min. {table.ground(found)}.\n"
+    minutes = (time.monotonic() - begun) / 60
+    print(f"their fault came, in {minutes:.0f} min. {ground(found)}.\n")
+    rows = figures(found)
+    print("| figure | was | must be | |\n|---|---|---|---|")
+    for figure, was, must, holds in rows:
+        print(f"| {figure} | {was} | {must} | {'holds' if holds else 'MISSED'} |", flush=True)
+    return 0 if all(holds for *_, holds in rows) else 1
+
+
+def ground(trials: list[Trial]) -> str:
+    """On what they ran."""
+    loads = sorted(trial.load for trial in trials) or [0.0]
+    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "chainer", "mpi4py"))
+    return (
+        f"Python {platform.python_version()}, {versions}, {os.cpu_count()} cores; load per core "
+        f"{loads[0]:.1f} to {loads[-1]:.1f}, median {loads[len(loads) // 2]:.1f}"
     )
-    print(table.text(rows), flush=True)
-    return 0 if all(row.holds for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
-import signal
-import subprocess
+import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
 from tests.support import jobs
+from tests.support.processes import soon
+from tests.support.virtual_hosts import Cluster
 
-from .cases import STOP, Case
-from .grounds import Ground, all_variables, is_monitor, settings
+from .faults import STOP, Case
 
-LOOK_SECONDS = 0.02
+TRAINING = Path(__file__).with_name("training.py")
+# The jobs of this run, by their environment; a value each.
+MARK = "CHAINERMN_CHAOS"
 # How often it is looked which files are mapped, of a job on a machine that others use.
 MAPS_SECONDS = 0.2
 # Ends a job that doesn't end by itself, which is a failure.
@@ -27,6 +30,10 @@ JOB_SECONDS = 300.0
 # For what a job leaves behind to go: the monitor waits for the launcher to end what is its own.
 GRACE_SECONDS = 60.0
 REPORT = "ChainerMN: likely culprit"
+DISK = "1m"
+# Of a socket, in /proc/net/tcp: those in which a process is needed to have it.
+OPEN = {"01": "ESTABLISHED", "0A": "LISTEN"}
+SSH_PORT = 22
 
 
 @dataclass
@@ -38,31 +45,175 @@ class Seen:
         out: what it printed, with the stacks of all ranks if it had to be ended.
         err: the same.
         pids: of the ranks, by number.
-        fault: when the fault came, by `time.time()`; None if it didn't.
+        ended: when the launcher had ended, by `time.time()`.
+        fault: when the fault came; None if it didn't.
         cut: when the link was cut; None if it wasn't.
         reported: when the watchdog's report came; None if none did.
-        ended: when the launcher had ended.
         left: processes, segments, sockets and files that were still there a moment later.
-        lengths: seconds from the communicator to the end, of ranks that came so far.
     """
 
-    returncode: int | None = None
+    returncode: int | None
     out: str = ""
     err: str = ""
     pids: dict[int, int] = field(default_factory=dict)
+    ended: float = 0.0
     fault: float | None = None
     cut: float | None = None
     reported: float | None = None
-    ended: float = 0.0
     left: list[str] = field(default_factory=list)
-    lengths: list[float] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """What `chainermn launch` said last."""
+        return ["", *re.findall(r"^chainermn launch: (.*)$", self.err, re.M)][-1]
+
+    @property
+    def ends(self) -> dict[str, str]:
+        """What each rank ended with."""
+        return dict(re.findall(r"^END (\d+) (\w+)$", self.out, re.M))
+
+
+class Here:
+    """This machine, which others use too."""
+
+    def run(
+        self, case: Case, file: Path, added: dict[str, str], meanwhile: jobs.Meanwhile
+    ) -> jobs.Job:
+        """Run the job that the file describes."""
+        launch = [sys.executable, "-m", "chainermn_tools", "launch"]
+        mpiexec = [str(jobs.MPIEXEC), "-n", str(case.ranks), sys.executable]
+        words = mpiexec if case.launcher == "mpiexec" else [*launch, "-n", str(case.ranks)]
+        return jobs.run_command(
+            [*words, str(TRAINING), str(file)],
+            jobs.variables(added),
+            JOB_SECONDS,
+            lambda: self.processes(added[MARK]),
+            cwd=file.parent,
+            meanwhile=meanwhile,
+        )
+
+    def processes(self, mark: str, ranks: tuple[int, ...] = ()) -> list[psutil.Process]:
+        """Those of the job: all that have its mark, and the monitors of its ranks."""
+        wanted, pids = f"{MARK}={mark}".encode(), set(map(str, ranks))
+        found = []
+        for process in psutil.process_iter():
+            folder = Path(f"/proc/{process.pid}")
+            with contextlib.suppress(OSError):
+                marked = wanted in (folder / "environ").read_bytes().split(b"\0")
+                words = (folder / "cmdline").read_text(errors="replace").split("\0")
+                if marked or (is_monitor(words) and pids & set(words)):
+                    found.append(process)
+        return found
+
+    def shared(self, mapped: set[str]) -> list[str]:
+        """Of the files in /dev/shm that ranks of the job have mapped, those that are there."""
+        return [f"/dev/shm/{name}" for name in sorted(mapped) if Path("/dev/shm", name).exists()]
+
+    def remove(self, name: str) -> None:
+        """Remove what `shared` named."""
+        Path(name).unlink(missing_ok=True)
+
+    def sockets(self) -> list[str]:
+        """Of other jobs there may be any number; here they end with their processes."""
+        return []
+
+    def seen(self, folder: Path) -> Path:
+        """The folder as the job sees it."""
+        return folder
+
+
+class Hosts:
+    """Hosts that nobody else uses."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def run(
+        self, case: Case, file: Path, added: dict[str, str], meanwhile: jobs.Meanwhile
+    ) -> jobs.Job:
+        """Run the job that the file describes, from the first host."""
+        second = case.ranks // 2 if case.hosts == 2 else 0
+        numbers = zip(self.cluster.hosts, (case.ranks - second, second), strict=True)
+        dealt = {host: number for host, number in numbers if number}
+        how = {"seconds": JOB_SECONDS, "meanwhile": meanwhile}
+        if case.launcher == "mpiexec":
+            return self.cluster.job(dealt, TRAINING, file, environment=added, **how)
+        # Where Open MPI's daemons on other hosts make their folders.
+        folder = {"PRTE_MCA_prte_remote_tmpdir_base": added["TMPDIR"]}
+        words = ("--hosts", ",".join(f"{host}:{number}" for host, number in dealt.items()))
+        words = (*words, "-n", str(case.ranks), TRAINING, file)
+        return self.cluster.launch(*words, environment=added | folder, **how)
+
+    def processes(self, mark: str, ranks: tuple[int, ...] = ()) -> list[psutil.Process]:
+        """All that run there, but for sshd's, which outlast a cut link as TCP's connections do."""
+        found = []
+        for process in self.cluster.processes():
+            with contextlib.suppress(psutil.Error):
+                if not process.name().startswith("sshd"):
+                    found.append(process)
+        return found
+
+    def shared(self, mapped: set[str]) -> list[str]:
+        """All files in /dev/shm."""
+        return [
+            f"{host}:/dev/shm/{name}"
+            for host in self.cluster.hosts
+            for name in self.cluster.run(host, "ls", "-A", "/dev/shm").split()
+        ]
+
+    def remove(self, name: str) -> None:
+        """Remove what `shared` named."""
+        host, _, path = name.partition(":")
+        self.cluster.run(host, "rm", "-rf", path)
+
+    def sockets(self) -> list[str]:
+        """Sockets of TCP that somebody has open, but for those of sshd's that end by themselves."""
+        found = []
+        for host in self.cluster.hosts:
+            for line in self.cluster.run(host, "cat", "/proc/net/tcp").splitlines()[1:]:
+                _, local, remote, state = line.split()[:4]
+                ports = {int(address.split(":")[1], 16) for address in (local, remote)}
+                if state in OPEN and SSH_PORT not in ports:
+                    found.append(f"{host}: {OPEN[state]} {local} {remote}")
+        return found
+
+    def seen(self, folder: Path) -> Path:
+        """The folder as the job sees it on the first host, whatever is mounted there."""
+        return Path(f"/proc/{self.cluster.inits[self.cluster.hosts[0]]}/root", *folder.parts[1:])
+
+    @contextlib.contextmanager
+    def made_for(self, kind: str, folder: Path) -> Iterator[None]:
+        """Meanwhile the folder is a small disk on the first host, if such a fault needs that."""
+        first = self.cluster.hosts[0]
+        if kind == "disk":
+            self.cluster.run(first, "mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", folder)
+        try:
+            yield
+        finally:
+            if kind == "disk":
+                self.cluster.run(first, "umount", "-l", folder)
+
+    def link(self, state: str) -> None:
+        """Cut the second host's link ("down"), or mend it ("up")."""
+        self.cluster.run(self.cluster.hosts[1], "ip", "link", "set", "eth0", state)
+
+
+Ground = Here | Hosts
+
+
+def is_monitor(words: list[str]) -> bool:
+    return any("chainermn_comm.watchdog.monitor" in word for word in words)
 
 
 @dataclass(frozen=True)
-class Folders:
+class Folder:
     """What a job and the one that goes on from it have in common."""
 
     root: Path
+
+    def __post_init__(self) -> None:
+        for folder in (self.out, self.notes, self.temporary):
+            folder.mkdir(parents=True)
 
     @property
     def out(self) -> Path:
@@ -76,134 +227,98 @@ class Folders:
     def temporary(self) -> Path:
         return self.root / "tmp"
 
-    def make(self) -> Folders:
-        for folder in (self.out, self.notes, self.temporary):
-            folder.mkdir(parents=True)
-        return self
-
     def noted(self, name: str) -> float | None:
-        try:
-            return float((self.notes / name).read_text())
-        except FileNotFoundError:
-            return None
+        path = self.notes / name
+        return float(path.read_text()) if path.exists() else None
 
 
 def run(
-    case: Case,
-    ground: Ground,
-    folders: Folders,
-    fault: dict[str, Any] | None,
-    seconds: float,
+    case: Case, ground: Ground, folder: Folder, seconds: float, after: float | None = None
 ) -> Seen:
     """Run the job of a case.
 
     Args:
         case: which job.
         ground: where.
-        folders: of the job.
-        fault: see `planting`; None for none.
+        folder: of the job.
         seconds: CHAINERMN_TIMEOUT.
+        after: the seconds until the fault comes, where it has no moment; None for no fault.
     """
     orders = {
-        "communicator": case.communicator,
-        "stop": STOP,
-        "background": case.background,
-        "out": str(folders.out),
-        "notes": str(folders.notes),
-        "fault": fault,
+        **{"communicator": case.communicator, "stop": STOP, "background": case.background},
+        **{"out": str(folder.out), "notes": str(folder.notes)},
+        "fault": None if after is None else asdict(case) | {"after": after},
     }
-    file = folders.root / "orders.json"
+    file = folder.root / "orders.json"
     file.write_text(json.dumps(orders))
-    mark = secrets.token_hex(8)
-    added = settings(mark, folders.temporary, seconds)
-    for note in folders.notes.glob("rank.*"):
+    added = {
+        MARK: secrets.token_hex(8),
+        "TMPDIR": str(folder.temporary),
+        "CHAINERMN_TIMEOUT": f"{seconds:g}",
+    }
+    for note in folder.notes.glob("rank.*"):
         note.unlink()
-    seen = Seen()
-    with (folders.root / "stdout").open("wb") as out, (folders.root / "stderr").open("wb") as err:
-        process = subprocess.Popen(
-            ground.command(case, file, added),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            cwd=folders.root,
-            env=all_variables(added),
-            start_new_session=True,
-        )
-    try:
-        mapped = _follow(process, ground, folders, seen)
-        if seen.returncode is None:
-            jobs.end(process, ground.processes(mark, []))
-    except BaseException:
-        jobs.end(process, ground.processes(mark, []))
-        raise
-    _read(folders, seen)
-    seen.left = _left(ground, mark, folders, seen, mapped)
-    return seen
+    reported, mapped, looked = None, set(), 0.0
 
-
-def _follow(
-    process: subprocess.Popen[bytes], ground: Ground, folders: Folders, seen: Seen
-) -> set[str]:
-    """Wait for the job's end; the names in /dev/shm that its processes had mapped."""
-    mapped: set[str] = set()
-    deadline, looked = time.monotonic() + JOB_SECONDS, 0.0
-    while (returncode := process.poll()) is None and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
-        if seen.reported is None and REPORT in _text(folders.root / "stderr"):
-            seen.reported = time.time()
-        if (folders.notes / "fault").exists() and not (folders.notes / "cut").exists():
-            wanted = json.loads((folders.root / "orders.json").read_text())["fault"]
-            if wanted is not None and wanted["kind"] == "link":
-                ground.cut()
-                (folders.notes / "cut").write_text(f"{time.time()}")
-        if not ground.hosts and time.monotonic() - looked > MAPS_SECONDS:
-            mapped |= _mapped(process.pid)
+    def look(launcher, said):
+        nonlocal reported, looked
+        if reported is None and REPORT in said()[1]:
+            reported = time.time()
+        struck = (folder.notes / "fault").exists() and not (folder.notes / "cut").exists()
+        if struck and after is not None and isinstance(ground, Hosts) and case.kind == "link":
+            ground.link("down")
+            (folder.notes / "cut").write_text(f"{time.time()}")
+        if isinstance(ground, Here) and time.monotonic() - looked > MAPS_SECONDS:
+            mapped.update(_mapped(launcher))
             looked = time.monotonic()
-    seen.returncode, seen.ended = returncode, time.time()
-    return mapped
+
+    job = ground.run(case, file, added, look)
+    if REPORT in job.err:
+        reported = reported or job.ended
+    notes = folder.notes.glob("rank.*")
+    pids = {int(path.suffix[1:]): int(path.read_text()) for path in notes}
+    return Seen(
+        job.returncode,
+        job.out,
+        job.err,
+        pids,
+        job.ended,
+        folder.noted("fault"),
+        folder.noted("cut"),
+        reported,
+        _left(ground, added[MARK], folder, tuple(pids.values()), mapped),
+    )
 
 
 def _mapped(launcher: int) -> set[str]:
+    """The names in /dev/shm that the launcher's processes have mapped."""
     found: set[str] = set()
     with contextlib.suppress(psutil.Error):
         for one in psutil.Process(launcher).children(recursive=True):
             with contextlib.suppress(OSError):
-                for line in Path(f"/proc/{one.pid}/maps").read_text().splitlines():
-                    if "/dev/shm/" in line and not line.endswith("(deleted)"):
-                        found.add(line.partition("/dev/shm/")[2])
+                maps = Path(f"/proc/{one.pid}/maps").read_text()
+                found.update(re.findall(r"/dev/shm/(.*)(?<! \(deleted\))$", maps, re.M))
     return found
 
 
-def _read(folders: Folders, seen: Seen) -> None:
-    seen.out, seen.err = _text(folders.root / "stdout"), _text(folders.root / "stderr")
-    seen.fault, seen.cut = folders.noted("fault"), folders.noted("cut")
-    if seen.reported is None and REPORT in seen.err:
-        seen.reported = seen.ended
-    for path in folders.notes.glob("rank.*"):
-        seen.pids[int(path.suffix[1:])] = int(path.read_text().split()[1])
-    seen.lengths = [float(path.read_text()) for path in folders.notes.glob("length.*")]
+def _left(
+    ground: Ground, mark: str, folder: Folder, pids: tuple[int, ...], mapped: set[str]
+) -> list[str]:
+    """What is left when all had a moment to go; it is ended and removed then."""
 
-
-def _left(ground: Ground, mark: str, folders: Folders, seen: Seen, mapped: set[str]) -> list[str]:
-    """What is left when all had a moment to go; processes are then ended."""
-    deadline = time.monotonic() + GRACE_SECONDS
-
-    def processes() -> list[psutil.Process]:
-        return ground.processes(mark, list(seen.pids.values()))
-
-    def all_that_is_left() -> list[str]:
+    def left() -> list[str]:
         found = [*ground.shared(mapped), *ground.sockets()]
-        found += [_described(process) for process in processes()]
-        return found + [str(path) for path in sorted(folders.temporary.rglob("*"))]
+        found += map(_described, ground.processes(mark, pids))
+        return found + [str(path) for path in sorted(folder.temporary.rglob("*"))]
 
-    while (left := all_that_is_left()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for process in processes():
+    soon(lambda: not left(), GRACE_SECONDS)
+    found = left()
+    for process in ground.processes(mark, pids):
         with contextlib.suppress(psutil.Error):
-            process.send_signal(signal.SIGKILL)
+            process.kill()
     for name in ground.shared(mapped):
         ground.remove(name)
-    return left
+    return found
 
 
 def _described(process: psutil.Process) -> str:
@@ -212,7 +327,3 @@ def _described(process: psutil.Process) -> str:
         what = "a monitor" if is_monitor(words) else " ".join(words)[:200]
         return f"process {process.pid} ({process.status()}): {what}"
     return f"process {process.pid}"
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace")

@@ -3,7 +3,7 @@
     python training.py FILE
 
 The file says in JSON: "communicator", "stop" (iterations), "background" (checkpoints), "out" (their
-folder), "notes" (a folder, for the runner) and "fault" (see planting.py) or null. Prints the
+folder), "notes" (a folder, for the runner) and "fault" (see faults.py) or null. Prints the
 iteration that the job goes on from, the iterations that are committed, and at its end a digest of
 all that was trained.
 """
@@ -31,7 +31,7 @@ from chainermn_train import (
     create_multi_node_optimizer,
     scatter_dataset,
 )
-from tests.chaos.planting import Plan, note
+from tests.chaos.faults import Plan, note
 from tests.support.killed import Model, digest
 
 INTERVAL = 3  # iterations between saves
@@ -155,7 +155,7 @@ def main() -> None:
     MPI.COMM_WORLD.Barrier()  # that some ranks take longer to start on a busy machine is no stall
     comm = create_communicator(case["communicator"])
     plan = Plan(case["fault"], comm.rank, notes, out)
-    note(notes / f"rank.{comm.rank}", f"{os.uname().nodename} {os.getpid()}")
+    note(notes / f"rank.{comm.rank}", f"{os.getpid()}")
     begun = time.monotonic()
     plan.start()
     random.seed(comm.rank)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import runs
-from .cases import DEATHS, STALLS, STOP, Case
-from .grounds import Ground, Here
-from .words import wrong
+from .faults import STOP, Case
+from .judging import wrong
+from .runs import Folder, Ground, Here, Hosts, Seen
 
 # CHAINERMN_TIMEOUT of the jobs that are to fail; the others take their time.
 LIMIT_SECONDS = 5.0
 PATIENT_SECONDS = 60.0
+# What must not take longer, in seconds. After a cut 20 are for the silence to be no hiccup; then
+# come the monitor's, the launcher's and MPI's own ends.
+DEATH = "a rank's death to the end of the job"
+REPORT = "a stall's time-out to the report"
+CUT = "the cut of a link to the end of the job"
+MOST_SECONDS = {DEATH: 5.0, REPORT: 3.0, CUT: 40.0}
+# What must not be, and, of reports that are wrong, at most one in fifty.
+UNENDED, MISNAMED, LEFT, LOST = "DIDN'T END", "MISNAMED", "LEFT", "LOST"
+NAMED_SHARE = 0.98
 
 
 @dataclass
@@ -27,32 +36,19 @@ class Trial:
         case: which.
         seen: its job.
         happened: whether the fault came; at a random time the job may have been faster.
-        ended: whether the job ended by itself, non-zero.
-        death_seconds: from a rank's death to the end of the job.
-        report_seconds: from the end of a stall's time to the report.
-        cut_seconds: from the cut of a link to the end of the job.
-        misnamed: what is missing of the right rank and operation; "" for nothing.
-        left: what the job left behind.
-        lost: what is wrong with the checkpoints, or with what goes on from them.
+        seconds: what it took, by the names above.
+        wrongs: what is not as promised, but for the times, by the names above.
+        left: the number of things that the job left behind.
         load: of the machine in the last minute, per core.
     """
 
     case: Case
-    seen: runs.Seen
+    seen: Seen
     happened: bool = True
-    ended: bool = True
-    death_seconds: float | None = None
-    report_seconds: float | None = None
-    cut_seconds: float | None = None
-    misnamed: str = ""
-    left: list[str] = field(default_factory=list)
-    lost: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    wrongs: dict[str, str] = field(default_factory=dict)
+    left: int = 0
     load: float = 0.0
-
-    @property
-    def is_right(self) -> bool:
-        """Whether all but the times is as promised."""
-        return self.ended and not (self.misnamed or self.left or self.lost)
 
     def __repr__(self) -> str:  # what a failing assertion shows
         said = f"-- out:\n{self.seen.out}\n-- err:\n{self.seen.err}"
@@ -60,40 +56,20 @@ class Trial:
 
     def summary(self) -> str:
         """In a line."""
-        if not self.happened:
-            return "the job was faster" if not self.lost else f"WRONG: {self.lost}"
-        parts = [f"status {self.seen.returncode}"]
-        if self.death_seconds is not None:
-            parts.append(f"ended after {self.death_seconds:.2f} s")
-        if self.report_seconds is not None:
-            parts.append(f"reported after {self.report_seconds:.2f} s")
-        if self.cut_seconds is not None:
-            parts.append(f"ended {self.cut_seconds:.2f} s after the cut")
-        parts += [f"load {self.load:.1f}"]
-        wrongs = {
-            "DIDN'T END": "" if self.ended else "by itself, non-zero",
-            "MISNAMED": self.misnamed,
-            "LEFT": "; ".join(self.left),
-            "LOST": self.lost,
-        }
-        return ", ".join(parts + [f"{name}: {text}" for name, text in wrongs.items() if text])
+        parts = [f"status {self.seen.returncode}"] if self.happened else ["the job was faster"]
+        parts += [f"{seconds:.2f} s from {what}" for what, seconds in self.seconds.items()]
+        wrongs = [f"{name}: {text}" for name, text in self.wrongs.items()]
+        return ", ".join([*parts, f"load {self.load:.1f}", *wrongs])
 
 
 class Trials:
     """Tries cases, and remembers what unbroken jobs end with."""
 
-    def __init__(self, hosts: Ground | None = None) -> None:
+    def __init__(self, hosts: Hosts | None = None) -> None:
         """Use these hosts for the cases that need any, or have two."""
         self._hosts = hosts
         self._whole: dict[tuple[int, str, int], tuple[dict[str, str], float]] = {}
-
-    def ground(self, case: Case) -> Ground:
-        """Where the case's job runs."""
-        if self._hosts is None:
-            assert case.hosts == 1
-            assert case.kind != "disk"
-            return Here()
-        return self._hosts
+        self._ground: Ground = hosts or Here()
 
     def run(self, case: Case, restart: bool = True) -> Trial:
         """Try a case.
@@ -102,91 +78,114 @@ class Trials:
             case: what to try.
             restart: whether to go on from its checkpoints, and compare the end.
         """
-        ground = self.ground(case)
-        length = self.whole(case)[1] if case.moment is None else 0.0
-        fault = {
-            "kind": case.kind,
-            "moment": case.moment,
-            "rank": case.victim,
-            "iteration": case.iteration,
-            "after": case.after * length,
-        }
-        with _folders() as folders, _disk(case, ground, folders.out):
+        assert self._hosts or (case.hosts == 1 and case.kind != "disk")
+        after = 0.0 if case.moment else case.after * self._unbroken(case)[1]
+        with _folder() as folder, contextlib.ExitStack() as stack:
+            if self._hosts:
+                stack.enter_context(self._hosts.made_for(case.kind, folder.out))
             try:
-                seen = runs.run(case, ground, folders, fault, LIMIT_SECONDS)
+                seen = runs.run(case, self._ground, folder, LIMIT_SECONDS, after)
             finally:
-                ground.mend()
-            trial = Trial(case, seen, load=os.getloadavg()[0] / (os.cpu_count() or 1))
-            _judge(trial)
-            if restart or not trial.happened:
-                trial.lost = self._lost(trial, ground, folders)
+                if self._hosts:
+                    self._hosts.link("up")
+            trial = judged(case, seen)
+            left = seen.left
+            if not trial.happened:
+                lost = "" if seen.ends == self._unbroken(case)[0] else "it ended otherwise"
+            elif restart:
+                lost, more = self._lost(case, folder)
+                left = left + more
+            else:
+                lost = ""
+        trial.left = len(left)
+        found = {LEFT: "; ".join(left), LOST: lost}
+        trial.wrongs.update({name: text for name, text in found.items() if text})
         return trial
 
-    def whole(self, case: Case) -> tuple[dict[str, str], float]:
+    def _unbroken(self, case: Case) -> tuple[dict[str, str], float]:
         """What the ranks of an unbroken job of that kind end with, and its seconds."""
         key = case.ranks, case.communicator, case.hosts
         if key not in self._whole:
-            with _folders() as folders:
-                seen = runs.run(case, self.ground(case), folders, None, PATIENT_SECONDS)
-            assert seen.returncode == 0, f"an unbroken job failed\n{seen.out}{seen.err}"
-            self._whole[key] = ends_of(seen), max(seen.lengths)
+            with _folder() as folder:
+                seen = runs.run(case, self._ground, folder, PATIENT_SECONDS)
+                assert seen.returncode == 0, f"an unbroken job failed\n{seen.out}{seen.err}"
+                lengths = [float(path.read_text()) for path in folder.notes.glob("length.*")]
+            self._whole[key] = seen.ends, max(lengths)
         return self._whole[key]
 
-    def _lost(self, trial: Trial, ground: Ground, folders: runs.Folders) -> str:
-        """What is wrong with the checkpoints, or with what goes on from them."""
-        case, whole = trial.case, self.whole(trial.case)[0]
-        if not trial.happened:
-            return "" if ends_of(trial.seen) == whole else "it ended otherwise than an unbroken job"
-        out = ground.seen(folders.out)
+    def _lost(self, case: Case, folder: Folder) -> tuple[str, list[str]]:
+        """What is wrong with what goes on from the checkpoints, and what that leaves."""
+        out = self._ground.seen(folder.out)
         records = [path.suffix[1:] for path in out.glob("run.commit.*")]
-        committed = max(
-            [int(folders.noted("committed") or 0), *map(int, filter(str.isdigit, records))]
-        )
-        again = runs.run(case, ground, folders, None, PATIENT_SECONDS)
+        numbers = map(int, filter(str.isdigit, records))
+        committed = max(int(folder.noted("committed") or 0), *numbers, 0)
+        again = runs.run(case, self._ground, folder, PATIENT_SECONDS)
         if again.returncode != 0:
-            return f"it can't be started again: status {again.returncode}\n{again.out}{again.err}"
+            said = f"status {again.returncode}\n{again.out}{again.err}"
+            return f"it can't be started again: {said}", []
         begin = int(again.out.partition("BEGIN ")[2].split()[0])
         # When all is trained the checkpoints are removed.
         if begin < committed < STOP:
-            return f"it goes on from {begin} though {committed} was committed"
-        if ends_of(again) != whole:
-            return f"going on from {begin} it ends otherwise than an unbroken job"
-        trial.left += again.left + [str(path) for path in sorted(out.iterdir())]
-        return ""
+            return f"it goes on from {begin} though {committed} was committed", []
+        if again.ends != self._unbroken(case)[0]:
+            return f"going on from {begin} it ends otherwise than an unbroken job", []
+        return "", again.left + [str(path) for path in sorted(out.iterdir())]
 
 
-def ends_of(seen: runs.Seen) -> dict[str, str]:
-    """What each rank ended with."""
-    lines = [line.split() for line in seen.out.splitlines() if line.startswith("END ")]
-    return {rank: digest for _, rank, digest in lines}
-
-
-def _judge(trial: Trial) -> None:
-    seen, case = trial.seen, trial.case
-    trial.left = list(seen.left)
+def judged(case: Case, seen: Seen) -> Trial:
+    """The trial, as far as its first job tells."""
+    trial = Trial(case, seen, load=os.getloadavg()[0] / (os.cpu_count() or 1))
     # An exception that is raised in a finalizer, where Python ignores all, is no fault.
     ignored = case.kind == "exception" and "Exception ignored in" in seen.err
     if case.moment is None and seen.returncode == 0 and (seen.fault is None or ignored):
         trial.happened = False
-        return
-    trial.ended = seen.returncode not in (0, None)
+        return trial
+    if seen.returncode in (0, None):
+        trial.wrongs[UNENDED] = "by itself, non-zero"
     if seen.fault is None:
-        trial.misnamed = "the fault never came"
-        return
-    if case.kind in DEATHS:
-        trial.death_seconds = seen.ended - seen.fault
-    if case.kind in STALLS and seen.reported is not None:
-        trial.report_seconds = max(0.0, seen.reported - seen.fault - LIMIT_SECONDS)
+        trial.wrongs[MISNAMED] = "the fault never came"
+        return trial
+    if case.group in ("end", "signal"):
+        trial.seconds[DEATH] = seen.ended - seen.fault
+    if case.group == "stall" and seen.reported is not None:
+        trial.seconds[REPORT] = max(0.0, seen.reported - seen.fault - LIMIT_SECONDS)
     if seen.cut is not None:
-        trial.cut_seconds = seen.ended - seen.cut
-    trial.misnamed = wrong(case, seen)
+        trial.seconds[CUT] = seen.ended - seen.cut
+    if complaint := wrong(case, seen):
+        trial.wrongs[MISNAMED] = complaint
+    return trial
+
+
+def figures(trials: Sequence[Trial]) -> list[tuple[str, str, str, bool]]:
+    """What the project promises, what it was in these trials, what it must be, if it holds."""
+    left, lost = sum(trial.left for trial in trials), sum(LOST in trial.wrongs for trial in trials)
+    happened = [trial for trial in trials if trial.happened]
+    number = len(happened)
+    ended = sum(UNENDED not in trial.wrongs for trial in happened)
+    named = sum(MISNAMED not in trial.wrongs for trial in happened)
+    rows = [
+        ("jobs that end by themselves, non-zero", f"{ended} of {number}", "all", ended == number)
+    ]
+    for what, most in MOST_SECONDS.items():
+        took = sorted(trial.seconds[what] for trial in happened if what in trial.seconds)
+        middle = f"median {took[len(took) // 2]:.2f} s" if took else "none"
+        longest = max(took, default=0.0)
+        was = f"at most {longest:.2f} s ({middle}, {len(took)} times)"
+        rows.append((f"time from {what}", was, f"at most {most:g} s", longest <= most))
+    return [
+        *rows,
+        (
+            "reports that name the right rank and operation",
+            f"{named} of {number} ({named / max(1, number):.1%})",
+            f"at least {NAMED_SHARE:.0%}",
+            named >= NAMED_SHARE * number,
+        ),
+        ("left-over processes, segments, files", str(left), "0", left == 0),
+        ("committed checkpoints lost or resumed wrong", str(lost), "0", lost == 0),
+    ]
 
 
 @contextlib.contextmanager
-def _folders() -> Iterator[runs.Folders]:
+def _folder() -> Iterator[Folder]:
     with tempfile.TemporaryDirectory(prefix="chainermn-chaos-") as folder:
-        yield runs.Folders(Path(folder)).make()
-
-
-def _disk(case: Case, ground: Ground, folder: Path) -> contextlib.AbstractContextManager[None]:
-    return ground.disk(folder) if case.kind == "disk" else contextlib.nullcontext()
+        yield Folder(Path(folder))

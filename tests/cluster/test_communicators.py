@@ -101,8 +101,9 @@ def test_dummy_leaves_gradients_alone_and_the_network_too(world):
 
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_verbs(world, name):
-    for mine in world[1]:
-        assert all(mine[name]["verbs"].values()), mine[name]["verbs"]
+    for rank, mine in enumerate(world[1]):
+        assert set(mine[name]["verbs"]) == {""}
+        assert mine[name]["part"] == list(range(rank % 2, len(world[0]), 2))
 
 
 def test_single_node_refuses_several_and_names_one_that_serves(world):

@@ -12,11 +12,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import psutil  # type: ignore[import-untyped]
 
+from tests.support.scripts import ROOT
+
+Meanwhile = Callable[[int, Callable[[], tuple[str, str]]], object]
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 SECONDS = 60.0  # ends a hang, no more
+LOOK_SECONDS = 0.02
 STACKS_SECONDS = 1.0  # for the ranks to write their stacks
 
 # Every script begins with it: a rank that is stuck, even in C, prints its stacks on SIGUSR1.
@@ -64,28 +69,40 @@ def run(
     ranks: int,
     *arguments: object,
     environment: dict[str, str] | None = None,
-    launcher: tuple[str, ...] = (),
     cwd: Path | None = None,
     seconds: float = SECONDS,
+    meanwhile: Meanwhile | None = None,
 ) -> Job:
     """Run `python *arguments` on so many ranks, with the mpiexec of this environment.
+
+    The ranks can import this package, `tests`.
 
     Args:
         ranks: number of processes.
         arguments: of the interpreter, such as a script that begins with PRELUDE.
         environment: variables to set besides those of this process.
-        launcher: further arguments of mpiexec.
-        cwd: where to run it.
-        seconds: after this the stacks are printed and the job is ended.
+        cwd: as `run_command` takes it, like the rest.
+        seconds: see there.
+        meanwhile: see there.
     """
-    command = [str(MPIEXEC), *launcher, "-n", str(ranks), sys.executable, *map(str, arguments)]
-    return run_command(command, variables(environment), seconds, cwd=cwd)
+    command = [str(MPIEXEC), "-n", str(ranks), sys.executable, *map(str, arguments)]
+    return run_command(command, variables(environment), seconds, cwd=cwd, meanwhile=meanwhile)
+
+
+def run_text(ranks: int, text: str, *arguments: object, **how: Any) -> Job:
+    """Run a script of this text, to which PRELUDE is added, as `run` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "script.py")
+        path.write_text(PRELUDE + text)
+        return run(ranks, path, *arguments, **how)
 
 
 def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
     """This process's environment without settings of ours, and with those given."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("CHAINERMN_")}
-    return {**found, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", **(environment or {})}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": os.pathsep.join(paths)}
+    return found | ours | (environment or {})
 
 
 def run_command(
@@ -94,6 +111,7 @@ def run_command(
     seconds: float,
     elsewhere: Callable[[], list[psutil.Process]] = list,
     cwd: Path | None = None,
+    meanwhile: Meanwhile | None = None,
 ) -> Job:
     """Run a launcher's whole command line.
 
@@ -103,6 +121,8 @@ def run_command(
         seconds: after this the stacks are printed and the job is ended.
         elsewhere: finds processes of the job that are no children of the launcher.
         cwd: where to run it.
+        meanwhile: called again and again with the launcher's number and what gives the output and
+            the errors so far.
     """
     # Files, since a pipe would be waited for as long as any orphan holds it.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -115,18 +135,26 @@ def run_command(
             env=environment,
             start_new_session=True,
         )
+
+        def said() -> tuple[str, str]:
+            return _text(out), _text(err)
+
+        deadline = time.monotonic() + seconds
         try:
-            returncode: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            returncode = None
-        ended = time.time()
-        if returncode is None:
-            end(process, elsewhere())
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    return Job(returncode, texts[0], texts[1], ended)
+            while (returncode := process.poll()) is None and time.monotonic() < deadline:
+                if meanwhile is not None:
+                    meanwhile(process.pid, said)
+                time.sleep(LOOK_SECONDS)
+            ended = time.time()
+        finally:
+            if process.poll() is None:
+                end(process, elsewhere())
+        return Job(returncode, *said(), ended)
+
+
+def _text(file: IO[bytes]) -> str:
+    """All of it; the processes that write to it share its position, which stays as it is."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
 def end(process: subprocess.Popen[bytes], elsewhere: list[psutil.Process]) -> None:

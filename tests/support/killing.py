@@ -1,18 +1,14 @@
-"""Runs a script on several ranks until something is there, and kills a rank then."""
+"""Runs a script on two ranks until something is there, and kills a rank then."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.support.jobs import MPIEXEC, variables
+from tests.support.jobs import run
 
 
 def kill_when(
@@ -23,28 +19,21 @@ def kill_when(
     Raises:
         AssertionError: the job ended before that, or `seconds` were over.
     """
-    command = [str(MPIEXEC), "-n", "2", sys.executable, str(script), *map(str, arguments)]
-    with tempfile.TemporaryFile() as output:
-        job = subprocess.Popen(
-            command, cwd=cwd, env=variables(), stdout=output, stderr=output, start_new_session=True
-        )
-        ranks: list[psutil.Process] = []
-        try:
-            deadline = time.monotonic() + seconds
-            while not condition():
-                if job.poll() is not None or time.monotonic() > deadline:
-                    output.seek(0)
-                    raise AssertionError(output.read().decode(errors="replace"))
-                time.sleep(0.05)
-            ranks = _ranks(job.pid, script)
+    killed: list[psutil.Process] = []
+
+    def kill(launcher: int, _: object) -> None:
+        if not killed and condition():
+            ranks = _ranks(launcher, script)
             assert len(ranks) == 2
             ranks[-1].kill()
-            job.wait(seconds)
-        finally:
-            for process in (*ranks, job):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            job.wait()
+            killed.extend(ranks)
+
+    job = run(2, script, *arguments, cwd=cwd, seconds=seconds, meanwhile=kill)
+    for process in killed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert killed, job
+    assert job.returncode is not None, job
 
 
 def _ranks(launcher: int, script: Path) -> list[psutil.Process]:

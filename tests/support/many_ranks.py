@@ -67,7 +67,7 @@ def _gradients(rank: int, call: int, larger: int) -> dict[str, np.ndarray]:
     return small | {"larger": rng.standard_normal(larger, "f4")}
 
 
-def _is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool:
+def is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool:
     """Whether this is the float64 mean, but for a few roundings in the narrowest type."""
     narrow = min(wire or grad.dtype, grad.dtype, key=lambda dtype: np.finfo(dtype).nmant)
     wide = [term.astype("f8") for term in terms]
@@ -98,7 +98,7 @@ def _check(name: str, nodes: str, wire: str | None, larger: int) -> list[str]:
         wrong += [
             f"call {call}, {key}: not the mean"
             for key, grad in found[call].items()
-            if not _is_mean(grad, [term[key] for term in terms], wire)
+            if not is_mean(grad, [term[key] for term in terms], wire)
         ]
     return [f"rank {WORLD.rank}: {name}, nodes {nodes}, wire {wire}: {one}" for one in wrong]
 

@@ -20,8 +20,7 @@ from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.support.jobs import MPIEXEC, SECONDS, Job, run_command, variables
-from tests.support.scripts import ROOT
+from tests.support.jobs import MPIEXEC, SECONDS, Job, Meanwhile, run_command, variables
 
 T = TypeVar("T")
 
@@ -169,6 +168,7 @@ class Cluster:
         alternating: bool = False,
         environment: dict[str, str] | None = None,
         seconds: float = SECONDS,
+        meanwhile: Meanwhile | None = None,
     ) -> Job:
         """Run ``python *arguments`` on hosts, started by mpiexec on the first through ssh.
 
@@ -180,52 +180,42 @@ class Cluster:
             alternating: deal ranks out in turn instead of filling host after host.
             environment: variables to set besides those of this process.
             seconds: after this all ranks' stacks are printed and the job is ended.
+            meanwhile: as `run_command` takes it.
         """
-        first = next(iter(ranks))
         passed = ["PYTHONPATH", "OMP_NUM_THREADS", *(environment or {})]
-        mpiexec = self.mpiexec(ranks, passed, alternating)
-        command = [*self.on(first), *mpiexec, *map(str, arguments)]
-        set_here = variables(environment)
-        paths = [str(ROOT), set_here.get("PYTHONPATH", "")]
-        set_here["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        return run_command(command, set_here, seconds, self.processes)
+        mpiexec = self._mpiexec(ranks, passed, alternating)
+        command = [*self.on(next(iter(ranks))), *mpiexec, *map(str, arguments)]
+        return run_command(
+            command, variables(environment), seconds, self.processes, meanwhile=meanwhile
+        )
 
-    def launch(self, *words: object, seconds: float = LAUNCH_SECONDS) -> str:
-        """Run ``chainermn launch`` on the first host; what it printed. It fails as `run` does.
-
-        The ranks can import this package, ``tests``.
-        """
-        paths = f"{sys.prefix}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-        set_here = {
-            **self.ssh_settings(),
-            **{"OMP_NUM_THREADS": "1", "PATH": paths, "PYTHONPATH": str(ROOT)},
-        }
-        settings = [f"{name}={value}" for name, value in set_here.items()]
-        command = (sys.executable, "-m", "chainermn_tools", "launch", *words)
-        return self.run(self.hosts[0], "env", *settings, *command, seconds=seconds)
-
-    def ssh_settings(self) -> dict[str, str]:
-        """Variables by which any launcher comes to other hosts, and ranks through the network."""
+    def launch(
+        self,
+        *words: object,
+        environment: dict[str, str] | None = None,
+        seconds: float = LAUNCH_SECONDS,
+        meanwhile: Meanwhile | None = None,
+    ) -> Job:
+        """Run ``chainermn launch`` on the first host, otherwise as `job` does."""
         ssh = str(self.folder / "ssh")
-        return {
+        set_here = {
+            "PATH": f"{sys.prefix}/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HYDRA_LAUNCHER": "ssh",
             "HYDRA_LAUNCHER_EXEC": ssh,
             "UCX_TLS": "tcp,self",  # else it finds out that the hosts are one machine
             "PRTE_MCA_plm_ssh_agent": ssh,
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_btl": "self,sm,tcp",
+            **(environment or {}),
         }
+        launch = (sys.executable, "-m", "chainermn_tools", "launch")
+        command = [*self.on(self.hosts[0]), *launch, *map(str, words)]
+        return run_command(
+            command, variables(set_here), seconds, self.processes, meanwhile=meanwhile
+        )
 
-    def mpiexec(
-        self, ranks: dict[str, int], passed: list[str], alternating: bool = False
-    ) -> list[str]:
-        """The words before the arguments of ``python`` on hosts; run them on the first of these.
-
-        Args:
-            ranks: how many on each host.
-            passed: variables that Open MPI is to pass on to hosts.
-            alternating: deal ranks out in turn instead of filling host after host.
-        """
+    def _mpiexec(self, ranks: dict[str, int], passed: list[str], alternating: bool) -> list[str]:
+        """The words before the arguments of ``python``; Open MPI passes on what is `passed`."""
         total = sum(ranks.values())
         if "Open MPI" in _output(MPIEXEC, "--version"):
             return [

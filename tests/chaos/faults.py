@@ -1,0 +1,275 @@
+"""What may go wrong on a rank, and when; and a rank's plan of it, inside of the job."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Left free when memory runs out: less than anybody's next array.
+BLOCK_BYTES = 1 << 20
+MEMORY_BYTES = 64 << 20  # until then
+LINK_SECONDS = 20.0  # for the runner to cut the link
+
+
+def raise_exception() -> None:
+    raise RuntimeError("planted")
+
+
+def run_out_of_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    held = []  # the traceback will hold it, so that all that follows has no memory either
+    while True:
+        held.append(bytearray(BLOCK_BYTES))
+
+
+def loop_in_python() -> None:
+    while True:
+        pass
+
+
+def hold_in_c() -> None:
+    while True:  # a signal ends the call, which holds the GIL
+        ctypes.PyDLL(None).sleep(1000)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A fault: by what the job does after it, what the rank does, and what is said of it then."""
+
+    group: str
+    strike: Callable[[], object] | None = None
+    said: str = ""
+
+
+KINDS = {
+    "exception": Kind("end", raise_exception, "uncaught RuntimeError"),
+    "sys.exit": Kind("end", lambda: sys.exit(3), "sys.exit(3)"),
+    "os._exit": Kind("end", lambda: os._exit(3), "os._exit(3)"),
+    "SIGTERM": Kind("signal", lambda: os.kill(os.getpid(), signal.SIGTERM)),
+    "SIGKILL": Kind("signal", lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "SIGSEGV": Kind("signal", lambda: ctypes.string_at(0)),
+    "memory": Kind("end", run_out_of_memory, "uncaught MemoryError"),
+    "SIGSTOP": Kind("stall", lambda: os.kill(os.getpid(), signal.SIGSTOP), "is stopped"),
+    "loop": Kind("stall", loop_in_python, "in loop_in_python\n"),
+    "held": Kind("stall", hold_in_c, "in hold_in_c\n"),
+    # It does something else than the others do, instead of failing by itself.
+    "skip": Kind("deviation", said="has ended and waits in MPI_Finalize"),
+    "other": Kind("deviation"),
+    "shape": Kind("deviation"),
+    "disk": Kind("disk"),
+    "link": Kind("link"),
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a fault comes.
+
+    Attributes:
+        function: of the job, as a traceback shows it.
+        operations: that the other ranks wait in then, or that ranks turn out to disagree in.
+        iterations: at which the moment comes; the job saves at every third.
+    """
+
+    function: str
+    operations: tuple[str, ...]
+    iterations: tuple[int, ...] = (0,)
+
+
+MOMENTS = {
+    "scatter_dataset": Moment("scatter", ("allgather_obj", "scatter_dataset")),
+    "bcast_data": Moment("share", ("bcast_data",)),
+    "first update": Moment("first_mean", ("allreduce_grad",)),
+    "collective": Moment("agree", ("allreduce",), (1, 4, 8)),
+    "user code": Moment("forward", ("allreduce", "allreduce_grad"), (2, 5, 9)),
+    "checkpoint": Moment("save", ("allgather_obj", "checkpoint"), (3, 6, 9)),
+    "writing": Moment("write", ("allgather_obj",), (3, 6, 9)),
+    "finalize": Moment("main", ("finalize",)),
+}
+# Before any checkpoint can have been committed.
+EARLY = ("scatter_dataset", "bcast_data", "first update")
+STOP = 12  # iterations of a job
+
+
+def is_possible(kind: str, moment: str) -> bool:
+    """Whether the fault is one there, and not what the rank would do anyway."""
+    if KINDS[kind].group == "deviation" and moment in ("user code", "writing"):
+        return False  # the rank calls nothing, or nothing that has a shape
+    # What comes after `finalize` on this rank is the same call, and nothing is written any more.
+    return (kind, moment) not in (("shape", "finalize"), ("disk", "finalize"))
+
+
+POINTS = [(kind, moment) for kind in KINDS for moment in MOMENTS if is_possible(kind, moment)]
+AT_RANDOM = [
+    name for name, kind in KINDS.items() if kind.group in ("end", "signal", "stall", "link")
+]
+COMMUNICATORS = ("naive", "flat", "hierarchical", "two_dimensional")
+# So many seeds have every point once, and random times; STRIDE spreads the points over them, so
+# that fewer are a fair sample.
+ROUND, STRIDE = 200, 37
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and its fault.
+
+    Attributes:
+        kind: of fault.
+        moment: when it comes; None for a random time.
+        iteration: at which, where the moment comes again and again.
+        victim: the rank.
+        ranks: of the job.
+        communicator: that it uses.
+        launcher: "mpiexec" or "launch".
+        hosts: on how many hosts it runs.
+        background: whether checkpoints are written in the background.
+        after: the share of the job's length, where the time is random.
+        seed: that it was drawn from.
+    """
+
+    kind: str
+    moment: str | None
+    iteration: int = 0
+    victim: int = 1
+    ranks: int = 2
+    communicator: str = "flat"
+    launcher: str = "mpiexec"
+    hosts: int = 1
+    background: bool = False
+    after: float = 0.0
+    seed: int = -1
+
+    @property
+    def group(self) -> str:
+        return KINDS[self.kind].group
+
+    def __str__(self) -> str:
+        when = f"at {self.after:.0%} of the job" if self.moment is None else f"in {self.moment}"
+        at = f" {self.iteration}" if self.iteration else ""
+        hosts = f" on {self.hosts} hosts" if self.hosts > 1 else ""
+        background = ", background checkpoints" if self.background else ""
+        return (
+            f"seed {self.seed}: {self.kind} {when}{at}, rank {self.victim} of {self.ranks}{hosts}, "
+            f"{self.communicator}, {self.launcher}{background}"
+        )
+
+
+def draw(seed: int, hosts: bool = True) -> Case:
+    """The case of a seed; without hosts none of those that need any."""
+    choose = random.Random(seed)
+    place = seed * STRIDE % ROUND
+    kind, moment = POINTS[place] if place < len(POINTS) else (choose.choice(AT_RANDOM), None)
+    ranks = choose.choice((2, 2, 3, 4))
+    two = choose.random() < 0.3
+    iteration = choose.choice(MOMENTS[moment].iterations) if moment else 0
+    # In the background a fault in a thread waits for the next save, unless it ends the process.
+    ends_process = KINDS[kind].group == "signal" or kind == "os._exit"
+    at_once = (moment != "writing" and kind != "disk") or ends_process
+    after, background = choose.random(), choose.random() < 0.3 and at_once
+    return Case(
+        kind,
+        moment,
+        iteration,
+        launcher="launch" if kind == "link" else choose.choice(("mpiexec", "launch")),
+        victim=choose.randrange(ranks),
+        ranks=ranks,
+        communicator=choose.choice(COMMUNICATORS),
+        hosts=2 if hosts and kind != "disk" and (two or kind == "link") else 1,
+        background=background,
+        after=after,
+        seed=seed,
+    )
+
+
+class Plan:
+    """One fault on one rank, once."""
+
+    def __init__(self, fault: dict[str, Any] | None, rank: int, notes: Path, disk: Path) -> None:
+        """Plan it, unless it is another rank's, or happened before the job was started again.
+
+        Args:
+            fault: its "kind", "moment", "victim" and "iteration", and where it has no moment
+                "after", the seconds until then.
+            rank: this rank.
+            notes: folder where the runner is told of it.
+            disk: folder that is to run full.
+        """
+        self.notes, self.disk = notes, disk
+        mine = fault is not None and fault["victim"] == rank and not (notes / "fault").exists()
+        self.fault = fault if mine else None
+
+    def start(self) -> None:
+        """From now on it can happen at its time, whatever goes on then."""
+        if self.fault is not None and self.fault["moment"] is None:
+            kind = self.fault["kind"]
+            signal.signal(signal.SIGALRM, lambda *_: self._strike(kind))
+            # 0 would mean never.
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, self.fault["after"]))
+
+    def stop(self) -> None:
+        """It was too late: Python is about to give signals back their own meaning."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def at(self, moment: str, iteration: int = 0) -> str:
+        """If this is its moment, have it happen, or give its kind for the caller to deviate."""
+        fault = self.fault
+        if fault is None or (fault["moment"], fault["iteration"]) != (moment, iteration):
+            return ""
+        self.fault = None
+        self._strike(fault["kind"])
+        return fault["kind"]
+
+    def collective(
+        self, moment: str, iteration: int, comm: Any, call: Callable[[], T], changed: Any = None
+    ) -> T | None:
+        """A collective call, which the fault may prevent or change."""
+        how = self.at(moment, iteration)
+        if how == "skip":
+            return None
+        if how == "other":
+            comm.alltoall_obj([None] * comm.size)
+        return changed() if how == "shape" else call()
+
+    def _strike(self, kind: str) -> None:
+        note(self.notes / "fault", f"{time.time()}")
+        if kind == "disk":
+            self._fill()
+        elif kind == "link":
+            self._await_cut()
+        elif strike := KINDS[kind].strike:
+            strike()
+
+    def _fill(self) -> None:
+        with open(self.disk / "filler", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                return
+
+    def _await_cut(self) -> None:
+        deadline = time.monotonic() + LINK_SECONDS
+        while not (self.notes / "cut").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("nobody has cut the link")
+            time.sleep(0.01)
+
+
+def note(path: Path, text: str) -> None:
+    """Write a small file that others see whole or not at all."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(text)
+    os.replace(new, path)
