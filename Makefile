@@ -37,6 +37,8 @@ export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_osc = ^ucx
 export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
 export PATH := $(BIN):$(PATH)
+# pytest rewrites modules as it imports them: each rank anew, unless they may be kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-full test-everything test-openmpi test-second-python test-doubles test-gpu chaos lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
 train: $(READY)
