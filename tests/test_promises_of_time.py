@@ -24,7 +24,6 @@ from tests.support.failing import (
     seconds_since_failure,
 )
 from tests.support.jobs import run
-from tests.support.planted import OURS
 from tests.support.virtual_hosts import Cluster, missing
 
 pytestmark = pytest.mark.alone
@@ -82,7 +81,7 @@ def test_a_call_that_waits_is_reported_and_the_job_ended_when_the_time_out_is_ov
 
 def test_three_seconds_after_an_abort_in_vain_the_ranks_are_ended(tmp_path):
     path = script(tmp_path, "abort_in_vain()\ntime.sleep(1000)", install=WATCHED + IN_VAIN)
-    job = run(2, path, environment=OURS)
+    job = run(2, path)
     check_ended(job)
     assert ABORT_SECONDS < seconds_since_failure(job) < ABORT_SECONDS + END_SECONDS, job
 

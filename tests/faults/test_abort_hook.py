@@ -17,7 +17,6 @@ from tests.support.failing import (
     script,
 )
 from tests.support.jobs import CHECK_GRADIENTS, PRELUDE, run
-from tests.support.planted import OURS
 from tests.support.processes import is_gone
 
 FORCED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
@@ -282,7 +281,7 @@ if world.rank == 1:
     planted.fail_while_memory_is_shared({raised})
 check_gradients(comm)
 """
-    job = run(2, script(tmp_path, "", install=PLANTED, body=body), environment=OURS)
+    job = run(2, script(tmp_path, "", install=PLANTED, body=body))
     check_ended(job, status)
     assert "ChainerMN: rank 1 of 2: " in job.err
     assert "rank 0 of 2" not in job.err
@@ -301,7 +300,7 @@ except MemoryError:
     pass
 comm.allreduce(np.ones(3))
 """
-    job = run(2, script(tmp_path, "", install=PLANTED, body=body), environment=OURS)
+    job = run(2, script(tmp_path, "", install=PLANTED, body=body))
     check_ended(job, 1)
     assert "ChainerMN: rank 1 of 2: " in job.err
     assert "planted" in job.err

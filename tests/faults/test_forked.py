@@ -9,17 +9,14 @@ import pytest
 
 from tests.support import jobs
 
-SCRIPT = (
-    jobs.PRELUDE
-    + jobs.CHECK_GRADIENTS
-    + """
+SCRIPT = f"""{jobs.CHECK_GRADIENTS}
 import atexit, multiprocessing, os, sys, time
 import numpy as np
 from mpi4py import MPI
 from chainermn_comm import CommunicationError, create_communicator
 
 def child(how, comm):
-    atexit.register(lambda: print(f"EXIT FUNCTION of {how}\\n", end=""))
+    atexit.register(lambda: print(f"EXIT FUNCTION of {{how}}\\n", end=""))
     if how == "use":
         try:
             comm.allreduce_obj(1)
@@ -72,7 +69,7 @@ def fork(how, comm):
 
 with create_communicator(sys.argv[1]) as comm:
     check_gradients(comm)
-    ended = {}
+    ended = {{}}
     for how in sys.argv[2:]:
         ended[how] = fork(how, comm)
         check_gradients(comm)
@@ -82,7 +79,6 @@ with create_communicator(sys.argv[1]) as comm:
     if comm.rank == 0:
         print("ENDS", ends)
 """
-)
 # How a child ends, and with which status.
 STATUS = {
     "_exit": 7,
@@ -98,15 +94,8 @@ STATUS = {
 }
 
 
-@pytest.fixture
-def program(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    return path
-
-
-def test_forked_children_end_with_their_status_and_gradients_go_on(program):
-    job = jobs.run(2, program, "hierarchical", *STATUS)
+def test_forked_children_end_with_their_status_and_gradients_go_on():
+    job = jobs.run_text(2, SCRIPT, "hierarchical", *STATUS)
     assert job.returncode == 0, job
     assert f"ENDS {[STATUS, STATUS]}" in job.out, job
     run_exit_functions = ("return", "code", "message", "error", "later", "grandchild", "grandchild")
@@ -117,16 +106,17 @@ def test_forked_children_end_with_their_status_and_gradients_go_on(program):
     assert job.err.count("LookupError: of the child") == 2
 
 
-@pytest.mark.parametrize("hook", [pytest.param("0", marks=pytest.mark.full), "1"])
-def test_with_and_without_the_abort_hook(program, hook):
+@pytest.mark.parametrize(
+    ("ranks", "hook"),
+    [
+        (2, "1"),
+        pytest.param(2, "0", marks=pytest.mark.full),
+        pytest.param(1, "", marks=pytest.mark.full),
+    ],
+)
+def test_with_and_without_the_abort_hook_and_on_one_rank(ranks, hook):
     environment = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": hook}
-    job = jobs.run(2, program, "flat", "code", environment=environment)
+    name = "flat" if ranks == 2 else "hierarchical"
+    job = jobs.run_text(ranks, SCRIPT, name, "code", environment=environment)
     assert job.returncode == 0, job
-    assert "ENDS [{'code': 7}, {'code': 7}]" in job.out, job
-
-
-@pytest.mark.full
-def test_one_rank(program):
-    job = jobs.run(1, program, "hierarchical", "code")
-    assert job.returncode == 0, job
-    assert "ENDS [{'code': 7}]" in job.out, job
+    assert f"ENDS {[{'code': 7}] * ranks}" in job.out, job

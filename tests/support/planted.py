@@ -1,16 +1,9 @@
-"""Faults in the middle of what communicators do, for the scripts of jobs to plant on a rank.
-
-Such a script finds this package by the environment OURS.
-"""
+"""Faults in the middle of what communicators do, for the scripts of jobs to plant on a rank."""
 
 from __future__ import annotations
 
 import time
 from typing import NoReturn
-
-from tests.support.scripts import ROOT
-
-OURS = {"PYTHONPATH": str(ROOT)}
 
 
 def fail_while_memory_is_shared(error: BaseException) -> None:

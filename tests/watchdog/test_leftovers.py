@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,16 +14,12 @@ import pytest
 
 from chainermn_comm.watchdog.leftovers import SharedFiles
 from tests.support import jobs
-from tests.support.planted import OURS
-from tests.support.processes import soon
+from tests.support.processes import is_gone, soon
 from tests.support.watchdog import birth
 
 SHARED = Path("/dev/shm")
-SCRIPT = (
-    jobs.PRELUDE
-    + jobs.CHECK_GRADIENTS
-    + """
-import atexit, multiprocessing, os, subprocess, sys, threading, time
+SCRIPT = f"""{jobs.CHECK_GRADIENTS}
+import atexit, contextlib, multiprocessing, os, subprocess, sys, threading, time
 import numpy as np
 from mpi4py import MPI
 from chainermn_comm import create_communicator
@@ -41,9 +38,9 @@ if how not in WELL:
     child = subprocess.Popen(["sleep", "1000"])
     print("CHILD", child.pid, flush=True)
 maps = [line.split(None, 5)[4:] for line in open("/proc/self/maps") if "/dev/shm" in line]
-inodes = {int(inode) for inode, _ in maps}
-files = {os.path.basename(name.strip().removesuffix(" (deleted)")) for _, name in maps}
-files |= {entry.name for entry in os.scandir("/dev/shm") if entry.inode() in inodes}
+inodes = {{int(inode) for inode, _ in maps}}
+files = {{os.path.basename(name.strip().removesuffix(" (deleted)")) for _, name in maps}}
+files |= {{entry.name for entry in os.scandir("/dev/shm") if entry.inode() in inodes}}
 print("FILES", *sorted(files), flush=True)
 world = MPI.COMM_WORLD
 time.sleep(1)  # for the monitor to see the files
@@ -55,11 +52,8 @@ if how == "one finalized":
     comms[1].finalize()
 if how == "left by an exception":
     for comm in comms:
-        try:
-            with comm:
-                raise LookupError("of all ranks")
-        except LookupError:
-            pass
+        with contextlib.suppress(LookupError), comm:
+            raise LookupError("of all ranks")
     with create_communicator("hierarchical") as comm:
         check_gradients(comm)
 if how == "not finalized":
@@ -82,27 +76,14 @@ if how == "launcher":
 if how not in WELL:
     time.sleep(1000)
 """
-)
 
 
-@pytest.fixture
-def program(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    return path
-
-
-def left_of(out: str, folder: Path) -> list[object]:
-    """What a job had and that is still there, once the monitor had the time to clean up.
-
-    Args:
-        out: what its ranks printed.
-        folder: where its temporary files were made.
-    """
-    lines = [line.split() for line in out.splitlines()]
+def left_of(job: jobs.Job, folder: Path) -> list[object]:
+    """What a job had and that is still there, once the monitor had the time to clean up."""
+    lines = [line.split() for line in job.out.splitlines()]
     names = {name for line in lines if line[:1] == ["FILES"] for name in line[1:]}
-    assert len(names) > 1, f"the ranks mapped no window\n{out}"
-    assert any(name.startswith("sem.mp-") for name in names), out
+    assert len(names) > 1, f"the ranks mapped no window\n{job}"
+    assert any(name.startswith("sem.mp-") for name in names), job
     pids = [int(line[1]) for line in lines if line[:1] == ["CHILD"]]
 
     def found() -> list[object]:
@@ -113,70 +94,53 @@ def left_of(out: str, folder: Path) -> list[object]:
     return found()
 
 
-def run(program: Path, how: str, folder: Path) -> jobs.Job:
-    folder.mkdir()
-    return jobs.run(2, program, how, environment={**OURS, "TMPDIR": str(folder)})
+def run(how: str, folder: Path, meanwhile: jobs.Meanwhile | None = None) -> jobs.Job:
+    environment = {"TMPDIR": str(folder)}
+    return jobs.run_text(2, SCRIPT, how, environment=environment, meanwhile=meanwhile)
 
 
-def tiers(*full: str, default: tuple[str, ...]) -> list:
+def tiers(*default: str, full: tuple[str, ...]) -> list:
     return [*default, *(pytest.param(how, marks=pytest.mark.full) for how in full)]
 
 
 @pytest.mark.parametrize(
-    "how",
-    tiers("finalized", "one finalized", "left by an exception", default=("not finalized",)),
+    "how", tiers("not finalized", full=("finalized", "one finalized", "left by an exception"))
 )
-def test_a_job_that_ends_by_itself(program, how, tmp_path):
-    job = run(program, how, tmp_path / "t")
+def test_a_job_that_ends_by_itself(how, tmp_path):
+    job = run(how, tmp_path)
     assert job.returncode == 0, job
     if how == "not finalized":  # MPI ends after all of Python's exit functions
         assert job.out.count("LAST 2") == 2, job
         assert job.err.count("exception in thread") == 2, job
-    assert left_of(job.out, tmp_path / "t") == []
+    assert left_of(job, tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    "how",
-    tiers("all killed", "abort", "abort in vain", default=("exception", "kill")),
+    "how", tiers("exception", "kill", full=("all killed", "abort", "abort in vain"))
 )
-def test_a_rank_that_fails(program, how, tmp_path):
-    job = run(program, how, tmp_path / "t")
+def test_a_rank_that_fails(how, tmp_path):
+    job = run(how, tmp_path)
     assert job.returncode not in (0, None), job
-    assert left_of(job.out, tmp_path / "t") == []
+    assert left_of(job, tmp_path) == []
 
 
-def test_a_launcher_that_is_killed(program, tmp_path):
-    path, folder = tmp_path / "out", tmp_path / "t"
-    folder.mkdir()
-    with path.open("wb") as out:
-        process = subprocess.Popen(
-            [jobs.MPIEXEC, "-n", "2", sys.executable, program, "launcher"],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=jobs.variables({"TMPDIR": str(folder)}),
-        )
-    started = psutil.Process(process.pid)
-    try:
-        assert soon(lambda: path.read_text().count("WAITING") == 2), path.read_text()
-        ours = started.children(recursive=True)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+def test_a_launcher_that_is_killed(tmp_path):
+    ours: list[psutil.Process] = []
+
+    def kill_launcher(launcher, said):
+        if not ours and said()[0].count("WAITING") == 2:
+            ours.extend(psutil.Process(launcher).children(recursive=True))
+            os.kill(launcher, signal.SIGKILL)
+
+    job = run("launcher", tmp_path, kill_launcher)
+    assert ours, job
     # MPICH's ranks end too; Open MPI's, which sleep here, hadn't after 30 s.
-    soon(lambda: not any(alive(one) for one in ours), 5)
+    psutil.wait_procs(ours, 5)
     for one in ours:
-        if alive(one):
+        with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
-    assert soon(lambda: not any(alive(one) for one in ours))
-    assert left_of(path.read_text(), folder) == []
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert all(is_gone(one.pid) for one in ours)
+    assert left_of(job, tmp_path) == []
 
 
 MAPPED = """

@@ -13,7 +13,6 @@ import pytest
 
 from chainermn_comm.watchdog import monitor
 from tests.support import jobs
-from tests.support.planted import OURS
 from tests.support.watchdog import clock, description, record
 
 COMMUNICATOR = (0, 1)
@@ -48,7 +47,7 @@ def start_rank() -> Iterator:
             [sys.executable, "-c", OTHER_RANK, str(world)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=jobs.variables(OURS),
+            env=jobs.variables(),
         )
         started.append(process)
         assert process.stdout is not None

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support import jobs
 from tests.support.explained import explained
-from tests.support.planted import OURS
 from tests.support.processes import soon
 
 # Short, and long enough for the ranks to be where they shall be, on a machine that is busy.
@@ -101,7 +100,7 @@ def program(tmp_path):
 
 
 def run(ranks, program, how, seconds=SECONDS):
-    environment = {**OURS, "CHAINERMN_TIMEOUT": f"{seconds:g}"}
+    environment = {"CHAINERMN_TIMEOUT": f"{seconds:g}"}
     job = jobs.run(ranks, program, how, 0, environment=environment, seconds=JOB_SECONDS)
     assert job.returncode is not None, f"the job hung\n{job}"
     assert_no_monitor_stays(job)
@@ -217,7 +216,7 @@ def test_a_rank_that_does_not_come_to_make_the_first_communicator(program):
 
 def test_by_default_there_is_a_report_and_the_job_goes_on(program):
     # The script imposes what is 600 s by default.
-    job = jobs.run(2, program, "asleep", 2.0, environment=OURS, seconds=JOB_SECONDS)
+    job = jobs.run(2, program, "asleep", 2.0, seconds=JOB_SECONDS)
     assert job.returncode == 0, job
     said(job, "culprit: rank 1 .* is in no call", "The ranks go on waiting")
     assert job.err.count("likely culprit") == 1, job
