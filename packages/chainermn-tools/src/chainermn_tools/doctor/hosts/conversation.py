@@ -124,15 +124,17 @@ class Conversation:
 
     def _read_answers(self) -> None:
         assert self.process.stdout is not None
-        while line := self.process.stdout.readline(LONGEST_LINE):
-            text = line.decode(errors="replace")
-            if text.startswith(MARK):  # start-up files of shells print things, too
-                with contextlib.suppress(ValueError):
-                    self._answers.put(json.loads(text[len(MARK) :]))
+        with self.process.stdout as lines:
+            while line := lines.readline(LONGEST_LINE):
+                text = line.decode(errors="replace")
+                if text.startswith(MARK):  # start-up files of shells print things, too
+                    with contextlib.suppress(ValueError):
+                        self._answers.put(json.loads(text[len(MARK) :]))
         self._answers.put(None)
 
     def _read_complaints(self) -> None:
         assert self.process.stderr is not None
-        while piece := os.read(self.process.stderr.fileno(), 1 << 16):
-            text = self._complaints + piece.decode(errors="replace")
-            self._complaints = text[-KEPT_CHARACTERS:]
+        with self.process.stderr as pipe:
+            while piece := os.read(pipe.fileno(), 1 << 16):
+                text = self._complaints + piece.decode(errors="replace")
+                self._complaints = text[-KEPT_CHARACTERS:]
