@@ -10,20 +10,16 @@ import re
 
 import pytest
 
-from tests.chaos import table
-from tests.chaos.cases import Case
-from tests.chaos.grounds import Hosts
-from tests.chaos.trials import Trials
+from tests.chaos.faults import Case
+from tests.chaos.runs import Hosts
+from tests.chaos.trials import CUT, MOST_SECONDS, Trials
 from tests.support.failing import (
     COMMUNICATOR,
     RAISE,
     TRACEBACK,
-    check_ended,
-    check_last_words,
-    script,
+    failed,
     seconds_since_failure,
 )
-from tests.support.jobs import run
 from tests.support.virtual_hosts import Cluster, missing
 
 pytestmark = pytest.mark.alone
@@ -60,29 +56,24 @@ IN_VAIN = "from tests.support.planted import abort_in_vain\n"
 
 
 @pytest.mark.parametrize("end", FAILURES)
-def test_five_seconds_after_a_failure_the_job_has_ended(end, tmp_path):
+def test_five_seconds_after_a_failure_the_job_has_ended(end):
     statement, code, words = FAILURES[end]
-    job = run(2, script(tmp_path, statement, install=COMMUNICATOR))
-    check_ended(job, code)
-    if words:
-        check_last_words(job, *(word.format(1) for word in words))
+    job = failed(2, code, words, end=statement, install=COMMUNICATOR)
     assert seconds_since_failure(job) < END_SECONDS, job
 
 
-def test_a_call_that_waits_is_reported_and_the_job_ended_when_the_time_out_is_over(tmp_path):
-    path = script(tmp_path, "", install=WATCHED, body=STALL)
-    job = run(2, path, environment={"CHAINERMN_TIMEOUT": f"{TIMEOUT_SECONDS:g}"})
-    check_ended(job)
+def test_a_call_that_waits_is_reported_and_the_job_ended_when_the_time_out_is_over():
+    environment = {"CHAINERMN_TIMEOUT": f"{TIMEOUT_SECONDS:g}"}
+    job = failed(2, None, environment=environment, install=WATCHED, body=STALL)
     (waited,) = re.findall(r"likely culprit: rank 1 .*\n.* has waited for ([\d.]+) s", job.err)
     reported = TIMEOUT_SECONDS + REPORT_SECONDS
     assert TIMEOUT_SECONDS <= float(waited) < reported, job
     assert TIMEOUT_SECONDS < seconds_since_failure(job) < reported + END_SECONDS, job
 
 
-def test_three_seconds_after_an_abort_in_vain_the_ranks_are_ended(tmp_path):
-    path = script(tmp_path, "abort_in_vain()\ntime.sleep(1000)", install=WATCHED + IN_VAIN)
-    job = run(2, path)
-    check_ended(job)
+def test_three_seconds_after_an_abort_in_vain_the_ranks_are_ended():
+    end = "abort_in_vain()\ntime.sleep(1000)"
+    job = failed(2, None, end=end, install=WATCHED + IN_VAIN)
     assert ABORT_SECONDS < seconds_since_failure(job) < ABORT_SECONDS + END_SECONDS, job
 
 
@@ -90,9 +81,8 @@ def test_three_seconds_after_an_abort_in_vain_the_ranks_are_ended(tmp_path):
 @pytest.mark.skipif(bool(missing()), reason="no hosts can be made here")
 def test_forty_seconds_after_a_link_was_cut_the_ranks_on_both_sides_have_ended():
     """20 for the silence to be no hiccup; then the monitors', the launcher's and MPI's own ends."""
-    case = Case(-1, "link", "collective", 4, 0.0, 1, 2, "hierarchical", "launch", 2, False)
+    case = Case("link", "collective", 4, communicator="hierarchical", launcher="launch", hosts=2)
     with Cluster(("alpha", "beta")) as cluster:
         trial = Trials(Hosts(cluster)).run(case, restart=False)
-    assert trial.is_right, trial
-    assert trial.cut_seconds is not None, trial
-    assert trial.cut_seconds < table.CUT_SECONDS, trial
+    assert not trial.wrongs, trial
+    assert trial.seconds[CUT] < MOST_SECONDS[CUT], trial

@@ -12,40 +12,35 @@ from tests.support.failing import (
     COMMUNICATOR,
     RAISE,
     TRACEBACK,
-    check_ended,
     check_last_words,
-    script,
+    failed,
+    text,
 )
-from tests.support.jobs import CHECK_GRADIENTS, PRELUDE, run
+from tests.support.jobs import CHECK_GRADIENTS, run, run_text
 from tests.support.processes import is_gone
 
 FORCED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.full)])
-def test_on_where_a_rank_is_alone_in_its_communicator(rank, tmp_path):
-    path = script(tmp_path, RAISE, failing=(rank,), install=ALONE)
-    job = run(3, path)
-    check_ended(job, 1)
-    check_last_words(job, f"ChainerMN: rank {rank} of 3: uncaught", "Traceback", "ValueError")
+def test_on_where_a_rank_is_alone_in_its_communicator(rank):
+    words = ("ChainerMN: rank {} of 3: uncaught", "Traceback", "ValueError")
+    failed(3, 1, words, end=RAISE, failing=(rank,), install=ALONE)
 
 
-def test_on_before_the_first_communicator_is_finished(tmp_path):
+def test_on_before_the_first_communicator_is_finished():
     install = "from chainermn_comm import create_communicator\n"
-    end = "create_communicator('naive', 'no communicator')"
     body = """
 if world.rank == 1:
     print("failing at", time.time(), flush=True)
-    exec(end)
+    create_communicator('naive', 'no communicator')
 create_communicator("naive")
 """
-    job = run(2, script(tmp_path, end, install=install, body=body))
-    check_ended(job, 1)
-    check_last_words(job, "ChainerMN: rank 1 of 2: uncaught TypeError", "Traceback", "TypeError")
+    words = ("ChainerMN: rank 1 of 2: uncaught TypeError", "Traceback", "TypeError")
+    failed(2, 1, words, install=install, body=body)
 
 
 def test_refused_by_the_environment_an_exit_is_pythons_and_the_others_go_on(tmp_path):
-    install = "import atexit\nfrom pathlib import Path\n" + COMMUNICATOR
     body = f"""
 leaving = Path({str(tmp_path / "leaving")!r})
 if world.rank == 1:
@@ -55,15 +50,16 @@ while not leaving.exists():
     time.sleep(0.01)
 print("going on")
 """
-    path = script(tmp_path, "", install=install, body=body)
-    job = run(2, path, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"})
+    install = "import atexit\nfrom pathlib import Path\n" + COMMUNICATOR
+    refused = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
+    job = run_text(2, text(install=install, body=body), environment=refused)
     assert "going on" in job.out, job
     assert "ChainerMN" not in job.err, job
 
 
-def test_forced_before_a_communicator_exists(tmp_path):
+def test_forced_before_a_communicator_exists():
     # One rank fails before it has used MPI in any way, and the other begins to.
-    body = f"""{PRELUDE}
+    script = """
 import sys, time, chainermn_comm
 if sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 1:
     print("failing at", time.time(), flush=True)
@@ -71,21 +67,18 @@ if sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 1:
 from mpi4py import MPI
 MPI.COMM_WORLD.Barrier()
 """
-    path = tmp_path / "script.py"
-    path.write_text(body)
-    job = run(2, path, environment=FORCED)
-    check_ended(job, 1)
+    job = run_text(2, script, environment=FORCED)
+    assert job.returncode == 1, job
     check_last_words(job, *(word.format(1) for word in TRACEBACK))
 
 
-def test_importing_starts_mpi_only_where_forced(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text("import sys, chainermn_comm; print('mpi4py.MPI' in sys.modules)")
-    assert run(1, path).out.split() == ["False"]
-    assert run(1, path, environment=FORCED).out.split() == ["True"]
+def test_importing_starts_mpi_only_where_forced():
+    script = "import sys, chainermn_comm; print('mpi4py.MPI' in sys.modules)"
+    assert run(1, "-c", script).out.split() == ["False"]
+    assert run(1, "-c", script, environment=FORCED).out.split() == ["True"]
 
 
-def test_a_child_of_a_rank_does_not_start_mpi_again(tmp_path):
+def test_a_child_of_a_rank_does_not_start_mpi_again():
     body = """
 import subprocess
 child = (
@@ -94,23 +87,21 @@ child = (
 )
 subprocess.run([sys.executable, "-c", child], check=True)
 """
-    path = script(tmp_path, "", install="import chainermn_comm\n", body=body)
-    job = run(2, path, environment=FORCED)
+    job = run_text(2, text(install="import chainermn_comm\n", body=body), environment=FORCED)
     assert job.returncode == 0, job
     assert job.out.split() == ["False", "False"]
 
 
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.full)])
-def test_the_users_own_hook_prints_once(when, tmp_path):
+def test_the_users_own_hook_prints_once(when):
     own = "sys.excepthook = lambda kind, value, trace: print('OWN HOOK', file=sys.stderr)\n"
     install = own + ADD_HOOK if when == "before" else ADD_HOOK + own
-    job = run(2, script(tmp_path, RAISE, install=install))
-    check_ended(job, 1)
+    job = failed(2, 1, end=RAISE, install=install)
     assert job.err.count("OWN HOOK") == 1, job
     assert "rank 1 of 2: uncaught ValueError" in job.err
 
 
-def test_a_hook_of_the_users_that_never_returns(tmp_path):
+def test_a_hook_of_the_users_that_never_returns():
     # As the manual's snippet: it aborts by itself.
     own = """
 def hook(kind, value, trace):
@@ -119,19 +110,16 @@ def hook(kind, value, trace):
     world.Abort(7)
 sys.excepthook = hook
 """
-    job = run(2, script(tmp_path, RAISE, install=own + ADD_HOOK))
-    check_ended(job, 7)
+    job = failed(2, 7, end=RAISE, install=own + ADD_HOOK)
     assert job.err.count("OWN HOOK") == 1, job
 
 
-def test_long_tracebacks_of_all_ranks_stay_whole(tmp_path):
+def test_long_tracebacks_of_all_ranks_stay_whole():
     # 8 kB each; Open MPI's launcher reads 4 kB at a time.
-    end = (
-        "raise ValueError(''.join(f'\\nrank {world.rank} line {i:03} of 200' for i in range(200)))"
-    )
-    path = script(tmp_path, f"world.Barrier()\n{end}", failing=(0, 1, 2))
-    job = run(3, path)
-    check_ended(job, 1)
+    end = """world.Barrier()
+raise ValueError(''.join(f'\\nrank {world.rank} line {i:03} of 200' for i in range(200)))
+"""
+    job = failed(3, 1, end=end, failing=(0, 1, 2))
     lines = job.err.splitlines()
     begins = [i for i, line in enumerate(lines) if line.endswith("line 000 of 200")]
     assert begins, job  # on a busy machine some ranks are ended before they come to speak
@@ -142,7 +130,7 @@ def test_long_tracebacks_of_all_ranks_stay_whole(tmp_path):
     assert [line for line in lines if line.endswith("of 200")] == whole, job
 
 
-def test_ranks_that_learn_of_an_error_do_not_bury_it(tmp_path):
+def test_ranks_that_learn_of_an_error_do_not_bury_it():
     end = """
 from chainermn_comm import PeerError
 if world.rank == 1:
@@ -150,13 +138,12 @@ if world.rank == 1:
     raise ValueError("failure!")
 raise PeerError("rank 1 found an error")
 """
-    job = run(3, script(tmp_path, end, failing=(0, 1, 2)))
-    check_ended(job, 1)
-    check_last_words(job, "ChainerMN: rank 1 of 3", "Traceback", "ValueError: failure!")
+    words = ("ChainerMN: rank 1 of 3", "Traceback", "ValueError: failure!")
+    job = failed(3, 1, words, end=end, failing=(0, 1, 2))
     assert "PeerError" not in job.err, job
 
 
-def test_the_rank_whose_loss_fails_is_the_one_that_speaks(tmp_path):
+def test_the_rank_whose_loss_fails_is_the_one_that_speaks():
     body = """
 import chainer, chainermn_train, numpy as np
 from chainermn_comm import create_communicator
@@ -172,31 +159,26 @@ def loss(x):
 while True:
     optimizer.update(loss, np.ones((1, 2), np.float32))
 """
-    job = run(2, script(tmp_path, "", install="", body=body))
-    check_ended(job, 1)
-    check_last_words(job, *(word.format(1) for word in TRACEBACK))
+    job = failed(2, 1, TRACEBACK, install="", body=body)
     assert "PeerError" not in job.err, job
 
 
-def test_a_rank_that_learns_of_an_error_alone_ends_the_job(tmp_path):
+def test_a_rank_that_learns_of_an_error_alone_ends_the_job():
     end = "from chainermn_comm import PeerError; raise PeerError('rank 1 found an error')"
-    job = run(2, script(tmp_path, end, failing=(0,)))
-    check_ended(job, 1)
+    job = failed(2, 1, end=end, failing=(0,))
     assert "PeerError: rank 1 found an error" in job.err
 
 
-def test_while_another_thread_is_in_mpi(tmp_path):
+def test_while_another_thread_is_in_mpi():
     end = """
 threading.Thread(target=lambda: world.Recv(bytearray(1), source=0)).start()
 time.sleep(0.3)
 raise ValueError("failure!")
 """
-    job = run(2, script(tmp_path, end))
-    check_ended(job, 1)
-    check_last_words(job, *(word.format(1) for word in TRACEBACK))
+    failed(2, 1, TRACEBACK, end=end)
 
 
-def test_an_exception_in_a_thread_names_the_rank_and_ends_nothing(tmp_path):
+def test_an_exception_in_a_thread_names_the_rank_and_ends_nothing():
     body = """
 def work():
     raise ValueError("failure!")
@@ -207,42 +189,40 @@ if world.rank == 1:
 world.Barrier()
 print("finished")
 """
-    job = run(2, script(tmp_path, "", body=body))
+    job = run_text(2, text(body=body))
     assert job.returncode == 0, job
     assert job.out.count("finished") == 2
     words = ("ChainerMN: rank 1 of 2: exception in thread loader", "Traceback", "ValueError")
     check_last_words(job, *words)
 
 
-def test_worker_processes_of_the_failing_rank_end(tmp_path):
+def test_worker_processes_of_the_failing_rank_end():
     end = """
 import multiprocessing
-worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(40,))
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
 worker.start()
 print("worker", worker.pid, flush=True)
 raise ValueError("failure!")
 """
-    job = run(2, script(tmp_path, end))
-    check_ended(job, 1)
+    job = failed(2, 1, end=end)
     (pid,) = re.findall(r"worker (\d+)", job.out)
     assert is_gone(int(pid))
 
 
-def test_one_rank_alone_ends_as_python_does(tmp_path):
-    job = run(1, script(tmp_path, RAISE, failing=(0,)))
-    assert job.returncode == 1, job
+def test_one_rank_alone_ends_as_python_does():
+    job = failed(1, 1, end=RAISE, failing=(0,))
     assert "ValueError: failure!" in job.err
     assert "ChainerMN" not in job.err
     assert "Abort" not in job.err
 
 
-def test_after_mpi_is_finalized_an_exit_is_pythons(tmp_path):
-    job = run(2, script(tmp_path, "", body="MPI.Finalize()\nos._exit(0)\n"))
+def test_after_mpi_is_finalized_an_exit_is_pythons():
+    job = run_text(2, text(body="MPI.Finalize()\nos._exit(0)\n"))
     assert job.returncode == 0, job
     assert "ChainerMN" not in job.err
 
 
-def test_adding_twice_and_removing(tmp_path):
+def test_adding_twice_and_removing():
     body = """
 from chainermn_comm import abort
 def hooks():
@@ -259,7 +239,7 @@ sys.ps1 = ">>> "  # an interactive interpreter
 abort.add_hook()
 assert hooks() == before
 """
-    job = run(2, script(tmp_path, "", install="", body=body))
+    job = run_text(2, text(install="", body=body))
     assert job.returncode == 0, job
 
 
@@ -273,7 +253,7 @@ from tests.support import planted
     ("raised", "status"),
     [pytest.param("RuntimeError('planted')", 1, marks=pytest.mark.full), ("SystemExit(3)", 3)],
 )
-def test_an_exception_between_steps_that_ranks_take_together_ends_the_job(raised, status, tmp_path):
+def test_an_exception_between_steps_that_ranks_take_together_ends_the_job(raised, status):
     """Such as that of a signal's handler; the others wait inside of the same call."""
     body = f"""
 comm = create_communicator("hierarchical")
@@ -281,13 +261,12 @@ if world.rank == 1:
     planted.fail_while_memory_is_shared({raised})
 check_gradients(comm)
 """
-    job = run(2, script(tmp_path, "", install=PLANTED, body=body))
-    check_ended(job, status)
+    job = failed(2, status, install=PLANTED, body=body)
     assert "ChainerMN: rank 1 of 2: " in job.err
     assert "rank 0 of 2" not in job.err
 
 
-def test_an_exception_while_gradients_are_summed_ends_the_job(tmp_path):
+def test_an_exception_while_gradients_are_summed_ends_the_job():
     """Even one that is caught: the others are in the middle of the same call."""
     body = """
 comm = create_communicator("single_node")
@@ -300,7 +279,6 @@ except MemoryError:
     pass
 comm.allreduce(np.ones(3))
 """
-    job = run(2, script(tmp_path, "", install=PLANTED, body=body))
-    check_ended(job, 1)
+    job = failed(2, 1, install=PLANTED, body=body)
     assert "ChainerMN: rank 1 of 2: " in job.err
     assert "planted" in job.err

@@ -16,9 +16,11 @@ from tests.support.failing import (
     TRACEBACK,
     check_ended,
     check_last_words,
+    failed,
     script,
+    text,
 )
-from tests.support.jobs import run
+from tests.support.jobs import run, run_text
 
 # What the failing rank does, the exit status of the job, the last words on stderr.
 REPORTED = {
@@ -34,8 +36,6 @@ REPORTED = {
     "os._exit": ("os._exit(3)", 3, ("ChainerMN: rank {} of 2: os._exit(3)",)),
     "early success": ("os._exit(0)", 1, ("ChainerMN: rank {} of 2: os._exit(0)",)),
 }
-
-
 # Each end while rank 1 waits in a barrier and while rank 0 is in code of its own.
 CASES = [
     (end, others, rank)
@@ -50,7 +50,7 @@ DEFAULT = [
 ]
 
 
-def tiers(cases, default):
+def tiers(cases, default=()):
     """Cases for `parametrize`, of which some are in the default tier."""
     return [pytest.param(*one, marks=() if one in default else pytest.mark.full) for one in cases]
 
@@ -58,14 +58,12 @@ def tiers(cases, default):
 @pytest.mark.parametrize(
     ("end", "others", "rank"), tiers([*CASES, ("exception", "loop", 1)], DEFAULT)
 )
-def test_a_failing_rank_says_why_and_ends_the_job(end, others, rank, tmp_path):
+def test_a_failing_rank_says_why_and_ends_the_job(end, others, rank):
     statement, code, words = REPORTED[end]
-    job = run(2, script(tmp_path, statement, others, (rank,)))
-    check_ended(job, code)
-    check_last_words(job, *(word.format(rank) for word in words))
+    failed(2, code, words, end=statement, others=others, failing=(rank,))
 
 
-def test_success_stays_success_and_the_others_finish(tmp_path):
+def test_success_stays_success_and_the_others_finish():
     """Each rank in a way of its own; rank 0 when the others wait for it."""
     body = """
 ends = ["pass", "sys.exit()", "raise SystemExit(0)", "exit(0)"]
@@ -74,13 +72,14 @@ if world.rank == 0:
     print("rank 0 finished")
 exec(ends[world.rank])
 """
-    job = run(4, script(tmp_path, "", body=body))
+    job = run_text(4, text(body=body))
     assert job.returncode == 0, job
     assert "rank 0 finished" in job.out
     assert "ChainerMN" not in job.err
 
 
-NOT_THE_RANKS = """
+def test_an_exit_that_is_caught_or_a_threads_or_a_childs_does_not_end_the_job():
+    body = """
 try:
     sys.exit(3)
 except SystemExit as caught:
@@ -94,38 +93,33 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
 world.Barrier()
 print("finished")
 """
-
-
-def test_an_exit_that_is_caught_or_a_threads_or_a_childs_does_not_end_the_job(tmp_path):
-    job = run(2, script(tmp_path, "", body=NOT_THE_RANKS))
+    job = run_text(2, text(body=body))
     assert job.returncode == 0, job
     assert job.out.count("finished") == 2
 
 
-@pytest.mark.parametrize("code", [256, pytest.param(-1, marks=pytest.mark.full)])
-def test_exit_codes_that_do_not_fit_are_no_success(code, tmp_path):
-    check_ended(run(2, script(tmp_path, f"sys.exit({code})")), {256: 1, -1: 255}[code])
+@pytest.mark.parametrize(("code", "status"), [(256, 1), *tiers([(-1, 255)])])
+def test_exit_codes_that_do_not_fit_are_no_success(code, status):
+    failed(2, status, end=f"sys.exit({code})")
 
 
-def test_an_exit_taken_by_name_before_is_seen(tmp_path):
-    install = "from sys import exit as leave\n" + ADD_HOOK
-    check_ended(run(2, script(tmp_path, "leave(3)", install=install)), 3)
+def test_an_exit_taken_by_name_before_is_seen():
+    failed(2, 3, end="leave(3)", install="from sys import exit as leave\n" + ADD_HOOK)
 
 
 @pytest.mark.full
-def test_a_third_rank_is_ended_too(tmp_path):
-    job = run(3, script(tmp_path, RAISE, "loop", (2,)))
-    check_ended(job, 1)
-    check_last_words(job, "ChainerMN: rank 2 of 3: uncaught", "Traceback", "ValueError: failure!")
+def test_a_third_rank_is_ended_too():
+    words = ("ChainerMN: rank 2 of 3: uncaught", "Traceback", "ValueError: failure!")
+    failed(3, 1, words, end=RAISE, others="loop", failing=(2,))
 
 
 @pytest.mark.parametrize(
     ("words", "end", "code"),
     [
         (("-m", "mpi4py"), RAISE, 1),
-        *tiers([(("-m", "mpi4py"), "sys.exit(3)", 3), (("-m", "mpi4py"), "sys.exit(0)", 0)], []),
+        *tiers([(("-m", "mpi4py"), "sys.exit(3)", 3), (("-m", "mpi4py"), "sys.exit(0)", 0)]),
         (("-m", "script"), "raise SystemExit(3)", 3),
-        *tiers([(("-c",), "sys.exit(3)", 3)], []),
+        *tiers([(("-c",), "sys.exit(3)", 3)]),
     ],
 )
 def test_however_the_script_is_started(words, end, code, tmp_path):

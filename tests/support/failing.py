@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from tests.support.jobs import PRELUDE, Job
+from tests.support.jobs import PRELUDE, Job, run_text
 
 # The others outlast any job here that doesn't end by itself.
 OTHERS_STAY = 1000.0
@@ -44,24 +45,43 @@ create_communicator("naive", world.Split(world.rank == world.size - 1))
 COMMUNICATOR = "from chainermn_comm import create_communicator; create_communicator('naive')\n"
 
 
-def script(
-    folder: Path,
-    end: str,
+def text(
+    end: str = "",
     others: str = "barrier",
     failing: tuple[int, ...] = (1,),
     install: str = ADD_HOOK,
     body: str = BODY,
-) -> Path:
+) -> str:
+    """A script; what it does, see BODY."""
+    return f"{START}{install}end, others, failing = {end!r}, {others!r}, {failing!r}\n{body}"
+
+
+def script(folder: Path, *arguments: Any, **options: Any) -> Path:
+    """The path of a script that `text` makes of these arguments."""
     path = folder / "script.py"
-    choices = f"end, others, failing = {end!r}, {others!r}, {failing!r}\n"
-    path.write_text(START + install + choices + body)
+    path.write_text(text(*arguments, **options))
     return path
+
+
+def failed(
+    ranks: int,
+    code: int | None,
+    words: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+    **options: Any,
+) -> Job:
+    """The job of a script that `text` makes; it has ended with this status and these last words."""
+    job = run_text(ranks, text(**options), environment=environment)
+    check_ended(job, code)
+    if words:
+        (*_, rank) = options.get("failing", (1,))
+        check_last_words(job, *(word.format(rank) for word in words))
+    return job
 
 
 def check_ended(job: Job, code: int | None = None) -> None:
     """The job ended because of the failure, with this exit status (None: anything but success)."""
-    assert job.returncode is not None, f"the job hung\n{job}"
-    assert job.returncode != 0, job
+    assert job.returncode not in (0, None), job
     assert seconds_since_failure(job) >= 0, job
     assert code is None or job.returncode == code, job
 

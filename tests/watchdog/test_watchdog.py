@@ -16,14 +16,15 @@ from tests.support.processes import soon
 
 # Short, and long enough for the ranks to be where they shall be, on a machine that is busy.
 SECONDS = 3.0
-JOB_SECONDS = 120.0  # ends a hang, no more
-
-SCRIPT = (
-    jobs.PRELUDE
-    + """
+START = """
 import os, signal, sys, threading, time
 import numpy as np
 from mpi4py import MPI
+print("RANK", os.getpid(), flush=True)
+MPI.COMM_WORLD.Barrier()  # imports take their time, which no watchdog counts
+how = sys.argv[1]
+"""
+SCRIPT = f"""{START}
 from chainermn_comm import create_communicator
 from tests.support.watchdog import communicator_within
 
@@ -59,28 +60,24 @@ def alone_then_elsewhere():
     comm.bcast(np.ones(100, "f4"), root=1)
     in_python()
 
-how, seconds = sys.argv[1], float(sys.argv[2])
-print("RANK", os.getpid(), flush=True)
-MPI.COMM_WORLD.Barrier()  # imports take their time, which no watchdog counts
-if how == "first" and MPI.COMM_WORLD.rank == 1:
+seconds = float(sys.argv[2])
+world = MPI.COMM_WORLD
+if how == "first" and world.rank == 1:
     in_python()
 comm = communicator_within("naive", seconds) if seconds else create_communicator("naive")
 part = comm.split(int(comm.rank == 2), 0)
 for i in range(3):
     comm.allreduce(np.ones(10))
-world = MPI.COMM_WORLD
 world.Barrier()
-culprit = world.size - 1 if how != "in_a_part" else 1
 if how == "finalize":
     comm.finalize()
-    if world.rank == 1:
-        in_python()
+if how in ("finalize", "create") and world.rank == 1:
+    in_python()
+if how == "finalize":
     sys.exit()
 if how == "create":
-    if world.rank == 1:
-        in_python()
     create_communicator("flat")
-if world.rank == culprit:
+if world.rank == (1 if how == "in_a_part" else world.size - 1):
     print("elsewhere", world.rank, flush=True)
     globals()[how]()
 comm.bcast(np.ones(100, "f4"), root=1)
@@ -89,28 +86,20 @@ if how == "alone_then_elsewhere":
     import chainermn.functions
     chainermn.functions.recv(comm, 1, tag=3)
 """
-)
 
 
-@pytest.fixture
-def program(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    return path
-
-
-def run(ranks, program, how, seconds=SECONDS):
-    environment = {"CHAINERMN_TIMEOUT": f"{seconds:g}"}
-    job = jobs.run(ranks, program, how, 0, environment=environment, seconds=JOB_SECONDS)
-    assert job.returncode is not None, f"the job hung\n{job}"
-    assert_no_monitor_stays(job)
+def run(ranks, how, script=SCRIPT, limit=SECONDS, reported_only=0):
+    """The job, which ends by itself, and of which no monitor stays."""
+    environment = {"CHAINERMN_TIMEOUT": f"{limit:g}"}
+    job = jobs.run_text(ranks, script, how, reported_only, environment=environment)
+    if reported_only:
+        assert job.returncode == 0, job
+    else:
+        assert job.returncode not in (0, None), job
+    pids = set(re.findall(r"RANK (\d+)", job.out))
+    assert pids, job
+    assert soon(lambda: not monitors_of(pids)), job
     return job
-
-
-def assert_no_monitor_stays(job):
-    ranks = set(re.findall(r"RANK (\d+)", job.out))
-    assert ranks, job
-    assert soon(lambda: not monitors_of(ranks)), job
 
 
 def monitors_of(ranks):
@@ -134,8 +123,6 @@ def said(job, *patterns):
 
 
 BCAST = r"^  rank 0 .* waits in bcast \(root 1, collective call 5\) for"
-
-
 ELSEWHERE = "stalled-rank-elsewhere"
 
 
@@ -151,11 +138,8 @@ ELSEWHERE = "stalled-rank-elsewhere"
         ),
     ],
 )
-def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(
-    ranks, how, where, stack, known, program
-):
-    job = run(ranks, program, how)
-    assert job.returncode != 0, job
+def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(ranks, how, where, stack, known):
+    job = run(ranks, how)
     culprit = rf"culprit: rank {ranks - 1} \(process \d+ on \S+\) {where}"
     said(job, culprit, BCAST, *(["^  rank 1 .* waits in bcast"] if ranks == 3 else []))
     said(job, rf"^Stacks of rank {ranks - 1}\b[\s\S]*?{stack}" if stack else "^Stacks")
@@ -166,68 +150,65 @@ def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(
     assert explained(job)[0] == known
 
 
-@pytest.mark.full
-def test_a_receive_that_nobody_answers(program):
-    job = run(2, program, "in_recv")
-    assert job.returncode != 0, job
-    said(
-        job, r"culprits.*: rank 1 .* waits in recv_obj \(from rank 0, tag 5, ", "or: rank 0", BCAST
-    )
-    assert explained(job)[0] == "stalled-ranks-wait-for-one-another"
-
-
-@pytest.mark.full
-def test_a_rank_in_another_communicators_call(program):
-    # Rank 1 waits in the communicator of ranks 0 and 1 for rank 0, which waits for rank 1.
-    job = run(3, program, "in_a_part")
-    assert job.returncode != 0, job
-    said(job, "culprits.*: rank 1 .* waits in allreduce_obj", "or: rank 0 .* waits in bcast")
-    assert "rank 2 (process" in job.err
+def in_full(*case):
+    return pytest.param(*case, marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize(
-    ("how", "operation"),
+    ("ranks", "how", "words"),
     [
-        ("finalize", "MPI_Finalize"),
-        pytest.param("create", "create", marks=pytest.mark.full),
+        (
+            *(2, "finalize"),
+            ["culprit: rank 1 .* is in no call", "^  rank 0 .* waits in MPI_Finalize", "in_python"],
+        ),
+        in_full(
+            *(2, "create"),
+            ["culprit: rank 1 .* is in no call", "^  rank 0 .* waits in create", "in_python"],
+        ),
+        in_full(
+            *(2, "in_recv"),
+            [r"s.*: rank 1 .* waits in recv_obj \(from rank 0, tag 5, ", "or: rank 0", BCAST],
+        ),
+        # Rank 1 waits in the communicator of ranks 0 and 1 for rank 0, which waits for rank 1.
+        in_full(
+            *(3, "in_a_part"),
+            ["s.*: rank 1 .* waits in allreduce_obj", "or: rank 0 .* in bcast"],
+        ),
+        (
+            *(3, "first"),
+            [
+                r"culprit: rank 1 \(process \d+ on \S+\) is in no call",
+                "^  rank 0 .* waits in create_communicator",
+                "^  rank 2 .* waits in create_communicator",
+                "ending the job",
+            ],
+        ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_waiting_outside_any_communicator(how, operation, program):
-    job = run(2, program, how)
-    assert job.returncode != 0, job
-    said(
-        job, "culprit: rank 1 .* is in no call", rf"^  rank 0 .* waits in {operation}", "in_python"
-    )
+def test_whatever_ranks_wait_in_is_told(ranks, how, words):
+    job = run(ranks, how)
+    said(job, *words)
+    if how == "in_recv":
+        assert explained(job)[0] == "stalled-ranks-wait-for-one-another"
+    if how == "in_a_part":
+        assert "rank 2 (process" in job.err
+    if how == "first":
+        assert job.err.count("likely culprit") == 1, job
+        assert "A report follows at 3.0 s" in job.err
 
 
-def test_a_rank_that_does_not_come_to_make_the_first_communicator(program):
-    job = run(3, program, "first")
-    assert job.returncode != 0, job
-    said(
-        job,
-        r"culprit: rank 1 \(process \d+ on \S+\) is in no call",
-        "^  rank 0 .* waits in create_communicator",
-        "^  rank 2 .* waits in create_communicator",
-        "ending the job",
-    )
-    assert job.err.count("likely culprit") == 1, job
-    assert "A report follows at 3.0 s" in job.err
-
-
-def test_by_default_there_is_a_report_and_the_job_goes_on(program):
+def test_by_default_there_is_a_report_and_the_job_goes_on():
     # The script imposes what is 600 s by default.
-    job = jobs.run(2, program, "asleep", 2.0, seconds=JOB_SECONDS)
-    assert job.returncode == 0, job
+    job = run(2, "asleep", limit=600, reported_only=2.0)
     said(job, "culprit: rank 1 .* is in no call", "The ranks go on waiting")
     assert job.err.count("likely culprit") == 1, job
     assert job.out.count("going on") == 2, job
-    assert_no_monitor_stays(job)
 
 
 @pytest.mark.full
-def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named(program):
-    job = run(2, program, "alone_then_elsewhere", 2)
-    assert job.returncode != 0, job
+def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named():
+    job = run(2, "alone_then_elsewhere", limit=2)
     assert "going on" in job.out
     said(
         job,
@@ -239,10 +220,87 @@ def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named
     )
 
 
+MODEL_PARALLEL = f"""{START}
+import chainer.functions as F
+import chainermn
+from chainer import Variable
+from chainermn.functions import bcast, recv, send
+
+def nobody_sends(first):
+    if not first:
+        recv(comm, 0, tag=7)
+
+def nobody_receives(first):
+    if first:
+        send(x, comm, 1, tag=7)
+
+def other_orders(first):
+    calls = [lambda: recv(comm, 1, tag=7) if first else send(x, comm, 0, tag=7),
+             lambda: bcast(comm, x)]
+    for call in calls if first else reversed(calls):
+        call()
+
+def backward_never_comes(first):
+    global kept
+    if first:
+        send(x, comm, 1, tag=7).backward()
+    else:
+        kept = recv(comm, 0, tag=7)
+        w = Variable(kept.array)
+        F.sum(w * kept.array).backward()
+
+def both_send_first(first):
+    send(x, comm, 1 - comm.rank, tag=7)
+    recv(comm, 1 - comm.rank, tag=7)
+
+def delegate_dropped(first):
+    if first:
+        send(x, comm, 1, tag=7)
+    else:
+        F.sum(recv(comm, 0, tag=7)).backward()
+
+comm = chainermn.create_communicator("naive")
+x = Variable(np.ones(1 << 20, "f"))  # too large for MPI to take it before it is received
+globals()[how](comm.rank == 0)
+comm.bcast_obj("met again")
+"""
+# What the report says of the ranks that wait in these functions.
+WAITS = {
+    "nobody_sends": [
+        r"rank 1 .* waits in recv \(from rank 0, tag 7\), inside chainermn.functions: recv"
+    ],
+    "nobody_receives": [
+        r"rank 0 .* waits in send \(to rank 1, tag 7, .* bytes\), inside chainermn.functions: send"
+    ],
+    "other_orders": [
+        r"rank 0 .* waits in recv \(from rank 1, tag 7\), inside chainermn.functions: recv",
+        r"rank 1 .* waits in chainermn.functions: bcast \(collective call 1",
+    ],
+    "backward_never_comes": [
+        r"rank 0 .* waits in recv \(from rank 1, .* backward of send\(rank=1, tag=7\)"
+    ],
+    "both_send_first": [
+        r"rank 0 .* waits in send \(to rank 1, tag 7, .*functions: send",
+        r"rank 1 .* waits in send \(to rank 0, tag 7, .*functions: send",
+    ],
+    "delegate_dropped": [
+        r"rank 1 .* waits in send \(to rank 0, .* backward of recv\(rank=0, tag=7\)",
+        # This is told at once, and by whom.
+        r"rank 0: the delegate variable that send\(rank=1, tag=7\) returned was",
+    ],
+}
+DEFAULT = ("other_orders", "backward_never_comes")
+
+
+@pytest.mark.parametrize("how", [how if how in DEFAULT else in_full(how) for how in WAITS])
+def test_model_parallelism_that_waits_without_end_is_reported_and_ends(how):
+    job = run(2, how, MODEL_PARALLEL)
+    for words in WAITS[how]:
+        assert re.search(words, job.err), job
+
+
 BAD_VALUES = ["soon", "-1", "0.5", "nan", "inf", "1e12"]
-REFUSED = (
-    jobs.PRELUDE
-    + f"""
+REFUSED = f"""
 import os
 from mpi4py import MPI
 from chainermn_comm import RankMismatchError, create_communicator
@@ -258,17 +316,12 @@ for value in {BAD_VALUES}:
     refused(value, ValueError)
 refused(str(10 + MPI.COMM_WORLD.rank), RankMismatchError)
 """
-)
 
 
-def test_bad_values_and_values_that_differ_are_errors_on_all_ranks(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(REFUSED)
-    job = jobs.run(2, path)
+def test_bad_values_and_values_that_differ_are_errors_on_all_ranks():
+    job = jobs.run_text(2, REFUSED)
     assert job.returncode == 0, job
-    refused = [
-        line for line in job.out.splitlines() if line.startswith("REFUSED CHAINERMN_TIMEOUT")
-    ]
+    refused = re.findall("^REFUSED CHAINERMN_TIMEOUT.*", job.out, re.M)
     for value in BAD_VALUES:
         assert sum(f"got {value!r}" in line for line in refused) == 2, job
     for rank in range(2):
@@ -277,12 +330,7 @@ def test_bad_values_and_values_that_differ_are_errors_on_all_ranks(tmp_path):
     assert explained(job)[0] == "bad-timeout"
 
 
-@pytest.mark.parametrize(("ranks", "seconds"), [(1, ""), (2, "0")], ids=["one rank", "zero"])
-def test_one_rank_or_no_time_out_costs_neither_a_monitor_nor_a_thread(ranks, seconds, tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(
-        jobs.PRELUDE
-        + """
+UNWATCHED = """
 import psutil, threading
 from chainermn_comm import create_communicator
 threading.Thread.start = None  # nobody may start one
@@ -293,6 +341,9 @@ with create_communicator("naive") as comm:
     watching = [words for words in lines if str(psutil.Process().pid) in words]
     assert not any("watchdog" in word for words in watching for word in words), watching
 """
-    )
-    job = jobs.run(ranks, path, environment={"CHAINERMN_TIMEOUT": seconds})
+
+
+@pytest.mark.parametrize(("ranks", "seconds"), [(1, ""), (2, "0")], ids=["one rank", "zero"])
+def test_one_rank_or_no_time_out_costs_neither_a_monitor_nor_a_thread(ranks, seconds):
+    job = jobs.run_text(ranks, UNWATCHED, environment={"CHAINERMN_TIMEOUT": seconds})
     assert job.returncode == 0, job
