@@ -76,17 +76,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Moment:
-    """When a fault comes.
+    """When a fault comes."""
 
-    Attributes:
-        function: of the job, as a traceback shows it.
-        operations: that the other ranks wait in then, or that ranks turn out to disagree in.
-        iterations: at which the moment comes; the job saves at every third.
-    """
-
-    function: str
-    operations: tuple[str, ...]
-    iterations: tuple[int, ...] = (0,)
+    function: str  # of the job, as a traceback shows it
+    operations: tuple[str, ...]  # the others wait in one of them, or ranks disagree in it
+    iterations: tuple[int, ...] = (0,)  # the job saves at every third
 
 
 MOMENTS = {
@@ -124,32 +118,18 @@ ROUND, STRIDE = 200, 37
 
 @dataclass(frozen=True)
 class Case:
-    """A job and its fault.
-
-    Attributes:
-        kind: of fault.
-        moment: when it comes; None for a random time.
-        iteration: at which, where the moment comes again and again.
-        victim: the rank.
-        ranks: of the job.
-        communicator: that it uses.
-        launcher: "mpiexec" or "launch".
-        hosts: on how many hosts it runs.
-        background: whether checkpoints are written in the background.
-        after: the share of the job's length, where the time is random.
-        seed: that it was drawn from.
-    """
+    """A job and its fault."""
 
     kind: str
-    moment: str | None
-    iteration: int = 0
+    moment: str | None  # None for a random time
+    iteration: int = 0  # where the moment comes again and again
     victim: int = 1
     ranks: int = 2
     communicator: str = "flat"
-    launcher: str = "mpiexec"
+    launcher: str = "mpiexec"  # or "launch"
     hosts: int = 1
-    background: bool = False
-    after: float = 0.0
+    background: bool = False  # whether checkpoints are written in the background
+    after: float = 0.0  # the share of the job's length, where the time is random
     seed: int = -1
 
     @property
@@ -197,15 +177,13 @@ def draw(seed: int, hosts: bool = True) -> Case:
 class Plan:
     """One fault on one rank, once."""
 
+    updater: Any = None  # of the job, which tells the iteration
+
     def __init__(self, fault: dict[str, Any] | None, rank: int, notes: Path, disk: Path) -> None:
         """Plan it, unless it is another rank's, or happened before the job was started again.
 
-        Args:
-            fault: its "kind", "moment", "victim" and "iteration", and where it has no moment
-                "after", the seconds until then.
-            rank: this rank.
-            notes: folder where the runner is told of it.
-            disk: folder that is to run full.
+        The fault has what a `Case` has; its `after` is in seconds. In `notes` the runner is told
+        of it; `disk` may be to run full.
         """
         self.notes, self.disk = notes, disk
         mine = fault is not None and fault["victim"] == rank and not (notes / "fault").exists()
@@ -223,25 +201,27 @@ class Plan:
         """It was too late: Python is about to give signals back their own meaning."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def at(self, moment: str, iteration: int = 0) -> str:
+    def at(self, moment: str) -> str:
         """If this is its moment, have it happen, or give its kind for the caller to deviate."""
         fault = self.fault
-        if fault is None or (fault["moment"], fault["iteration"]) != (moment, iteration):
+        if fault is None or fault["moment"] != moment:
+            return ""
+        if fault["iteration"] and fault["iteration"] != self.updater.iteration:
             return ""
         self.fault = None
         self._strike(fault["kind"])
         return fault["kind"]
 
     def collective(
-        self, moment: str, iteration: int, comm: Any, call: Callable[[], T], changed: Any = None
+        self, moment: str, comm: Any, call: Callable[[Any], T], right: Any = None, other: Any = None
     ) -> T | None:
-        """A collective call, which the fault may prevent or change."""
-        how = self.at(moment, iteration)
+        """A collective call, which the fault may prevent or give the other argument."""
+        how = self.at(moment)
         if how == "skip":
             return None
         if how == "other":
             comm.alltoall_obj([None] * comm.size)
-        return changed() if how == "shape" else call()
+        return call(other if how == "shape" else right)
 
     def _strike(self, kind: str) -> None:
         note(self.notes / "fault", f"{time.time()}")

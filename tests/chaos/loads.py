@@ -11,8 +11,10 @@ import gc
 import json
 import os
 import random
+import resource
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from mpi4py import MPI
 
@@ -25,16 +27,12 @@ SAMPLES = 30
 NAMES = ("hierarchical", "naive", "flat", "two_dimensional", "single_node")
 
 
-def look() -> dict[str, float]:
+def look() -> dict[str, int]:
     """What this process holds now."""
     gc.collect()
     found = {name: len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task")}
-    with open("/proc/self/smaps_rollup") as file:
-        for line in file:
-            words = line.split()
-            if words[0] in ("Rss:", "Pss:"):
-                found[words[0]] = int(words[1]) * 1024
-    return found
+    pages = int(Path("/proc/self/statm").read_text().split()[1])  # resident
+    return found | {"bytes": pages * resource.getpagesize()}
 
 
 def collectives(choose: random.Random) -> Iterator[None]:

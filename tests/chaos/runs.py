@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -31,36 +31,21 @@ JOB_SECONDS = 300.0
 GRACE_SECONDS = 60.0
 REPORT = "ChainerMN: likely culprit"
 DISK = "1m"
-# Of a socket, in /proc/net/tcp: those in which a process is needed to have it.
-OPEN = {"01": "ESTABLISHED", "0A": "LISTEN"}
-SSH_PORT = 22
 
 
 @dataclass
 class Seen:
-    """A job that has been run.
+    """A job that has been run; times are `time.time()`, and None where nothing happened."""
 
-    Attributes:
-        returncode: of its launcher; None if it had to be ended.
-        out: what it printed, with the stacks of all ranks if it had to be ended.
-        err: the same.
-        pids: of the ranks, by number.
-        ended: when the launcher had ended, by `time.time()`.
-        fault: when the fault came; None if it didn't.
-        cut: when the link was cut; None if it wasn't.
-        reported: when the watchdog's report came; None if none did.
-        left: processes, segments, sockets and files that were still there a moment later.
-    """
-
-    returncode: int | None
+    returncode: int | None  # None if it had to be ended; then `err` has the stacks of all ranks
     out: str = ""
     err: str = ""
-    pids: dict[int, int] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)  # of the ranks
     ended: float = 0.0
     fault: float | None = None
-    cut: float | None = None
-    reported: float | None = None
-    left: list[str] = field(default_factory=list)
+    cut: float | None = None  # of the link
+    reported: float | None = None  # by the watchdog
+    left: list[str] = field(default_factory=list)  # what was still there a moment later
 
     @property
     def verdict(self) -> str:
@@ -92,7 +77,7 @@ class Here:
             meanwhile=meanwhile,
         )
 
-    def processes(self, mark: str, ranks: tuple[int, ...] = ()) -> list[psutil.Process]:
+    def processes(self, mark: str, ranks: Iterable[int] = ()) -> list[psutil.Process]:
         """Those of the job: all that have its mark, and the monitors of its ranks."""
         wanted, pids = f"{MARK}={mark}".encode(), set(map(str, ranks))
         found = []
@@ -105,17 +90,9 @@ class Here:
                     found.append(process)
         return found
 
-    def shared(self, mapped: set[str]) -> list[str]:
+    def shared(self, mapped: set[str]) -> list[Path]:
         """Of the files in /dev/shm that ranks of the job have mapped, those that are there."""
-        return [f"/dev/shm/{name}" for name in sorted(mapped) if Path("/dev/shm", name).exists()]
-
-    def remove(self, name: str) -> None:
-        """Remove what `shared` named."""
-        Path(name).unlink(missing_ok=True)
-
-    def sockets(self) -> list[str]:
-        """Of other jobs there may be any number; here they end with their processes."""
-        return []
+        return [path for name in sorted(mapped) if (path := Path("/dev/shm", name)).exists()]
 
     def seen(self, folder: Path) -> Path:
         """The folder as the job sees it."""
@@ -127,6 +104,7 @@ class Hosts:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.roots = [Path(f"/proc/{cluster.inits[host]}/root") for host in cluster.hosts]
 
     def run(
         self, case: Case, file: Path, added: dict[str, str], meanwhile: jobs.Meanwhile
@@ -144,7 +122,7 @@ class Hosts:
         words = (*words, "-n", str(case.ranks), TRAINING, file)
         return self.cluster.launch(*words, environment=added | folder, **how)
 
-    def processes(self, mark: str, ranks: tuple[int, ...] = ()) -> list[psutil.Process]:
+    def processes(self, mark: str, ranks: Iterable[int] = ()) -> list[psutil.Process]:
         """All that run there, but for sshd's, which outlast a cut link as TCP's connections do."""
         found = []
         for process in self.cluster.processes():
@@ -153,33 +131,13 @@ class Hosts:
                     found.append(process)
         return found
 
-    def shared(self, mapped: set[str]) -> list[str]:
+    def shared(self, mapped: set[str]) -> list[Path]:
         """All files in /dev/shm."""
-        return [
-            f"{host}:/dev/shm/{name}"
-            for host in self.cluster.hosts
-            for name in self.cluster.run(host, "ls", "-A", "/dev/shm").split()
-        ]
-
-    def remove(self, name: str) -> None:
-        """Remove what `shared` named."""
-        host, _, path = name.partition(":")
-        self.cluster.run(host, "rm", "-rf", path)
-
-    def sockets(self) -> list[str]:
-        """Sockets of TCP that somebody has open, but for those of sshd's that end by themselves."""
-        found = []
-        for host in self.cluster.hosts:
-            for line in self.cluster.run(host, "cat", "/proc/net/tcp").splitlines()[1:]:
-                _, local, remote, state = line.split()[:4]
-                ports = {int(address.split(":")[1], 16) for address in (local, remote)}
-                if state in OPEN and SSH_PORT not in ports:
-                    found.append(f"{host}: {OPEN[state]} {local} {remote}")
-        return found
+        return [path for root in self.roots for path in (root / "dev/shm").iterdir()]
 
     def seen(self, folder: Path) -> Path:
         """The folder as the job sees it on the first host, whatever is mounted there."""
-        return Path(f"/proc/{self.cluster.inits[self.cluster.hosts[0]]}/root", *folder.parts[1:])
+        return self.roots[0].joinpath(*folder.parts[1:])
 
     @contextlib.contextmanager
     def made_for(self, kind: str, folder: Path) -> Iterator[None]:
@@ -205,37 +163,15 @@ def is_monitor(words: list[str]) -> bool:
     return any("chainermn_comm.watchdog.monitor" in word for word in words)
 
 
-@dataclass(frozen=True)
-class Folder:
-    """What a job and the one that goes on from it have in common."""
-
-    root: Path
-
-    def __post_init__(self) -> None:
-        for folder in (self.out, self.notes, self.temporary):
-            folder.mkdir(parents=True)
-
-    @property
-    def out(self) -> Path:
-        return self.root / "out"
-
-    @property
-    def notes(self) -> Path:
-        return self.root / "notes"
-
-    @property
-    def temporary(self) -> Path:
-        return self.root / "tmp"
-
-    def noted(self, name: str) -> float | None:
-        path = self.notes / name
-        return float(path.read_text()) if path.exists() else None
+def noted(folder: Path, name: str) -> float | None:
+    path = folder / "notes" / name
+    return float(path.read_text()) if path.exists() else None
 
 
 def run(
-    case: Case, ground: Ground, folder: Folder, seconds: float, after: float | None = None
+    case: Case, ground: Ground, folder: Path, seconds: float, after: float | None = None
 ) -> Seen:
-    """Run the job of a case.
+    """Run the job of a case, or the one that goes on from what it left in the folder.
 
     Args:
         case: which job.
@@ -244,50 +180,48 @@ def run(
         seconds: CHAINERMN_TIMEOUT.
         after: the seconds until the fault comes, where it has no moment; None for no fault.
     """
-    orders = {
-        **{"communicator": case.communicator, "stop": STOP, "background": case.background},
-        **{"out": str(folder.out), "notes": str(folder.notes)},
-        "fault": None if after is None else asdict(case) | {"after": after},
-    }
-    file = folder.root / "orders.json"
+    out, notes, temporary = (folder / name for name in ("out", "notes", "tmp"))
+    fault = None if after is None else asdict(case) | {"after": after}
+    orders = asdict(case) | {"stop": STOP, "out": str(out), "notes": str(notes), "fault": fault}
+    file = folder / "orders.json"
     file.write_text(json.dumps(orders))
-    added = {
-        MARK: secrets.token_hex(8),
-        "TMPDIR": str(folder.temporary),
-        "CHAINERMN_TIMEOUT": f"{seconds:g}",
-    }
-    for note in folder.notes.glob("rank.*"):
-        note.unlink()
+    mark = secrets.token_hex(8)
+    added = {MARK: mark, "TMPDIR": str(temporary), "CHAINERMN_TIMEOUT": f"{seconds:g}"}
+    for path in notes.glob("rank.*"):
+        path.unlink()
     reported, mapped, looked = None, set(), 0.0
 
     def look(launcher, said):
         nonlocal reported, looked
         if reported is None and REPORT in said()[1]:
             reported = time.time()
-        struck = (folder.notes / "fault").exists() and not (folder.notes / "cut").exists()
-        if struck and after is not None and isinstance(ground, Hosts) and case.kind == "link":
+        if isinstance(ground, Here):
+            if time.monotonic() - looked > MAPS_SECONDS:
+                mapped.update(_mapped(launcher))
+                looked = time.monotonic()
+        elif fault and case.kind == "link" and noted(folder, "fault") and not noted(folder, "cut"):
             ground.link("down")
-            (folder.notes / "cut").write_text(f"{time.time()}")
-        if isinstance(ground, Here) and time.monotonic() - looked > MAPS_SECONDS:
-            mapped.update(_mapped(launcher))
-            looked = time.monotonic()
+            (notes / "cut").write_text(f"{time.time()}")
 
     job = ground.run(case, file, added, look)
     if REPORT in job.err:
         reported = reported or job.ended
-    notes = folder.notes.glob("rank.*")
-    pids = {int(path.suffix[1:]): int(path.read_text()) for path in notes}
-    return Seen(
-        job.returncode,
-        job.out,
-        job.err,
-        pids,
-        job.ended,
-        folder.noted("fault"),
-        folder.noted("cut"),
-        reported,
-        _left(ground, added[MARK], folder, tuple(pids.values()), mapped),
-    )
+    pids = {int(path.suffix[1:]): int(path.read_text()) for path in notes.glob("rank.*")}
+
+    def left() -> list[object]:
+        found = [*ground.shared(mapped), *temporary.rglob("*")]
+        return [*found, *map(_described, ground.processes(mark, pids.values()))]
+
+    soon(lambda: not left(), GRACE_SECONDS)
+    found = [str(one) for one in left()]
+    for process in ground.processes(mark, pids.values()):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    for path in ground.shared(mapped):
+        with contextlib.suppress(OSError):
+            path.unlink()
+    times = noted(folder, "fault"), noted(folder, "cut"), reported
+    return Seen(job.returncode, job.out, job.err, pids, job.ended, *times, found)
 
 
 def _mapped(launcher: int) -> set[str]:
@@ -298,26 +232,6 @@ def _mapped(launcher: int) -> set[str]:
             with contextlib.suppress(OSError):
                 maps = Path(f"/proc/{one.pid}/maps").read_text()
                 found.update(re.findall(r"/dev/shm/(.*)(?<! \(deleted\))$", maps, re.M))
-    return found
-
-
-def _left(
-    ground: Ground, mark: str, folder: Folder, pids: tuple[int, ...], mapped: set[str]
-) -> list[str]:
-    """What is left when all had a moment to go; it is ended and removed then."""
-
-    def left() -> list[str]:
-        found = [*ground.shared(mapped), *ground.sockets()]
-        found += map(_described, ground.processes(mark, pids))
-        return found + [str(path) for path in sorted(folder.temporary.rglob("*"))]
-
-    soon(lambda: not left(), GRACE_SECONDS)
-    found = left()
-    for process in ground.processes(mark, pids):
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    for name in ground.shared(mapped):
-        ground.remove(name)
     return found
 
 

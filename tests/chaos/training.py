@@ -2,10 +2,9 @@
 
     python training.py FILE
 
-The file says in JSON: "communicator", "stop" (iterations), "background" (checkpoints), "out" (their
-folder), "notes" (a folder, for the runner) and "fault" (see faults.py) or null. Prints the
-iteration that the job goes on from, the iterations that are committed, and at its end a digest of
-all that was trained.
+The file has in JSON a `Case` and "stop" (iterations), "out" (the checkpoints' folder), "notes" (a
+folder, for the runner) and "fault" (see faults.py) or null. Prints the iteration that the job goes
+on from, and at its end a digest of all that was trained.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import chainer
 import numpy as np
@@ -44,11 +42,10 @@ class PlannedModel(Model):
     """Its loss is the user's code."""
 
     plan: Plan
-    updater: Any = None
 
     def forward(self, x, y):
-        if self.updater is not None:
-            self.plan.at("user code", self.updater.iteration + 1)
+        if self.plan.updater is not None:
+            self.plan.at("user code")
         return super().forward(x, y)
 
 
@@ -57,65 +54,49 @@ def scatter(comm, plan):
     if comm.rank == 0:
         x = np.random.RandomState(0).uniform(size=(EXAMPLES, 4)).astype("f4")
         dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
-    return plan.collective(
-        "scatter_dataset",
-        0,
-        comm,
-        lambda: scatter_dataset(dataset, comm, shuffle=True, seed=0),
-        lambda: scatter_dataset(dataset, comm, root=1),
-    )
+
+    def scatter_from(root):
+        return scatter_dataset(dataset, comm, root=root, shuffle=True, seed=0)
+
+    return plan.collective("scatter_dataset", comm, scatter_from, 0, 1)
 
 
 def share(comm, plan, model):
     x = np.zeros((2, 4), "f4")
     model(x, x[:, :1])  # initializes it
-    plan.collective(
-        "bcast_data",
-        0,
-        comm,
-        lambda: comm.bcast_data(model),
-        lambda: comm.bcast_data(chainer.links.Linear(3, 2)),
-    )
+    plan.collective("bcast_data", comm, comm.bcast_data, model, chainer.links.Linear(3, 2))
 
 
-def plan_first_update(comm, plan, updater):
+def plan_first_update(comm, plan):
     """Its mean of gradients is the first of all."""
     real, other = comm.multi_node_mean_grad, chainer.links.Linear(3, 2)
     other.cleargrads()
 
     def first_mean(model, zero_fill=False):
-        plan.collective(
-            "first update",
-            updater.iteration,
-            comm,
-            lambda: real(model, zero_fill),
-            lambda: real(other, zero_fill),
-        )
+        plan.collective("first update", comm, lambda one: real(one, zero_fill), model, other)
 
     comm.multi_node_mean_grad = first_mean
 
 
-def plan_checkpoints(comm, plan, updater, checkpointer, background):
+def plan_checkpoints(comm, plan, checkpointer, background):
     """A rank fails while it writes its file, or doesn't save as the others do."""
     real_write, real_save, written = np.lib.format.write_array, checkpointer.save, []
 
     def write(*arguments, **options):
-        written.append(updater.iteration)
-        if written.count(updater.iteration) == ARRAYS_BEFORE:
-            plan.at("writing", updater.iteration)
+        written.append(plan.updater.iteration)
+        if written.count(plan.updater.iteration) == ARRAYS_BEFORE:
+            plan.at("writing")
         return real_write(*arguments, **options)
 
     def save(target, iteration=None):
-        number = updater.iteration
+        number = plan.updater.iteration
 
-        def save_and_note():
+        def save_and_note(iteration):
             real_save(target, iteration)
             if comm.rank == 0 and not background:
                 note(plan.notes / "committed", f"{number}")
 
-        plan.collective(
-            "checkpoint", number, comm, save_and_note, lambda: real_save(target, number + 1)
-        )
+        plan.collective("checkpoint", comm, save_and_note, iteration, number + 1)
 
     np.lib.format.write_array = write
     checkpointer.save = save
@@ -124,26 +105,20 @@ def plan_checkpoints(comm, plan, updater, checkpointer, background):
 def make_planned_trainer(comm, plan, case):
     dataset = scatter(comm, plan)
     model = PlannedModel()
+    model.plan = plan
     share(comm, plan, model)
     iterator = chainer.iterators.SerialIterator(dataset, 4)
     optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
-    updater = training.StandardUpdater(iterator, optimizer)
-    model.plan, model.updater = plan, updater
-    trainer = training.Trainer(updater, (case["stop"], "iteration"), out=case["out"])
+    plan.updater = training.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(plan.updater, (case["stop"], "iteration"), out=case["out"])
 
     @training.make_extension(trigger=(1, "iteration"))
     def agree(trainer):
         own = np.full(3, comm.rank, "f4")
-        plan.collective(
-            "collective",
-            updater.iteration,
-            comm,
-            lambda: comm.allreduce(own),
-            lambda: comm.allreduce(own[:2]),
-        )
+        plan.collective("collective", comm, comm.allreduce, own, own[:2])
 
     trainer.extend(agree, "agree")
-    plan_first_update(comm, plan, updater)
+    plan_first_update(comm, plan)
     return trainer
 
 
@@ -164,7 +139,7 @@ def main() -> None:
     checkpointer = create_multi_node_checkpointer(
         "run", comm, cp_interval=1, gc_interval=1, background=case["background"]
     )
-    plan_checkpoints(comm, plan, trainer.updater, checkpointer, case["background"])
+    plan_checkpoints(comm, plan, checkpointer, case["background"])
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
     begin = checkpointer.maybe_load(trainer)
     if comm.rank == 0:
@@ -172,7 +147,7 @@ def main() -> None:
     trainer.run()
     # In one piece, since the ranks share the output.
     print(f"END {comm.rank} {digest(trainer.updater)}\n", end="", flush=True)
-    plan.collective("finalize", 0, comm, comm.finalize)
+    plan.collective("finalize", comm, lambda _: comm.finalize())
     plan.stop()
     note(notes / f"length.{comm.rank}", f"{time.monotonic() - begun}")
 

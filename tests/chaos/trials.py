@@ -12,7 +12,7 @@ from pathlib import Path
 from . import runs
 from .faults import STOP, Case
 from .judging import wrong
-from .runs import Folder, Ground, Here, Hosts, Seen
+from .runs import Ground, Here, Hosts, Seen, noted
 
 # CHAINERMN_TIMEOUT of the jobs that are to fail; the others take their time.
 LIMIT_SECONDS = 5.0
@@ -30,25 +30,15 @@ NAMED_SHARE = 0.98
 
 @dataclass
 class Trial:
-    """What came of a case.
-
-    Attributes:
-        case: which.
-        seen: its job.
-        happened: whether the fault came; at a random time the job may have been faster.
-        seconds: what it took, by the names above.
-        wrongs: what is not as promised, but for the times, by the names above.
-        left: the number of things that the job left behind.
-        load: of the machine in the last minute, per core.
-    """
+    """What came of a case; `seconds` and `wrongs` by the names above."""
 
     case: Case
     seen: Seen
-    happened: bool = True
+    happened: bool = True  # at a random time the job may have been faster
     seconds: dict[str, float] = field(default_factory=dict)
     wrongs: dict[str, str] = field(default_factory=dict)
-    left: int = 0
-    load: float = 0.0
+    left: int = 0  # things that the job left behind
+    load: float = 0.0  # of the machine in the last minute, per core
 
     def __repr__(self) -> str:  # what a failing assertion shows
         said = f"-- out:\n{self.seen.out}\n-- err:\n{self.seen.err}"
@@ -60,6 +50,14 @@ class Trial:
         parts += [f"{seconds:.2f} s from {what}" for what, seconds in self.seconds.items()]
         wrongs = [f"{name}: {text}" for name, text in self.wrongs.items()]
         return ", ".join([*parts, f"load {self.load:.1f}", *wrongs])
+
+
+@contextlib.contextmanager
+def made_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="chainermn-chaos-") as folder:
+        for name in ("out", "notes", "tmp"):
+            Path(folder, name).mkdir()
+        yield Path(folder)
 
 
 class Trials:
@@ -80,9 +78,9 @@ class Trials:
         """
         assert self._hosts or (case.hosts == 1 and case.kind != "disk")
         after = 0.0 if case.moment else case.after * self._unbroken(case)[1]
-        with _folder() as folder, contextlib.ExitStack() as stack:
+        with made_folder() as folder, contextlib.ExitStack() as stack:
             if self._hosts:
-                stack.enter_context(self._hosts.made_for(case.kind, folder.out))
+                stack.enter_context(self._hosts.made_for(case.kind, folder / "out"))
             try:
                 seen = runs.run(case, self._ground, folder, LIMIT_SECONDS, after)
             finally:
@@ -106,19 +104,19 @@ class Trials:
         """What the ranks of an unbroken job of that kind end with, and its seconds."""
         key = case.ranks, case.communicator, case.hosts
         if key not in self._whole:
-            with _folder() as folder:
+            with made_folder() as folder:
                 seen = runs.run(case, self._ground, folder, PATIENT_SECONDS)
                 assert seen.returncode == 0, f"an unbroken job failed\n{seen.out}{seen.err}"
-                lengths = [float(path.read_text()) for path in folder.notes.glob("length.*")]
+                lengths = [float(path.read_text()) for path in folder.glob("notes/length.*")]
             self._whole[key] = seen.ends, max(lengths)
         return self._whole[key]
 
-    def _lost(self, case: Case, folder: Folder) -> tuple[str, list[str]]:
+    def _lost(self, case: Case, folder: Path) -> tuple[str, list[str]]:
         """What is wrong with what goes on from the checkpoints, and what that leaves."""
-        out = self._ground.seen(folder.out)
+        out = self._ground.seen(folder / "out")
         records = [path.suffix[1:] for path in out.glob("run.commit.*")]
         numbers = map(int, filter(str.isdigit, records))
-        committed = max(int(folder.noted("committed") or 0), *numbers, 0)
+        committed = max(int(noted(folder, "committed") or 0), *numbers, 0)
         again = runs.run(case, self._ground, folder, PATIENT_SECONDS)
         if again.returncode != 0:
             said = f"status {again.returncode}\n{again.out}{again.err}"
@@ -183,9 +181,3 @@ def figures(trials: Sequence[Trial]) -> list[tuple[str, str, str, bool]]:
         ("left-over processes, segments, files", str(left), "0", left == 0),
         ("committed checkpoints lost or resumed wrong", str(lost), "0", lost == 0),
     ]
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Folder]:
-    with tempfile.TemporaryDirectory(prefix="chainermn-chaos-") as folder:
-        yield Folder(Path(folder))

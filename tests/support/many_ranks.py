@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 from mpi4py import MPI
 
+from chainermn_comm import CommunicatorBase
 from chainermn_comm.catalogue import RECIPES
 from chainermn_comm.settings import CHUNK_VARIABLE
 from tests.support.models import with_grads
@@ -67,7 +68,7 @@ def _gradients(rank: int, call: int, larger: int) -> dict[str, np.ndarray]:
     return small | {"larger": rng.standard_normal(larger, "f4")}
 
 
-def is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool:
+def _is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool:
     """Whether this is the float64 mean, but for a few roundings in the narrowest type."""
     narrow = min(wire or grad.dtype, grad.dtype, key=lambda dtype: np.finfo(dtype).nmant)
     wide = [term.astype("f8") for term in terms]
@@ -76,19 +77,17 @@ def is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool
     return bool(np.all(np.abs(grad.astype("f8") - sum(wide) / len(wide)) <= bound))
 
 
-def _check(name: str, nodes: str, wire: str | None, larger: int) -> list[str]:
+def wrong_means(comm: CommunicatorBase, wire: str | None, larger: int) -> list[str]:
     """What is wrong with this communicator's means, on this rank or between ranks."""
-    wrong, digests = [], []
-    with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
-        found = []
-        for call in (*range(CALLS), 0):  # the first again, which must give the same bits
-            own = _gradients(comm.rank, call, larger)
-            model = with_grads(**{key: grad.copy() for key, grad in own.items()})
-            comm.allreduce_grad(model)
-            grads = {key: param.grad for key, param in model.params.items()}
-            found.append(grads)
-            digests.append(hashlib.sha1(b"".join(g.tobytes() for g in grads.values())).digest())
-        views = comm.allgather_obj(digests)
+    wrong, digests, found = [], [], []
+    for call in (*range(CALLS), 0):  # the first again, which must give the same bits
+        own = _gradients(comm.rank, call, larger)
+        model = with_grads(**{key: grad.copy() for key, grad in own.items()})
+        comm.allreduce_grad(model)
+        grads = {key: param.grad for key, param in model.params.items()}
+        found.append(grads)
+        digests.append(hashlib.sha1(b"".join(g.tobytes() for g in grads.values())).digest())
+    views = comm.allgather_obj(digests)
     if any(view != views[0] for view in views):
         wrong.append("other bits on another rank")
     if digests[0] != digests[-1]:
@@ -98,9 +97,9 @@ def _check(name: str, nodes: str, wire: str | None, larger: int) -> list[str]:
         wrong += [
             f"call {call}, {key}: not the mean"
             for key, grad in found[call].items()
-            if not is_mean(grad, [term[key] for term in terms], wire)
+            if not _is_mean(grad, [term[key] for term in terms], wire)
         ]
-    return [f"rank {WORLD.rank}: {name}, nodes {nodes}, wire {wire}: {one}" for one in wrong]
+    return wrong
 
 
 if __name__ == "__main__":
@@ -110,7 +109,10 @@ if __name__ == "__main__":
         os.environ[CHUNK_VARIABLE] = chunk_bytes
         wires = ("float16", None, "float64") if chunk_bytes else (None,)  # others aren't in place
         wire = wires[means // (CALLS + 1) % len(wires)]
-        wrong += _check(name, nodes, wire, LARGER[chunk_bytes])
+        with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
+            found = wrong_means(comm, wire, LARGER[chunk_bytes])
+        where = f"rank {WORLD.rank}: {name}, nodes {nodes}, wire {wire}"
+        wrong += [f"{where}: {one}" for one in found]
         means += CALLS + 1
     everywhere = WORLD.gather(wrong)
     if everywhere is not None:
