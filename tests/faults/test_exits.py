@@ -107,12 +107,6 @@ def test_an_exit_taken_by_name_before_is_seen():
     failed(2, 3, end="leave(3)", install="from sys import exit as leave\n" + ADD_HOOK)
 
 
-@pytest.mark.full
-def test_a_third_rank_is_ended_too():
-    words = ("ChainerMN: rank 2 of 3: uncaught", "Traceback", "ValueError: failure!")
-    failed(3, 1, words, end=RAISE, others="loop", failing=(2,))
-
-
 @pytest.mark.parametrize(
     ("words", "end", "code"),
     [

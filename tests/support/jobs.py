@@ -62,17 +62,9 @@ def run(
     seconds: float = SECONDS,
     meanwhile: Meanwhile | None = None,
 ) -> Job:
-    """Run `python *arguments` on so many ranks, with the mpiexec of this environment.
+    """Run `python *arguments` on so many ranks, by this environment's mpiexec; see `run_command`.
 
-    The ranks can import this package, `tests`.
-
-    Args:
-        ranks: number of processes.
-        arguments: of the interpreter, such as a script that begins with PRELUDE.
-        environment: variables to set besides those of this process.
-        cwd: as `run_command` takes it, like the rest.
-        seconds: see there.
-        meanwhile: see there.
+    The script begins with PRELUDE. Ranks can import this package, `tests`.
     """
     command = [str(MPIEXEC), "-n", str(ranks), sys.executable, *map(str, arguments)]
     return run_command(command, variables(environment), seconds, cwd=cwd, meanwhile=meanwhile)

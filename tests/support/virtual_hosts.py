@@ -123,12 +123,7 @@ class Cluster:
         psutil.wait_procs(inits, COMMAND_SECONDS)
 
     def run(self, host: str, *command: object, seconds: float = COMMAND_SECONDS) -> str:
-        """Run a command on a host; what it printed.
-
-        Raises:
-            subprocess.CalledProcessError: it failed.
-            subprocess.TimeoutExpired: it took longer.
-        """
+        """Run a command on a host; what it printed. It must succeed."""
         return _output(*self.on(host), *command, seconds=seconds)
 
     def limit(self, rate: str | None) -> None:
@@ -172,15 +167,13 @@ class Cluster:
     ) -> Job:
         """Run ``python *arguments`` on hosts, started by mpiexec on the first through ssh.
 
-        It can import this package, ``tests``.
-
         Args:
             ranks: how many on each host.
             arguments: of the interpreter, such as a script that begins with PRELUDE.
             alternating: deal ranks out in turn instead of filling host after host.
             environment: variables to set besides those of this process.
-            seconds: after this all ranks' stacks are printed and the job is ended.
-            meanwhile: as `run_command` takes it.
+            seconds: as `run_command` takes it, like the rest.
+            meanwhile: see there.
         """
         passed = ["PYTHONPATH", "OMP_NUM_THREADS", *(environment or {})]
         mpiexec = self._mpiexec(ranks, passed, alternating)
