@@ -136,16 +136,6 @@ class Case:
     def group(self) -> str:
         return KINDS[self.kind].group
 
-    def __str__(self) -> str:
-        when = f"at {self.after:.0%} of the job" if self.moment is None else f"in {self.moment}"
-        at = f" {self.iteration}" if self.iteration else ""
-        hosts = f" on {self.hosts} hosts" if self.hosts > 1 else ""
-        background = ", background checkpoints" if self.background else ""
-        return (
-            f"seed {self.seed}: {self.kind} {when}{at}, rank {self.victim} of {self.ranks}{hosts}, "
-            f"{self.communicator}, {self.launcher}{background}"
-        )
-
 
 def draw(seed: int, hosts: bool = True) -> Case:
     """The case of a seed; without hosts none of those that need any."""

@@ -7,41 +7,39 @@ from collections import Counter
 
 import pytest
 
-from tests.support import jobs
+from tests.support.jobs import CHECK_GRADIENTS, run_text
 
-SCRIPT = f"""{jobs.CHECK_GRADIENTS}
+USE = """
+try:
+    comm.allreduce_obj(1)
+except CommunicationError as error:
+    assert "forked" in str(error)
+    comm.finalize()  # does nothing
+    os._exit(7)
+"""
+GRANDCHILD = """
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+sys.exit(9)
+"""
+# How a child ends, with which status, and how many processes run exit functions before that.
+CHILDREN = {
+    "_exit": ("os._exit(7)", 7, 0),
+    "return": ("sys.exit()", 0, 1),
+    "code": ("raise SystemExit(7)", 7, 1),
+    "message": ("sys.exit('last words')", 1, 1),
+    "error": ("raise LookupError('of the child')", 1, 1),
+    "signal": ("os.kill(os.getpid(), 9)", -9, 0),
+    "later": ("time.sleep(0.5); sys.exit()", 0, 1),
+    "grandchild": (GRANDCHILD, 9, 2),
+    "use": (USE, 7, 0),
+}
+SCRIPT = f"""{CHECK_GRADIENTS}
 import atexit, multiprocessing, os, sys, time
 import numpy as np
 from mpi4py import MPI
 from chainermn_comm import CommunicationError, create_communicator
-
-def child(how, comm):
-    atexit.register(lambda: print(f"EXIT FUNCTION of {{how}}\\n", end=""))
-    if how == "use":
-        try:
-            comm.allreduce_obj(1)
-        except CommunicationError as error:
-            assert "forked" in str(error)
-            comm.finalize()  # does nothing
-            os._exit(7)
-    if how == "return":
-        sys.exit()
-    if how == "code":
-        raise SystemExit(7)
-    if how == "message":
-        sys.exit("the child's last words")
-    if how == "error":
-        raise LookupError("of the child")
-    if how == "signal":
-        os.kill(os.getpid(), 9)
-    if how == "later":
-        time.sleep(0.5)
-        sys.exit()
-    if how == "grandchild":
-        if os.fork():
-            sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-        sys.exit(9)
-    os._exit(7)
+CHILDREN = {CHILDREN}
 
 def end_of(pid):
     for _ in range(1000):
@@ -62,7 +60,8 @@ def fork(how, comm):
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        child(how, comm)
+        atexit.register(lambda: print(f"EXIT FUNCTION of {{how}}\\n", end=""))
+        exec(CHILDREN[how][0])
     for _ in range(3):
         check_gradients(comm)
     return end_of(pid)
@@ -79,30 +78,17 @@ with create_communicator(sys.argv[1]) as comm:
     if comm.rank == 0:
         print("ENDS", ends)
 """
-# How a child ends, and with which status.
-STATUS = {
-    "_exit": 7,
-    "return": 0,
-    "code": 7,
-    "message": 1,
-    "error": 1,
-    "signal": -9,
-    "later": 0,
-    "grandchild": 9,
-    "use": 7,
-    "multiprocessing": 3,
-}
 
 
 def test_forked_children_end_with_their_status_and_gradients_go_on():
-    job = jobs.run_text(2, SCRIPT, "hierarchical", *STATUS)
+    expected = {how: status for how, (_, status, _) in CHILDREN.items()} | {"multiprocessing": 3}
+    job = run_text(2, SCRIPT, "hierarchical", *expected)
     assert job.returncode == 0, job
-    assert f"ENDS {[STATUS, STATUS]}" in job.out, job
-    run_exit_functions = ("return", "code", "message", "error", "later", "grandchild", "grandchild")
+    assert f"ENDS {[expected, expected]}" in job.out, job
     assert Counter(re.findall("EXIT FUNCTION of (\\w+)", job.out)) == {
-        how: 2 * run_exit_functions.count(how) for how in run_exit_functions
+        how: 2 * processes for how, (_, _, processes) in CHILDREN.items() if processes
     }
-    assert job.err.count("the child's last words") == 2
+    assert job.err.count("last words") == 2
     assert job.err.count("LookupError: of the child") == 2
 
 
@@ -117,6 +103,6 @@ def test_forked_children_end_with_their_status_and_gradients_go_on():
 def test_with_and_without_the_abort_hook_and_on_one_rank(ranks, hook):
     environment = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": hook}
     name = "flat" if ranks == 2 else "hierarchical"
-    job = jobs.run_text(ranks, SCRIPT, name, "code", environment=environment)
+    job = run_text(ranks, SCRIPT, name, "code", environment=environment)
     assert job.returncode == 0, job
     assert f"ENDS {[{'code': 7}] * ranks}" in job.out, job
