@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import chainer
@@ -15,7 +14,8 @@ import pytest
 from chainer import Variable
 
 from chainermn_comm import PeerError, RankMismatchError
-from chainermn_modelparallel import MultiNodeBatchNormalization, pseudo_connect
+from chainermn_modelparallel import MultiNodeBatchNormalization
+from tests.support.pairwise import tiered
 from tests.support.third_party import WITH_STRANGER
 
 pytestmark = pytest.mark.world
@@ -48,26 +48,24 @@ ONCE = [*zip(SHARDS, [*FORMS, "images"], strict=True)]
 class Both:
     """The link on this rank's part, and Chainer's on the whole batch, from the same numbers."""
 
-    def __init__(
-        self, comm: Any, random: Any, shards: str, form: str, dtype: Any, **options: Any
-    ) -> None:
+    def __init__(self, comm: Any, random: Any, shards: str, form: str, dtype: Any, **options: Any):
         shape, size, axis = FORMS[form]
         counts = SHARDS[shards][: comm.size]
         counts = counts if any(counts) else (2,)  # Chainer's own fails with nothing at all
         ends = np.cumsum(counts)
         self.mine = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
-        self.comm = comm
-        self.dtype = dtype
+        self.comm, self.dtype = comm, dtype
         self.data = (random.standard_normal((ends[-1], *shape)) * 3 + 5).astype(dtype)
         self.weights = random.standard_normal((ends[-1], *shape)).astype(dtype)
         self.channels = channels = size if axis is None else 3
         # The reference of float16 is computed in float32.
         self.wide = np.dtype(np.float32 if dtype == np.float16 else dtype)
-        options.setdefault("dtype", self.wide)
-        options.setdefault("initial_gamma", random.uniform(0.5, 2, channels).astype(self.wide))
-        options.setdefault("initial_beta", random.standard_normal(channels).astype(self.wide))
-        self.alone = L.BatchNormalization(size, axis=axis, **(options | {"dtype": self.wide}))
-        self.link = MultiNodeBatchNormalization(size, comm, axis=axis, **options)
+        options |= {"axis": axis, "dtype": self.wide}
+        options["initial_gamma"] = random.uniform(0.5, 2, channels).astype(self.wide)
+        options["initial_beta"] = random.standard_normal(channels).astype(self.wide)
+        self.alone = L.BatchNormalization(size, **options)
+        self.link = MultiNodeBatchNormalization(size, comm, **options)
+        self.part = self.data[self.mine]
 
     def total(self, array: Any) -> Any:
         """The sum over ranks, by way of pickles."""
@@ -78,6 +76,15 @@ class Both:
         """Equal but for rounding, of the largest values too: sums contain them."""
         tolerance = TOLERANCE[self.dtype] * max(1, np.abs(desired).max(initial=0))
         np.testing.assert_allclose(actual, desired, rtol=TOLERANCE[self.dtype], atol=tolerance)
+
+    def check_cubes(self, call: Any = lambda link, x: link(x)) -> None:
+        """Values, and the gradients of the inputs by a sum of cubes."""
+        x, mine = Variable(self.data), Variable(self.part)
+        y, z = call(self.alone, x), call(self.link, mine)
+        F.sum(y**3).backward()
+        F.sum(z**3).backward()
+        self.close(z.array, y.array[self.mine])
+        self.close(mine.grad, x.grad[self.mine])
 
 
 @pytest.mark.filterwarnings("ignore:A batch with no more than one sample")  # Chainer's own link
@@ -90,7 +97,7 @@ def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype
         x, w = Variable(both.data.astype(both.wide)), both.weights.astype(both.wide)
         y = both.alone(x)
         F.sum(y * y * w).backward()
-        mine = Variable(both.data[both.mine])
+        mine = Variable(both.part)
         z = both.link(mine)
         F.sum(F.cast(z * z * both.weights[both.mine], both.wide)).backward()
         assert z.dtype == mine.grad.dtype == dtype
@@ -101,20 +108,12 @@ def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype
         both.close(both.link.avg_mean, both.alone.avg_mean)
         both.close(both.link.avg_var, both.alone.avg_var)
     with chainer.using_config("train", False):
-        both.close(
-            both.link(both.data[both.mine]).array,
-            both.alone(both.data.astype(both.wide)).array[both.mine],
-        )
+        y = both.alone(both.data.astype(both.wide))
+        both.close(both.link(both.part).array, y.array[both.mine])
 
 
 @pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
-@pytest.mark.parametrize(
-    ("shards", "form"),
-    [
-        pytest.param(*case, marks=[] if case in ONCE else pytest.mark.full)
-        for case in itertools.product(SHARDS, FORMS)
-    ],
-)
+@pytest.mark.parametrize(("shards", "form"), tiered(ONCE, SHARDS, FORMS))
 def test_second_derivatives_are_those_of_the_whole_batch(comm, random, shards, form):
     both = Both(comm, random, shards, form, np.float64, eps=1e-3)
     v = random.standard_normal(both.channels)
@@ -128,7 +127,7 @@ def test_second_derivatives_are_those_of_the_whole_batch(comm, random, shards, f
 
     x = Variable(both.data)
     second(both.alone, x, both.weights)
-    mine = Variable(both.data[both.mine])
+    mine = Variable(both.part)
     second(both.link, mine, both.weights[both.mine])
     both.close(mine.grad, x.grad[both.mine])
     for ours, theirs in zip(both.link.params(), both.alone.params(), strict=True):
@@ -144,8 +143,7 @@ def test_second_derivatives_where_ranks_go_on_from_different_gradients(comm, ran
     def part(y: Variable, w: np.ndarray, rank: int) -> Variable:
         return F.sum(y * w) if rank == 0 else F.sum(y**3 * w)
 
-    counts = SHARDS["uneven"][: comm.size]
-    starts = np.cumsum((0, *counts))
+    starts = np.cumsum((0, *SHARDS["uneven"][: comm.size]))
     x = Variable(both.data)
     y = both.alone(x)
     rows = [slice(a, b) for a, b in itertools.pairwise(starts)]
@@ -157,10 +155,9 @@ def test_second_derivatives_where_ranks_go_on_from_different_gradients(comm, ran
         z = hat[row] * F.broadcast_to(gammas[rank], hat[row].shape)
         losses.append(part(z + F.broadcast_to(both.alone.beta, z.shape), both.weights[row], rank))
     gx, ggamma = chainer.grad([sum(losses)], [x, gammas[0]], enable_double_backprop=True)
-    s = F.sum(ggamma * v) + F.sum(F.sin(gx[starts[1] :]))
-    s.backward()
+    (F.sum(ggamma * v) + F.sum(F.sin(gx[starts[1] :]))).backward()
 
-    mine = Variable(both.data[both.mine])
+    mine = Variable(both.part)
     loss = part(both.link(mine), both.weights[both.mine], comm.rank)
     gx, ggamma = chainer.grad([loss], [mine, both.link.gamma], enable_double_backprop=True)
     (F.sum(ggamma * v) if comm.rank == 0 else F.sum(F.sin(gx))).backward()
@@ -171,7 +168,7 @@ def test_second_derivatives_where_ranks_go_on_from_different_gradients(comm, ran
 def test_running_statistics_are_the_same_bits_on_all_ranks(comm, random):
     both = Both(comm, random, "uneven", "images", np.float32)
     for _ in range(3):
-        both.link(both.data[both.mine] * np.float32(random.standard_normal()))
+        both.link(both.part * np.float32(random.standard_normal()))
     stats = comm.allgather_obj((both.link.avg_mean.tobytes(), both.link.avg_var.tobytes()))
     assert len(set(stats)) == 1
 
@@ -208,9 +205,8 @@ def test_float16_throughout_is_computed_in_float32(comm, random):
     with np.errstate(over="ignore"):  # in the running variance, which is float16, too
         y = link(x)
     F.sum(y * y).backward()
-    assert {y.dtype, x.grad.dtype, link.gamma.dtype, link.gamma.grad.dtype} == {
-        np.dtype(np.float16)
-    }
+    dtypes = y.dtype, x.grad.dtype, link.gamma.dtype, link.gamma.grad.dtype
+    assert set(dtypes) == {np.dtype(np.float16)}
     wide = data.astype(np.float64)
     expected = ((wide - wide.mean(0)) / wide.std(0))[4 * comm.rank :][:4]
     np.testing.assert_allclose(y.array, expected, atol=2e-3)
@@ -219,22 +215,16 @@ def test_float16_throughout_is_computed_in_float32(comm, random):
 @pytest.mark.parametrize("use_gamma", [False, True])
 @pytest.mark.parametrize("use_beta", [False, True])
 def test_parameters_may_be_left_out(comm, random, use_gamma, use_beta):
-    both = Both(
-        comm, random, "uneven", "vectors", np.float64, use_gamma=use_gamma, use_beta=use_beta
-    )
+    used = {"use_gamma": use_gamma, "use_beta": use_beta}
+    both = Both(comm, random, "uneven", "vectors", np.float64, **used)
     assert (both.link.gamma is None, both.link.beta is None) == (not use_gamma, not use_beta)
-    x, mine = Variable(both.data), Variable(both.data[both.mine])
-    y, z = both.alone(x), both.link(mine)
-    F.sum(y**3).backward()
-    F.sum(z**3).backward()
-    both.close(z.array, y.array[both.mine])
-    both.close(mine.grad, x.grad[both.mine])
+    both.check_cubes()
 
 
 def test_data_needs_no_exchange_in_backward(comm, random):
     """The first layer of a model: only the parameters have gradients, from this rank's part."""
     both = Both(comm, random, "even", "vectors", np.float32)
-    y = both.link(both.data[both.mine])
+    y = both.link(both.part)
     before = comm.allgather_obj(None)
     if comm.rank == 0:  # alone: would hang if it asked the others
         F.sum(y * y).backward()
@@ -244,25 +234,22 @@ def test_data_needs_no_exchange_in_backward(comm, random):
 
 def test_an_input_that_needs_a_gradient_on_one_rank_is_enough(comm, random):
     """The others take part in backward, even with nothing of their own that needs one."""
-    data = random.standard_normal((2 * comm.size, 3))
-    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
-    link = MultiNodeBatchNormalization(3, comm, dtype="d", use_gamma=False, use_beta=False)
-    alone = L.BatchNormalization(3, dtype="d", use_gamma=False, use_beta=False)
-    x = Variable(data)
-    F.sum(alone(x) ** 3).backward()
-    part = Variable(data[mine], requires_grad=comm.rank == 0)
-    F.sum(link(part) ** 3).backward()
+    unused = {"use_gamma": False, "use_beta": False}
+    both = Both(comm, random, "even", "vectors", np.float64, **unused)
+    x, mine = Variable(both.data), Variable(both.part, requires_grad=comm.rank == 0)
+    F.sum(both.alone(x) ** 3).backward()
+    F.sum(both.link(mine) ** 3).backward()
     if comm.rank == 0:
-        np.testing.assert_allclose(part.grad, x.grad[mine], rtol=1e-12, atol=1e-12)
+        both.close(mine.grad, x.grad[both.mine])
     else:
-        assert part.grad is None
+        assert mine.grad is None
 
 
 def test_finetuning_gives_equal_weights(comm, random):
     both = Both(comm, random, "uneven", "vectors", np.float64)
     for factor in (1, 2, 3):
         both.alone(both.data * factor, finetune=True)
-        both.link(both.data[both.mine] * factor, finetune=True)
+        both.link(both.part * factor, finetune=True)
     assert both.link.N == 3
     both.close(both.link.avg_mean, both.alone.avg_mean)
     both.close(both.link.avg_var, both.alone.avg_var)
@@ -270,21 +257,8 @@ def test_finetuning_gives_equal_weights(comm, random):
 
 def test_recomputing_leaves_the_running_statistics_alone(comm, random):
     both = Both(comm, random, "uneven", "vectors", np.float64)
-    x, mine = Variable(both.data), Variable(both.data[both.mine])
-    F.sum(F.forget(both.alone, x) ** 3).backward()
-    F.sum(F.forget(both.link, mine) ** 3).backward()
-    both.close(mine.grad, x.grad[both.mine])
+    both.check_cubes(F.forget)
     both.close(both.link.avg_var, both.alone.avg_var)
-
-
-def test_two_layers_and_an_unused_one_between_ranks(comm, random):
-    """A rank that makes no use of the result connects it to its loss."""
-    link = MultiNodeBatchNormalization(2, comm)
-    x = Variable(random.standard_normal((3, 2)).astype("f"))
-    y = link(link(x))
-    loss = F.sum(y * y * x) if comm.rank == 0 else pseudo_connect(y, Variable(np.zeros((), "f")))
-    loss.backward()
-    assert x.grad.shape == (3, 2)
 
 
 def test_copies_talk_to_the_same_ranks(comm, random):
@@ -300,7 +274,7 @@ def test_copies_talk_to_the_same_ranks(comm, random):
 
 def test_snapshots_fit_the_link_of_one_process(comm, random, tmp_path):
     both = Both(comm, random, "uneven", "images", np.float32)
-    both.link(both.data[both.mine])
+    both.link(both.part)
     file = tmp_path / "link.npz"
     chainer.serializers.save_npz(file, both.link)
     chainer.serializers.load_npz(file, both.alone)
@@ -311,71 +285,20 @@ def test_snapshots_fit_the_link_of_one_process(comm, random, tmp_path):
         np.testing.assert_array_equal(fresh(both.data).array, both.link(both.data).array)
 
 
-def test_in_a_trainer_parts_end_where_the_whole_batch_ends(comm, random, tmp_path):
-    """Sums of gradients by hand, so that any communicator will do."""
-    data = random.standard_normal((6 * comm.size, 3)).astype("d") * 4 + 1
-    targets = random.standard_normal((6 * comm.size, 1)).astype("d")
-
-    class Model(chainer.Chain):
-        def __init__(self, normalization: Any) -> None:
-            super().__init__()
-            with self.init_scope():
-                self.first = L.Linear(3, 4, initialW=np.linspace(-1, 1, 12).reshape(4, 3))
-                self.bn = normalization
-                self.last = L.Linear(4, 1, initialW=np.linspace(-1, 2, 4).reshape(1, 4))
-
-        def forward(self, x: Any, t: Any) -> Variable:
-            y = self.last(F.relu(self.bn(self.first(x))))
-            return F.sum((y - t) ** 2) * (1 / len(data))
-
-    class SumOfGradients:
-        name = "SumOfGradients"
-        call_for_each_param = False
-
-        def __call__(self, optimizer: Any) -> None:
-            for _, param in sorted(optimizer.target.namedparams()):
-                param.grad = sum(comm.allgather_obj(param.grad))
-
-    def train(model: Model, rows: slice, hooks: Sequence[Any]) -> Model:
-        pairs = chainer.datasets.TupleDataset(data[rows], targets[rows])
-        iterator = chainer.iterators.SerialIterator(pairs, len(pairs), shuffle=False)
-        optimizer = chainer.optimizers.MomentumSGD(lr=0.05).setup(model)
-        for hook in hooks:
-            optimizer.add_hook(hook)
-        updater = chainer.training.StandardUpdater(iterator, optimizer)
-        chainer.training.Trainer(updater, (6, "iteration"), out=str(tmp_path)).run()
-        return model
-
-    with chainer.using_config("dtype", np.float64):
-        serial = train(Model(L.BatchNormalization(4)), slice(None), [])
-        part = slice(6 * comm.rank, 6 * comm.rank + 6)
-        parallel = train(
-            Model(MultiNodeBatchNormalization(4, comm, dtype=None)), part, [SumOfGradients()]
-        )
-    for mine, other in zip(parallel.params(), serial.params(), strict=True):
-        np.testing.assert_allclose(mine.array, other.array, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(parallel.bn.avg_mean, serial.bn.avg_mean, rtol=1e-10)
-    np.testing.assert_allclose(parallel.bn.avg_var, serial.bn.avg_var, rtol=1e-10)
-
-
-WRONG = {
-    "text": ("text", TypeError, "got str"),
-    "None": (None, TypeError, "got NoneType"),
-    "integers": (np.ones((2, 3), int), TypeError, "must hold floats, got int64"),
-    "channels": (np.ones((2, 4), "f"), ValueError, r"x of shape \(2, 4\)"),
-    "vector": (np.ones(3, "f"), ValueError, r"x of shape \(3,\)"),
-    "scalar": (np.ones((), "f"), ValueError, r"x of shape \(\)"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_input_on_one_rank_raises_on_all(comm, name):
-    x, error, text = WRONG[name]
+def test_a_wrong_input_on_one_rank_raises_on_all(comm):
     link = MultiNodeBatchNormalization(3, comm)
-    with pytest.raises(error if comm.rank == 0 else PeerError, match=text) as raised:
-        link(x if comm.rank == 0 else np.ones((2, 3), "f"))
-    assert "rank 0" in str(raised.value)
-    np.testing.assert_array_equal(link.avg_var, np.ones(3))
+    for wrong, error, text in (
+        ("text", TypeError, "got str"),
+        (None, TypeError, "got NoneType"),
+        (np.ones((2, 3), int), TypeError, "must hold floats, got int64"),
+        (np.ones((2, 4), "f"), ValueError, r"x of shape \(2, 4\)"),
+        (np.ones(3, "f"), ValueError, r"x of shape \(3,\)"),
+        (np.ones((), "f"), ValueError, r"x of shape \(\)"),
+    ):
+        with pytest.raises(error if comm.rank == 0 else PeerError, match=text) as raised:
+            link(wrong if comm.rank == 0 else np.ones((2, 3), "f"))
+        assert "rank 0" in str(raised.value)
+        np.testing.assert_array_equal(link.avg_var, np.ones(3))
     link(np.ones((2, 3), "f"))
 
 
@@ -392,12 +315,14 @@ def test_ranks_that_differ_raise_on_all(comm):
 
 
 def test_a_backend_is_one_of_three(comm):
-    for backend in ("auto", "mpi"):
-        MultiNodeBatchNormalization(3, comm, communication_backend=backend)(np.ones((2, 3), "f"))
-    with pytest.raises(ValueError, match="one of auto, mpi, nccl, got 'gloo'"):
-        MultiNodeBatchNormalization(3, comm, communication_backend="gloo")
-    with pytest.raises(ValueError, match="needs inputs on a GPU"):
-        MultiNodeBatchNormalization(3, comm, communication_backend="nccl")(np.ones((2, 3), "f"))
+    def normalized(backend: str) -> Variable:
+        link = MultiNodeBatchNormalization(3, comm, communication_backend=backend)
+        return link(np.ones((2, 3), "f"))
+
+    assert normalized("auto").shape == normalized("mpi").shape == (2, 3)
+    for wrong, text in (("gloo", "auto, mpi, nccl, got 'gloo'"), ("nccl", "needs inputs on a GPU")):
+        with pytest.raises(ValueError, match=text):
+            normalized(wrong)
     with pytest.raises(TypeError, match="comm must be a communicator"):
         MultiNodeBatchNormalization(3, None)
 
@@ -406,10 +331,8 @@ def test_one_channel_without_an_axis(comm, random):
     """Which Chainer's own link computes forward only; a single channel has the same values."""
     whole = random.standard_normal(4 * comm.size).astype("f")
     part = slice(4 * comm.rank, 4 * comm.rank + 4)
-    alone, link = (
-        L.BatchNormalization(axis=(0,)),
-        MultiNodeBatchNormalization(None, comm, axis=(0,)),
-    )
+    alone = L.BatchNormalization(axis=(0,))
+    link = MultiNodeBatchNormalization(None, comm, axis=(0,))
     x, mine = Variable(whole[:, None]), Variable(whole[part])
     for bn, given in ((alone, x), (link, mine)):
         bn(given)

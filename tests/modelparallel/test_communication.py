@@ -11,10 +11,9 @@ from chainer.function_hooks import TimerHook
 
 from chainermn_modelparallel import allreduce, pseudo_connect, recv, send
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
 
-@pytest.mark.sizes(2, 3)
 def test_an_exchange_needs_no_delegate_between_send_and_recv(comm):
     """Each rank would wait for the other's gradient before it sends its own."""
     x = Variable(np.arange(3.0))
@@ -29,7 +28,6 @@ def test_an_exchange_needs_no_delegate_between_send_and_recv(comm):
         np.testing.assert_array_equal(x.grad, 2 * x.array)
 
 
-@pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize("deeper", [0, 1])
 def test_sends_and_collectives_keep_their_order(comm, deeper):
     """Visited by depth alone, one rank would wait in `send`, the other in `allreduce`."""
@@ -46,7 +44,6 @@ def test_sends_and_collectives_keep_their_order(comm, deeper):
         np.testing.assert_array_equal(x.grad, 2 * x.array)
 
 
-@pytest.mark.sizes(2, 3)
 def test_hooks_see_forward_and_backward(comm):
     x = Variable(np.ones(3))
     with TimerHook() as seen:
@@ -54,25 +51,17 @@ def test_hooks_see_forward_and_backward(comm):
     names = [name for name, _ in seen.call_history]
     assert names[:2] == ["Collective", "Sum"]
     assert names.count("Collective") == 3  # forward, backward, and what that calls
-
-
-@pytest.mark.sizes(2, 3)
-def test_a_hook_of_one_function_sees_it(comm):
-    x = Variable(np.ones(3))
-    y = allreduce(comm, x)
-    seen = TimerHook()
+    y, seen = allreduce(comm, x), TimerHook()  # a hook of one function
     y.creator.add_hook(seen)
     F.sum(y).backward()
     assert len(seen.call_history) == 1
 
 
-@pytest.mark.sizes(2, 3)
 def test_debug_mode_finds_nans(comm):
     with chainer.using_config("debug", True), pytest.raises(RuntimeError, match="NaN"):
         allreduce(comm, Variable(np.full(3, np.nan)))
 
 
-@pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize("looked_at", [False, True])
 def test_the_graph_is_the_same_whether_or_not_somebody_looks_on(comm, looked_at):
     """Where nobody does, it is built without Chainer's checks."""

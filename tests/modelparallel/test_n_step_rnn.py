@@ -11,6 +11,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from chainermn_modelparallel import pseudo_connect
 from chainermn_modelparallel.n_step_rnn import KINDS, create_multi_node_n_step_rnn
 
 pytestmark = pytest.mark.world
@@ -44,19 +45,22 @@ def loss_of(outputs: Any) -> Any:
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("kind", KINDS)
-def test_states_and_their_gradients_cross_ranks(comm, kind):
-    """A chain over all ranks: each starts from the states that the one before ended with."""
+@pytest.mark.parametrize(("kind", "own"), [*((kind, False) for kind in KINDS), (L.NStepLSTM, True)])
+def test_states_and_their_gradients_cross_ranks(comm, kind, own):
+    """A chain over all ranks: each starts from the states that the one before ended with.
+
+    The last has a loss; where each has its `own`, they are connected to the delegates.
+    """
     links = [rnn_of(kind, rank) for rank in range(comm.size)]
     states: Any = first_states(links[0])
+    losses = []
     for rank, link in enumerate(links):
         *states, ys = link(*states, sequences(rank))
-    expected = *states, ys
-    loss_of(expected).backward()
+        losses.append(loss_of([ys]))
+    (loss_of([*states, ys]) + (sum(losses[:-1]) if own else 0)).backward()
 
     last = comm.rank == comm.size - 1
-    rank_in = comm.rank - 1 if comm.rank else None
-    rank_out = None if last else comm.rank + 1
+    rank_in, rank_out = comm.rank - 1 if comm.rank else None, None if last else comm.rank + 1
     mine = rnn_of(kind, comm.rank)
     link = create_multi_node_n_step_rnn(mine, comm, rank_in=rank_in, rank_out=rank_out)
     given = [] if comm.rank else first_states(mine)
@@ -67,10 +71,9 @@ def test_states_and_their_gradients_cross_ranks(comm, kind):
             np.testing.assert_allclose(y.array, x.array, rtol=1e-12, atol=1e-12)
         loss_of(found).backward()
     else:
-        delegate.backward()
-    reference = dict(links[comm.rank].namedparams())
-    for name, param in mine.namedparams():
-        np.testing.assert_allclose(param.grad, reference[name].grad, rtol=1e-12, atol=1e-12)
+        (pseudo_connect(delegate, loss_of(found[-1:])) if own else delegate).backward()
+    for param, expected in zip(mine.params(), links[comm.rank].params(), strict=True):
+        np.testing.assert_allclose(param.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.sizes(1, 2)
@@ -81,25 +84,6 @@ def test_first_states_may_be_given(comm):
     hy, _, delegate = link(hx, sequences(0))
     np.testing.assert_array_equal(hy.array, mine(hx, sequences(0))[0].array)
     assert delegate is None
-
-
-@pytest.mark.sizes(2)
-def test_a_loss_of_its_own_is_connected_to_the_delegate(comm):
-    from chainermn_modelparallel import pseudo_connect
-
-    link = create_multi_node_n_step_rnn(
-        rnn_of(L.NStepLSTM, 0),
-        comm,
-        rank_in=0 if comm.rank else None,
-        rank_out=None if comm.rank else 1,
-    )
-    given = [] if comm.rank else first_states(link.actual_rnn)
-    *outputs, delegate = link(*given, sequences(0))
-    loss = loss_of(outputs)
-    if delegate is not None:
-        loss = pseudo_connect(delegate, loss)
-    loss.backward()
-    assert all(param.grad is not None for param in link.params())
 
 
 @pytest.mark.sizes(2)

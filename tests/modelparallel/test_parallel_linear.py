@@ -18,7 +18,7 @@ from chainermn_modelparallel import ColumnParallelLinear, RowParallelLinear
 pytestmark = pytest.mark.world
 
 TOLERANCE = {np.float16: 1e-2, np.float32: 1e-5, np.float64: 1e-12}
-LINKS = {"column": ColumnParallelLinear, "row": RowParallelLinear}
+EACH = pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
 
 
 @pytest.fixture(params=TOLERANCE)
@@ -41,12 +41,16 @@ def part(comm: Any, size: int) -> slice:
     return slice(rows[0], rows[-1] + 1)
 
 
+def part_of_weights(kind: type, comm: Any) -> tuple[slice, slice]:
+    columns = kind is ColumnParallelLinear
+    return (part(comm, 5), slice(None)) if columns else (slice(None), part(comm, 7))
+
+
 @pytest.mark.parametrize("nobias", [False, True])
-@pytest.mark.parametrize("name", LINKS)
-def test_values_and_gradients_are_those_of_one_process(comm, random, name, nobias, dtype):
-    link, alone = both(LINKS[name], comm, nobias)
-    rows = (part(comm, 5), slice(None)) if name == "column" else (slice(None), part(comm, 7))
-    bias = part(comm, 5) if name == "column" else slice(None)
+@EACH
+def test_values_and_gradients_are_those_of_one_process(comm, random, kind, nobias, dtype):
+    link, alone = both(kind, comm, nobias)
+    rows = part_of_weights(kind, comm)
     np.testing.assert_array_equal(link.W.array, alone.W.array[rows])
     data = random.standard_normal((3, 7)).astype(dtype)
     weights = random.standard_normal((3, 5)).astype(dtype)
@@ -69,107 +73,58 @@ def test_values_and_gradients_are_those_of_one_process(comm, random, name, nobia
     if nobias:
         assert link.b is None
     else:
-        np.testing.assert_array_equal(link.b.array, alone.b.array[bias])
-        close(link.b.grad, alone.b.grad[bias])
-
-
-def two_layers(comm: Any) -> tuple[chainer.Chain, chainer.Chain]:
-    """Megatron's pair: columns, an activation, rows, with one sum forward and one backward."""
-    pair = []
-    for kind in ("parallel", "alone"):
-        np.random.seed(3)
-        if kind == "alone":
-            links = {"first": L.Linear(4, 9), "second": L.Linear(9, 2)}
-        else:
-            links = {
-                "first": ColumnParallelLinear(4, 9, comm, gather_output=False),
-                "second": RowParallelLinear(9, 2, comm, input_is_parallel=True),
-            }
-        pair.append(chainer.Chain(**links))
-    return pair[0], pair[1]
-
-
-def run(model: Any, x: Any) -> Variable:
-    return model.second(F.tanh(model.first(x)))
-
-
-def test_a_pair_needs_no_gathering_between(comm, random):
-    with chainer.using_config("dtype", np.float64):
-        parallel, alone = two_layers(comm)
-    data = random.standard_normal((6, 4))
-    x, mine = Variable(data), Variable(data)
-    assert parallel.first(data).shape == (6, part(comm, 9).stop - part(comm, 9).start)
-    for model, variable in ((alone, x), (parallel, mine)):
-        model.cleargrads()
-        F.sum(run(model, variable) ** 3).backward()
-    np.testing.assert_allclose(mine.grad, x.grad, rtol=1e-12, atol=1e-12)
-    rows = part(comm, 9)
-    for actual, desired in (
-        (parallel.first.W, alone.first.W.grad[rows]),
-        (parallel.first.b, alone.first.b.grad[rows]),
-        (parallel.second.W, alone.second.W.grad[:, rows]),
-        (parallel.second.b, alone.second.b.grad),
-    ):
-        np.testing.assert_allclose(actual.grad, desired, rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(link.b.array, alone.b.array[rows[0]])
+        close(link.b.grad, alone.b.grad[rows[0]])
 
 
 @pytest.mark.parametrize("gathered", [False, True])
-def test_second_derivatives_are_those_of_one_process(comm, random, gathered):
+def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered):
+    """Megatron's pair: columns, an activation, rows; it needs no gathering between."""
     with chainer.using_config("dtype", np.float64):
-        parallel, alone = two_layers(comm)
-    parallel.first.gather_output = gathered
-    parallel.second.input_is_parallel = not gathered
+        np.random.seed(3)
+        alone = L.Linear(4, 9), L.Linear(9, 2)
+        np.random.seed(3)
+        first = ColumnParallelLinear(4, 9, comm, gather_output=gathered)
+        second = RowParallelLinear(9, 2, comm, input_is_parallel=not gathered)
+    rows, every = part(comm, 9), slice(None)
     data = random.standard_normal((3, 4))
+    assert first(data).shape == (3, 9 if gathered else rows.stop - rows.start)
     x, mine = Variable(data), Variable(data)
-    for model, variable in ((alone, x), (parallel, mine)):
-        model.cleargrads()
-        loss = F.sum(run(model, variable) ** 3)
-        (gx,) = chainer.grad([loss], [variable], enable_double_backprop=True)
-        F.sum(F.sin(gx)).backward()
-    np.testing.assert_allclose(mine.grad, x.grad, rtol=1e-11, atol=1e-11)
-    np.testing.assert_allclose(
-        parallel.second.W.grad, alone.second.W.grad[:, part(comm, 9)], rtol=1e-11, atol=1e-11
-    )
+    for order in (1, 2):
+        for links, variable in ((alone, x), ((first, second), mine)):
+            chainer.ChainList(*links).cleargrads()
+            variable.cleargrad()
+            loss = F.sum(links[1](F.tanh(links[0](variable))) ** 3)
+            if order == 2:
+                (gx,) = chainer.grad([loss], [variable], enable_double_backprop=True)
+                loss = F.sum(F.sin(gx))
+            loss.backward()
+        for actual, desired, its in (
+            (mine, x, every),
+            (first.W, alone[0].W, rows),
+            (first.b, alone[0].b, rows),
+            (second.W, alone[1].W, (every, rows)),
+            (second.b, alone[1].b, every),
+        ):
+            np.testing.assert_allclose(actual.grad, desired.grad[its], rtol=1e-11, atol=1e-11)
 
 
-def test_in_a_trainer_it_learns_what_one_process_learns(comm, random, tmp_path):
-    data = random.standard_normal((12, 4))
-    targets = random.standard_normal((12, 2))
-    with chainer.using_config("dtype", np.float64):
-        models = two_layers(comm)
-    for model in models:
-
-        def loss(x: Any, t: Any, model: Any = model) -> Variable:
-            return F.mean_squared_error(run(model, x), t)
-
-        pairs = chainer.datasets.TupleDataset(data, targets)
-        iterator = chainer.iterators.SerialIterator(pairs, 4, shuffle=False)
-        optimizer = chainer.optimizers.Adam(alpha=0.05).setup(model)
-        updater = chainer.training.StandardUpdater(iterator, optimizer, loss_func=loss)
-        chainer.training.Trainer(updater, (4, "epoch"), out=str(tmp_path)).run()
-    parallel, alone = models
-    rows = part(comm, 9)
-    np.testing.assert_allclose(parallel.first.W.array, alone.first.W.array[rows], rtol=1e-9)
-    np.testing.assert_allclose(parallel.second.W.array, alone.second.W.array[:, rows], rtol=1e-9)
-    np.testing.assert_allclose(parallel.second.b.array, alone.second.b.array, rtol=1e-9)
-
-
-@pytest.mark.parametrize("name", LINKS)
-def test_snapshots_hold_a_ranks_own_part(comm, random, tmp_path, name):
-    link, alone = both(LINKS[name], comm)
+@EACH
+def test_snapshots_hold_a_ranks_own_part(comm, random, tmp_path, kind):
+    link, alone = both(kind, comm)
     x = random.standard_normal((2, 7)).astype("f")
     file = tmp_path / f"rank-{comm.rank}.npz"
     chainer.serializers.save_npz(file, link)
-    fresh = LINKS[name](7, 5, comm)
+    fresh = kind(7, 5, comm)
     chainer.serializers.load_npz(file, fresh)
     np.testing.assert_array_equal(fresh(x).array, link(x).array)
-    taken_over = LINKS[name](7, 5, comm, initialW=alone.W.array, initial_bias=alone.b.array)
+    taken_over = kind(7, 5, comm, initialW=alone.W.array, initial_bias=alone.b.array)
     np.testing.assert_array_equal(taken_over(x).array, link(x).array)
 
 
-@pytest.mark.parametrize("name", LINKS)
-def test_copies_talk_to_the_same_ranks(comm, random, name):
-    link, _ = both(LINKS[name], comm)
+@EACH
+def test_copies_talk_to_the_same_ranks(comm, random, kind):
+    link, _ = both(kind, comm)
     x = random.standard_normal((2, 7)).astype("f")
     for each in (copy.deepcopy(link), link.copy("copy"), link.copy("share")):
         assert each.comm is comm
@@ -178,13 +133,12 @@ def test_copies_talk_to_the_same_ranks(comm, random, name):
     drawn = link.copy("init")
     np.random.seed(11)
     whole = L.Linear(7, 5).W.array
-    rows = (part(comm, 5), slice(None)) if name == "column" else (slice(None), part(comm, 7))
-    np.testing.assert_array_equal(drawn.W.array, whole[rows])
+    np.testing.assert_array_equal(drawn.W.array, whole[part_of_weights(kind, comm)])
 
 
-@pytest.mark.parametrize("name", LINKS)
-def test_a_wrong_input_on_one_rank_raises_on_all(comm, name):
-    link, _ = both(LINKS[name], comm)
+@EACH
+def test_a_wrong_input_on_one_rank_raises_on_all(comm, kind):
+    link, _ = both(kind, comm)
     good = np.ones((2, 7), "f")
     for wrong, error, text in (
         (None, TypeError, "got NoneType"),
@@ -202,9 +156,9 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm, name):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("name", LINKS)
-def test_batches_that_differ_raise_on_all(comm, name):
-    link, _ = both(LINKS[name], comm)
+@EACH
+def test_batches_that_differ_raise_on_all(comm, kind):
+    link, _ = both(kind, comm)
     with pytest.raises(RankMismatchError, match=r"float32 \(2, 7\) on rank 0; float32 \(3, 7\)"):
         link(np.ones((2 if comm.rank == 0 else 3, 7), "f"))
 
@@ -220,10 +174,10 @@ def test_wrong_sizes_raise(comm):
             RowParallelLinear(wrong, 3, comm)
 
 
-@pytest.mark.parametrize("name", LINKS)
+@EACH
 @pytest.mark.parametrize("shape", [(3, 7, 1), (2, 1, 7, 1)])
-def test_further_axes_are_flattened(comm, random, name, shape):
-    link, alone = both(LINKS[name], comm)
+def test_further_axes_are_flattened(comm, random, kind, shape):
+    link, alone = both(kind, comm)
     data = random.standard_normal(shape).astype("f")
     x, mine = Variable(data), Variable(data)
     for model, variable in ((alone, x), (link, mine)):

@@ -19,20 +19,23 @@ from tests.support.third_party import WITH_STRANGER
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2), WITH_STRANGER]
 
 
+def ones() -> Variable:
+    return Variable(np.ones(2, "f"))
+
+
 def drop_a_send(comm, tag):
-    send(Variable(np.ones(2, "f")), comm, 1, tag=tag)
+    send(ones(), comm, 1, tag=tag)
     gc.collect()
 
 
 def drop_a_recv(comm, tag):
-    y = recv(comm, 0, tag=tag)
-    del y
+    recv(comm, 0, tag=tag)
     gc.collect()
 
 
 def test_a_receiver_alone_in_no_backprop_mode_raises_and_tells_its_sender(comm):
     if comm.rank == 0:
-        delegate = send(Variable(np.ones(2, "f")), comm, 1, tag=4)
+        delegate = send(ones(), comm, 1, tag=4)
         text = r"rank 0: backward of send\(rank=1, tag=4\).*: rank 1 called recv in no_backprop"
         with pytest.raises(RankMismatchError, match=text):
             delegate.backward()
@@ -46,39 +49,28 @@ def test_a_receiver_alone_in_no_backprop_mode_raises_and_tells_its_sender(comm):
 def there_and_back(comm):
     """Nothing that was refused is in the way of what comes later."""
     if comm.rank == 0:
-        x = Variable(np.ones(2, "f"))
+        x = ones()
         send(x, comm, 1, tag=4).backward()
         np.testing.assert_array_equal(x.grad, [3, 3])
     else:
         F.sum(recv(comm, 0, tag=4) * 3).backward()
 
 
-def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm):
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm, goes_on):
+    """Afterwards the gradients of the send whose backward raised are in nobody's way."""
     if comm.rank == 0:
         text = r"rank 0: the delegate variable that send\(rank=1, tag=7\) returned was dropped"
         with pytest.warns(RuntimeWarning, match=text):
             drop_a_send(comm, 7)
-        x = Variable(np.ones(2, "f"))
+        x = ones()
         delegate = send(x, comm, 1)
         text = r"rank 0: rank 1 ran backward.*that send\(rank=1, tag=7\) returned was dropped"
         with pytest.raises(RuntimeError, match=text):
             delegate.backward()
-        delegate.backward()
-        np.testing.assert_array_equal(x.grad, [3, 3])
-    else:
-        a, b = recv(comm, 0, tag=7), recv(comm, 0)
-        F.sum(a).backward()
-        F.sum(b * 3).backward()
-    there_and_back(comm)
-
-
-def test_the_gradients_of_a_send_whose_backward_raised_are_in_nobodys_way(comm):
-    if comm.rank == 0:
-        with pytest.warns(RuntimeWarning, match="dropped"):
-            drop_a_send(comm, 7)
-        delegate = send(Variable(np.ones(2, "f")), comm, 1)
-        with pytest.raises(RuntimeError, match="dropped"):
+        if goes_on:
             delegate.backward()
+            np.testing.assert_array_equal(x.grad, [3, 3])
         del delegate  # as when the exception ends the function
         gc.collect()
     else:
@@ -88,49 +80,32 @@ def test_the_gradients_of_a_send_whose_backward_raised_are_in_nobodys_way(comm):
     there_and_back(comm)
 
 
-def test_what_was_received_and_dropped_is_told_to_both(comm):
+def train_on_data(comm, tag):
+    """What was received is used as data, so that its sender would wait for ever."""
+    w = ones()
+    F.sum(w * recv(comm, 0, tag=tag).array).backward()
+
+
+def gather_all(comm):
+    assert len(allgather(comm, np.ones(1))) == 2
+
+
+@pytest.mark.parametrize(
+    ("drop", "next_call"),
+    [(drop_a_recv, there_and_back), (drop_a_recv, gather_all), (train_on_data, there_and_back)],
+)
+def test_what_was_received_and_dropped_is_told_to_both(comm, drop, next_call):
     """The sender waits for its gradients; the receiver's next call tells it that none come."""
     if comm.rank == 0:
-        delegate = send(Variable(np.ones(2, "f")), comm, 1, tag=3)
+        delegate = send(ones(), comm, 1, tag=3)
         text = r"rank 0: backward of send\(rank=1, tag=3\) gets no gradients: rank 1 dropped"
         with pytest.raises(RankMismatchError, match=text):
             delegate.backward()
     else:
-        with pytest.warns(RuntimeWarning, match=r"rank 1: what recv\(rank=0, tag=3\) returned"):
-            drop_a_recv(comm, 3)
-    there_and_back(comm)
-
-
-def test_a_component_that_needs_no_gradient_of_what_it_got_is_told(comm):
-    """Rank 1 trains on what it received as data, so that rank 0 would wait for ever."""
-
-    def step():
-        if comm.rank == 0:
-            return send(Variable(np.ones(2, "f")), comm, 1)
-        w = Variable(np.ones(2, "f"))
-        F.sum(w * recv(comm, 0).array).backward()
-        return None
-
-    if comm.rank == 0:
-        delegate = step()
-        with pytest.raises(RankMismatchError, match=r"send\(rank=1, tag=0\) gets no gradients"):
-            delegate.backward()
-    else:
-        with pytest.warns(RuntimeWarning, match="dropped before"):
-            step()
-    there_and_back(comm)
-
-
-def test_what_was_received_and_dropped_is_told_by_a_collective_function_too(comm):
-    """Else this rank would wait in it for the sender, and the sender for gradients."""
-    if comm.rank == 0:
-        delegate = send(Variable(np.ones(2, "f")), comm, 1, tag=3)
-        with pytest.raises(RankMismatchError, match=r"send\(rank=1, tag=3\) gets no gradients"):
-            delegate.backward()
-    else:
-        with pytest.warns(RuntimeWarning, match="dropped"):
-            drop_a_recv(comm, 3)
-    assert len(allgather(comm, np.ones(1))) == 2
+        text = r"rank 1: what recv\(rank=0, tag=3\) returned was dropped before"
+        with pytest.warns(RuntimeWarning, match=text):
+            drop(comm, 3)
+    next_call(comm)
 
 
 def test_what_both_dropped_is_in_nobodys_way(comm):
@@ -181,7 +156,7 @@ def test_nor_can_what_its_later_components_receive(comm):
 def test_a_recv_that_has_no_delegate_to_go_on_from_says_so(comm, delegate):
     """It needn't depend on anything there: a second backward would wait for its part in vain."""
     if comm.rank == 0:
-        x = Variable(np.ones(2, "f"))
+        x = ones()
         (gx,) = chainer.grad([send(x, comm, 1)], [x], enable_double_backprop=True)
         with pytest.raises(RankMismatchError, match=FINAL):
             F.sum(gx**2).backward()
@@ -194,7 +169,7 @@ def test_a_recv_that_has_no_delegate_to_go_on_from_says_so(comm, delegate):
 def test_nothing_is_told_of_what_was_visited_or_needs_no_gradient(comm):
     def step(train):
         if comm.rank == 0:
-            x = Variable(np.ones(2, "f"))
+            x = ones()
             y = recv(comm, 1, delegate_variable=send(x, comm, 1))
             if train:
                 F.sum(y).backward()
@@ -209,7 +184,7 @@ def test_nothing_is_told_of_what_was_visited_or_needs_no_gradient(comm):
         with chainer.no_backprop_mode():
             step(train=False)
         if comm.rank == 0:  # gradients with a graph that nobody differentiates
-            x = Variable(np.ones(2, "f"))
+            x = ones()
             chainer.grad([send(x, comm, 1)], [x], enable_double_backprop=True)
         else:
             hold = Variable(np.zeros(0, "f"))

@@ -23,20 +23,10 @@ from chainermn_modelparallel import (
     recv,
     send,
 )
-from tests.support.graphs import (
-    Component,
-    Part,
-    check_drawn,
-    components,
-    flat,
-    in_one_process,
-    listed,
-    loss_of,
-    model_input,
-)
-from tests.support.third_party import WITH_STRANGER
+from tests.support import graphs
+from tests.support.graphs import Component, Part
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
 
 def run(comm: Any, graph: list[Part], links: list[Component], hold: Variable) -> Variable:
@@ -45,8 +35,8 @@ def run(comm: Any, graph: list[Part], links: list[Component], hold: Variable) ->
     for part, link in zip(graph, links, strict=True):
         if part.rank != comm.rank:
             continue
-        arguments: list[Any] = [] if part.rank_in is not None else [model_input()]
-        for rank in listed(part.rank_in):
+        arguments: list[Any] = [] if part.rank_in is not None else [graphs.model_input()]
+        for rank in graphs.listed(part.rank_in):
             if rank == comm.rank:
                 arguments.append(own.popleft())
             else:
@@ -55,12 +45,12 @@ def run(comm: Any, graph: list[Part], links: list[Component], hold: Variable) ->
                 arguments.append(received)
         returned = link(*arguments)
         if part.rank_out is None:
-            loss = loss_of(returned)
-        for rank in listed(part.rank_out):
+            loss = graphs.loss_of(returned)
+        for rank in graphs.listed(part.rank_out):
             if rank == comm.rank:
                 own.append(returned)
             else:
-                first, *others = flat(returned)
+                first, *others = graphs.flat(returned)
                 thread = send((pseudo_connect(thread, first), *others), comm, rank)
     return pseudo_connect(thread, loss)
 
@@ -70,14 +60,14 @@ def penalty(gradients: list[Any]) -> Any:
 
 
 def check(comm: Any, graph: list[Part]) -> None:
-    alone = components(graph)
+    alone = graphs.components(graph)
     weights = [link.w for link in alone]
-    total = sum(map(loss_of, in_one_process(graph, alone).values()))
+    total = sum(map(graphs.loss_of, graphs.in_one_process(graph, alone).values()))
     for link in alone:
         link.cleargrads()
     penalty(chainer.grad([total], weights, enable_double_backprop=True)).backward()
 
-    links, hold = components(graph), Variable(np.zeros(0, "f"))
+    links, hold = graphs.components(graph), Variable(np.zeros(0, "f"))
     mine = [link for part, link in zip(graph, links, strict=True) if part.rank == comm.rank]
     for link in mine:
         link.cleargrads()
@@ -86,48 +76,22 @@ def check(comm: Any, graph: list[Part]) -> None:
     again, *gradients = chainer.grad([loss], wanted, enable_double_backprop=True)
     pseudo_connect(again, penalty(gradients)).backward()
     for link, reference in zip(links, alone, strict=True):
-        if link not in mine or (link.w.grad is None and reference.w.grad is None):
-            continue
-        found, expected = link.w.grad, reference.w.grad
-        if found is None or expected is None:
-            assert not (expected if found is None else found).any()
-        else:
-            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+        if link in mine:
+            gradients = [0 if each.w.grad is None else each.w.grad for each in (link, reference)]
+            np.testing.assert_allclose(*gradients, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.sizes(2, 3, 4)
-@WITH_STRANGER
-def test_of_any_graph(comm):
-    check_drawn(lambda graph: check(comm, graph), comm.size, 8)
+@graphs.any_of(8)
+def test_of_any_graph(comm, examples):
+    graphs.check_drawn(lambda graph: check(comm, graph), comm.size, examples)
 
 
-@pytest.mark.full
-@pytest.mark.sizes(2, 3, 4)
-def test_of_any_graph_at_length(comm):
-    check_drawn(lambda graph: check(comm, graph), comm.size, 100)
-
-
-@pytest.mark.sizes(2, 3)
-def test_of_what_goes_there_and_back(comm, random):
+def test_of_what_goes_there_and_back(comm):
     """The second backward comes to the gradient that the first one sent, too."""
-    data = random.standard_normal(3)
-    alone = Variable(data)
-    (gx,) = chainer.grad([F.sum(F.sin(F.exp(alone)) ** 3)], [alone], enable_double_backprop=True)
-    F.sum(gx**2).backward()
-    if comm.rank == 0:
-        x = Variable(data)
-        y = recv(comm, 1, delegate_variable=send(F.exp(x), comm, 1))
-        (gx,) = chainer.grad([F.sum(y**3)], [x], enable_double_backprop=True)
-        F.sum(gx**2).backward()
-        np.testing.assert_allclose(x.grad, alone.grad, rtol=1e-12)
-    elif comm.rank == 1:
-        hold = Variable(np.zeros(0, "f"))
-        delegate = send(F.sin(recv(comm, 0, delegate_variable=hold)), comm, 0)
-        (again,) = chainer.grad([delegate], [hold], enable_double_backprop=True)
-        again.backward()
+    check(comm, [Part(0, None, 1), Part(1, 0, 0), Part(0, 1, None)])
 
 
-@pytest.mark.sizes(2, 3)
 def test_third_derivatives_cross_ranks(comm):
     def differentiate(y: Variable, x: Variable) -> list[Variable]:
         found = [y]
@@ -137,18 +101,13 @@ def test_third_derivatives_cross_ranks(comm):
 
     if comm.rank == 0:
         x = Variable(np.array([1.5]))
-        for actual, desired in zip(
-            differentiate(send(x, comm, 1), x),
-            (5 * 1.5**4, 20 * 1.5**3, 60 * 1.5**2),
-            strict=True,
-        ):
-            np.testing.assert_allclose(actual.array, [desired], rtol=1e-12)
+        found = [y.array.item() for y in differentiate(send(x, comm, 1), x)]
+        np.testing.assert_allclose(found, [5 * 1.5**4, 20 * 1.5**3, 60 * 1.5**2], rtol=1e-12)
     elif comm.rank == 1:
         hold = Variable(np.zeros(0, "f"))
         differentiate(F.sum(recv(comm, 0, delegate_variable=hold) ** 5), hold)
 
 
-@pytest.mark.sizes(2, 3)
 def test_of_weights_needs_no_delegate(comm):
     """What goes back for the second time are gradients of the gradient of w, y^3."""
     data = np.array([0.5, 2.0])
@@ -167,6 +126,7 @@ def test_of_weights_needs_no_delegate(comm):
         F.sum(gw**2).backward()
 
 
+@pytest.mark.sizes(1, 2, 3, 4)
 def test_third_derivatives_of_a_sum_over_ranks(comm):
     """Chainer makes the node of an output that nobody kept anew, without its data: only once."""
     x = Variable(np.array([1.5 + comm.rank]))
@@ -177,6 +137,7 @@ def test_third_derivatives_of_a_sum_over_ranks(comm):
         np.testing.assert_allclose(y.array, [n**order * expected], rtol=1e-12)
 
 
+@pytest.mark.sizes(1, 2, 3, 4)
 def test_a_graph_that_is_differentiated_again_twice(comm, random):
     link = MultiNodeBatchNormalization(3, comm, dtype=np.float64)
     x = Variable(random.standard_normal((4, 3)))
@@ -191,7 +152,6 @@ def test_a_graph_that_is_differentiated_again_twice(comm, random):
     np.testing.assert_array_equal(found[0], found[1])
 
 
-@pytest.mark.sizes(2, 3)
 def test_of_one_of_two_starts_from_the_gradient_of_any_delegate(comm):
     """It leads to what was sent back and to what merely passed by, whatever its size."""
     if comm.rank == 0:
@@ -208,7 +168,6 @@ def test_of_one_of_two_starts_from_the_gradient_of_any_delegate(comm):
         gradient.backward()
 
 
-@pytest.mark.sizes(2, 3)
 def test_of_a_gather_off_the_root_that_a_recv_leads_back_to(comm, random):
     """The gradient that reaches its delegate leads to what `recv` sent back, and so must ours."""
     data = random.standard_normal(comm.size)

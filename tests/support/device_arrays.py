@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import chainer
 import numpy as np
+import pytest
 from chainer.backends import cuda
 
 from chainermn_modelparallel import communication, delegates, edges
@@ -46,12 +46,11 @@ def received_on_devices(comm: Any) -> Iterator[None]:
         get_array_module=_array_module,
         get_device_from_array=chainer.backend.get_device_from_array,
     )
-    with contextlib.ExitStack() as stack:
-        patch = mock.patch.object
-        stack.enter_context(patch(cuda, "ndarray", Device))
-        stack.enter_context(patch(cuda.GpuDevice, "from_array", staticmethod(lambda array: None)))
-        stack.enter_context(patch(chainer, "is_arrays_compatible", compatible))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "ndarray", Device)
+        patch.setattr(cuda.GpuDevice, "from_array", staticmethod(lambda array: None))
+        patch.setattr(chainer, "is_arrays_compatible", compatible)
         for module in (communication, delegates, edges):
-            stack.enter_context(patch(module, "backend", ours))
-        stack.enter_context(patch(comm, "recv_noted", on_device))
+            patch.setattr(module, "backend", ours)
+        patch.setattr(comm, "recv_noted", on_device)
         yield

@@ -10,9 +10,12 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import numpy as np
+import pytest
 from chainer import Variable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.support.pairwise import tiered
 
 UNITS = 3
 
@@ -109,9 +112,13 @@ def graphs(draw, size: int) -> list[Part]:
     return graph
 
 
+def any_of(examples: int) -> Any:
+    """Parametrize a test by the communicator and how many graphs it checks."""
+    cases = tiered([("naive", examples), ("stranger", examples)], ["naive", "stranger"], [100])
+    return pytest.mark.parametrize(("comm", "examples"), cases, indirect=["comm"])
+
+
 def check_drawn(check: Callable[[list[Part]], None], size: int, examples: int) -> None:
     """Check so many graphs, the same ones on all ranks."""
-    settings(
-        max_examples=examples,
-        suppress_health_check=list(HealthCheck),
-    )(given(graphs(size))(check))()
+    how = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    how(given(graphs(size))(check))()
