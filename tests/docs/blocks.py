@@ -32,23 +32,14 @@ COMMENT = re.compile(r"\s*<!--\s*(.*?)\s*-->\s*")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code.
+    """A block of code."""
 
-    Attributes:
-        page: its path below the repository.
-        line: number of its first line of code.
-        language: as the fence says; ``shell`` where the block is indented.
-        title: name of a file, or "".
-        text: the code, without indentation that all of it has.
-        note: what the comment right before it says, by the first words of it.
-    """
-
-    page: str
-    line: int
-    language: str
-    title: str
-    text: str
-    note: dict[str, str]
+    page: str  # its path below the repository
+    line: int  # of the first line of code
+    language: str  # as the fence says; `shell` where the block is indented
+    title: str  # name of a file, or ""
+    text: str  # without indentation that all of it has
+    note: dict[str, str]  # what the comment right before it says, by the first words of it
 
     @property
     def ranks(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from .blocks import PAGES, ROOT
 
-TEXTS = {page: (ROOT / page).read_text() for page in PAGES}
+TEXTS = {page: (ROOT / page).read_text() for page in [*PAGES, "CONTRIBUTING.md"]}
 FOLDERS = ("benchmarks", "docs", "examples", "packages", "scripts", "src", "tests")
 # Files of the repository, as paths that begin with a slash.
 FILES = [
@@ -22,17 +21,6 @@ FILES = [
 THEIRS = {"train.py", "your_script.py", "script.py", "setup.py"}
 
 
-def resolve(path: str) -> Any:
-    """The object of a dotted path."""
-    names = path.split(".")
-    found: Any = importlib.import_module(names[0])
-    for index, name in enumerate(names[1:], 2):
-        if not hasattr(found, name):
-            importlib.import_module(".".join(names[:index]))
-        found = getattr(found, name)
-    return found
-
-
 def named(pattern: str, pages: Iterable[str] = PAGES) -> list[tuple[str, str]]:
     """Each page with each thing that it names so; there must be some."""
     found = [(page, name) for page in pages for name in re.findall(pattern, TEXTS[page])]
@@ -42,7 +30,7 @@ def named(pattern: str, pages: Iterable[str] = PAGES) -> list[tuple[str, str]]:
 
 def can_be_imported(path: str) -> bool:
     try:
-        resolve(path)
+        pkgutil.resolve_name(path)
     except (AttributeError, ImportError):
         return False
     return True
@@ -77,21 +65,13 @@ def test_links_of_readmes_lead_to_files() -> None:
 
 
 def test_variables_are_read_somewhere() -> None:
-    sources = "".join(
-        (ROOT / file[1:]).read_text()
-        for file in FILES
-        if file.startswith("/packages/") and file.endswith(".py")
-    )
+    sources = "".join(file.read_text() for file in ROOT.glob("packages/**/*.py"))
     variables = named(r"CHAINERMN_[A-Z_]*[A-Z]")
     assert not [f"{page}: nothing reads {v}" for page, v in variables if f'"{v}"' not in sources]
 
 
 def test_targets_of_make_exist() -> None:
-    """Those that sentences name; those in blocks for the shell are looked at with the blocks."""
-    makefile = (ROOT / "Makefile").read_text()
-    targets = named(r"`make ([a-z][\w-]*)")
-    assert not [
-        f"{page}: there is no make {target}"
-        for page, target in targets
-        if not re.search(rf"^{target}:", makefile, re.M)
-    ]
+    """Those that sentences name, and those in blocks for the shell."""
+    found = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    targets = named(r"(?m)(?:`|^ {4}|^(?=make [\w-]+ *(?:#|$)))make\s([a-z][\w-]*)", TEXTS)
+    assert not [f"{page}: make {target}" for page, target in targets if target not in found]

@@ -16,6 +16,7 @@ from chainermn_tools.cli import commands
 BIN = Path(sys.executable).parent
 MODULE = (sys.executable, "-m", "chainermn_tools")
 SECONDS = 300.0  # ends a hang, no more
+Done = subprocess.CompletedProcess[str]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -28,23 +29,16 @@ def environment(**variables: str) -> dict[str, str]:
     return {**found, "PATH": f"{BIN}:{found['PATH']}", "PYTHONUNBUFFERED": "", **variables}
 
 
-def run(*words: object, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end."""
-    return subprocess.run(
-        [*map(str, words)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env=environment(**variables),
-    )
+def run(*words: object, cwd: Path | None = None, seconds: float = SECONDS, **env: str) -> Done:
+    """Run a command line to its end, with these variables."""
+    how: Any = {"env": environment(**env), "stdin": subprocess.DEVNULL, "cwd": cwd}
+    command = [*map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, **how)
 
 
-def chainermn(
-    *arguments: object, stdin: str = "", **variables: str
-) -> subprocess.CompletedProcess[str]:
+def chainermn(*arguments: object, **variables: str) -> Done:
     """Run `chainermn` in a process of its own."""
-    return run(*MODULE, *arguments, stdin=stdin, **variables)
+    return run(*MODULE, *arguments, **variables)
 
 
 def start(*arguments: object, **how: Any) -> subprocess.Popen[str]:

@@ -46,30 +46,28 @@ class Made:
         self.lines.append(json.dumps({**line, "dur": end - start, "args": about}) + ",")
         return self
 
-    def write(self, more: str = "") -> None:
-        self.path.write_text("\n".join(self.lines) + "\n" + more)
+    def write(self) -> None:
+        self.path.write_text("\n".join(self.lines) + "\n")
 
 
 def write_two(folder: Path, **changes: Any) -> None:
     """Two ranks on one machine. Rank 1 comes 30 late to call 1, rank 0 comes 10 late to call 2."""
-    first = Made(folder, 0, 2, **changes).communicator("0.1", [0, 1], changes.get("run"))
+    first = Made(folder, 0, 2, **changes).communicator("0.1", [0, 1])
     first.call("allreduce", 100, 150, sequence=1, bytes=800)
     first.call("allreduce", 210, 240, sequence=2, bytes=800)
     first.call("send", 300, 350, peer=1, tag=5, bytes=64).write()
-    second = Made(folder, 1, 2, **changes).communicator("0.1", [0, 1], changes.get("run"))
+    second = Made(folder, 1, 2, **changes).communicator("0.1", [0, 1])
     second.call("allreduce", 130, 150, sequence=1, bytes=800)
     second.call("allreduce", 200, 240, sequence=2, bytes=800, error="ValueError")
     second.call("recv", 320, 352, peer=0, tag=5).write()
 
 
-def unaligned(folder: Path, run: str | None = None) -> reading.Run:
-    """A run whose times are still those of each rank's own clock."""
-    return reading.read(folder, run)
+unaligned = reading.read  # a run whose times are still those of each rank's own clock
 
 
 def read(folder: Path, run: str | None = None) -> tuple[reading.Run, list[waiting.Meeting], int]:
     """A run with its clocks aligned, the calls that ranks met in, and how many are incomplete."""
-    found = unaligned(folder, run)
+    found = reading.read(folder, run)
     clocks.align(found)
     return found, *waiting.match(found)
 

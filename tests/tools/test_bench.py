@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -12,8 +11,17 @@ from chainermn_tools.commands import bench
 from tests.support.bench import report
 
 
-def called(*arguments: object, env: dict[str, str] | None = None) -> click.testing.Result:
-    return CliRunner().invoke(bench.bench, [str(one) for one in arguments], env=env)
+@pytest.fixture
+def refused(monkeypatch):
+    """What is said where nothing may be started."""
+    monkeypatch.setattr(bench, "_report", lambda *_: pytest.fail("started"))
+
+    def said(*arguments: str, **env: str) -> str:
+        done = CliRunner().invoke(bench.bench, arguments, env=env)
+        assert done.exit_code == 2
+        return " ".join(done.output.split())
+
+    return said
 
 
 @pytest.mark.parametrize(
@@ -31,29 +39,20 @@ def called(*arguments: object, env: dict[str, str] | None = None) -> click.testi
         (["--seconds", "nan"], "nan is no number of seconds"),
     ],
 )
-def test_wrong_options_are_named_before_anything_is_started(arguments, said, monkeypatch):
-    monkeypatch.setattr(bench, "_report", lambda *_: pytest.fail("started"))
-    done = called(*arguments)
-    assert done.exit_code == 2
-    assert said in " ".join(done.output.split())
+def test_wrong_options_are_named_before_anything_is_started(arguments, said, refused):
+    assert said in refused(*arguments)
 
 
-def test_a_missing_matplotlib_names_the_extra(monkeypatch):
+def test_a_missing_matplotlib_names_the_extra(monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(bench, "_report", lambda *_: pytest.fail("started"))
-    done = called("--plot", "bench.png")
-    assert done.exit_code == 2
-    assert "chainermn-tools[plot]" in done.output
+    assert "chainermn-tools[plot]" in refused("--plot", "bench.png")
 
 
-def test_another_number_of_ranks_than_the_launchers_is_refused(monkeypatch):
-    monkeypatch.setattr(bench, "_report", lambda *_: pytest.fail("started"))
-    done = called("-n", 2, env={"PMI_RANK": "0", "PMI_SIZE": "3"})
-    assert done.exit_code == 2
-    assert "started 3 ranks" in done.output
+def test_another_number_of_ranks_than_the_launchers_is_refused(refused):
+    assert "started 3 ranks" in refused("-n", "2", PMI_RANK="0", PMI_SIZE="3")
 
 
 def test_the_status_says_whether_all_was_right(monkeypatch):
     for right, status in ((True, 0), (False, 1)):
         monkeypatch.setattr(bench, "_report", lambda *_, good=right: report(right=good))
-        assert called().exit_code == status
+        assert CliRunner().invoke(bench.bench).exit_code == status

@@ -1,7 +1,5 @@
 """What is measured, and the factors between its bandwidths."""
 
-from __future__ import annotations
-
 from chainermn_tools.bench import operations
 
 

@@ -1,7 +1,5 @@
 """What CuPy says of GPUs."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -23,10 +23,9 @@ def test_the_tightest_quota_of_nested_cgroups_counts(tmp_path):
 
 
 def test_version_1_of_cgroups_is_read(tmp_path):
-    write(tmp_path / "cpu,cpuacct" / "docker" / "cpu.cfs_quota_us", "150000\n")
-    write(tmp_path / "cpu,cpuacct" / "docker" / "cpu.cfs_period_us", "100000\n")
-    write(tmp_path / "cpu,cpuacct" / "cpu.cfs_quota_us", "-1\n")
-    write(tmp_path / "cpu,cpuacct" / "cpu.cfs_period_us", "100000\n")
+    for folder, quota in (("cpu,cpuacct", -1), ("cpu,cpuacct/docker", 150000)):
+        write(tmp_path / folder / "cpu.cfs_quota_us", f"{quota}\n")
+        write(tmp_path / folder / "cpu.cfs_period_us", "100000\n")
     write(tmp_path / "memory" / "memory.limit_in_bytes", f"{2**63 - 4096}\n")
     lines = "4:cpu,cpuacct:/docker\n3:memory:/\n0::/\n"
     cpu = machine.cgroup_folders("cpu", lines, tmp_path)
@@ -35,19 +34,14 @@ def test_version_1_of_cgroups_is_read(tmp_path):
     assert machine._least(machine._memory_limit(folder) for folder in memory) is None
 
 
-def test_a_quota_below_one_core_leaves_one_core(monkeypatch, tmp_path):
-    write(tmp_path / "cpu.max", "20000 100000\n")
-    monkeypatch.setattr(machine, "cgroup_folders", lambda controller: iter([tmp_path]))
-    assert machine.cores()["cgroup"] == 0.2
-    assert machine.cores()["usable"] == 1
-
-
-def test_a_quota_between_two_numbers_of_cores_counts_as_the_lower(monkeypatch, tmp_path):
+def test_a_quota_counts_as_the_lower_number_of_cores_and_as_one_at_least(monkeypatch, tmp_path):
     """As the ranks count them when they limit the BLAS's threads."""
-    write(tmp_path / "cpu.max", "290000 100000\n")
     monkeypatch.setattr(machine, "cgroup_folders", lambda controller: iter([tmp_path]))
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
-    assert machine.cores()["usable"] == 2
+    for quota, usable in ((0.2, 1), (2.9, 2)):
+        write(tmp_path / "cpu.max", f"{quota * 100_000:.0f} 100000\n")
+        assert machine.cores()["cgroup"] == quota
+        assert machine.cores()["usable"] == usable
 
 
 def test_no_limit_is_none(monkeypatch):

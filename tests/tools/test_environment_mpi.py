@@ -1,7 +1,5 @@
 """Launchers of MPI: whose they are, and whether they fit the library."""
 
-from __future__ import annotations
-
 import pytest
 
 from chainermn_tools.environment import mpi
@@ -39,9 +37,7 @@ def test_launchers_are_recognised(printed, vendor, version):
     ],
 )
 def test_library_and_launcher_are_compared(library, launcher, fits):
-    reason = mpi.mismatch(
-        {"vendor": library[0], "version": library[1]},
-        {"vendor": launcher[0], "version": launcher[1], "path": "/opt/mpiexec"},
-    )
+    sides = [{"vendor": v, "version": n, "path": "/opt/mpiexec"} for v, n in (library, launcher)]
+    reason = mpi.mismatch(*sides)
     assert (reason is None) == fits
     assert fits or "/opt/mpiexec" in str(reason)

@@ -1,6 +1,6 @@
 """What is installed, under which names."""
 
-from __future__ import annotations
+from types import SimpleNamespace
 
 from chainermn_tools.environment import packages
 
@@ -13,16 +13,9 @@ def test_missing_packages_are_none(monkeypatch):
 
 
 def test_members_of_a_family_are_named(monkeypatch):
-    class Distribution:
-        def __init__(self, name, version):
-            self.metadata = {"Name": name, "Version": version}
-
-    installed = [
-        Distribution("cupy_cuda12x", "13.6.0"),
-        Distribution("NumPy", "2.4.6"),
-        Distribution("numpy", "1.0"),  # hidden by the one before it
-        Distribution(None, None),  # left by an interrupted installation
-    ]
+    # The second NumPy is hidden by the one before it; an interrupted installation left the last.
+    there = [("cupy_cuda12x", "13.6.0"), ("NumPy", "2.4.6"), ("numpy", "1.0"), (None, None)]
+    installed = [SimpleNamespace(metadata={"Name": n, "Version": v}) for n, v in there]
     monkeypatch.setattr(packages.metadata, "distributions", lambda: iter(installed))
     found = packages.packages()
     assert found["cupy-cuda12x"] == "13.6.0"

@@ -1,7 +1,5 @@
 """The report as text."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console
@@ -20,16 +18,7 @@ def test_text_says_what_is_unavailable_at_any_depth():
     file = io.StringIO()
     text.render(found, Console(file=file))
     lines = [" ".join(line.split()) for line in file.getvalue().splitlines()]
-    for line in (
-        "total 3.0 GiB",
-        "small 1 MiB",
-        "limit none",
-        "driver unavailable: no driver",
-        "devices none",
-        "match no",
-        "unavailable: no mpiexec",
-        "ranks rank 0",
-        "rank 1",
-    ):
-        assert line in lines
+    sizes = {"total 3.0 GiB", "small 1 MiB", "limit none"}
+    gpus = {"driver unavailable: no driver", "devices none", "match no"}
+    assert sizes | gpus | {"unavailable: no mpiexec", "ranks rank 0", "rank 1"} <= set(lines)
     assert "very" not in file.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +12,9 @@ from rich.console import Console
 from chainermn_tools import explain
 from chainermn_tools.explain import KNOWN, Kind, Known
 from tests.support import commands, jobs
+from tests.support.scripts import ROOT
 
 BY_NAME = {row.name: row for row in KNOWN}
-each_row = pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.name)
 
 HEALTHY = """\
 ==========================================
@@ -56,52 +55,38 @@ def names(text: str | bytes) -> list[str]:
 def test_names_are_unique_and_every_row_is_complete():
     assert len(BY_NAME) == len(KNOWN)
     for row in KNOWN:
-        assert row.signs, row.name
-        assert row.lines, row.name
-        assert row.fix, row.name
-        assert row.source, row.name
+        assert all((row.signs, row.lines, row.fix, row.source)), row.name
         assert row.meaning.endswith("."), row.name
 
 
-@each_row
-def test_row_is_recognised_first_on_its_real_lines(row: Known):
+# What a launcher, a terminal or Windows makes of a line.
+PASSED = (
+    *("[1] {}\n", "[1,0]<stderr>: {}\n", "\x1b[31m{}\x1b[0m\n", "50%|#####     |\r{}\n"),
+    *("2026-11-20 13:00:01 host0 {}\r\n", "{}\r"),
+)
+
+
+@pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.name)
+def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(row: Known):
     found = names("\n".join(row.lines))
     assert found[0] == row.name
     # What else its lines show says less.
     assert all(BY_NAME[name].kind in (Kind.GENERAL, Kind.ECHO) for name in found[1:])
-
-
-@each_row
-def test_every_sign_of_a_row_is_on_a_real_line_that_means_it(row: Known):
     for sign in row.signs:
         meant = [line for line in row.lines if sign in line]
         assert meant, sign
         assert any(row.pattern is None or row.pattern.search(line) for line in meant), sign
+    for passed in PASSED:
+        text = HEALTHY + "".join(map(passed.format, row.lines)) + HEALTHY
+        assert names(text)[0] == row.name, passed
 
 
-@each_row
-def test_row_is_recognised_after_a_launcher_a_terminal_or_windows_passed_it(row: Known):
-    for before, after in (
-        ("[1] ", "\n"),
-        ("[1,0]<stderr>: ", "\n"),
-        ("\x1b[31m", "\x1b[0m\n"),
-        ("50%|#####     |\r", "\n"),
-        ("2026-11-20 13:00:01 host0 ", "\r\n"),
-        ("", "\r"),
-    ):
-        text = HEALTHY + "".join(f"{before}{line}{after}" for line in row.lines) + HEALTHY
-        assert names(text)[0] == row.name, (before, after)
-
-
-def test_a_healthy_log_shows_nothing():
-    assert names(HEALTHY) == []
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/gpu.md", "docs/decisions/abort.md"])
-def test_prose_about_training_shows_nothing_but_what_it_quotes(name):
+def test_a_healthy_log_shows_nothing_and_prose_nothing_but_what_it_quotes():
     """Not even pages about failures: signs are what programs print, not what people say."""
-    found = names((Path(__file__).parents[2] / name).read_bytes())
-    assert [one for one in found if BY_NAME[one].kind is Kind.CAUSE] == []
+    assert names(HEALTHY) == []
+    for page in ("README.md", "docs/gpu.md", "docs/decisions/abort.md"):
+        found = names((ROOT / page).read_bytes())
+        assert [one for one in found if BY_NAME[one].kind is Kind.CAUSE] == []
 
 
 WORDS = [word for line in HEALTHY.splitlines() for word in line.split()]
@@ -125,12 +110,10 @@ def test_binary_around_a_message_is_harmless(before, row, after):
 
 
 def test_causes_come_before_general_ones_and_echoes_last():
-    echo, general, cause, warning = (
-        next(row for row in KNOWN if row.kind is kind)
-        for kind in (Kind.ECHO, Kind.GENERAL, Kind.CAUSE, Kind.WARNING)
-    )
-    lines = [*echo.lines, *warning.lines, *general.lines, *cause.lines]
-    assert names("\n".join(lines)) == [cause.name, general.name, warning.name, echo.name]
+    kinds = (Kind.ECHO, Kind.WARNING, Kind.GENERAL, Kind.CAUSE)
+    rows = [next(row for row in KNOWN if row.kind is kind) for kind in kinds]
+    text = "\n".join(line for row in rows for line in row.lines)
+    assert names(text) == [row.name for row in reversed(rows)]
 
 
 def on_terminal(width: int, **how) -> list[str]:
@@ -178,14 +161,15 @@ def test_echoes_alone_are_said_to_explain_nothing():
     assert "only says that something else failed" in done.output.splitlines()[-1]
 
 
-def test_a_rank_that_really_fails_is_explained(tmp_path):
-    script = tmp_path / "fails.py"
-    script.write_text(
-        "import numpy, chainermn_comm\n"
-        "comm = chainermn_comm.create_communicator('naive')\n"
-        "comm.allreduce(numpy.zeros(2 + comm.rank))\n"
-    )
-    job = jobs.run(2, script)
+FAILS = """
+import numpy, chainermn_comm
+comm = chainermn_comm.create_communicator('naive')
+comm.allreduce(numpy.zeros(2 + comm.rank))
+"""
+
+
+def test_a_rank_that_really_fails_is_explained():
+    job = jobs.run_text(2, FAILS)
     found = names(job.out + job.err)
     assert found[0] == "ranks-disagree"
     assert "rank-failed-first" in found

@@ -1,7 +1,5 @@
 """The command line of mpiexec, of both MPIs. No job is started."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 import sys
@@ -63,8 +61,7 @@ SHELLS = ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatus
 
 
 def test_nothing_in_the_package_asks_a_shell():
-    folder = Path(chainermn_tools.__file__).parent
-    for file in folder.rglob("*.py"):
+    for file in Path(chainermn_tools.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.keyword):
                 assert node.arg != "shell", f"{file}:{node.value.lineno}"
@@ -76,9 +73,7 @@ def test_threads_divide_the_cores_unless_the_user_chose(monkeypatch):
     monkeypatch.setattr(command_line, "cores", lambda: {"usable": 8})
     for name in command_line.THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert command_line.threads_for(2, {}) == 4
-    assert command_line.threads_for(3, {}) == 2
-    assert command_line.threads_for(20, {}) == 1
+    assert [command_line.threads_for(ranks, {}) for ranks in (2, 3, 20)] == [4, 2, 1]
     assert command_line.threads_for(6, {"a": 4, "b": 2}) == 2
     monkeypatch.setenv("MKL_NUM_THREADS", "3")
     assert command_line.threads_for(2, {}) is None

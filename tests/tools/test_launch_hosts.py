@@ -1,7 +1,5 @@
 """The hosts of a job: lists, hostfiles, and which gets how many ranks."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest
@@ -14,17 +12,14 @@ from chainermn_tools.launch.hosts import Host
 any_word = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_hosts_of_a_list():
+    for text, expected in (
         ("a", [("a", None)]),
         ("a, b", [("a", None), ("b", None)]),
         ("node-1.lab:4,10.0.0.2:2", [("node-1.lab", 4), ("10.0.0.2", 2)]),
         ("a,a,b:2,b", [("a", 2), ("b", 3)]),
-    ],
-)
-def test_hosts_of_a_list(text, expected):
-    assert hosts.from_list(text) == tuple(Host(*one) for one in expected)
+    ):
+        assert hosts.from_list(text) == tuple(Host(*one) for one in expected)
 
 
 def test_hostfiles_of_both_mpis_say_the_same():
@@ -67,21 +62,15 @@ def test_any_text_is_hosts_that_are_words_or_an_error(text):
             assert host.slots is None or host.slots > 0
 
 
-@pytest.mark.parametrize(
-    ("text", "ranks", "expected"),
-    [
+def test_ranks_are_dealt_to_hosts_with_slots_for_them():
+    for text, ranks, expected in (
         ("a,b", None, {"a": 1, "b": 1}),
         ("a:2,b", None, {"a": 2, "b": 1}),
         ("a,b", 5, {"a": 3, "b": 2}),
         ("a,b,c", 2, {"a": 1, "b": 1}),
         ("a:2,b:2", 3, {"a": 2, "b": 1}),
         ("a:2,b:2", 2, {"a": 2}),
-    ],
-)
-def test_ranks_are_dealt_to_hosts(text, ranks, expected):
-    assert hosts.deal(hosts.from_list(text), ranks) == expected
-
-
-def test_too_many_ranks_for_the_slots_are_refused():
+    ):
+        assert hosts.deal(hosts.from_list(text), ranks) == expected
     with pytest.raises(ValueError, match="5 ranks don't fit: the hosts have 4 slots"):
         hosts.deal(hosts.from_list("a:2,b:2"), 5)

@@ -20,8 +20,8 @@ def bye(rank, size=2):
 
 
 def failed(rank, what, status=1, echo=False):
-    record = {"kind": "failed", "what": what, "status": status, "echo": echo}
-    return rank, {**record, "traceback": f"Traceback:\n{what}\n"}
+    record = {"kind": "failed", "traceback": f"Traceback:\n{what}\n"}
+    return rank, {**record, "what": what, "status": status, "echo": echo}
 
 
 HYDRA = (
@@ -58,9 +58,7 @@ def test_a_job_is_good_when_all_said_goodbye_and_mpiexec_agrees():
 )
 def test_the_first_rank_that_failed_is_named(one, status, text):
     found = verdict.judge(one, 2)
-    assert not found.good
-    assert found.again
-    assert found.status == status
+    assert (found.good, found.again, found.status) == (False, True, status)
     assert re.search(text, found.text), found.text
 
 
@@ -86,44 +84,31 @@ def test_of_ranks_that_the_watchdog_ends_none_is_blamed_for_that(said, text):
     assert found.text.startswith(f"the watchdog ended the job: {text}")
 
 
-def test_the_rank_that_the_watchdog_saw_dying_first_is_blamed():
-    gone = "ChainerMN: rank 1 (process 101 on h1) is gone, last seen in allreduce\n"
-    found = verdict.judge(
-        outcome(tail=gone + HYDRA.format(pid=100, code=11) + KILLED, status=11), 2
-    )
-    assert found.text == "rank 1 on h1 failed first: it is gone, last seen in allreduce"
-    assert found.status == 11
-    found = verdict.judge(outcome(tail=gone + HYDRA.format(pid=101, code=9) + KILLED), 2)
-    assert found.text == "rank 1 on h1 failed first: ended by signal 9 (SIGKILL)"
+GONE = "ChainerMN: rank 1 (process 101 on h1) is gone, last seen in allreduce\n"
+LEFT = "ChainerMN: rank 1 of 2: os._exit(3) before MPI was finalized, ending the job.\n"
+BY_9 = HYDRA.format(pid=101, code=9) + KILLED
 
 
-def test_a_rank_that_leaves_by_os_exit_is_blamed_by_its_own_words():
-    said = "ChainerMN: rank 1 of 2: os._exit(3) before MPI was finalized, ending the job.\n"
-    found = verdict.judge(outcome(tail=said, status=3), 2)
-    assert found.text == "rank 1 on h1 failed first: os._exit(3) before MPI was finalized"
-    assert found.status == 3
+@pytest.mark.parametrize(
+    ("tail", "said", "status", "how"),
+    [
+        (GONE + HYDRA.format(pid=100, code=11), 11, 11, "it is gone, last seen in allreduce"),
+        (GONE + BY_9, 0, 137, "ended by signal 9 (SIGKILL)"),
+        (LEFT, 3, 3, "os._exit(3) before MPI was finalized"),
+        (REPORT.format("The ranks go on waiting.") + BY_9, 0, 137, "ended by signal 9 (SIGKILL)"),
+    ],
+)
+def test_the_rank_that_the_watchdog_or_its_own_hook_saw_ending_first_is_blamed(
+    tail, said, status, how
+):
+    found = verdict.judge(outcome(tail=tail, status=said), 2)
+    assert (found.text, found.status) == (f"rank 1 on h1 failed first: {how}", status)
 
 
-def test_a_rank_that_dies_after_a_report_is_blamed():
-    said = REPORT.format("The ranks go on waiting.")
-    found = verdict.judge(outcome(tail=said + HYDRA.format(pid=101, code=9) + KILLED), 2)
-    assert "rank 1 on h1 failed first" in found.text
-
-
-def test_ranks_that_are_alone_show_the_wrong_mpiexec_and_arent_started_again():
-    found = verdict.judge(outcome(bye(0, 1), bye(0, 1)), 2)
-    assert not found.good
-    assert not found.again
-    assert "not that of mpi4py's MPI" in found.text
-
-
-def test_where_no_rank_began_starting_again_is_no_use():
+def test_where_no_rank_began_it_is_told_why_if_known_and_starting_again_is_no_use():
     found = verdict.judge(Outcome(status=255), 2)
     assert (found.good, found.again, found.status) == (False, False, 255)
     assert found.text == "no rank began; what mpiexec printed above says why"
-
-
-def test_where_no_rank_began_what_explain_knows_of_it_is_shown():
     said = b"ssh: Could not resolve hostname far: Name or service not known\nLaunch proxy failed.\n"
     found = verdict.judge(Outcome(status=255, tail=said), 2)
     assert "no rank began. A host was named that this one doesn't know." in found.text

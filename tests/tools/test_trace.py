@@ -11,6 +11,13 @@ from tests.support.commands import invoke
 from tests.support.traces import RUN, Made, read, shown, tables, write_two
 
 
+def refused(*arguments: object) -> str:
+    """What `chainermn trace` says that can't do it."""
+    done = invoke("trace", *arguments)
+    assert done.exit_code == 2
+    return " ".join(done.output.split())
+
+
 def test_who_waited_for_whom(tmp_path):
     write_two(tmp_path)
     run, meetings, incomplete = read(tmp_path)
@@ -100,10 +107,9 @@ def test_the_newest_run_is_taken_and_others_are_named(tmp_path):
     assert {call.end for call in run.calls} == {12}
     assert "20261120T100000-aaaaaa, 20261120T110000-aaaaaa" in run.remarks[0]
     assert list(read(tmp_path, "20261120T100000-aaaaaa")[0].ranks) == [0, 1, 2, 3]
-    refused = invoke("trace", tmp_path, "--run", "x")
-    assert refused.exit_code == 2
-    assert "no run 'x'" in refused.output
-    assert "there are 20261120T100000-aaaaaa" in " ".join(refused.output.split())
+    said = refused(tmp_path, "--run", "x")
+    assert "no run 'x'" in said
+    assert "there are 20261120T100000-aaaaaa" in said
 
 
 def test_groups_of_ranks_that_met_later_are_one_run(tmp_path):
@@ -140,15 +146,10 @@ def test_other_files_are_left_alone(tmp_path):
 
 
 def test_without_a_trace_it_says_how_to_get_one(tmp_path):
-    def said(folder):
-        done = invoke("trace", folder, COLUMNS="300")
-        assert done.exit_code == 2
-        return done.output
-
-    assert "CHAINERMN_TRACE=" in said(tmp_path)
-    assert "No such file" in said(tmp_path / "nowhere")
+    assert "CHAINERMN_TRACE=" in refused(tmp_path)
+    assert "can't be read: No such file" in refused(tmp_path / "nowhere")
     (tmp_path / f"{RUN}.rank0.json").write_text("garbage")
-    assert "doesn't begin" in said(tmp_path)
+    assert "doesn't begin" in refused(tmp_path)
 
 
 def test_merged_file_has_all_ranks_in_the_order_of_time(tmp_path):
@@ -164,13 +165,8 @@ def test_merged_file_has_all_ranks_in_the_order_of_time(tmp_path):
     assert [call["ts"] for call in calls] == sorted(call["ts"] for call in calls)
     assert {event["pid"] for event in events} == {0, 1}
     assert [event["name"] for event in events if event["ph"] == "M"] == ["process_name"] * 2
-    assert calls[0]["args"] == {
-        "communicator": "0.1",
-        "bytes": 800,
-        "sequence": 1,
-        "waited": 30,
-        "waited_for": 1,
-    }
+    said = {"communicator": "0.1", "bytes": 800, "sequence": 1, "waited": 30, "waited_for": 1}
+    assert calls[0]["args"] == said
 
 
 def test_tables_say_what_took_the_time_and_who_was_late(tmp_path):
@@ -183,10 +179,8 @@ def test_tables_say_what_took_the_time_and_who_was_late(tmp_path):
     assert rows[0][:2] == ["allreduce", "4"]
     late = next(row for row in rows if row[1] == "0.1")
     assert late[2:6] == ["2", "1", "1", "(50%)"]
-    last = said.splitlines()[-1]
-    assert (
-        last == "Others wait most for rank 1 on h: 50 µs of the 60 µs that ranks waited, together"
-    )
+    worst = "Others wait most for rank 1 on h: 50 µs of the 60 µs that ranks waited, together"
+    assert said.splitlines()[-1] == worst
 
 
 @pytest.mark.parametrize("width", [30, 60, 200])
@@ -211,16 +205,8 @@ def test_a_run_without_calls_or_of_one_rank_is_shown(tmp_path):
 
 def test_wrong_options_of_the_command_are_named(tmp_path, monkeypatch):
     write_two(tmp_path)
-    for arguments, said in (
-        ((tmp_path / "nowhere",), "can't be read"),
-        ((tmp_path, "--output", "/nowhere/x.json"), "can't be written"),
-        ((tmp_path, "--plot", tmp_path), "can't be written"),
-        ((tmp_path, "--plot", tmp_path / "x.xyz"), "should end in"),
-    ):
-        done = invoke("trace", *arguments)
-        assert done.exit_code == 2
-        assert said in " ".join(done.output.split())
+    assert "can't be written" in refused(tmp_path, "--output", "/nowhere/x.json")
+    assert "can't be written" in refused(tmp_path, "--plot", tmp_path)
+    assert "should end in" in refused(tmp_path, "--plot", tmp_path / "x.xyz")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = invoke("trace", tmp_path, "--plot", "x.png")
-    assert done.exit_code == 2
-    assert "chainermn-tools[plot]" in done.output
+    assert "chainermn-tools[plot]" in refused(tmp_path, "--plot", "x.png")

@@ -1,7 +1,5 @@
 """Bytes and seconds in words."""
 
-from __future__ import annotations
-
 from chainermn_tools import words
 
 
