@@ -16,18 +16,13 @@ def pairwise(**axes: Iterable[Any]) -> Callable[[Any], Any]:
     For parameters that don't interact, or only in pairs; the rest of the product runs in the full
     tier, where each case that is left out here carries the marker `full`.
     """
-    names, values = list(axes), [list(axis) for axis in axes.values()]
-    chosen = {tuple(case) for case in AllPairs(values)} if len(names) > 1 else None
-    cases = [()]
-    for axis in values:
-        cases = [(*case, value) for case in cases for value in axis]
-    return pytest.mark.parametrize(
-        names,
-        [
-            pytest.param(*case, marks=[] if chosen is None or case in chosen else pytest.mark.full)
-            for case in cases
-        ],
-    )
+    values = [list(axis) for axis in axes.values()]
+    chosen = {tuple(case) for case in AllPairs(values)}
+    cases = [
+        pytest.param(*case, marks=[] if case in chosen else pytest.mark.full)
+        for case in product(*values)
+    ]
+    return pytest.mark.parametrize(list(axes), cases)
 
 
 def tiered(default: Iterable[tuple[Any, ...]], *axes: Iterable[Any]) -> list[Any]:

@@ -21,13 +21,7 @@ class SimulatedTime:
 
 
 class SimulatedCommunicator(PlainCommunicator):
-    """A sum of integers ends when the last rank has come to it; means of gradients take a while.
-
-    Args:
-        mpi: the ranks.
-        time: this rank's.
-        seconds: what a mean of gradients takes.
-    """
+    """A sum of integers ends when the last rank has come to it; a mean of gradients takes long."""
 
     def __init__(self, mpi: Any, time: SimulatedTime, seconds: float = 0.0) -> None:
         super().__init__(mpi)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -45,25 +47,19 @@ def hooked_adam(model):
     return optimizer
 
 
-def stale_loop(comm, model, optimizer, batches, scales=None):
+def stale_loop(comm, model, optimizer, batches):
     """What double buffering must equal: each step uses the mean gradients of the step before."""
     before = None
-    for number, x in enumerate(batches):
-        scale = scales[number] if scales else None
+    for x in batches:
         model.cleargrads()
-        model(x).backward(loss_scale=scale)
+        model(x).backward()
         comm.multi_node_mean_grad(model, True)
-        now = {
-            name: None if param.grad is None else param.grad.copy()
-            for name, param in model.namedparams()
-        }
+        now = {name: copy.copy(param.grad) for name, param in model.namedparams()}
         if before is not None:
-            grads, before_scale = before
             for name, param in model.namedparams():
-                param.grad = grads[name]
-                param._loss_scale = before_scale
+                param.grad = before[name]
             optimizer.update()
-        before = now, scale
+        before = now
 
 
 def buffered(comm, model, make_optimizer=hooked_adam, **kwds):

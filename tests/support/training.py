@@ -1,4 +1,4 @@
-"""What tests of training share: parameters compared, state saved and loaded, a trainer."""
+"""What tests of training share: parameters compared, state saved and loaded, trainers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer import training
+from chainer.training import extensions
 
 
 def parameters(model: chainer.Link) -> dict[str, np.ndarray]:
@@ -66,10 +67,17 @@ def load_state(thing: Any, state: dict[str, Any]) -> None:
 
 
 def trainer_over(
-    examples: np.ndarray, batch: int, optimizer: Any, updates: int, out: Path, **how: Any
+    examples: Any, batch: int, optimizer: Any, stop: Any, out: Path
 ) -> training.Trainer:
-    """A trainer over batches in order; `how` is for the updater."""
-    dataset = chainer.datasets.TupleDataset(examples)
-    iterator = chainer.iterators.SerialIterator(dataset, batch, shuffle=False)
-    updater = training.StandardUpdater(iterator, optimizer, **how)
-    return training.Trainer(updater, (updates, "iteration"), out=str(out))
+    """A trainer over batches in order; `stop` is a trigger."""
+    iterator = chainer.iterators.SerialIterator(examples, batch, shuffle=False)
+    updater = training.StandardUpdater(iterator, optimizer)
+    return training.Trainer(updater, stop, out=str(out))
+
+
+def logged(trainer: training.Trainer, trigger: Any = (1, "iteration")) -> list[dict[str, Any]]:
+    """Run it; what a LogReport wrote down."""
+    log = extensions.LogReport(trigger=trigger)
+    trainer.extend(log)
+    trainer.run()
+    return log.log

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import chainer
+import numpy as np
 import pytest
-from chainer import training
 
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_train import create_multi_node_optimizer
+from tests.support.linear import ScaledMean
 from tests.support.third_party import PlainCommunicator
 from tests.support.topologies import on_nodes
+from tests.support.training import trainer_over
+
+SIX = np.arange(6, dtype=np.float32)
 
 
 def make(name: str, world: Any) -> CommunicatorBase:
@@ -76,13 +80,14 @@ def plain_communicator():
 
 @pytest.fixture
 def trainer_for(tmp_path):
-    """Makes a trainer of a model over ranks, with SGD and batches of two in order."""
+    """Makes a trainer over ranks, with SGD and batches of two in order: three are an epoch."""
 
-    def make(comm, model, examples, stop_trigger, batch=2):
+    def make(comm, stop, *extensions, model=None, examples=SIX):
         optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.01), comm)
-        iterator = chainer.iterators.SerialIterator(examples, batch, shuffle=False)
-        updater = training.StandardUpdater(iterator, optimizer.setup(model))
-        return training.Trainer(updater, stop_trigger, out=str(tmp_path))
+        trainer = trainer_over(examples, 2, optimizer.setup(model or ScaledMean()), stop, tmp_path)
+        for extension in extensions:
+            trainer.extend(extension)
+        return trainer
 
     return make
 

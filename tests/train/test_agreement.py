@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from types import SimpleNamespace
-from typing import ClassVar
 
 import chainer
 import chainer.links as L
@@ -22,6 +21,7 @@ from chainermn_train import (
 )
 from chainermn_train.agreement import bcast_or_raise, call_or_raise, gather_or_raise
 from chainermn_train.extensions import (
+    AllreducePersistent,
     GenericMultiNodeEvaluator,
     MultiNodeEarlyStoppingTrigger,
     ObservationAggregator,
@@ -47,14 +47,12 @@ class Interrupts:
         raise self.error
 
 
-def by_call(comm, fail):
-    call_or_raise(comm, fail)
+def iterator(count):
+    return SerialIterator(np.ones((count, 3), np.float32), 1, repeat=False, shuffle=False)
 
 
 def by_evaluator(comm, fail):
-    examples = np.ones((2, 3), np.float32)
-    iterator = SerialIterator(examples, 1, repeat=False, shuffle=False)
-    evaluator = extensions.Evaluator(iterator, L.Linear(3, 1), eval_func=lambda _: fail())
+    evaluator = extensions.Evaluator(iterator(2), L.Linear(3, 1), eval_func=lambda _: fail())
     create_multi_node_evaluator(evaluator, comm)()
 
 
@@ -81,44 +79,39 @@ class Metric(GenericMultiNodeEvaluator):
         self.fail_together()
 
 
-def metric(comm):
-    examples = np.ones((4, 3), np.float32)
-    iterator = SerialIterator(examples, 1, repeat=False, shuffle=False)
-    return Metric(comm, iterator, L.Linear(3, 1), root=comm.size - 1)
-
-
-def by_metric(comm, fail):
-    evaluator = metric(comm)
-    evaluator.fail_locally = fail
+def by_metric(comm, fail, which="fail_locally"):
+    evaluator = Metric(comm, iterator(4), L.Linear(3, 1), root=comm.size - 1)
+    setattr(evaluator, which, fail)
     evaluator()
 
 
-def by_aggregate(comm, fail):
-    evaluator = metric(comm)
-    evaluator.fail_together = fail
-    evaluator()
-
-
-class Observed:
-    """What a trigger asks a trainer for."""
-
-    observation: ClassVar[dict[str, float]] = {}
+by_aggregate = partial(by_metric, which="fail_together")
 
 
 def by_trigger(comm, fail):
     stop = MultiNodeEarlyStoppingTrigger(comm, lambda _: False, max_trigger=lambda _: fail())
-    stop(Observed())
+    stop(type("Trainer", (), {"observation": {}})())
 
 
-WAYS = [by_call, by_evaluator, by_iterator, by_metric, by_aggregate, by_trigger]
+def by_persistents(comm, fail):
+    AllreducePersistent(SimpleNamespace(namedlinks=lambda: fail() or []), comm)()
 
 
-@pytest.mark.parametrize(
-    ("way", "error"),
-    tiered(
-        [(by_call, SystemExit), *((way, KeyboardInterrupt) for way in WAYS)], WAYS, [SystemExit]
-    ),
-)
+WAYS = [
+    call_or_raise,
+    by_evaluator,
+    by_iterator,
+    by_metric,
+    by_aggregate,
+    by_trigger,
+    by_persistents,
+]
+
+
+FIRST = [(call_or_raise, SystemExit), *((way, KeyboardInterrupt) for way in WAYS)]
+
+
+@pytest.mark.parametrize(("way", "error"), tiered(FIRST, WAYS, [SystemExit]))
 def test_an_interrupt_of_one_rank_is_told_to_all(comm, way, error):
     last = comm.size - 1
 
@@ -145,15 +138,9 @@ def test_an_interrupt_in_combining_observations_is_told_to_all(comm):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(
-    ("kind", "as_example"),
-    tiered(
-        [(KeyboardInterrupt, False), (SystemExit, True)],
-        [KeyboardInterrupt, SystemExit],
-        [False, True],
-    ),
-)
-def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, kind, as_example):
+@pytest.mark.parametrize("as_example", [False, True])
+def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, as_example):
+    kind = SystemExit if as_example else KeyboardInterrupt
     error = kind("planted")
     examples = [*range(comm.size - 1), Interrupts(error)] if as_example else Interrupts(error)
     with pytest.raises(kind if comm.rank == 0 else PeerError, match="planted"):
@@ -163,24 +150,13 @@ def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, kind, as_example):
     assert comm.allreduce_obj(1) == comm.size
 
 
-def by_gather(comm, error):
-    gather_or_raise(comm, error)
-
-
-def by_bcast(comm, error):
-    bcast_or_raise(comm, error)
-
-
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("way", [by_gather, by_bcast])
+@pytest.mark.parametrize("way", [gather_or_raise, bcast_or_raise])
 def test_the_cause_is_printed_where_ranks_call_different_methods(naive, way):
     """Rank 0 has an error, and so isn't in the collective call that the others are in."""
     error = ValueError("planted")
-    call = partial(way, naive, error)
-    if naive.rank:
-        call = partial(naive.alltoall, tuple(range(naive.size)))
     with pytest.raises(RankMismatchError) as raised:
-        call()
+        naive.alltoall(tuple(range(naive.size))) if naive.rank else way(naive, error)
     assert (raised.value.__cause__ is error) == (naive.rank == 0)
     assert naive.allreduce_obj(1) == naive.size
 
@@ -216,9 +192,9 @@ def test_epochs_of_different_lengths_are_told(naive, trainer_for):
     model = L.Classifier(L.Linear(3, 2))
     x, t = np.ones((4 + 4 * naive.rank, 3), np.float32), np.zeros(4 + 4 * naive.rank, np.int32)
     examples = chainer.datasets.TupleDataset(x, t)
-    trainer = trainer_for(naive, model, examples, (2, "epoch"))
-    iterator = SerialIterator(examples, 2, repeat=False, shuffle=False)
-    trainer.extend(create_multi_node_evaluator(extensions.Evaluator(iterator, model), naive))
+    batches = SerialIterator(examples, 2, repeat=False, shuffle=False)
+    evaluator = create_multi_node_evaluator(extensions.Evaluator(batches, model), naive)
+    trainer = trainer_for(naive, (2, "epoch"), evaluator, model=model, examples=examples)
     where = "optimizer" if naive.rank else "evaluator"
     words = rf"This rank is in a multi-node {where}\..*equally often.*force_equal_length=False"
     with pytest.raises(RankMismatchError, match=words):

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import sys
 import threading
 import time
 import weakref
+from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import chainer
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer.training import extensions
 
-from chainermn_comm import create_communicator
-from chainermn_train import create_multi_node_evaluator
-from tests.support.stale import (
-    BATCH,
-    WIDTH,
-    TanhNet,
-    batch_of,
-    buffered,
-    hooked_adam,
-    stale_loop,
-)
+from chainermn_comm import RankMismatchError, create_communicator
+from tests.support.stale import WIDTH, TanhNet, batch_of, buffered, hooked_adam, stale_loop
 from tests.support.third_party import WatchedCommunicator
-from tests.support.training import parameter_bits, parameters, same_everywhere, trainer_over
+from tests.support.training import parameter_bits, parameters, same_everywhere, state_of
 
 pytestmark = pytest.mark.world
 
@@ -38,10 +29,19 @@ def plain_sgd(model):
     return chainer.optimizers.SGD(1.0).setup(model)
 
 
-def stale_bits(comm, batches, *scales):
+def batches_of(comm, count):
+    return [batch_of(comm.rank, number) for number in range(count)]
+
+
+def train(optimizer, batches):
+    for x in batches:
+        optimizer.update(optimizer.target, x)
+
+
+def stale_bits(comm, batches):
     """The bits of the loop that double buffering must equal."""
     expected = TanhNet(0)
-    stale_loop(comm, expected, hooked_adam(expected), batches, *scales)
+    stale_loop(comm, expected, hooked_adam(expected), batches)
     return parameter_bits(expected)
 
 
@@ -50,15 +50,20 @@ def stale_bits(comm, batches, *scales):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_it_equals_a_loop_that_is_one_step_stale_bit_for_bit(every, dtype):
+    """And the training thread may communicate meanwhile."""
     with chainer.using_config("dtype", np.dtype(dtype)):
         model = TanhNet(every.rank)
         optimizer = buffered(every, model)
         random = np.random.RandomState(every.rank)
-        batches = [batch_of(every.rank, number) for number in range(6)]
+        batches = batches_of(every, 6)
         for number, x in enumerate(batches):
             time.sleep(random.uniform(0, 3e-3))
             optimizer.update(model, x)
             assert optimizer.t == number
+            assert every.allgather_obj(number) == [number] * every.size
+            total = every.allreduce(np.full(1000, every.rank + number))
+            expected = sum(rank + number for rank in range(every.size))
+            np.testing.assert_array_equal(total, np.full(1000, expected))
         assert parameter_bits(model) == stale_bits(every, batches)
         optimizer.finalize()
 
@@ -67,22 +72,13 @@ def test_without_a_loss_function_it_is_the_same(comm):
     model = TanhNet(comm.rank)
     optimizer = buffered(comm, model)
     optimizer.update()  # broadcasts
-    batches = [batch_of(comm.rank, number) for number in range(4)]
+    batches = batches_of(comm, 4)
     for x in batches:
         model.cleargrads()
         model(x).backward()
         optimizer.update()
     assert optimizer.t == 3
     assert parameter_bits(model) == stale_bits(comm, batches)
-
-
-def test_lazily_initialised_links_start_one_update_later(comm):
-    model = TanhNet(comm.rank, None)
-    optimizer = buffered(comm, model)
-    for t in 0, 0, 1, 2:
-        optimizer.update(model, batch_of(comm.rank, 0))
-        assert optimizer.t == t
-    assert same_everywhere(comm, model)
 
 
 @pytest.mark.parametrize("where", ["everywhere", "rank 0", "last rank"])
@@ -94,8 +90,7 @@ def test_gradients_in_flight_do_not_move_a_link_that_has_replaced_theirs(comm, w
     ranks = {"everywhere": range(comm.size), "rank 0": [0], "last rank": [comm.size - 1]}[where]
     if comm.rank in ranks:
         del model.second
-        with model.init_scope():
-            model.second = L.Linear(WIDTH, 3, initialW=0.5, initial_bias=0.25)
+        model.add_link("second", L.Linear(WIDTH, 3, initialW=0.5, initial_bias=0.25))
         for param in model.second.params():
             param.update_rule = optimizer.create_update_rule()
     optimizer.update(model, batch_of(comm.rank, 1))
@@ -109,27 +104,6 @@ def test_gradients_in_flight_do_not_move_a_link_that_has_replaced_theirs(comm, w
     assert same_everywhere(comm, model)
 
 
-def test_each_gradient_is_undone_the_loss_scale_it_was_made_with(comm):
-    scales = [1.0, 4096.0, 2.0, 512.0, 512.0]  # powers of two: undone without rounding
-    batches = [batch_of(comm.rank, number) for number in range(len(scales))]
-
-    def scaled(make):
-        model = TanhNet(comm.rank)
-        optimizer = buffered(comm, model, make)
-        for scale, x in zip(scales, batches, strict=True):
-            optimizer.set_loss_scale(scale)
-            optimizer.update(model, x)
-        return model
-
-    assert parameter_bits(scaled(hooked_adam)) == stale_bits(comm, batches, scales)
-    # And without hooks that see the scaled gradients it is as if there were no scale.
-    expected = TanhNet(0)
-    stale_loop(comm, expected, chainer.optimizers.SGD(0.1).setup(expected), batches)
-    found = parameters(scaled(lambda model: chainer.optimizers.SGD(0.1).setup(model)))
-    for name, array in parameters(expected).items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-7)
-
-
 def test_the_wire_dtype_is_that_which_the_communicator_has_by_then(world):
     def batches(comm, dtypes):
         for number, dtype in enumerate(dtypes):
@@ -139,80 +113,47 @@ def test_the_wire_dtype_is_that_which_the_communicator_has_by_then(world):
     ends = []
     with create_communicator("flat", world) as comm:
         for dtypes in (None, None, None, None), (None, "float16", None, "float64"):
-            model = TanhNet(comm.rank)
-            optimizer = buffered(comm, model)
-            for x in batches(comm, dtypes):
-                optimizer.update(model, x)
-            assert parameter_bits(model) == stale_bits(comm, batches(comm, dtypes))
-            ends.append(parameter_bits(model))
+            optimizer = buffered(comm, TanhNet(comm.rank))
+            train(optimizer, batches(comm, dtypes))
+            ends.append(parameter_bits(optimizer.target))
+            assert ends[-1] == stale_bits(comm, batches(comm, dtypes))
             optimizer.finalize()
     assert ends[0] != ends[1]
-
-
-def test_in_a_trainer_with_an_evaluator(every, tmp_path):
-    model = TanhNet(every.rank)
-    optimizer = buffered(every, model)
-    batches = [batch_of(every.rank, number) for number in range(3)]
-    trainer = trainer_over(np.concatenate(batches), BATCH, optimizer, 8, tmp_path)
-
-    class Report(chainer.Chain):
-        def __call__(self, x):
-            chainer.report({"loss": model(x)}, self)
-
-    examples = chainer.datasets.TupleDataset(batches[0])
-    iterator = chainer.iterators.SerialIterator(examples, BATCH, repeat=False, shuffle=False)
-    evaluator = create_multi_node_evaluator(extensions.Evaluator(iterator, Report()), every)
-    trainer.extend(evaluator, trigger=(1, "iteration"))
-    trainer.run()
-    assert optimizer.t == 7
-    (mean,) = [value for key, value in trainer.observation.items() if key.endswith("loss")]
-    assert every.allgather_obj(float(mean)) == [float(mean)] * every.size
-    assert parameter_bits(model) == stale_bits(every, [batches[n % 3] for n in range(8)])
-    optimizer.finalize()
 
 
 # What belongs to whom.
 
 
 def addresses(model):
-    return {
-        name: param.grad.ctypes.data
-        for name, param in model.namedparams()
-        if param.grad is not None
-    }
+    named = model.namedparams()
+    return {name: param.grad.ctypes.data for name, param in named if param.grad is not None}
 
 
 @pytest.mark.parametrize("with_loss", [False, True])
 def test_gradients_are_moved_not_copied(world, with_loss):
-    in_flight: list[dict[str, int]] = []
+    in_flight, made, read_only = [], [], []
     comm = WatchedCommunicator(world, lambda grads: in_flight.append(addresses(grads)))
     model = TanhNet(0)
     optimizer = buffered(comm, model)
-    optimizer.update(model, batch_of(0, 0))
+    train(optimizer, batches_of(comm, 1))
     optimizer.flush()
-    seen: dict[str, int] = {}
-    read_only = []
 
-    class Look:
-        """A loss after whose backward the model's gradients are looked at."""
+    def backward(loss, **how):
+        loss.backward(**how)
+        made.append(addresses(model))
+        read_only.append(not model.second.b.grad.flags.writeable)
 
-        def __init__(self, loss):
-            self.loss = loss
-
-        def backward(self, **kwds):
-            self.loss.backward(**kwds)
-            seen.update(addresses(model))
-            read_only.append(not model.second.b.grad.flags.writeable)
-
-    if with_loss:
-        optimizer.update(lambda x: Look(model(x)), batch_of(0, 1))
+    if with_loss:  # looked at when its backward is over
+        optimizer.update(
+            lambda x: SimpleNamespace(backward=partial(backward, model(x))), batch_of(0)
+        )
         assert all(param.grad is None for param in model.params())
     else:
         model.cleargrads()
-        Look(model(batch_of(0, 1))).backward()
+        backward(model(batch_of(0)))
         optimizer.update()
     optimizer.flush()
-    moved = {name for name in seen if in_flight[1][name] == seen[name]}
+    moved = {name for name, address in made[0].items() if in_flight[1][name] == address}
     assert {"/first/W", "/first/b", "/second/W"} <= moved
     assert "/second/b" not in moved or not read_only[0]
     optimizer.finalize()
@@ -243,43 +184,17 @@ def test_what_the_user_does_with_a_gradient_does_not_reach_those_in_flight(comm)
     assert results[0] == results[1]
 
 
-def test_the_training_thread_may_communicate_meanwhile(every):
-    model = TanhNet(every.rank)
-    optimizer = buffered(every, model)
-    for number in range(10):
-        optimizer.update(model, batch_of(every.rank, 0))
-        total = every.allreduce(np.full(1000, every.rank + number))
-        expected = sum(rank + number for rank in range(every.size))
-        np.testing.assert_array_equal(total, np.full(1000, expected))
-        assert every.allgather_obj(number) == [number] * every.size
-    optimizer.finalize()
-
-
-def test_two_optimizers_can_be_in_flight_at_the_same_time(comm):
-    batches = [batch_of(comm.rank, number) for number in range(4)]
-    models = [TanhNet(comm.rank), TanhNet(comm.rank)]
-    optimizers = [buffered(comm, model) for model in models]
-    for number in range(4):
-        for turn, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            optimizer.update(model, batches[number - turn])
-    for turn, model in enumerate(models):
-        own = [batches[number - turn] for number in range(4)]
-        assert parameter_bits(model) == stale_bits(comm, own)
-
-
-def test_copies_go_their_own_ways(comm):
-    model = TanhNet(comm.rank)
-    optimizer = buffered(comm, model)
-    batches = [batch_of(comm.rank, number) for number in range(5)]
-    for x in batches[:2]:
-        optimizer.update(model, x)
+def test_copies_go_their_own_ways_at_the_same_time(comm):
+    optimizer = buffered(comm, TanhNet(comm.rank))
+    batches = batches_of(comm, 5)
+    train(optimizer, batches[:2])
     twin = copy.deepcopy(optimizer)
-    assert copy.copy(optimizer).target is model
-    for x in batches[2:]:
-        for each in optimizer, twin:
-            each.update(each.target, x)
-    for each in model, twin.target:
-        assert parameter_bits(each) == stale_bits(comm, batches)
+    assert copy.copy(optimizer).target is optimizer.target
+    for x, y in zip(batches[2:], batches[:1:-1], strict=True):
+        train(optimizer, [x])
+        train(twin, [y])
+    assert parameter_bits(optimizer.target) == stale_bits(comm, batches)
+    assert parameter_bits(twin.target) == stale_bits(comm, batches[:2] + batches[:1:-1])
 
 
 def test_nothing_is_left_behind(world):
@@ -293,8 +208,7 @@ def test_nothing_is_left_behind(world):
     for comm in create_communicator("hierarchical"), WatchedCommunicator(world, watch):
         model = TanhNet(0)
         optimizer = buffered(comm, model)
-        for _ in range(3):
-            optimizer.update(model, batch_of(0, 0))
+        train(optimizer, batches_of(comm, 3))
         optimizer.finalize()
         optimizer.finalize()
         assert threading.active_count() == threads
@@ -310,46 +224,74 @@ def test_nothing_is_left_behind(world):
     assert not any(gradient() is not None for gradient in sent)
 
 
+# What fails in flight.
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_an_error_in_flight_is_raised_by_the_next_update_on_all_ranks(naive):
+    model = TanhNet(0)
+    optimizer = buffered(naive, model, zero_fill=False)
+    optimizer.update(model, batch_of(0, 0))
+    optimizer.update(model, batch_of(0, 1))
+    optimizer.flush()
+    assert optimizer.t == 2
+    before = parameter_bits(model)
+    model.cleargrads()
+    if naive.rank == 0:
+        model.first.b.grad = np.ones(WIDTH, np.float32)
+    optimizer.update()
+    with pytest.raises(RankMismatchError, match="/first/b"):
+        optimizer.update(model, batch_of(0, 2))
+    assert optimizer.t == 2
+    assert parameter_bits(model) == before
+    for t in 2, 3:  # it starts anew
+        optimizer.update(model, batch_of(0, 3))
+        assert optimizer.t == t
+
+
+def test_an_error_in_flight_is_raised_by_flush_and_by_serialize(world):
+    def fail(_):
+        raise RankMismatchError("planted")
+
+    model = TanhNet(0)
+    comm = WatchedCommunicator(world)
+    optimizer = buffered(comm, model)
+    optimizer.update(model, batch_of(0, 0))
+    optimizer.flush()
+    comm.on_mean = fail
+    optimizer.update(model, batch_of(0, 1))
+    with pytest.raises(RankMismatchError, match="planted"):
+        state_of(optimizer)
+    with pytest.raises(RankMismatchError, match="planted"):
+        optimizer.flush()
+    optimizer.flush()
+    assert optimizer.t == 1
+
+
 def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(monkeypatch, world):
     """A double of CuPy writes down who does what in which order."""
     log = []
 
-    def note(what):
-        log.append((threading.current_thread() is threading.main_thread(), what))
+    def noting(what):
+        def note(*_, **__):
+            log.append((threading.current_thread() is threading.main_thread(), what))
+            return mock.DEFAULT
+
+        return note
 
     class Device(chainer.backend.CpuDevice):
         pass
 
-    class Event:
-        def __init__(self, **_):
-            note("event made")
-
-        def record(self):
-            note("recorded")
-
-    class Stream:
-        def __init__(self, non_blocking):
-            assert non_blocking
-
-        def __enter__(self):
-            note("stream entered")
-
-        def __exit__(self, *_):
-            note("stream left")
-
-        def wait_event(self, event):
-            assert isinstance(event, Event)
-            note("stream waits for event")
-
-        def synchronize(self):
-            note("stream done")
-
-    @contextlib.contextmanager
-    def using_device(device):
-        assert isinstance(device, Device)
-        note("device")
-        yield
-
+    event, stream = mock.MagicMock(), mock.MagicMock()
+    event.record.side_effect = noting("recorded")
+    stream.__enter__.side_effect = noting("stream entered")
+    stream.wait_event.side_effect = noting("stream waits for event")
+    stream.synchronize.side_effect = noting("stream done")
+    stream.__exit__.side_effect = noting("stream left")
+    cupy = mock.MagicMock()
+    cupy.cuda.Event = mock.Mock(side_effect=noting("event made"), return_value=event)
+    cupy.cuda.Stream = mock.Mock(return_value=stream)
+    using_device = mock.MagicMock(side_effect=noting("device"))
     model = TanhNet(0)
     comm = WatchedCommunicator(world)
     optimizer = buffered(comm, model, plain_sgd)
@@ -357,9 +299,8 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
     before = model.first.b.array.copy()
     model.cleargrads()
     model.first.b.grad = np.full(WIDTH, comm.rank, np.float32)
-    comm.on_mean = lambda grads: note("exchange")
+    comm.on_mean = noting("exchange")
     with monkeypatch.context() as doubled:
-        cupy = SimpleNamespace(cuda=SimpleNamespace(Event=Event, Stream=Stream))
         doubled.setattr("chainer.backends.cuda.cupy", cupy, raising=False)
         doubled.setattr("chainer.backends.cuda.GpuDevice", Device)
         doubled.setattr(chainer.backend, "get_device_from_array", lambda *_: Device())
@@ -375,3 +316,6 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
         *("device", "stream entered", "stream waits for event"),
         *("exchange", "stream done", "stream left"),
     ]
+    stream.wait_event.assert_called_once_with(event)
+    cupy.cuda.Stream.assert_called_once_with(non_blocking=True)
+    assert {type(call.args[0]) for call in using_device.call_args_list} == {Device}

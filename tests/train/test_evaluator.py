@@ -8,13 +8,14 @@ import pickle
 import chainer
 import numpy as np
 import pytest
-from chainer import reporter, training
+from chainer import reporter
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 
 from chainermn_comm import PeerError
-from chainermn_train import create_multi_node_evaluator, create_multi_node_optimizer
+from chainermn_train import create_multi_node_evaluator
 from tests.support.linear import ScaledMean
+from tests.support.training import logged
 
 pytestmark = pytest.mark.world
 
@@ -50,10 +51,10 @@ def multi_node(evaluator, comm):
 
 
 @pytest.mark.parametrize(
-    "batches_of_rank", [lambda rank: 2, lambda rank: rank, lambda rank: 3 - rank]
+    "batches_of_rank", [lambda rank: 2, lambda rank: rank, lambda rank: 3 - rank, lambda rank: 0]
 )
 def test_the_result_equals_that_of_one_process(comm, batches_of_rank):
-    """Where ranks have equally many examples, and where they don't; one may have none."""
+    """Where ranks have equally many examples, and where they don't; some or all may have none."""
     mine, everything = share(comm, batches_of_rank)
     model = Model()
     result = multi_node(extensions.Evaluator(iterator(mine), model), comm)()
@@ -65,10 +66,6 @@ def test_the_result_equals_that_of_one_process(comm, batches_of_rank):
     else:
         assert result == {}
     assert comm.allgather_obj(result) == [result] * comm.size  # the same bits
-
-
-def test_no_examples_at_all_give_an_empty_result(naive):
-    assert multi_node(extensions.Evaluator(iterator([]), Model()), naive)() == {}
 
 
 def test_it_is_still_an_instance_of_its_class(naive):
@@ -103,36 +100,41 @@ def test_a_custom_evaluate_is_averaged(comm):
     np.testing.assert_array_equal(result["pair"], np.ones(2))
 
 
+def returning(result, comm, main=None):
+    """Of an evaluator of which each rank's `evaluate` returns this, and which may iterate."""
+
+    class Returns(extensions.Evaluator):
+        def evaluate(self):
+            return result
+
+    return multi_node(Returns({"main": main}, Model()), comm)()
+
+
 def test_an_evaluator_that_iterates_by_itself_counts_ranks_equally(comm):
-    class Alone(extensions.Evaluator):
-        def __init__(self, model):
-            super().__init__({"main": None}, model)
-
-        def evaluate(self):
-            return {"score": float(comm.rank)}
-
-    assert multi_node(Alone(Model()), comm)() == {"score": (comm.size - 1) / 2}
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_data_sets_on_some_ranks_only_are_an_error_on_all(comm):
-    class Alone(extensions.Evaluator):
-        def evaluate(self):
-            return {"score": 0.0}
-
-    main = None if comm.rank == 1 else iterator(count_up(0, 5))
-    with pytest.raises(ValueError, match=r"no data set on ranks \[1\]"):
-        multi_node(Alone({"main": main}, Model()), comm)()
+    assert returning({"score": float(comm.rank)}, comm) == {"score": (comm.size - 1) / 2}
 
 
 def test_a_key_that_some_ranks_report_is_the_mean_over_those(comm):
-    class Custom(extensions.Evaluator):
-        def evaluate(self):
-            return {"last" if comm.rank == comm.size - 1 else "others": comm.rank + 1.0}
-
-    result = multi_node(Custom(iterator(count_up(0, 5)), Model()), comm)()
+    key = "last" if comm.rank == comm.size - 1 else "others"
+    result = returning({key: comm.rank + 1.0}, comm, iterator(count_up(0, 5)))
     assert result["last"] == comm.size
     assert result.get("others", 0) == sum(range(1, comm.size)) / max(1, comm.size - 1)
+
+
+def test_results_without_a_mean_are_told_on_all_ranks(comm):
+    with pytest.raises(TypeError, match="'answer' as str"):
+        returning({"answer": "yes"}, comm)
+    error = TypeError if comm.rank == 0 else PeerError
+    with pytest.raises(error, match=r"must return a dict .*not None"):
+        returning(None if comm.rank == 0 else {"score": 1.0}, comm)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_what_differs_between_ranks_is_told_on_all_of_them(comm):
+    with pytest.raises(ValueError, match=r"'pair' .*\(2,\) on rank 0, \(3,\) on rank 1"):
+        returning({"fine": 1.0, "pair": np.ones(3 if comm.rank == 1 else 2)}, comm)
+    with pytest.raises(ValueError, match=r"no data set on ranks \[1\]"):
+        returning({"score": 0.0}, comm, None if comm.rank == 1 else iterator(count_up(0, 5)))
 
 
 def test_the_main_iterator_of_several_weighs(comm):
@@ -143,79 +145,20 @@ def test_the_main_iterator_of_several_weighs(comm):
     np.testing.assert_allclose(result["main/loss"], everything.mean(), rtol=1e-6)
 
 
-def test_it_runs_in_a_trainer_under_its_name_again_and_again(comm, tmp_path):
+def test_it_runs_in_a_trainer_under_its_name_again_and_again(comm, trainer_for):
     """Two evaluators in one trainer, whose model is changed between the evaluations."""
     model = Model()
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.001), comm).setup(model)
-    train = SerialIterator(chainer.datasets.TupleDataset(count_up(0, 4)), 2, shuffle=False)
-    updater = training.StandardUpdater(train, optimizer)
-    trainer = training.Trainer(updater, (2, "epoch"), out=str(tmp_path))
     mine, everything = share(comm, lambda rank: rank + 1)
+    trainer = trainer_for(comm, (2, "epoch"), model=model)
     trainer.extend(multi_node(extensions.Evaluator(iterator(mine), model), comm))
     trainer.extend(multi_node(extensions.Evaluator(iterator(mine + 1), model), comm), name="test")
-    log = extensions.LogReport()
-    trainer.extend(log)
-    trainer.run()
-    assert [entry["epoch"] for entry in log.log] == [1, 2]
+    first, last = logged(trainer, (1, "epoch"))
     weight = float(model.w.array)
-    last = log.log[-1]
     np.testing.assert_allclose(last["validation/main/loss"], everything.mean() * weight, rtol=1e-5)
     np.testing.assert_allclose(last["test/main/loss"], (everything + 1).mean() * weight, rtol=1e-5)
-    assert log.log[0]["validation/main/loss"] != last["validation/main/loss"]
-    for other in comm.allgather_obj(last["validation/main/loss"]):
-        assert other == last["validation/main/loss"]
-
-
-def test_an_error_on_one_rank_is_raised_on_all_and_names_it(comm):
-    last = comm.size - 1
-
-    class Fails(extensions.Evaluator):
-        fail = True
-
-        def evaluate(self):
-            if self.fail and comm.rank == last:
-                raise ZeroDivisionError("no luck")
-            return super().evaluate()
-
-    evaluator = multi_node(Fails(iterator(count_up(0, 5)), Model()), comm)
-    error, text = (
-        (ZeroDivisionError, "no luck") if comm.rank == last else (PeerError, f"rank {last}")
-    )
-    with pytest.raises(error, match=text):
-        evaluator()
-    evaluator.fail = False
-    assert evaluator()["main/loss"] == 2.0
-
-
-def test_a_result_without_a_mean_is_named_on_all_ranks(naive):
-    class Words(extensions.Evaluator):
-        def evaluate(self):
-            return {"answer": "yes"}
-
-    with pytest.raises(TypeError, match="'answer' as str"):
-        multi_node(Words(iterator(count_up(0, 5)), Model()), naive)()
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_shapes_that_differ_are_named_on_all_ranks(comm):
-    class Ragged(extensions.Evaluator):
-        def evaluate(self):
-            return {"fine": 1.0, "pair": np.ones(3 if comm.rank == 1 else 2)}
-
-    evaluator = multi_node(Ragged(iterator(count_up(0, 5)), Model()), comm)
-    with pytest.raises(ValueError, match=r"'pair' .*\(2,\) on rank 0, \(3,\) on rank 1"):
-        evaluator()
-
-
-def test_an_evaluate_that_returns_nothing_is_told_on_all_ranks(comm):
-    class Forgetful(extensions.Evaluator):
-        def evaluate(self):
-            return None if comm.rank == 0 else {"score": 1.0}
-
-    evaluator = multi_node(Forgetful(iterator(count_up(0, 5)), Model()), comm)
-    error = TypeError if comm.rank == 0 else PeerError
-    with pytest.raises(error, match=r"must return a dict .*not None"):
-        evaluator()
+    assert first["validation/main/loss"] != last["validation/main/loss"]
+    values = comm.allgather_obj(last["validation/main/loss"])
+    assert values == [last["validation/main/loss"]] * comm.size
 
 
 def test_copies_evaluate_with_the_same_communicator(comm):

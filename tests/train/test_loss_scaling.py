@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import chainer
@@ -14,6 +15,7 @@ from chainer import training
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
 from tests.support.linear import Model, X, sgd
+from tests.support.stale import TanhNet, batch_of
 from tests.support.training import (
     clear_momenta,
     float32_parameters,
@@ -26,7 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Non finite number found in param.grad"),
 ]
 
-BATCH, WIDTH = 6, 8
 KINDS: dict[str, Any] = {
     "synchronous": {},
     "double buffering": {"double_buffering": True},
@@ -34,16 +35,8 @@ KINDS: dict[str, Any] = {
 }
 
 
-class HalfNet(chainer.Chain):
-    def __init__(self, seed):
-        super().__init__()
-        np.random.seed(seed)
-        with self.init_scope():
-            self.first = L.Linear(WIDTH, 16)
-            self.second = L.Linear(16, 3)
-
-    def __call__(self, x):
-        return F.mean(self.second(F.tanh(self.first(x))) ** 2)
+half_net = partial(TanhNet, n_in=8, width=16)
+half_batch = partial(batch_of, width=8)
 
 
 @pytest.fixture
@@ -52,15 +45,9 @@ def mixed():
         yield
 
 
-def half_batch(*seed):
-    random = np.random.RandomState(seed)
-    return random.uniform(-1, 1, (BATCH, WIDTH)).astype(np.float16)
-
-
 def mixed_precision(comm, model, **kwds):
-    optimizer = chainer.optimizers.MomentumSGD(lr=0.01)
-    if comm is not None:
-        optimizer = create_multi_node_optimizer(optimizer, comm, **kwds)
+    actual = chainer.optimizers.MomentumSGD(lr=0.01)
+    optimizer = create_multi_node_optimizer(actual, comm, **kwds)
     optimizer.use_fp32_update()
     optimizer.setup(model)
     optimizer.loss_scaling(interval=3)
@@ -81,7 +68,7 @@ def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, where):
     def overflow(x):
         return model(x) * np.float16(60000) * np.float16(60000)
 
-    model = HalfNet(comm.rank)
+    model = half_net(comm.rank)
     optimizer = mixed_precision(comm, model, **KINDS[kind])
     bad = where % comm.size
     skipped = 0
@@ -105,7 +92,7 @@ def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, where):
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_steps_are_kept_in_float32(comm, mixed, kind):
     """They would be lost in float16."""
-    model = HalfNet(comm.rank)
+    model = half_net(comm.rank)
     optimizer = mixed_precision(comm, model, **KINDS[kind])
     optimizer.lr = 1e-5
     optimizer.update(model, half_batch(comm.rank, 0))
@@ -122,7 +109,7 @@ def test_small_steps_are_kept_in_float32(comm, mixed, kind):
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_scale_differently_are_told(comm, mixed, kind):
-    model = HalfNet(0)
+    model = half_net(0)
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **KINDS[kind])
     optimizer.setup(model)
     optimizer.set_loss_scale(8.0 if comm.rank else 4.0)
@@ -140,14 +127,13 @@ def test_ranks_that_scale_differently_are_told(comm, mixed, kind):
 @pytest.mark.sizes(2, 3, 4)
 def test_float32_parameters_are_broadcast_with_the_others(comm, mixed):
     """A rank that has new ones starts from rank 0's, not from what float16 keeps of them."""
-    model = HalfNet(0)
+    model = half_net(0)
     optimizer = mixed_precision(comm, model)
     for number in range(3):
         optimizer.update(model, half_batch(comm.rank, number))
     if comm.rank == comm.size - 1:
         del model.second
-        with model.init_scope():
-            model.second = L.Linear(16, 3)
+        model.add_link("second", L.Linear(16, 3))
         for param in model.second.params():
             param.update_rule = optimizer.create_update_rule()
             param.update_rule.use_fp32_update()
@@ -164,7 +150,7 @@ def test_loss_scale_of_the_updater_reaches_the_actual_optimizer(comm):
     optimizer = sgd(comm, model)
     seen = []
     optimizer.add_hook(lambda _: seen.append(model.main.W.grad.copy()), name="see")
-    iterator = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(X), 4, shuffle=False)
+    iterator = chainer.iterators.SerialIterator(X, 4, shuffle=False)
     training.StandardUpdater(iterator, optimizer, loss_scale=64.0).update()
     chainer.optimizers.SGD(lr=0.5).setup(expected).update(expected, X)
     assert optimizer.actual_optimizer._loss_scale == 64.0
@@ -176,8 +162,7 @@ def test_loss_scale_of_the_updater_reaches_the_actual_optimizer(comm):
 def test_loss_scale_is_undone_where_a_rank_has_no_gradient(comm):
     """Rank 0 doesn't use `more`; the others' mean arrives there scaled."""
     model = Model(0)
-    with model.init_scope():
-        model.more = L.Linear(2, 2)
+    model.add_link("more", L.Linear(2, 2))
     optimizer = sgd(comm, model)
     optimizer.set_loss_scale(64.0)
     mine = model.main if comm.rank == 0 else model.more

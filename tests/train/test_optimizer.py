@@ -23,46 +23,36 @@ pytestmark = pytest.mark.world
 # What is forwarded.
 
 
-def test_hyperparameters_are_read_and_set_on_the_actual_optimizer(naive):
-    actual = chainer.optimizers.Adam(alpha=0.25)
+def test_attributes_are_those_of_the_actual_optimizer(naive):
+    actual, model = chainer.optimizers.Adam(alpha=0.25), Model(0)
     optimizer = create_multi_node_optimizer(actual, naive)
-    assert optimizer.alpha == 0.25
+    assert optimizer.setup(model) is optimizer
+    assert optimizer.target is actual.target is model
+    assert (optimizer.t, optimizer.epoch, optimizer.alpha) == (0, 0, 0.25)
     optimizer.alpha = 0.5
+    optimizer.new_epoch()
     optimizer.use_auto_new_epoch = True
     assert actual.alpha == actual.hyperparam.alpha == 0.5
     assert actual.use_auto_new_epoch
+    assert actual.epoch == 1
     assert optimizer.actual_optimizer is actual
     assert optimizer.communicator is naive
+    assert {"alpha", "hyperparam", "target", "communicator", "update"} <= set(dir(optimizer))
+    optimizer.note = 1
+    del optimizer.note
+    assert not hasattr(actual, "note")
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = optimizer.no_such_thing
-
-
-def test_setup_returns_the_multi_node_optimizer(naive):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
-    model = Model(0)
-    assert optimizer.setup(model) is optimizer
-    assert optimizer.target is optimizer.actual_optimizer.target is model
-    assert (optimizer.t, optimizer.epoch) == (0, 0)
-    optimizer.new_epoch()
-    assert optimizer.actual_optimizer.epoch == 1
-
-
-def test_an_optimizer_that_is_set_up_already_works(comm):
-    model = Model(comm.rank)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5).setup(model), comm)
-    optimizer.update(model, X)
-    assert optimizer.t == 1
+    with pytest.raises(AttributeError, match="'communicator'"):
+        del optimizer.communicator
 
 
 def test_hooks_see_the_mean_gradient_and_can_be_removed(comm):
     model = Model(0)
     optimizer = sgd(comm, model)
     seen: list[Any] = []
-
-    def see(caller):
-        seen.append((caller, caller.target.main.b.grad.copy()))
-
-    optimizer.add_hook(see)
+    see = lambda caller: seen.append((caller, caller.target.main.b.grad.copy()))  # noqa: E731
+    optimizer.add_hook(see, name="see")
     optimizer.add_hook(lambda caller: seen.append("after"), name="after", timing="post")
     optimizer.update(model, X)
     before = parameters(model)
@@ -84,8 +74,9 @@ def test_hooks_see_the_mean_gradient_and_can_be_removed(comm):
 
 
 def test_a_deep_copy_trains_on_with_the_same_communicator(comm):
+    """And with what it has added up, which is its own."""
     model = Model(comm.rank)
-    optimizer = sgd(comm, model)
+    optimizer = sgd(comm, model, accumulate_steps=2)
     optimizer.update(model, X)
     assert copy.copy(optimizer).actual_optimizer is optimizer.actual_optimizer
     twin = copy.deepcopy(optimizer)
@@ -95,28 +86,20 @@ def test_a_deep_copy_trains_on_with_the_same_communicator(comm):
         each.target.cleargrads()
         each.target(X).backward()
         each.update()  # steps: the copy's parameters are known to be the same everywhere
-        assert each.t == 2
+        assert each.t == 1
     for name, array in parameters(twin.target).items():
         np.testing.assert_array_equal(array, parameters(model)[name])
     with pytest.raises(TypeError, match=r"can't be pickled.*chainer\.serializers"):
         pickle.dumps(optimizer)
 
 
-def test_attributes_are_listed_and_deleted_as_those_of_the_actual_optimizer(naive):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), naive)
-    assert {"lr", "hyperparam", "target", "communicator", "update"} <= set(dir(optimizer))
-    optimizer.note = 1
-    del optimizer.note
-    assert not hasattr(optimizer.actual_optimizer, "note")
-    with pytest.raises(AttributeError, match="'communicator'"):
-        del optimizer.communicator
-
-
 def test_learning_rate_extensions_in_a_trainer(comm, tmp_path):
+    """And an optimizer that was set up before it is made multi-node."""
     model = Model(comm.rank)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(lr=0.5), comm)
-    optimizer.setup(model)
-    trainer = trainer_over(np.roll(X, comm.rank, axis=0), 2, optimizer, 6, tmp_path)
+    actual = chainer.optimizers.MomentumSGD(lr=0.5).setup(model)
+    optimizer = create_multi_node_optimizer(actual, comm)
+    examples = np.roll(X, comm.rank, axis=0)
+    trainer = trainer_over(examples, 2, optimizer, (6, "iteration"), tmp_path)
     trainer.extend(extensions.ExponentialShift("lr", 0.5), trigger=(2, "iteration"))
     shift = extensions.LinearShift("momentum", (0.9, 0.5), (0, 4))
     trainer.extend(shift, trigger=(1, "iteration"))
@@ -136,20 +119,30 @@ def test_learning_rate_extensions_in_a_trainer(comm, tmp_path):
 def test_the_first_update_without_a_loss_broadcasts_and_does_not_step(comm):
     model, expected = Model(comm.rank), parameters(Model(0))
     optimizer = sgd(comm, model)
-
-    def update():
+    for t in 0, 1:
         model.cleargrads()
         model(X).backward()
         optimizer.update()
+        assert optimizer.t == t
+        assert same_everywhere(comm, model)
+        assert np.array_equal(model.main.W.array, expected["/main/W"]) == (t == 0)
 
-    update()
-    assert optimizer.t == 0
-    for name, array in parameters(model).items():
-        np.testing.assert_array_equal(array, expected[name])
-    update()
-    assert optimizer.t == 1
+
+@pytest.mark.parametrize(
+    ("ts", "how"),
+    [
+        ((0, 1), {}),
+        ((0, 0, 1), {"double_buffering": True}),
+        ((0, 0, 0, 1), {"accumulate_steps": 3}),
+    ],
+)
+def test_lazily_initialised_links_start_one_update_later(comm, ts, how):
+    model = Model(comm.rank, None)
+    optimizer = sgd(comm, model, **how)
+    for t in ts:
+        optimizer.update(model, X)
+        assert optimizer.t == t
     assert same_everywhere(comm, model)
-    assert not np.array_equal(model.main.W.array, expected["/main/W"])
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -159,15 +152,17 @@ def test_a_change_on_one_rank_is_a_change_on_all(comm):
     optimizer = sgd(comm, model)
     optimizer.update(model, X)
     if comm.rank == 1:
-        new = Model(99)
         del model.main
-        with model.init_scope():
-            model.main = new.main
-        for param in model.params():
-            param.update_rule = optimizer.create_update_rule()
+        add(model, optimizer, "main", Model(99).main)
     optimizer.update(model, X)
     assert optimizer.t == 2
     assert same_everywhere(comm, model)
+
+
+def add(model, optimizer, name, link):
+    model.add_link(name, link)
+    for param in link.params():
+        param.update_rule = optimizer.create_update_rule()
 
 
 @pytest.mark.parametrize(("n_in", "t"), [(2, 2), (None, 1)])
@@ -177,33 +172,28 @@ def test_parameters_added_later_are_broadcast_from_rank_0(comm, n_in, t):
     optimizer = sgd(comm, model)
     optimizer.update(model, X)
     np.random.seed(comm.rank)
-    model.add_link("more", L.Linear(n_in, 2))
-    for param in model.more.params():
-        param.update_rule = optimizer.create_update_rule()
+    add(model, optimizer, "more", L.Linear(n_in, 2))
     np.random.seed(comm.rank)
-    optimizer.update(model, X)
-    assert optimizer.t == t
-    assert same_everywhere(comm, model)
-    optimizer.update(model, X)
-    assert optimizer.t == t + 1
-    assert same_everywhere(comm, model)
+    for number in range(2):
+        optimizer.update(model, X)
+        assert optimizer.t == t + number
+        assert same_everywhere(comm, model)
     assert np.all(np.isfinite(model.more.W.array))
 
 
 def test_a_link_that_is_not_used_yet_does_not_hinder_training(comm):
     model = Model(comm.rank)
-    with model.init_scope():
-        model.unused = L.Linear(None, 2)
+    model.add_link("unused", L.Linear(None, 2))
     optimizer = sgd(comm, model)
-    optimizer.update(model, X)  # lost: not all are initialised
-    optimizer.update(model, X)
+    for _ in range(2):  # the first is lost: not all are initialised
+        optimizer.update(model, X)
     assert optimizer.t == 1
     assert same_everywhere(comm, Model(comm.rank)) == (comm.size == 1)  # the check can fail
     mine = model.main.W.array.tobytes()
     assert comm.allgather_obj(mine) == [mine] * comm.size
     model.more = model.unused  # now it is used, on all ranks at the same time
-    optimizer.update(model, X)
-    optimizer.update(model, X)
+    for _ in range(2):
+        optimizer.update(model, X)
     assert optimizer.t == 2
     assert same_everywhere(comm, model)
 
@@ -212,34 +202,26 @@ def test_a_link_that_is_not_used_yet_does_not_hinder_training(comm):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_a_missing_gradient_counts_as_zeros(comm):
+@pytest.mark.parametrize("zero_fill", [True, False])
+def test_a_missing_gradient_counts_as_zeros_or_ranks_must_agree(naive, zero_fill):
     model = Model(0)
-    optimizer = sgd(comm, model)
+    optimizer = sgd(naive, model, zero_fill=zero_fill)
     optimizer.update(model, X)
     before = parameters(model)
     model.cleargrads()
-    if comm.rank == 0:
-        model.main.b.grad = np.ones(2, np.float32)
-    optimizer.update()
-    np.testing.assert_allclose(
-        model.main.b.array, before["/main/b"] - 0.5 / comm.size, rtol=0, atol=1e-6
-    )
-    np.testing.assert_array_equal(model.main.W.array, before["/main/W"])
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_without_zero_fill_ranks_must_agree_on_missing_gradients(naive):
-    model = Model(0)
-    optimizer = sgd(naive, model, zero_fill=False)
-    optimizer.update(model, X)
-    model.cleargrads()
     if naive.rank == 0:
         model.main.b.grad = np.ones(2, np.float32)
-    with pytest.raises(RankMismatchError, match="/main/b"):
+    if zero_fill:
         optimizer.update()
-    model.cleargrads()
-    optimizer.update()
+        before["/main/b"] -= 0.5 / naive.size
+    else:
+        with pytest.raises(RankMismatchError, match="/main/b"):
+            optimizer.update()
+        model.cleargrads()
+        optimizer.update()
     assert optimizer.t == 2
+    np.testing.assert_allclose(model.main.b.array, before["/main/b"], rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(model.main.W.array, before["/main/W"])
 
 
 # Mistakes.
@@ -255,11 +237,7 @@ def test_wrong_arguments_are_named(naive):
         create_multi_node_optimizer(optimizer, naive)
     for steps, error in ((0, ValueError), (2.5, TypeError), (None, TypeError)):
         with pytest.raises(error, match=f"accumulate_steps.*not {steps}"):
-            create_multi_node_optimizer(
-                chainer.optimizers.SGD(),
-                naive,
-                accumulate_steps=steps,  # type: ignore[arg-type]
-            )
+            sgd(naive, Model(0), accumulate_steps=steps)
 
 
 def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm):

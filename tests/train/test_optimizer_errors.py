@@ -1,4 +1,4 @@
-"""A loss or a hook that fails on one rank: all ranks know, and can go on."""
+"""What fails or differs on one rank: all ranks know, and can go on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import gc
 import re
 import weakref
 
+import chainer
 import pytest
 
-from chainermn_comm import PeerError
+from chainermn_comm import PeerError, RankMismatchError
+from chainermn_train import create_multi_node_optimizer
 from tests.support.linear import Model, X, bad_batch, sgd
+from tests.support.pairwise import tiered
 from tests.support.training import parameter_bits, same_everywhere
 
 pytestmark = pytest.mark.world
@@ -49,9 +52,7 @@ def test_a_failing_loss_where_another_rank_has_its_gradients_already(comm):
     model = Model(0)
     optimizer = sgd(comm, model)
     optimizer.update(model, X)
-
-    error = FloatingPointError if comm.rank == 0 else PeerError
-    with pytest.raises(error, match="bad batch"):
+    with pytest.raises(FloatingPointError if comm.rank == 0 else PeerError, match="bad batch"):
         optimizer.update(*((bad_batch, X) if comm.rank == 0 else ()))
     optimizer.update(model, X)
     assert optimizer.t == 2
@@ -61,16 +62,11 @@ def test_a_batch_that_is_skipped_leaves_no_memory_behind(naive):
     """At once: it may have failed for want of memory."""
     batch = X.copy()
     gone = weakref.ref(batch)
-    model = Model(0)
-    optimizer = sgd(naive, model)
-
-    def fail(x):
-        raise MemoryError
-
+    optimizer = sgd(naive, Model(0))
     gc.disable()
     try:
-        with contextlib.suppress(MemoryError):
-            optimizer.update(fail, batch)
+        with contextlib.suppress(FloatingPointError):
+            optimizer.update(bad_batch, batch)
         del batch
         assert gone() is None
     finally:
@@ -116,3 +112,78 @@ def test_ranks_have_the_same_parameters_again_after_a_hook_has_failed_on_one(com
             optimizer.update(model, X)
     assert comm.rank or failed
     assert same_everywhere(comm, model)
+
+
+# Ranks that have made different optimizers, or different numbers of updates.
+
+# A setting, its value on all ranks but rank 1, and there.
+SETTINGS = [
+    ("double_buffering", False, True),
+    ("zero_fill", True, False),
+    *(("accumulate_steps", *values) for values in [(1, 2), (3, 2), (2, 1), (2, 5)]),
+]
+# Updates of a step, those of all ranks but rank 1, and its own.
+UPDATES = [(3, 6, 4), (3, 2, 4), (2, 4, 5), (1, 1, 2)]
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    ("setting", "lazy"),
+    tiered([(setting, number % 2) for number, setting in enumerate(SETTINGS)], SETTINGS, [0, 1]),
+)
+def test_settings_that_differ_are_named_at_the_first_update(comm, setting, lazy):
+    name, *values = setting
+    model = Model(0, None if lazy else 3)
+    optimizer = sgd(comm, model, **{name: values[comm.rank == 1]})
+    text = f"the same {name} on all ranks, not {values[0]} on rank 0, {values[1]} on rank 1"
+    for _ in range(2):  # nothing has been agreed on by the first
+        with pytest.raises(RankMismatchError, match=text):
+            optimizer.update(model, X)
+    assert optimizer.t == 0
+    assert comm.allreduce_obj(1) == comm.size
+    optimizer.finalize()
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    ("kind", "rate", "text"),
+    [
+        ("MomentumSGD", 0.5, "same optimizer .* SGD on rank 0, MomentumSGD"),
+        ("SGD", 0.25, "hyperparameters .* lr=0.5 on rank 0, lr=0.25 on rank 1"),
+    ],
+)
+def test_optimizers_that_differ_are_named_at_the_first_update(comm, kind, rate, text):
+    kind, rate = (kind, rate) if comm.rank == 1 else ("SGD", 0.5)
+    optimizer = create_multi_node_optimizer(getattr(chainer.optimizers, kind)(rate), comm)
+    optimizer.setup(Model(0))
+    with pytest.raises(RankMismatchError, match=text):
+        optimizer.update(optimizer.target, X)
+    assert comm.allreduce_obj(1) == comm.size
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    ("updates", "double_buffering"),
+    tiered([(updates, number % 2) for number, updates in enumerate(UPDATES)], UPDATES, [0, 1]),
+)
+def test_ranks_out_of_step_at_a_flush_are_told_why(comm, updates, double_buffering):
+    model = Model(0)
+    steps, *updates = updates
+    optimizer = sgd(comm, model, accumulate_steps=steps, double_buffering=double_buffering)
+    mine = updates[comm.rank == 1]
+    more = mine == max(updates)
+
+    def call():
+        for _ in range(mine):
+            optimizer.update(model, X)
+        optimizer.flush()
+
+    text = rf"^rank {comm.rank}: some ranks call flush.* rank {int(updates[0] > updates[1])} calls"
+    with pytest.raises(RankMismatchError, match=text) as raised:
+        call()
+    found = re.findall(r"rank (\d+) calls (\w+)\(\) after (\d+) of the (\d+)", str(raised.value))
+    assert [method for _, method, *_ in found].count("flush") in (1, comm.size - 1)
+    assert (found[comm.rank][1] == "update") == more
+    assert {of for *_, of in found} == {str(steps)}
+    assert comm.allreduce_obj(1) == comm.size
+    optimizer.finalize()
