@@ -41,7 +41,14 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> gpus.Real:
+def one_each(gpu: Any, world: Any) -> Any:
+    """Likewise, where no two ranks share one, as NCCL wants it."""
+    gpus.one_each(world)
+    return gpu
+
+
+@pytest.fixture
+def device() -> gpus.Real:
     """A real one alone, for what the double lacks; the test is marked `gpu`."""
     from mpi4py import MPI
 

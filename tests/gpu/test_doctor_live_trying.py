@@ -41,18 +41,12 @@ def test_every_communicator_is_right_on_gpus(world, gpu, monkeypatch, name):
 
 
 @on_two_ranks
-def test_nccl_is_really_tried(world, double, monkeypatch):
-    monkeypatch.setattr(trying, "COUNT", 10_000)
-    trying.communicator(world, "pure_nccl")
-    assert "allReduce" in double.calls
-
-
-@on_two_ranks
-def test_a_wrong_mean_on_gpus_is_noticed(world, double, monkeypatch):
+def test_nccl_is_really_tried_and_a_wrong_mean_noticed(world, double, monkeypatch):
     real = trying.devices.to_host
     monkeypatch.setattr(trying.devices, "to_host", lambda array: real(array) + (world.rank == 1))
     found = trying.communicator(world, "pure_nccl")
     assert (found["right"], found["wrong"]) == (False, ["mean_grad on GPUs"])
+    assert "allReduce" in double.calls
 
 
 @on_two_ranks

@@ -43,8 +43,7 @@ DISAGREEMENTS = {
 
 
 @pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_disagree_are_told_and_go_on(world, gpu, what):
-    gpus.one_each(world)
+def test_ranks_that_disagree_are_told_and_go_on(world, one_each, what):
     give, told = DISAGREEMENTS[what]
     with create_communicator("hierarchical") as comm:
         with pytest.raises(RankMismatchError, match=told):
@@ -52,20 +51,16 @@ def test_ranks_that_disagree_are_told_and_go_on(world, gpu, what):
         assert_mean(comm)
 
 
-def test_a_gradient_that_is_missing_on_all_ranks_stays_so(world, gpu):
+def test_gradients_missing_on_all_ranks_stay_so_and_integers_are_told(world, gpu):
     with create_communicator("flat") as comm:
         model = Model(w=Param(put(np.zeros(2)), None), v=Param(put(np.zeros(1)), put(np.ones(1))))
         comm.allreduce_grad(model)
         assert model["w"].grad is None
+        with pytest.raises(TypeError, match="/w has dtype int32"):
+            comm.allreduce_grad(grads(put(np.ones(3, "i4")), comm.rank, "i4"))
 
 
-def test_dtypes_that_gpus_do_not_take_are_told(world, gpu):
-    with create_communicator("flat") as comm, pytest.raises(TypeError, match="/w has dtype int32"):
-        comm.allreduce_grad(grads(put(np.ones(3, "i4")), comm.rank, "i4"))
-
-
-def test_pure_nccl_refuses_numpy_gradients(world, gpu):
-    gpus.one_each(world)
+def test_pure_nccl_refuses_numpy_gradients(world, one_each):
     with create_communicator("pure_nccl") as comm:
         for _ in range(2):
             with pytest.raises(ValueError, match=r"pure_nccl.*NumPy arrays.*to_gpu.*hierarchical"):
@@ -75,16 +70,14 @@ def test_pure_nccl_refuses_numpy_gradients(world, gpu):
 
 # All names ask before they choose a way.
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in WAYS[1:3] else pytest.mark.full) for n in NCCL],
+    "name", [pytest.param(n, marks=() if n in WAYS[1:3] else pytest.mark.full) for n in NCCL]
 )
 def test_ranks_on_one_device_are_told_by_each_name_and_others_serve(world, gpu, name):
     with create_communicator(name) as comm:
         with gpus.on_one_device(gpu), create_communicator("flat") as other:
+            told = r"ranks \[0, 1.* use device .*get_device_from"
             for _ in range(2):
-                with pytest.raises(
-                    ValueError, match=r"ranks \[0, 1.* use device .*get_device_from"
-                ):
+                with pytest.raises(ValueError, match=told):
                     assert_mean(comm)
             assert_mean(other)
         if have_one_each(world):
@@ -120,18 +113,14 @@ def test_one_rank_on_another_device_than_before_raises_on_all(world, gpu, name):
 
 
 @pytest.mark.parametrize("place", ["stream", "pinned memory"])  # when the way is made; each call
-def test_a_device_that_fails_at_first_raises_on_every_rank(world, gpu, place):
-    gpus.one_each(world)
+def test_a_device_that_fails_at_first_raises_on_every_rank(world, one_each, place):
     with create_communicator("pure_nccl") as comm:
-        if comm.rank == 1:
-            with (
-                gpus.failing(place, "cudaErrorMemoryAllocation"),
-                pytest.raises(RuntimeError, match="cudaErrorMemoryAllocation"),
-            ):
-                assert_mean(comm)
-        else:
-            with pytest.raises(PeerError, match=r"rank 1.*cudaErrorMemoryAllocation"):
-                assert_mean(comm)
+        failing = comm.rank == 1
+        error, told = (RuntimeError, "") if failing else (PeerError, "rank 1.*")
+        told += "cudaErrorMemoryAllocation"
+        how = gpus.failing(place, told) if failing else contextlib.nullcontext()
+        with how, pytest.raises(error, match=told):
+            assert_mean(comm)
         assert_mean(comm)
 
 

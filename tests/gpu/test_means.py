@@ -27,10 +27,7 @@ MODELS = models([(20_001,), (70, 60)], 40, DTYPES[:3], (0,))
 # Two nodes of which one has several ranks, if there are so many.
 NODES = {1: (0,), 2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
 # By default a name runs on as few ranks as tell something of it: two lanes of two nodes take four.
-RANKS = {
-    **{"naive": 2, "single_node": 2, "flat": 3, "hierarchical": 3, "non_cuda_aware": 3},
-    "two_dimensional": 4,
-}
+RANKS = dict(naive=2, single_node=2, flat=3, hierarchical=3, non_cuda_aware=3, two_dimensional=4)
 BY_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 
 
@@ -47,10 +44,6 @@ WAYS = named("flat", "hierarchical", "two_dimensional", "pure_nccl")
 BETWEEN_NODES = named("flat", "hierarchical", "two_dimensional")
 
 
-def topologies(name: str, size: int) -> list[tuple[int, ...]]:
-    return IMPOSED[size] if name in BY_NODES else IMPOSED[size][:1]
-
-
 def on_two_nodes(world, name: str, **how):
     """A communicator over `NODES`; skips where NCCL has no device for each rank."""
     if name in NCCL:
@@ -59,13 +52,13 @@ def on_two_nodes(world, name: str, **how):
 
 
 def run(comm, entries, zero_fill) -> list:
-    arrays, model = gradients(entries, comm.rank), Model()
+    arrays = gradients(entries, comm.rank)
     # Those that are one array in host memory are one on the device, too.
-    grads = {id(a): put(a, entry.layout) for entry, a in zip(entries, arrays, strict=True)}
+    there = {id(a): put(a, entry.layout) for entry, a in zip(entries, arrays, strict=True)}
+    model = Model()
     for index, (entry, array) in enumerate(zip(entries, arrays, strict=True)):
-        data = put(np.zeros(entry.shape, entry.dtype))
-        grad = grads[id(array)] if has(entry, comm.rank, zero_fill) else None
-        model.params[f"p{index:03}"] = Param(data, grad)
+        grad = there[id(array)] if has(entry, comm.rank, zero_fill) else None
+        model.params[f"p{index:03}"] = Param(put(np.zeros(entry.shape, entry.dtype)), grad)
     comm.multi_node_mean_grad(model, zero_fill)
     grads = [param.grad for param in model.params.values()]
     assert all(grad is None or gpus.on_gpu(grad) for grad in grads)
@@ -78,7 +71,8 @@ def check_models(world, name: str, examples: int) -> None:
         gpus.one_each(world)
     comms = {}
     with contextlib.ExitStack() as stack:
-        for case in product(topologies(name, world.size), (None, 1 << 14)):  # one chunk, or many
+        nodes = IMPOSED[world.size] if name in BY_NODES else IMPOSED[world.size][:1]
+        for case in product(nodes, (None, 1 << 14)):  # one chunk, or many
             comms[case] = stack.enter_context(on_nodes(case[0], name))
             comms[case].set_config("chunk_bytes", case[1])
         wires = st.sampled_from([None, *DTYPES])
@@ -92,16 +86,12 @@ def check_models(world, name: str, examples: int) -> None:
         check()
 
 
+@pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.full)])
 @ALL
-def test_any_model_over_any_topology(world, gpu, name):
+def test_any_model_over_any_topology(world, gpu, name, at_length):
     # The names with fewer examples take the ways of others.
-    check_models(world, name, 5 if name in ("naive", "single_node", "non_cuda_aware") else 20)
-
-
-@pytest.mark.full
-@ALL
-def test_any_model_over_any_topology_at_length(world, gpu, name):
-    check_models(world, name, 200)
+    few = 5 if name in ("naive", "single_node", "non_cuda_aware") else 20
+    check_models(world, name, 200 if at_length else few)
 
 
 @BETWEEN_NODES
@@ -196,10 +186,8 @@ def test_each_name_takes_the_verbs_that_it_promises(world, double, name):
 @ALL
 def test_gradients_travel_as_bfloat16(world, gpu, name):
     with on_two_nodes(world, name, allreduce_grad_dtype="bfloat16") as comm:
-        every = [
-            [np.random.default_rng(rank).standard_normal(5000).astype(d) for d in GPU_DTYPES]
-            for rank in range(world.size)
-        ]
+        drawn = [np.random.default_rng(rank).standard_normal(5000) for rank in range(world.size)]
+        every = [[values.astype(dtype) for dtype in GPU_DTYPES] for values in drawn]
         means = means_of(comm, every[world.rank])
         for mean, *terms in zip(means, *every, strict=True):
             assert mean.dtype == terms[0].dtype
@@ -212,8 +200,7 @@ def test_gradients_travel_as_bfloat16(world, gpu, name):
         assert comm.allgather_obj(bits) == [bits] * world.size
 
 
-def test_values_are_divided_before_nccl_sums_them(world, gpu):
-    gpus.one_each(world)
+def test_values_are_divided_before_nccl_sums_them(world, one_each):
     large = np.finfo("float16").max * np.float16(0.99)  # the last bits of the range may be lost
     with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
         mean = mean_of(comm, np.array([large, 1], "float16"))
@@ -252,8 +239,7 @@ def test_back_to_back_calls_do_not_mix(world, gpu, name, step, calls):
             np.testing.assert_allclose(mean, call + (world.size - 1) / 2, rtol=1e-6)
 
 
-def test_mixed_models_go_both_ways(world, gpu):
-    gpus.one_each(world)
+def test_mixed_models_go_both_ways(world, one_each):
     with create_communicator("hierarchical") as comm:
         mine = np.full(3, float(comm.rank))
         model = Model(a=Param(np.zeros(3), mine), b=Param(put(np.zeros(3)), put(mine)))
@@ -263,16 +249,11 @@ def test_mixed_models_go_both_ways(world, gpu):
         np.testing.assert_allclose(gpus.to_host(model["b"].grad), expected)
 
 
-def test_a_gradient_is_averaged_in_place_or_replaced(world, gpu):
-    gpus.one_each(world)
+def test_a_gradient_is_averaged_in_place_or_replaced(world, one_each):
     plain, other = (put(np.full((2, 3), world.rank, "f4")) for _ in range(2))
     both = put(np.full(4, world.rank, "f4"))
-    model = Model(
-        plain=Param(plain, plain),
-        turned=Param(other.T, other.T),
-        one=Param(both, both),
-        two=Param(both, both),
-    )
+    grads = {"plain": plain, "turned": other.T, "one": both, "two": both}
+    model = Model(**{name: Param(grad, grad) for name, grad in grads.items()})
     with create_communicator("pure_nccl") as comm:
         comm.allreduce_grad(model)
     assert model["plain"].grad is plain
@@ -282,8 +263,7 @@ def test_a_gradient_is_averaged_in_place_or_replaced(world, gpu):
     assert gpus.address(model["one"].grad) != gpus.address(model["two"].grad)
 
 
-def test_a_split_takes_the_same_way_and_keeps_settings(world, gpu):
-    gpus.one_each(world)
+def test_a_split_takes_the_same_way_and_keeps_settings(world, one_each):
     with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
         with comm.split(comm.rank % 2, -comm.rank) as part:
             assert part.get_config() == comm.get_config()
@@ -294,8 +274,7 @@ def test_a_split_takes_the_same_way_and_keeps_settings(world, gpu):
         np.testing.assert_allclose(mean_of(comm, np.ones(2, "f4")), 1, rtol=2e-3)
 
 
-def test_device_memory_is_a_few_chunks(world, gpu):
-    gpus.one_each(world)
+def test_device_memory_is_a_few_chunks(world, one_each):
     with create_communicator("hierarchical") as comm:
         comm.set_config("chunk_bytes", 1 << 16)
         grad = put(np.ones(1 << 17, "f4"))

@@ -23,10 +23,9 @@ def comm(gpu) -> Iterator:
 
 
 def on_gpu(rank: int, dtype: str = "float32", layout: str = "C"):
-    if layout == "slice":
-        return gpus.put(sample(rank, dtype))[1:, ::2]
-    if layout == "reversed":
-        return gpus.put(sample(rank, dtype))[::-1, ::-1]
+    views = {"slice": np.s_[1:, ::2], "reversed": np.s_[::-1, ::-1]}
+    if layout in views:
+        return gpus.put(sample(rank, dtype))[views[layout]]
     return gpus.put(sample(rank, dtype, layout))
 
 
@@ -61,9 +60,8 @@ def test_collective_verbs(comm):
     last = comm.size - 1
     for rank, array in enumerate(comm.gather(on_gpu(comm.rank), root=last) or ()):
         check(array, sample(rank, "float32"))
-    check(
-        comm.bcast(on_gpu(comm.rank) if comm.rank == last else None, root=last), sample(last, "f4")
-    )
+    mine = on_gpu(comm.rank) if comm.rank == last else None
+    check(comm.bcast(mine, root=last), sample(last, "f4"))
     mine = [on_gpu(rank) for rank in range(comm.size)]
     check(comm.scatter(mine if comm.rank == 0 else None), sample(comm.rank, "f4"))
     for rank, array in enumerate(comm.alltoall([on_gpu(comm.rank)] * comm.size)):

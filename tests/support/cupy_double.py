@@ -16,10 +16,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from tests.support.kernel_double import WIRES, run_kernel
@@ -77,13 +79,9 @@ class Gpu:
 
     def bytes_at(self, address: int, nbytes: int, pinned: bool = False) -> np.ndarray:
         """Memory that must have been allocated, and still be."""
-        known = self.pinned if pinned else self.memory
-        for start, size in known.items():
-            if start <= address and address + nbytes <= start + size:
-                break
-        else:
-            kind = "pinned" if pinned else "device"
-            raise AssertionError(f"{nbytes} bytes at {address:#x} are no {kind} memory")
+        known, kind = (self.pinned, "pinned") if pinned else (self.memory, "device")
+        inside = [start <= address <= start + size - nbytes for start, size in known.items()]
+        assert any(inside), f"{nbytes} bytes at {address:#x} are no {kind} memory"
         return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
 
 
@@ -173,34 +171,25 @@ class ndarray:
         self._gpu, self._memory, self._host = gpu, memory, host
         self.device = CudaDevice(gpu, device)
 
-    shape = property(lambda self: self._host.shape)
-    dtype = property(lambda self: self._host.dtype)
-    size = property(lambda self: self._host.size)
-    ndim = property(lambda self: self._host.ndim)
-    nbytes = property(lambda self: self._host.nbytes)
-    strides = property(lambda self: self._host.strides)
-    itemsize = property(lambda self: self._host.itemsize)
+    shape, dtype, size, ndim, nbytes, strides, itemsize = (
+        property(attrgetter(f"_host.{name}"))
+        for name in ("shape", "dtype", "size", "ndim", "nbytes", "strides", "itemsize")
+    )
     data = property(lambda self: SimpleNamespace(ptr=self._host.ctypes.data))
     T = property(lambda self: self._like(self._host.T))
 
     @property
     def flags(self) -> SimpleNamespace:
-        flags = self._host.flags
-        return SimpleNamespace(
-            c_contiguous=flags.c_contiguous,
-            f_contiguous=flags.f_contiguous,
-            owndata=self._host.size == self._memory.bytes.nbytes // self._host.itemsize,
-        )
+        host = self._host
+        whole = host.size == self._memory.bytes.nbytes // host.itemsize
+        c, f = host.flags.c_contiguous, host.flags.f_contiguous
+        return SimpleNamespace(c_contiguous=c, f_contiguous=f, owndata=whole)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         assert self._host.flags.c_contiguous, "MPI takes contiguous memory only"
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.data.ptr, False),
-            "version": 3,
-        }
+        about = {"shape": self.shape, "typestr": self.dtype.str, "version": 3}
+        return {**about, "data": (self.data.ptr, False)}
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
@@ -256,9 +245,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         return asarray(np.zeros_like(a._host, order=order))
 
     def get_default_memory_pool() -> SimpleNamespace:
-        return SimpleNamespace(
-            used_bytes=lambda: sum(gpu.memory.values()), free_all_blocks=lambda: None
-        )
+        used = sum(gpu.memory.values())
+        return SimpleNamespace(used_bytes=lambda: used, free_all_blocks=lambda: None)
 
     def alloc_pinned_memory(size: int) -> Any:
         memory = np.full(size, 0xAB, np.uint8)
@@ -337,15 +325,9 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
 @contextlib.contextmanager
 def installed() -> Iterator[Gpu]:
     """Make `import cupy` give the double; yields its device."""
-    names = ("cupy", "cupy.cuda", "cupy.cuda.nccl")
-    before = {name: sys.modules.get(name) for name in names}
     gpu = Gpu(MPI.COMM_WORLD.rank)
-    sys.modules.update(zip(names, make_cupy(gpu), strict=True))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        names = "cupy", "cupy.cuda", "cupy.cuda.nccl"
+        for name, module in zip(names, make_cupy(gpu), strict=True):
+            patch.setitem(sys.modules, name, module)
         yield gpu
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module

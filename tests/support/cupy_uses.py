@@ -7,17 +7,15 @@ as an argument isn't followed: such objects are compared by their classes.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call in the source."""
-
+class Call(NamedTuple):
     path: str
     positional: int
     keywords: tuple[str, ...]
@@ -26,8 +24,6 @@ class Call:
 
 @dataclass
 class Uses:
-    """All of the packages and benchmarks."""
-
     names: set[str] = field(default_factory=set)
     calls: set[Call] = field(default_factory=set)
 
@@ -66,20 +62,16 @@ class _Reader(ast.NodeVisitor):
         self.known |= {arg.arg: "cupy" for arg in node.args.args if arg.arg == "cupy"}
         self.generic_visit(node)
         for inner in ast.walk(node):
-            if isinstance(inner, ast.Return) and inner.value is not None:
-                path = self.path(inner.value)
-                if path is not None:
-                    self.returns[node.name] = path
+            if isinstance(inner, ast.Return) and (path := self.path(inner.value)) is not None:
+                self.returns[node.name] = path
         ours = {name: path for name, path in self.known.items() if name.startswith("self.")}
         self.known = before | ours
 
-    def visit_Assign(self, node: ast.Assign) -> None:
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
         self.generic_visit(node)
-        self._bind(node.targets[0], node.value)
+        self._bind(node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self.generic_visit(node)
-        self._bind(node.target, node.value)
+    visit_AnnAssign = visit_Assign
 
     def _bind(self, target: ast.AST, value: ast.AST | None) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -90,14 +82,12 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self.generic_visit(node)
-        path = self.path(node)
-        if path is not None:
+        if (path := self.path(node)) is not None:
             self.uses.names.add(path)
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        path = self.path(node.func)
-        if path is not None:
+        if (path := self.path(node.func)) is not None:
             self.uses.names.add(path)
             keywords = tuple(keyword.arg or "**" for keyword in node.keywords)
             place = f"{self.file.name}:{node.lineno}"
@@ -106,16 +96,12 @@ class _Reader(ast.NodeVisitor):
             self.uses.names.add(f"{path}.{ast.literal_eval(node.args[1])}")
 
 
-def _files() -> Iterator[Path]:
-    for file in [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("benchmarks/*.py")]:
-        if "devices" in file.read_text() or "cupy" in file.read_text():
-            yield file
-
-
 def uses() -> Uses:
-    """Everything that our code takes from CuPy."""
+    """Everything that our code takes from CuPy, in the packages and the benchmarks."""
     found, returns = Uses(), {}
-    for file in sorted(_files(), key=lambda file: file.name != "devices.py"):
+    every = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("benchmarks/*.py")]
+    files = [file for file in every if re.search("devices|cupy", file.read_text())]
+    for file in sorted(files, key=lambda file: file.name != "devices.py"):
         own = returns if file.name == "devices.py" else dict(returns)
         for _ in range(2):  # functions are used before they are read
             _Reader(found, file, own).visit(ast.parse(file.read_text()))

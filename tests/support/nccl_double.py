@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 # By NCCL's numbers; the last are the bits of bfloat16.
 DTYPES = {6: np.dtype("f2"), 7: np.dtype("f4"), 8: np.dtype("f8"), 9: np.dtype("u2")}
 BIRTHS = 30_000  # the tag of the messages by which ranks find each other
-
-
 ID_BYTES = 128
 SENT: list[MPI.Request] = []  # by communicators that were aborted
 
@@ -156,9 +156,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             put(self, stream, Verb(f"{name} {count} {datatype}", sendbuf, nbytes, write))
 
         def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
-            def result(rows: list[np.ndarray]) -> np.ndarray:
-                return total(rows, datatype, op)
-
+            result = functools.partial(total, kind=datatype, op=op)
             self._put("allReduce", stream, sendbuf, count, recvbuf, datatype, result)
 
         def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
@@ -178,10 +176,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             self._put("allGather", stream, sendbuf, count, recvbuf, datatype, np.concatenate)
 
         def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
-            def result(rows: list[np.ndarray]) -> np.ndarray:
-                return rows[root]
-
-            self._put(f"broadcast {root}", stream, sendbuff, count, recvbuff, datatype, result)
+            found = operator.itemgetter(root)
+            self._put(f"broadcast {root}", stream, sendbuff, count, recvbuff, datatype, found)
 
         def check_async_error(self) -> None:
             if gpu.nccl_fails:
