@@ -43,9 +43,3 @@ def crashes(folder: Path) -> Iterator[set[State]]:
         patch.setattr(os, "replace", noting(os.replace))
         patch.setattr(Path, "unlink", noting(Path.unlink))
         yield states
-
-
-def restore(folder: Path, state: State) -> None:
-    folder.mkdir()
-    for name, contents in state:
-        (folder / name).write_bytes(contents)

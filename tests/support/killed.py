@@ -2,12 +2,11 @@
 
     python killed.py OPTIONS
 
-OPTIONS: {"out": FOLDER, "stop": 12, "communicator": "flat", "background": false, "again": false,
+OPTIONS: {"out": FOLDER, "stop": 12, "communicator": "flat", "background": false,
           "kill": KILL or null}.
 
-With "again": true, each iteration that is saved is saved a second time. A KILL has a "rank", and
-by "at" the function below that prepares it, and its arguments. Prints the iteration that the job
-goes on from, and at its end a digest of all that was trained.
+A KILL has a "rank", and by "at" the function below that prepares it, and its arguments. Prints
+the iteration that the job goes on from, and at its end a digest of all that was trained.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from chainer.training import extensions
 
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
-from chainermn_train.checkpointer import MultiNodeCheckpointer
 from chainermn_train.npz_state import capture
 
 INTERVAL = 3  # iterations between saves
@@ -55,46 +53,25 @@ def kill_at(owner, name, now, after=False):
     setattr(owner, name, function)
 
 
-def at_save(updater, iteration):
-    """As a save begins."""
-    kill_at(MultiNodeCheckpointer, "save", lambda *_: updater.iteration == iteration)
-
-
-def at_write(updater, iteration, arrays=10):
+def at_write(updater, iteration):
     """When some arrays of a file have been written, of more."""
     written = []
 
     def now(*_):
         written.append(updater.iteration)
-        return written.count(iteration) > arrays
+        return written.count(iteration) > 10
 
     kill_at(np.lib.format, "write_array", now)
 
 
-def at_sync(updater, iteration):
-    """When a whole file has been written, and nothing done to keep it."""
-    kill_at(os, "fsync", lambda _: updater.iteration == iteration)
-
-
-def at_replace(updater, path, after=False, time=1):
-    """Before a file gets its name, or after; the first time or a later one."""
-    names = []
-
-    def now(_, target):
-        names.append(target.name)
-        return target.name == path and names.count(path) == time
-
-    kill_at(os, "replace", now, after)
+def at_replace(updater, path, after=False):
+    """Before a file gets its name, or after."""
+    kill_at(os, "replace", lambda _, target: target.name == path, after)
 
 
 def at_unlink(updater, path, after=False):
     """Before a file is removed, or after."""
     kill_at(pathlib.Path, "unlink", lambda file, **_: file.name == path, after)
-
-
-def at_step(updater, iteration):
-    """When the loss of a step has been computed."""
-    kill_at(Model, "forward", lambda *_: updater.iteration == iteration - 1, after=True)
 
 
 def at_mean(updater, iteration):
@@ -118,10 +95,10 @@ def at_moment(updater, iteration, seconds):
 class Model(chainer.Chain):
     """Its loss draws from NumPy's generator and from Python's."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int | None = None) -> None:
         super().__init__()
         with self.init_scope():
-            self.hidden = L.Linear(None, 8)
+            self.hidden = L.Linear(inputs, 8)
             self.norm = L.BatchNormalization(8)
             self.out = L.Linear(8, 1)
 
@@ -132,15 +109,19 @@ class Model(chainer.Chain):
         return loss
 
 
-def make_trainer(comm, out, stop):
+def shuffled(dataset):
+    return chainer.iterators.SerialIterator(dataset, 4)
+
+
+def make_trainer(comm, out, stop, model=None, iterate=shuffled):
+    """A trainer of this rank's examples, with state in every place that has one."""
     random.seed(comm.rank)
     np.random.seed(comm.rank)
     x = np.random.uniform(size=(10, 4)).astype("f4")
     dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
-    iterator = chainer.iterators.SerialIterator(dataset, 4)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(Model())
-    updater = training.StandardUpdater(iterator, optimizer)
-    trainer = training.Trainer(updater, (stop, "iteration"), out=out)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    updater = training.StandardUpdater(iterate(dataset), optimizer.setup(model or Model()))
+    trainer = training.Trainer(updater, (stop, "iteration"), out=str(out))
     trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(2, "iteration"))
     if comm.rank == 0:
         trainer.extend(extensions.LogReport(trigger=(4, "iteration")))
@@ -160,15 +141,9 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     comm = create_communicator(options["communicator"])
     trainer = make_trainer(comm, options["out"], options["stop"])
-    checkpointer = create_multi_node_checkpointer(
-        "run", comm, cp_interval=1, gc_interval=1, background=options["background"]
-    )
+    background = options["background"]
+    checkpointer = create_multi_node_checkpointer("run", comm, 1, 1, background=background)
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
-    if options["again"]:
-        save_again = training.make_extension(priority=-201)(
-            lambda trainer: checkpointer.save(trainer, trainer.updater.iteration)
-        )
-        trainer.extend(save_again, "again", trigger=(INTERVAL, "iteration"))
     begin = checkpointer.maybe_load(trainer)
     if comm.rank == 0:
         print(f"BEGIN {begin or 0}\n", end="", flush=True)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from chainermn_train import create_multi_node_checkpointer
-from tests.support.checkpoints import files, generation, link
-from tests.support.crashes import State, crashes, restore
+from tests.support.checkpoints import files, generation, link, make_checkpointer, on_rank_0
+from tests.support.crashes import State, crashes
 
-pytestmark = [
-    pytest.mark.world,
-    pytest.mark.ranks(2),  # each of some fifty crashes is an own resume
-    pytest.mark.usefixtures("unsynced"),
-]
+# On two ranks: each of some fifty crashes is an own resume.
+pytestmark = [pytest.mark.world, pytest.mark.ranks(2), pytest.mark.usefixtures("unsynced")]
 
 
 def records(state: State) -> list[int]:
@@ -31,11 +27,9 @@ def records(state: State) -> list[int]:
     ids=["", "each saved twice", "background", "background, each saved twice"],
 )
 def test_goes_on_after_a_crash_at_any_change_of_the_files(naive, folder, background, values):
-    def make(path):
-        return create_multi_node_checkpointer("run", naive, 1, 1, path, background=background)
-
+    options = {"cp_interval": 1, "gc_interval": 1, "background": background}
     with crashes(folder / "run") as found:
-        checkpointer = make(folder / "run")
+        checkpointer = make_checkpointer(naive, folder / "run", **options)
         for iteration in (3, 6):
             for value in values:
                 checkpointer.save(link(iteration + value, naive.rank), iteration)
@@ -44,10 +38,11 @@ def test_goes_on_after_a_crash_at_any_change_of_the_files(naive, folder, backgro
     begins = set()
     for number, state in enumerate(states):
         place = folder / str(number)
-        if naive.rank == 0:
-            restore(place, state)
+        on_rank_0(naive, place.mkdir)
+        for name, contents in state if naive.rank == 0 else ():
+            (place / name).write_bytes(contents)
         naive.allgather_obj(None)
-        target, resumed = link(0, -1), make(place)
+        target, resumed = link(0, -1), make_checkpointer(naive, place, **options)
         begin = resumed.maybe_load(target)
         assert begin == max(records(state), default=None)
         loaded = naive.allgather_obj(target.values.tolist())

@@ -7,9 +7,8 @@ import os
 import pickle
 import warnings
 
-import chainer
 import pytest
-from chainer import training
+from chainer.iterators import MultiprocessIterator
 
 from chainermn_train import ResumableOrderSampler, create_multi_node_checkpointer
 from tests.support.checkpoints import (
@@ -17,17 +16,31 @@ from tests.support.checkpoints import (
     generation,
     link,
     loaded,
+    make_checkpointer,
     make_trainer,
+    run_until,
     save_and_flush,
     saved,
 )
 
-# Nothing here can tell whether files have reached the disk, which takes most of the time.
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 
 
+def fail_at(patch, name, after=False):
+    """Let the file of that name not get it, or say so after it got it."""
+    real = os.replace
+
+    def replace(source, target):
+        if after or target.name != name:
+            real(source, target)
+        if target.name == name:
+            raise OSError(28, "No space left on device")
+
+    patch.setattr(os, "replace", replace)
+
+
 def test_iterations_that_differ_or_go_back(naive, folder):
-    checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+    checkpointer = make_checkpointer(naive, folder)
     checkpointer.save(link(1, 1), 10)
     with pytest.raises(ValueError, match=r"iteration 9 would never be used.*maybe_load"):
         checkpointer.save(link(1, 1), 9)
@@ -41,52 +54,39 @@ def test_iterations_that_differ_or_go_back(naive, folder):
         checkpointer.save(link(1, 1), -1)
     checkpointer.save(link(5, 5), 10)  # again: it takes the place of the first
     assert files(naive, folder) == generation(naive, 10) | {"before"}
-    assert loaded(naive, folder).values.tolist() == [5, 5]
+    assert loaded(naive, folder) == [5, 5]
 
 
 @pytest.mark.parametrize("failing", ["run.{last}.5.new", "run.commit.5"])
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-def test_failed_replacement_leaves_a_whole_generation(
-    naive, folder, monkeypatch, failing, background, after
-):
+def test_failed_rename_keeps_a_whole(naive, folder, monkeypatch, failing, background, after):
     """The only one there is: the old one, or the new one once its record has its name."""
-    checkpointer = create_multi_node_checkpointer(
-        "run", naive, 1, 1, path=folder, background=background
-    )
+    options = {"cp_interval": 1, "gc_interval": 1, "background": background}
+    checkpointer = make_checkpointer(naive, folder, **options)
     save_and_flush(checkpointer, 5)
-    name = failing.format(last=naive.size - 1)
-    real = os.replace
-
-    def fail(source, target):
-        if after and target.name == name:
-            real(source, target)
-        if target.name == name:
-            raise OSError(28, "No space left on device")
-        real(source, target)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
+        fail_at(patch, failing.format(last=naive.size - 1), after)
         with pytest.raises((OSError, RuntimeError), match="No space left"):
             save_and_flush(checkpointer, 5, 6)
     assert files(naive, folder) == generation(naive, 5)
     is_new = after and "commit" in failing
-    assert loaded(naive, folder).values.tolist() == ([6, 6] if is_new else [5, 5])
+    assert loaded(naive, folder) == ([6, 6] if is_new else [5, 5])
     save_and_flush(checkpointer, 5, 7)
-    assert loaded(naive, folder).values.tolist() == [7, 7]
+    assert loaded(naive, folder) == [7, 7]
 
 
 @pytest.mark.sizes(2, 3, 4)
 def test_arguments_that_differ_between_ranks(naive, folder):
     name = f"run{min(naive.rank, 1)}"
-    with pytest.raises(ValueError, match=r"differ.*'run0'.* on rank 0, .*'run1'.* on rank 1"):
-        create_multi_node_checkpointer(name, naive, path=folder).maybe_load(link(0, 0))
-    with pytest.raises(ValueError, match="differ"):
-        create_multi_node_checkpointer(name, naive, path=folder).save(link(0, 0))
+    for call in "maybe_load", "save":
+        checkpointer = create_multi_node_checkpointer(name, naive, path=folder)
+        with pytest.raises(ValueError, match=r"differ.*'run0'.* on rank 0, .*'run1'.* on rank 1"):
+            getattr(checkpointer, call)(link(0, 0))
     assert files(naive, folder) == set()
 
 
-def test_wrong_arguments(naive):
+def test_wrong_arguments(naive, folder):
     for arguments, error, words in [
         ({"name": ""}, ValueError, "must not be empty"),
         ({"name": "a/b"}, ValueError, "a/b"),
@@ -99,55 +99,48 @@ def test_wrong_arguments(naive):
     ]:
         with pytest.raises(error, match=words):
             create_multi_node_checkpointer(**{"name": "run", "comm": naive, **arguments})
+    for target in None, 3, "model":
+        with pytest.raises((TypeError, RuntimeError), match=f"not {type(target).__name__}"):
+            make_checkpointer(naive, folder).maybe_load(target)
 
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("function", ["fsync", "replace"])
-def test_disk_error_of_one_rank_is_raised_on_all(
-    comm, folder, monkeypatch, tmp_path, background, function
-):
-    path = tmp_path if comm.rank == comm.size - 1 else folder
-    checkpointer = create_multi_node_checkpointer("run", comm, path=path, background=background)
+def test_disk_error_is_raised_on_all(comm, folder, monkeypatch, tmp_path, background, function):
+    last = comm.size - 1
+    path = tmp_path if comm.rank == last else folder
+    checkpointer = make_checkpointer(comm, path, background=background)
     save_and_flush(checkpointer, 1)
     comm.allgather_obj(None)
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
+    words = rf"No space left on device: '.*run\.{last}\.2\.new\.tmp'"
     with monkeypatch.context() as patch:
-        if comm.rank == comm.size - 1:
+        if comm.rank == last:
             patch.setattr(os, function, fail)
-        words = rf"No space left on device: '.*run\.{comm.size - 1}\.2\.new\.tmp'"
         with pytest.raises((OSError, RuntimeError), match=words) as caught:
             save_and_flush(checkpointer, 2)
-    assert isinstance(caught.value, OSError) == (comm.rank == comm.size - 1)
+    assert isinstance(caught.value, OSError) == (comm.rank == last)
     assert not any(name.endswith((".2", ".new", ".tmp")) for name in files(comm, path))
     save_and_flush(checkpointer, 3)  # all go on together
-    target = link(0, 0)
-    assert create_multi_node_checkpointer("run", comm, path=path).maybe_load(target) == 3
+    assert loaded(comm, path) == [3, 3]
 
 
 def test_error_in_the_background_ends_training_on_all_ranks(comm, folder, monkeypatch):
-    trainer, _, _ = make_trainer(comm, folder, stop=4)
-    checkpointer = create_multi_node_checkpointer("run", comm, background=True)
-    trainer.extend(checkpointer, trigger=(2, "iteration"))
-    real = os.replace
-
-    def fail(source, target):
-        if f"run.{comm.size - 1}.4" in str(target):
-            raise OSError(28, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", fail)
+    trainer, *_ = make_trainer(comm, folder, stop=4, background=True)
+    fail_at(monkeypatch, f"run.{comm.size - 1}.4.new")
     with pytest.raises((OSError, RuntimeError), match="No space left"):
         trainer.run()
-    assert generation(comm, 2) <= files(comm, folder)
-    assert "run.commit.4" not in files(comm, folder)
+    left = files(comm, folder)
+    assert generation(comm, 2) <= left
+    assert "run.commit.4" not in left
 
 
 def test_rank_that_fails_alone_waits_for_nobody(naive, folder):
     """As a trainer does it; the others may be anywhere, and its checkpoints must stay."""
-    checkpointer = create_multi_node_checkpointer("run", naive, path=folder, background=True)
+    checkpointer = make_checkpointer(naive, folder, background=True)
     save_and_flush(checkpointer, 2)
     checkpointer.save(link(3, 3), 3)
     if naive.rank == 0:
@@ -158,62 +151,43 @@ def test_rank_that_fails_alone_waits_for_nobody(naive, folder):
 
 
 def test_interrupt_from_the_keyboard_keeps_the_checkpoints(naive, folder):
-    trainer, _, _ = make_trainer(naive, folder)
-
-    @training.make_extension(priority=-1000)
-    def interrupt(trainer):
-        if trainer.updater.iteration == 4:
-            raise KeyboardInterrupt
-
-    trainer.extend(create_multi_node_checkpointer("run", naive), trigger=(2, "iteration"))
-    trainer.extend(interrupt, name="interrupt")
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
+    trainer, *_ = make_trainer(naive, folder)
+    run_until(trainer, 4, KeyboardInterrupt)
     assert files(naive, folder) == generation(naive, 2, 4)
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_two_checkpointers_that_would_write_the_same_files(naive, folder, background):
-    first = create_multi_node_checkpointer("run", naive, path=folder, background=background)
-    second = create_multi_node_checkpointer("run", naive, path=folder / "x" / "..")
+    first = make_checkpointer(naive, folder, background=background)
+    second = make_checkpointer(naive, folder / "x" / "..")
     (folder / "x").mkdir(exist_ok=True)
     first.save(link(1, 1), 1)
     assert second.maybe_load(link(0, 0)) == (None if background else 1)  # only reads
     with pytest.raises(ValueError, match=r"'run' in .*another name or folder"):
         second.save(link(2, 2), 2)
     first.flush()
-    assert loaded(naive, folder).values.tolist() == [1, 1]
+    assert loaded(naive, folder) == [1, 1]
     first.finalize()
     second.save(link(2, 2), 2)
-    assert loaded(naive, folder).values.tolist() == [2, 2]
+    assert loaded(naive, folder) == [2, 2]
 
 
 def test_copies_and_pickles_are_refused(naive, folder):
-    checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+    checkpointer = make_checkpointer(naive, folder)
     save_and_flush(checkpointer, 1)
     for twin in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="can't be copied or pickled: it holds a communicator"):
             twin(checkpointer)
 
 
-def test_nothing_to_load_into_is_told(naive, folder):
-    for target in None, 3, "model":
-        with pytest.raises((TypeError, RuntimeError), match=f"not {type(target).__name__}"):
-            create_multi_node_checkpointer("run", naive, path=folder).maybe_load(target)
-
-
 @pytest.mark.parametrize("resumable", [False, True])
 @pytest.mark.parametrize("first", ["save", "maybe_load"])
 def test_shuffling_ahead_of_time_is_warned_of_once(naive, folder, resumable, first):
-    sampler = ResumableOrderSampler(1) if resumable else None
-
-    def processes(actual):
-        return chainer.iterators.MultiprocessIterator(
-            actual.dataset, 4, shuffle=None if resumable else True, order_sampler=sampler
-        )
-
-    trainer, _, _ = make_trainer(naive, folder, shared=processes)
-    checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
+    order = {"order_sampler": ResumableOrderSampler(1)} if resumable else {"shuffle": True}
+    trainer, *_ = make_trainer(
+        naive, folder, iterate=lambda dataset: MultiprocessIterator(dataset, 4, **order)
+    )
+    checkpointer = make_checkpointer(naive, folder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         getattr(checkpointer, first)(trainer.updater)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from chainermn_train.commit_record import CommitRecord, decode
-from tests.support.checkpoints import any_contents
+from chainermn_train.commit_record import CommitRecord, Contents, decode
 
 
 def test_every_byte_of_a_record_counts():
-    record = CommitRecord("run", 1, [any_contents("a"), any_contents("b")])
+    record = CommitRecord("run", 1, [Contents(1, "a" * 64), Contents(2, "b" * 64)])
     whole = record.encode()
     assert decode(whole) == record
     for position in range(len(whole)):

@@ -41,6 +41,7 @@ KINDS = {
     "tuple data set": lambda n: TupleDataset(np.arange(n) / 2, list(range(n))),
     "dict data set": lambda n: DictDataset(x=np.arange(n), t=np.arange(n, dtype=np.int8)),
     "sub data set": lambda n: SubDataset(np.arange(n + 4), 2, n + 2, np.arange(n + 4)[::-1]),
+    "dict of all indices": lambda n: {i: f"example {i}" for i in range(n)},
     "computed": Squares,
     "range": range,
 }
@@ -48,10 +49,8 @@ KINDS = {
 
 def examples(dataset):
     """The examples as something that can be compared."""
-    return [
-        example.tolist() if isinstance(example, np.ndarray) else example
-        for example in (dataset[i] for i in range(len(dataset)))
-    ]
+    found = [dataset[i] for i in range(len(dataset))]
+    return [each.tolist() if isinstance(each, np.ndarray) else each for each in found]
 
 
 def everything(comm, part):
@@ -60,12 +59,6 @@ def everything(comm, part):
 
 def at(comm, rank, dataset):
     return dataset if comm.rank == rank else None
-
-
-def test_a_dict_of_all_indices_is_a_data_set(naive):
-    dataset = at(naive, 0, {0: "a", 1: "b", 2: "c"})
-    part = scatter_dataset(dataset, naive, force_equal_length=False)
-    assert "".join(naive.allgather_obj("".join(part[:]))) == "abc"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,10 +87,9 @@ def test_an_mpi4py_communicator_scatters(world, naive):
 def test_arrays_are_read_only_and_no_longer_the_roots(naive, count):
     whole = np.zeros((count, 2))
     part = scatter_dataset(at(naive, 0, whole), naive)
-    with pytest.raises(ValueError, match="read-only"):
-        part[0][:] = 1
-    with pytest.raises(ValueError, match="read-only"):
-        part[:2][0][:] = 1
+    for example in part[0], part[:2][0]:
+        with pytest.raises(ValueError, match="read-only"):
+            example[:] = 1
     whole[:] = 1
     naive.allgather_obj(None)
     assert not part[0].any()
@@ -130,9 +122,6 @@ def test_a_rank_receives_its_own_examples_only(world, plain_communicator, shuffl
     assert sum(received) < 1.2 * (800 + 100) * len(part)
 
 
-# The order.
-
-
 def test_a_seed_gives_the_same_subsets_always(naive):
     whole = list(range(1000))
     parts = [
@@ -146,17 +135,13 @@ def test_a_seed_gives_the_same_subsets_always(naive):
 
 
 def test_every_example_is_dealt_in_random_order(naive):
-    kwds = {"shuffle": True, "force_equal_length": False}
     first, second = (
-        everything(naive, scatter_dataset(at(naive, 0, np.arange(100)), naive, **kwds))
-        for _ in range(2)
+        everything(naive, scatter_dataset(dataset, naive, 0, True, force_equal_length=False))
+        for dataset in [at(naive, 0, np.arange(100))] * 2
     )
     assert sorted(first) == sorted(second) == list(range(100))
     assert first != second
     assert first != list(range(100))
-
-
-# scatter_index.
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -178,10 +163,10 @@ def test_scatter_index_with_an_mpi4py_communicator_and_another_root(world):
 # Mistakes: raised on all ranks, naming the one that made it.
 
 
-def fails_everywhere(comm, culprit, error, text, call):
+def fails_everywhere(comm, culprit, error, text, scatter, *arguments, **options):
     expected = error if comm.rank == culprit else PeerError
     with pytest.raises(expected, match=re.escape(text)) as raised:
-        call()
+        scatter(*arguments, comm, **options)
     assert comm.rank == culprit or f"rank {culprit}: " in str(raised.value)
     part = scatter_dataset(at(comm, 0, np.arange(4)), comm)  # it still works
     assert len(part) == math.ceil(4 / comm.size)
@@ -199,37 +184,28 @@ def test_a_wrong_argument_on_one_rank_is_an_error_on_all(comm):
         ({"root": -1}, ValueError, "root must be from 0"),
         ({"root": None}, TypeError, "root must be an integer, not None"),
     ]:
-        kwds = wrong if comm.rank == last else {}
-        fails_everywhere(
-            comm, last, error, text, lambda kwds=kwds: scatter_dataset(range(9), comm, **kwds)
-        )
+        options = wrong if comm.rank == last else {}
+        fails_everywhere(comm, last, error, text, scatter_dataset, range(9), **options)
 
 
-def test_a_root_without_a_data_set_is_an_error_on_all(comm):
-    for dataset, error, text in [
-        (None, ValueError, "rank 0 is the root, so its data set must not be None"),
-        (iter([]), TypeError, "list_iterator has none"),
-        ({1, 2}, TypeError, "those of this set have not"),
-        ({"a": 1, "b": 2}, TypeError, "those of this dict have not"),
-        ({}.keys(), TypeError, "those of this dict_keys have not"),
+def test_a_root_without_examples_or_their_number_is_told_on_all(comm):
+    for scatter, given, error, text in [
+        (scatter_dataset, None, ValueError, "rank 0 is the root, so its data set must not be None"),
+        (scatter_dataset, iter([]), TypeError, "list_iterator has none"),
+        (scatter_dataset, {1, 2}, TypeError, "those of this set have not"),
+        (scatter_dataset, {"a": 1, "b": 2}, TypeError, "those of this dict have not"),
+        (scatter_dataset, {}.keys(), TypeError, "those of this dict_keys have not"),
+        (scatter_index, -1, ValueError, "n_total_samples must be at least 0"),
+        (scatter_index, "9", TypeError, "not '9'"),
     ]:
-        mine = dataset if comm.rank == 0 else range(3)
-        fails_everywhere(comm, 0, error, text, lambda mine=mine: scatter_dataset(mine, comm))
+        fails_everywhere(comm, 0, error, text, scatter, given if comm.rank == 0 else range(3))
 
 
 @pytest.mark.sizes(2, 3, 4)
 def test_ranks_that_name_different_roots_are_told(comm):
-    with pytest.raises(ValueError, match=r"same root.*\[0, 1"):
-        scatter_dataset(range(9), comm, root=min(1, comm.rank))
-    with pytest.raises(ValueError, match=r"same root.*\[0, 1"):
-        scatter_index(9, comm, root=min(1, comm.rank))
-
-
-def test_scatter_index_checks_the_roots_number(comm):
-    fails_everywhere(
-        comm, 0, ValueError, "n_total_samples must be at least 0", lambda: scatter_index(-1, comm)
-    )
-    fails_everywhere(comm, 0, TypeError, "not '9'", lambda: scatter_index("9", comm))  # type: ignore[arg-type]
+    for scatter, given in (scatter_dataset, range(9)), (scatter_index, 9):
+        with pytest.raises(ValueError, match=r"same root.*\[0, 1"):
+            scatter(given, comm, root=min(1, comm.rank))
 
 
 class Unreadable(list):
@@ -240,20 +216,14 @@ class Unreadable(list):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_a_part_that_cannot_be_pickled_is_an_error_on_all(comm):
-    whole = [*range(comm.size - 1), Awkward("there")]  # the last rank's; others got theirs
-    fails_everywhere(comm, 0, ValueError, "does not travel", lambda: scatter_dataset(whole, comm))
-    fails_everywhere(
-        comm, 0, OSError, "disk failure", lambda: scatter_dataset(Unreadable([1, 2]), comm)
-    )
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_a_part_that_cannot_be_unpickled_is_an_error_on_all(comm):
-    whole = [*range(comm.size - 1), Awkward("here")]
-    fails_everywhere(
-        comm, comm.size - 1, ValueError, "does not arrive", lambda: scatter_dataset(whole, comm)
-    )
+def test_a_part_that_cannot_be_pickled_or_unpickled_is_an_error_on_all(comm):
+    last = comm.size - 1
+    for culprit, error, text, whole in [
+        (0, ValueError, "does not travel", [*range(last), Awkward("there")]),  # others got theirs
+        (0, OSError, "disk failure", Unreadable([1, 2])),
+        (last, ValueError, "does not arrive", [*range(last), Awkward("here")]),
+    ]:
+        fails_everywhere(comm, culprit, error, text, scatter_dataset, whole)
 
 
 def test_something_else_than_a_communicator_is_named():
@@ -261,9 +231,6 @@ def test_something_else_than_a_communicator_is_named():
         scatter_dataset([1], "naive")
     with pytest.raises(TypeError, match=r"scatter_index, unless .*not NoneType"):
         scatter_index(1, None)
-
-
-# create_empty_dataset.
 
 
 def test_an_empty_data_set_calls_the_model_without_arguments(naive):

@@ -6,6 +6,8 @@ import contextlib
 import copy
 import errno
 import gc
+import itertools
+import multiprocessing
 import os
 import pickle
 import re
@@ -27,6 +29,7 @@ from chainer.iterators import MultiprocessIterator
 
 from chainermn_comm import PeerError, create_communicator
 from chainermn_train import scatter_dataset
+from tests.support.alike import alike
 from tests.support.mapped import Reporting, lies_in
 from tests.support.pickles import Awkward
 
@@ -65,13 +68,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("near", marks=pytest.mark.ranks(2)),
-        pytest.param("far", marks=pytest.mark.ranks(2)),
-        pytest.param("both", marks=pytest.mark.ranks(3)),
-    ]
-)
+WAYS = {"near": 2, "far": 2, "both": 3}  # and on how many ranks by default
+
+
+@pytest.fixture(params=[pytest.param(w, marks=pytest.mark.ranks(n)) for w, n in WAYS.items()])
 def way(request, monkeypatch, world):
     """Which ranks can open the root's files: all, none, or every other one."""
     if request.param == "far" or (request.param == "both" and world.rank % 2):
@@ -90,38 +90,30 @@ def at(comm, rank, dataset):
     return dataset if comm.rank == rank else None
 
 
-def alike(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(alike, a, b))
-    return getattr(a, "dtype", None) == getattr(b, "dtype", None) and np.array_equal(a, b)
-
-
 def right(comm, part, whole, shuffle=False, seed=0):
     """Whether this rank has exactly its examples of the whole."""
     order = np.random.RandomState(seed).permutation(len(whole)) if shuffle else range(len(whole))
     begin = len(whole) * comm.rank // comm.size
-    end = begin + -(-len(whole) // comm.size)
-    return len(part) == end - begin and all(
-        alike(part[i], whole[int(index)]) for i, index in enumerate(order[begin:end])
-    )
+    mine = [whole[int(i)] for i in order[begin : begin + -(-len(whole) // comm.size)]]
+    return len(part) == len(mine) and all(map(alike, part, mine))
+
+
+def arrives(comm, whole, shuffle=False, seed=0, root=0, source=None, **options):
+    """Whether each rank is dealt its examples of the whole, which `source` has too."""
+    given = at(comm, root, whole if source is None else source)
+    part = scatter_dataset(given, comm, root, shuffle, seed, **options)
+    return right(comm, part, whole, shuffle, seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_array_arrives_as_it_is(naive, way, kind):
-    for count in 0, 1, 11:
-        whole = KINDS[kind](count)
-        for shuffle in False, True:
-            part = scatter_dataset(at(naive, 0, whole), naive, shuffle=shuffle, seed=0)
-            assert right(naive, part, whole, shuffle)
+    for count, shuffle in itertools.product((0, 1, 11), (False, True)):
+        assert arrives(naive, KINDS[kind](count), shuffle)
 
 
 def test_they_arrive_from_any_root_on_any_communicator(comm, way):
     whole = TupleDataset(rows(23), rows(23, np.float64))
-    for root in range(comm.size):
-        part = scatter_dataset(at(comm, root, whole), comm, root, shuffle=True, seed=9)
-        assert right(comm, part, whole, shuffle=True, seed=9)
+    assert all(arrives(comm, whole, True, 9, root) for root in range(comm.size))
 
 
 @pytest.mark.parametrize("limit", [7, 1000])
@@ -137,37 +129,23 @@ def test_pieces_are_no_longer_than_max_buf_len(world, plain_communicator, way, l
 
     comm = Limited(world)
     whole = TupleDataset(rows(99), Opaque(99))
-    for shuffle in False, True:
-        part = scatter_dataset(at(comm, 0, whole), comm, 0, shuffle, 5, limit)
-        assert right(comm, part, whole, shuffle, seed=5)
+    assert all(arrives(comm, whole, each, 5, max_buf_len=limit) for each in (False, True))
 
 
-def test_long_arrays_come_in_several_blocks(naive, way):
+def test_long_and_memory_mapped_arrays_come_in_several_blocks(naive, way, tmp_path):
     whole = np.arange(1 << 20, dtype=np.int64).reshape(-1, 2048)  # 8 MiB, and blocks of 1 MiB
-    for shuffle in False, True:
-        part = scatter_dataset(at(naive, 0, whole), naive, shuffle=shuffle, seed=3)
-        assert right(naive, part, whole, shuffle, seed=3)
-
-
-def test_a_memory_mapped_file_is_scattered(naive, way, tmp_path):
-    whole = None
-    if naive.rank == 0:
-        whole = np.memmap(tmp_path / "data", np.float32, "w+", shape=(50, 3))
-        whole[:] = rows(50)
-    assert right(naive, scatter_dataset(whole, naive), rows(50))
+    mapped = np.memmap(tmp_path / "data", np.int64, "w+", shape=whole.shape)
+    mapped[:] = whole
+    for source, shuffle in itertools.product((whole, mapped), (False, True)):
+        assert arrives(naive, whole, shuffle, seed=3, source=source)
 
 
 def test_a_part_can_be_scattered_again(naive, way):
     """Among the ranks of a group, say."""
-    whole = rows(40)
-    part = scatter_dataset(at(naive, 0, whole), naive)
-    mine = np.stack([part[i] for i in range(len(part))])
+    part = scatter_dataset(at(naive, 0, rows(40)), naive)
     last = naive.size - 1
     again = scatter_dataset(part, naive, last)
-    assert right(naive, again, naive.bcast_obj(mine, root=last))
-
-
-# Memory.
+    assert right(naive, again, naive.bcast_obj(np.stack([*part]), root=last))
 
 
 def pss():
@@ -231,13 +209,9 @@ def test_memory_is_kept_for_as_long_as_the_data_set_and_no_longer(world, naive):
         gc.collect()
         return example.copy()  # it keeps what it needs
 
-    np.testing.assert_array_equal(
-        outlives_the_data_set(), whole[len(whole) * naive.rank // naive.size + 5]
-    )
+    fifth = len(whole) * naive.rank // naive.size + 5
+    np.testing.assert_array_equal(outlives_the_data_set(), whole[fifth])
     assert len(open_files()) <= len(before)
-
-
-# Space.
 
 
 def test_without_room_in_memory_a_temporary_folder_serves(naive, monkeypatch, folder, way):
@@ -267,56 +241,38 @@ def no_file_longer_than(nbytes):
 def test_without_room_anywhere_all_ranks_are_told(comm, way):
     maker = 0 if way == "near" else 1
     whole = at(comm, 0, np.zeros((comm.size, 1_000_000)))
-    error, text = (
-        (OSError, "no place for 8000064 bytes")
-        if comm.rank == maker
-        else (PeerError, f"rank {maker}: ")
-    )
-    with (
-        no_file_longer_than(1_000_000) if comm.rank == maker else contextlib.nullcontext(),
-        pytest.raises(error, match=text) as raised,
-    ):
+    limit, error, text = contextlib.nullcontext(), PeerError, rf"rank {maker}: .*TMPDIR"
+    if comm.rank == maker:
+        limit, error = no_file_longer_than(1_000_000), OSError
+        text = "no place for 8000064 bytes.*TMPDIR"
+    with limit, pytest.raises(error, match=text):
         scatter_dataset(whole, comm)
-    assert "TMPDIR" in str(raised.value)
-    assert right(comm, scatter_dataset(at(comm, 0, rows(5)), comm), rows(5))
-
-
-# Failures in the middle.
+    assert arrives(comm, rows(5))
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_file_that_cannot_be_written_is_an_error_on_all(comm, way, monkeypatch, after):
-    """From the first row on, or in the middle."""
-    writer, written, pwrite = (0 if way == "near" else 1), [], os.pwrite
+@pytest.mark.parametrize("fails", ["writing the first row", "writing later", "reading"])
+def test_rows_that_cannot_be_written_or_read_are_an_error_on_all(comm, way, monkeypatch, fails):
+    culprit = 0 if way == "near" or fails == "reading" else 1
+    written, pwrite, whole = [], os.pwrite, TupleDataset(rows(100), rows(100, np.float64))
 
-    def fail(descriptor, data, offset):
-        if offset:  # not the mark that files begin with
-            written.append(offset)
-            if len(written) > after:
-                raise OSError(errno.EIO, "the disk is broken")
-        return pwrite(descriptor, data, offset)
-
-    whole = TupleDataset(rows(100), rows(100, np.float64))
-    with monkeypatch.context() as patch:
-        if comm.rank == writer:
-            patch.setattr(os, "pwrite", fail)
-        with pytest.raises(OSError if comm.rank == writer else PeerError, match="disk is broken"):
-            scatter_dataset(at(comm, 0, whole), comm)
-    assert right(comm, scatter_dataset(at(comm, 0, whole), comm), whole)
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_rows_that_cannot_be_read_are_an_error_on_all(comm, way, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.EIO, "the disk is broken")
 
-    whole = rows(100)
+    def fail_later(descriptor, data, offset):
+        if offset:  # not the mark that files begin with
+            written.append(offset)
+        if len(written) > (fails == "writing later"):
+            fail()
+        return pwrite(descriptor, data, offset)
+
     with monkeypatch.context() as patch:
-        patch.setattr(np, "take", fail)
-        with pytest.raises(OSError if comm.rank == 0 else PeerError, match="disk is broken"):
+        if comm.rank == culprit:
+            name = "numpy.take" if fails == "reading" else "os.pwrite"
+            patch.setattr(name, fail if fails == "reading" else fail_later)
+        with pytest.raises(OSError if comm.rank == culprit else PeerError, match="disk is broken"):
             scatter_dataset(at(comm, 0, whole), comm, shuffle=True)
-    assert right(comm, scatter_dataset(at(comm, 0, whole), comm), whole)
+    assert arrives(comm, whole)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -329,10 +285,7 @@ def test_objects_that_fail_beside_arrays_are_an_error_on_all(comm, way):
     expected = (AttributeError, pickle.PicklingError) if comm.rank == 0 else PeerError
     with pytest.raises(expected, match="lambda"):
         scatter_dataset(at(comm, 0, whole), comm)
-    assert right(comm, scatter_dataset(at(comm, 0, rows(9)), comm), rows(9))
-
-
-# Other data.
+    assert arrives(comm, rows(9))
 
 
 class Opaque(DatasetMixin):
@@ -359,8 +312,7 @@ def test_an_opaque_data_set_is_pickled_once_for_all(comm):
     whole = Opaque(17)
     pair = TupleDataset(whole, whole)
     Opaque.pickled = Opaque.made = 0
-    part = scatter_dataset(at(comm, 0, pair), comm)
-    assert right(comm, part, pair)
+    assert arrives(comm, pair)
     assert Opaque.pickled == (comm.rank == 0 < comm.size - 1)
     assert Opaque.made == (comm.rank > 0)
 
@@ -387,7 +339,13 @@ def test_a_pickle_and_copies_refer_to_the_same_memory(naive):
 
 @pytest.mark.ranks(2)
 @pytest.mark.usefixtures("forkserver")
-def test_workers_read_the_same_memory(naive):
+@pytest.mark.filterwarnings("ignore:.* about to fork")
+@pytest.mark.parametrize(
+    "method", ["forkserver", *(pytest.param(m, marks=pytest.mark.full) for m in ("fork", "spawn"))]
+)
+def test_workers_read_the_same_memory(naive, monkeypatch, method):
+    monkeypatch.setenv("MPI4PY_RC_INITIALIZE", "0")  # workers that import mpi4py don't start MPI
+    multiprocessing.set_start_method(method, force=True)
     whole = rows(60)
     part = scatter_dataset(at(naive, 0, whole), naive)
     pickle.dumps(part)  # puts the root's own into a file too
