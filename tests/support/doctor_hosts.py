@@ -12,17 +12,20 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support import commands
+from tests.support.scripts import ROOT
 from tests.support.virtual_hosts import Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 200.0
+Meanwhile = contextlib.AbstractContextManager[None]
 # On two busy cores all may take ten times what it does on idle ones.
 TIMEOUT = 90
 LIBRARIES = "/opt/of our own/lib"
+BASHRC = Path("/etc/bash.bashrc")  # bash reads this or one's own when ssh starts it
 CONFIG = """\
 Host *
     IdentityFile {folder}/user
@@ -32,12 +35,12 @@ Host *
 """
 # The doctor over hosts alone: the other layers look at the first host only, and take longer.
 OVER_HOSTS = """\
-import json, sys
-sys.path.append(sys.argv[1])
-from tests.support.doctor import over_hosts
-findings = over_hosts(**json.loads(sys.argv[2]))
-print(json.dumps({"findings": [vars(one) for one in findings]}))
-sys.exit(any(one.status in ("failed", "warning") for one in findings))
+import sys
+sys.path.append(sys.argv.pop(1))
+from chainermn_tools import cli, doctor
+from tests.support.doctor import content
+doctor.HERE, doctor.LIVE = content(doctor.HERE), content(doctor.LIVE)
+cli.main()
 """
 
 
@@ -52,16 +55,13 @@ class Hosts:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
-        self._shell_start = _shell_start()
         for name in ("user", "user.pub"):
             shutil.copy(cluster.folder / name, folder)
         key = (cluster.folder / "hostkey.pub").read_text()
         (folder / "known").write_text(f"{','.join(cluster.hosts)} {key}")
         (folder / "config").write_text(CONFIG.format(folder=folder))
-        (folder / "bin").mkdir()
-        ssh = folder / "bin" / "ssh"
-        ssh.write_text(f"#!/bin/sh\nexec {shutil.which('ssh')} -F '{folder}/config' \"$@\"\n")
-        ssh.chmod(0o755)
+        ssh = f"#!/bin/sh\nexec {shutil.which('ssh')} -F '{folder}/config' \"$@\"\n"
+        commands.program(folder / "bin" / "ssh", ssh)
         (folder / "bashrc").write_text(f"export LD_LIBRARY_PATH='{LIBRARIES}'\n")
 
     @contextlib.contextmanager
@@ -73,23 +73,26 @@ class Hosts:
             yield self
 
     @contextlib.contextmanager
-    def mounted(self, host: str, *words: object) -> Iterator[None]:
-        """Meanwhile something is mounted on one host; the last word says where."""
-        self.cluster.run(host, "mount", *words)
+    def undone(self, host: str, do: Sequence[object], undo: Sequence[object]) -> Iterator[None]:
+        """Run a command on a host, and another at the end."""
+        self.cluster.run(host, *do)
         try:
             yield
         finally:
-            self.cluster.run(host, "umount", "--lazy", words[-1])
+            self.cluster.run(host, *undo)
 
-    def instead(
-        self, host: str, ours: Path, theirs: Path
-    ) -> contextlib.AbstractContextManager[None]:
+    def mounted(self, host: str, *words: object) -> Meanwhile:
+        """Meanwhile something is mounted on one host; the last word says where."""
+        return self.undone(host, ("mount", *words), ("umount", "--lazy", words[-1]))
+
+    def instead(self, host: str, ours: Path, theirs: Path) -> Meanwhile:
         """Meanwhile the host has another file or folder in place of one."""
         return self.mounted(host, "--bind", theirs, ours.resolve())
 
-    def start_of_shells(self, host: str, file: Path) -> contextlib.AbstractContextManager[None]:
+    def start_of_shells(self, host: str, file: Path) -> Meanwhile:
         """Meanwhile every shell that ssh starts on the host reads this file first."""
-        return self.instead(host, self._shell_start, file)
+        read = next(one for one in (Path.home() / ".bashrc", BASHRC) if one.exists())
+        return self.instead(host, read, file)
 
     @contextlib.contextmanager
     def ssh_config(self, text: str) -> Iterator[None]:
@@ -105,22 +108,14 @@ class Hosts:
     def examine(
         self, *, whole: bool, timeout: float = TIMEOUT, **given: object
     ) -> tuple[int, dict[str, Any]]:
-        """Let the doctor examine the hosts.
+        """The exit status of `chainermn doctor` with these options, and its findings by name.
 
-        Args:
-            whole: all of `chainermn doctor`; else its layer over hosts alone.
-            timeout: that it is given.
-            given: its options by name.
-
-        Returns:
-            Its exit status, and its findings by name.
+        Unless it is to be the whole, only its layer over hosts looks.
         """
-        if whole:
-            words: list[object] = ["-m", "chainermn_tools", "doctor", "--json"]
-            for name, value in {**given, "timeout": timeout}.items():
-                words += [f"{'-' if len(name) == 1 else '--'}{name}", value]
-        else:
-            words = ["-c", OVER_HOSTS, ROOT, json.dumps({**given, "timeout": timeout}, default=str)]
+        words = ["-m", "chainermn_tools"] if whole else ["-c", OVER_HOSTS, str(ROOT)]
+        words += ["doctor", "--json"]
+        for name, value in {**given, "timeout": timeout}.items():
+            words += [f"{'-' if len(name) == 1 else '--'}{name}", str(value)]
         variables = {
             "LD_LIBRARY_PATH": LIBRARIES,
             "OMP_NUM_THREADS": "1",
@@ -129,18 +124,15 @@ class Hosts:
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_btl": "self,sm,tcp",
         }
-        setting = [f"{name}={value}" for name, value in variables.items()]
-        command = ("env", "-u", "PYTHONPATH", *setting, sys.executable, *words)
-        try:
-            status, printed = 0, self.cluster.run(self.cluster.hosts[0], *command, seconds=SECONDS)
-        except subprocess.CalledProcessError as ended:
-            if not ended.stdout:
-                raise RuntimeError(ended.stderr) from None
-            status, printed = ended.returncode, ended.stdout
-        return status, {finding["name"]: finding for finding in json.loads(printed)["findings"]}
-
-
-def _shell_start() -> Path:
-    """What bash reads when ssh starts it."""
-    files = [Path.home() / ".bashrc", Path("/etc/bash.bashrc")]
-    return next(file for file in files if file.exists())
+        setting = [
+            "env",
+            "-u",
+            "PYTHONPATH",
+            *(f"{name}={text}" for name, text in variables.items()),
+        ]
+        command = [*self.cluster.on(self.cluster.hosts[0]), *setting, sys.executable, *words]
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        done = subprocess.run(command, timeout=SECONDS, **how)
+        found = json.loads(done.stdout) if done.stdout else {}
+        assert found, done.stderr
+        return done.returncode, {finding["name"]: finding for finding in found["findings"]}

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.doctor import (
-    FACTS,
-    HERE,
-    HYDRA,
-    LAYERS,
-    MIB,
-    Machine,
-    write_program,
-)
-from tests.support.doctor_programs import source_for_hosts
+from tests.support.doctor import FACTS, HERE, HYDRA, LAYERS, MIB, Machine, each_row, write_program
 from tests.support.processes import is_gone
 
 # What OpenSSH says, with -v.
@@ -48,43 +41,39 @@ SAID = {
     "debug1: Connecting to b [10.0.0.2] port 22.": "no answer",
     "": "no answer",
 }
-# Whoever ends a conversation leaves its pipes to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 OF_LOGINS = ("host names", "host keys", "ssh")
 
 
 def test_what_ssh_says_is_told_apart(machine):
     """Each host's ssh says something else."""
     machine.quick_here()
-    for number, text in enumerate(SAID):
+    hosts = {f"h{number}": text for number, text in enumerate(SAID)}
+    for host, text in hosts.items():
         said = f"OpenSSH_9.2p1 Debian-2, OpenSSL 3.0\r\ndebug1: Reading x\r\n{text}\r\n"
-        (machine.folder / f"h{number}").write_text(said)
-    machine.ssh(f'while [ $# -gt 2 ]; do shift; done; cat "{machine.folder}/$1" >&2; exit 255')
-    hosts = [f"h{number}" for number in range(len(SAID))]
+        (machine.folder / host).write_text(said)
+    ssh = f'while [ $# -gt 2 ]; do shift; done; cat "{machine.folder}/$1" >&2; exit 255'
     kinds = {}
-    for one in machine.ask(*hosts, checks=OF_LOGINS).values():
+    for one in machine.ask(*OF_LOGINS, hosts=list(hosts), mpi="MPICH", ssh=ssh).values():
         assert one.status == "failed"
         assert "debug1" not in one.found
         assert "OpenSSH_" not in one.found
         kinds |= one.details["hosts"]
-    assert [kinds[host] for host in hosts] == list(SAID.values())
+    assert kinds == {host: SAID[text] for host, text in hosts.items()}
 
 
 @pytest.mark.parametrize("kind", [*dict.fromkeys(SAID.values()), "no ssh"])
 def test_each_trouble_of_a_login_fails_one_check_with_a_fix(machine, kind):
-    machine.mpi()
-    machine.hosts("a", b=kind)
-    found = [machine.look(name) for name in OF_LOGINS]
+    found = machine.ask(*OF_LOGINS, mpi="MPICH", replies={"a": {}, "b": kind}).values()
     (failed,) = [one for one in found if one.status == "failed"]
     assert failed.found.startswith("b: ")
     assert "it said so" in failed.found
     assert failed.fix
     assert "{" not in failed.fix
     assert [one.status for one in found].count("ok") == 2
-    machine.hosts(b=kind)
     after = LAYERS["hosts"][5:11]
     assert after[-1] == "hosts' shared memory"
-    assert {machine.look(name).status for name in after} == {"skipped"}
+    found = machine.ask(*after, replies={"b": kind}).values()
+    assert {one.status for one in found} == {"skipped"}
 
 
 @pytest.mark.parametrize(
@@ -104,28 +93,23 @@ def test_ssh_is_that_of_mpiexec(machine, vendor, variables, words):
     machine.quick_here()
     machine.program("ssh", noting)
     write_program(machine.folder / "my tools" / "ssh", noting)
-    machine.mpi(vendor, vendor)
-    machine.variables(**{name: value.format(folder) for name, value in variables.items()})
-    machine.ask("a", checks=["ssh"])
+    machine.plant(**{name: value.format(folder) for name, value in variables.items()})
+    machine.look("ssh", hosts="a", mpi=vendor)
     ssh, *rest = (machine.folder / "words").read_text().split("\n")
     assert ssh == words[0].format(folder) or (words[0], ssh) == ("ssh", f"{folder}/bin/ssh")
     assert rest[: len(words) - 1] == words[1:]
 
 
-def test_no_ssh_at_all(machine):
-    machine.mpi()
+def test_no_ssh_at_all(machine, says):
     machine.quick_here()
-    machine.variables(HYDRA_LAUNCHER_EXEC="/nowhere/ssh")
-    found = machine.ask("a", checks=["ssh"])["ssh"]
+    said = "/nowhere/ssh doesn't start: No such file or directory"
+    found = says("ssh", "failed", said, hosts="a", HYDRA_LAUNCHER_EXEC="/nowhere/ssh")
     assert found.details["hosts"] == {"a": "no ssh"}
-    assert "/nowhere/ssh doesn't start: No such file or directory" in found.found
 
 
-def test_a_machine_that_cannot_ask_itself_says_so(machine, monkeypatch):
-    machine.mpi()
+def test_a_machine_that_cannot_ask_itself_says_so(says, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    found = machine.ask("a", checks=["ssh"])["ssh"]
-    assert (found.status, "/nowhere/python can't be asked" in found.found) == ("failed", True)
+    says("ssh", "failed", "/nowhere/python can't be asked", hosts="a")
 
 
 HANGS = "trap '' TERM; echo $$ > {}/pid; while :; do sleep 1; done"
@@ -140,209 +124,169 @@ def test_hosts_that_hang_flood_or_babble_hold_up_no_other(machine):
     scripts = {"hangs": HANGS.format(machine.folder), "floods": FLOODS, "babbles": BABBLES}
     for host, script in {**scripts, "well": 'exec sh -c "$2"'}.items():
         (machine.folder / host).write_text(script)
-    machine.ssh(
-        f'while [ $# -gt 2 ]; do shift; done; f="{machine.folder}/$1"; exec sh "$f" "$1" "$2"'
-    )
-    found = machine.ask(*scripts, "well", checks=["ssh", "hosts' python"], seconds=16)
+    ssh = f'while [ $# -gt 2 ]; do shift; done; f="{machine.folder}/$1"; exec sh "$f" "$1" "$2"'
+    hosts, checks = [*scripts, "well"], ("ssh", "hosts' python")
+    found = machine.ask(*checks, hosts=hosts, seconds=16, mpi="MPICH", ssh=ssh)
     assert found["ssh"].details["hosts"] == dict.fromkeys(scripts, "no answer")
     assert found["hosts' python"].found.startswith("well: ")
     assert is_gone(int((machine.folder / "pid").read_text()))
     assert "(of hangs: nothing within " in found["ssh"].found
 
 
-def test_the_program_for_hosts_is_understood_by_old_pythons():
-    tree = ast.parse(source_for_hosts(), feature_version=(3, 6))
-    imported = {
-        alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names
-    }
-    assert "socket" in imported
-    assert not {name for name in imported if name.startswith("chainermn")}
-
-
 # What is made of the answers
 
-
-@pytest.fixture
-def of_hosts(machine):
-    """Gives what a check finds where these hosts were asked; see `Machine.hosts`."""
-
-    def look(check, *well, vendor="MPICH", script="/home/me/train.py", **said):
-        machine.mpi(vendor, vendor)
-        machine.hosts(*well, **said)
-        return machine.look(check, script=script)
-
-    return look
-
-
 CUPY = {"packages": {**FACTS["packages"], "cupy-cuda12x": "14.1.0"}}
+NO_CUPY = "a: cupy-cuda12x is missing (here 14.1.0)"
+OTHER_PYTHON = {"version": "3.12.1", "implementation": "CPython"}
+OTHER = {"python": OTHER_PYTHON, "packages": {}, "mpiexec": {}}
+SCRIPT = "/home/me/train.py"
+PYTHON = f"b: {sys.executable} is Python 3.12.1 and not Python 3.11.7"
+NO_PYTHON = f"b: there is no {sys.executable}; /usr/bin/python3 is another one"
+BROKEN_PYTHON = f"b: {sys.executable} doesn't run (exit status 9): oh"
+NONE = {"python": None}
+PATHS, FI = "LD_LIBRARY_PATH", "FI_PROVIDER"
+FAIL = "connections fail, at ports that the kernel chose:"
 
 
-def test_packages_that_only_some_hosts_have_are_named(of_hosts):
-    """Without a GPU this machine may lack them; hosts must agree."""
-    assert of_hosts("hosts' packages", a=CUPY, b=CUPY).status == "ok"
-    found = of_hosts("hosts' packages", "a", b=CUPY)
-    assert found.found == "a: cupy-cuda12x is missing"
-    found = of_hosts("hosts' packages", "a", b=CUPY, here=CUPY)
-    assert found.found == "a: cupy-cuda12x is missing (here 14.1.0)"
-    assert "pip install cupy-cuda12x==14.1.0" in found.fix
+def of(
+    a: Mapping[str, Any] = {}, b: Mapping[str, Any] = {}, here: Mapping[str, Any] = {}, **more: Any
+) -> dict[str, Any]:
+    """Two hosts and this machine, with the facts in which each differs."""
+    return {"replies": {"a": a, "b": b, "here": here}, **more}
 
 
-def test_our_packages_are_not_fetched_from_an_index(of_hosts):
-    found = of_hosts("hosts' packages", "a", b={"packages": {"numpy": "2.4.6"}})
-    assert found.found == "b: chainermn-comm is missing (here 2.0.0)"
-    assert "pip" not in found.fix
-
-
-def test_another_python_hides_what_follows_from_it(of_hosts):
-    python = {"version": "3.12.1", "implementation": "CPython"}
-    other = {"python": python, "packages": {}, "mpiexec": {}}
-    names = ("hosts' python", "hosts' packages", "hosts' mpiexec")
-    found = [of_hosts(name, "a", b=other) for name in names]
-    assert [one.status for one in found] == ["failed", "ok", "ok"]
-    assert found[0].found == f"b: {sys.executable} is Python 3.12.1 and not Python 3.11.7"
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({"exists": False, "other": "/usr/bin/python3"}, "; /usr/bin/python3 is another one"),
-        ({"exists": True, "status": "9", "said": "oh"}, " doesn't run (exit status 9): oh"),
-    ],
-)
-def test_a_python_that_is_missing_or_broken_there(of_hosts, said, words):
-    found = of_hosts("hosts' python", "a", b={"python": None, **said})
-    assert found.status == "failed"
-    assert found.found.startswith("b: ")
-    assert found.found.endswith(f"{sys.executable}{words}")
-    assert " b" in found.fix
-
-
-@pytest.mark.parametrize(
-    ("same", "first", "expected"),
-    [
-        (None, None, "there is no /opt/bin/mpiexec"),
-        (HYDRA, None, None),
-        ("Open MPI 4.1", None, "is Open MPI 4.1 and not MPICH"),
-        ("no\nsense", None, "that says 'no sense'"),
-        ("", None, "that says nothing"),
-        (HYDRA, "Open MPI 4.1", "leads to /usr/bin/mpiexec, Open MPI 4.1"),
-    ],
-)
-def test_another_mpiexec(of_hosts, same, first, expected):
-    said = {}
-    if same is not None:
-        said["same path"] = {"path": "/opt/bin/mpiexec", "text": same}
+def mpiexecs(same: str | None, first: str | None = None) -> dict[str, Any]:
+    """What a host's mpiexec says that has this machine's path, and the first one on PATH."""
+    said = {} if same is None else {"same path": {"path": "/opt/bin/mpiexec", "text": same}}
     if first is not None:
         said["on PATH"] = {"path": "/usr/bin/mpiexec", "text": first}
-    found = of_hosts("hosts' mpiexec", "a", b={"mpiexec": said})
-    assert found.status == ("ok" if expected is None else "failed")
-    assert expected is None or (found.found.startswith("b: ") and expected in found.found)
+    return of(b={"mpiexec": said})
 
 
-@pytest.mark.parametrize(
-    ("there", "words"),
-    [
-        ({"there": True, "digest": "1234"}, None),
-        ({"there": False}, "b: there is no /home/me/train.py"),
-        ({"there": True, "digest": "5678"}, "is not the one of this machine"),
-        ({"there": True, "problem": "Permission denied"}, "can't be read: Permission denied"),
-    ],
-)
-def test_another_script(of_hosts, there, words):
-    found = of_hosts("script", "a", b={"script": there})
-    assert found.status == ("ok" if words is None else "failed")
-    assert words is None or (words in found.found and "rsync" in found.fix)
-    assert of_hosts("script", "a", script=None).status == "skipped"
+def variables(here: dict[str, str], there: dict[str, str], vendor: str = "MPICH") -> dict[str, Any]:
+    return {"replies": {"here": {"variables": here}, "b": {"variables": there}}, "mpi": vendor}
 
 
-@pytest.mark.parametrize(
-    ("vendor", "here", "there", "status", "words"),
-    [
-        ("MPICH", {}, {}, "ok", "they are as here"),
-        ("MPICH", {"PATH": "/x:/bin"}, {"PATH": "/bin"}, "ok", "but for PATH"),
-        ("MPICH", {"LD_LIBRARY_PATH": "/x:/y"}, {"LD_LIBRARY_PATH": "/y:/z:/x"}, "ok", ""),
-        ("MPICH", {"LD_LIBRARY_PATH": "/x:/y"}, {"LD_LIBRARY_PATH": "/y"}, "failed", "lacks /x"),
-        ("MPICH", {"LD_LIBRARY_PATH": "/x"}, {}, "failed", "is not set"),
-        ("MPICH", {"LD_LIBRARY_PATH": ""}, {}, "ok", ""),
-        ("MPICH", {}, {"LD_LIBRARY_PATH": "/x"}, "ok", ""),
-        ("MPICH", {"MV2_SMP_USE_CMA": "0"}, {}, "failed", "MV2_SMP_USE_CMA is not set (here '0')"),
-        ("MPICH", {}, {"MV2_USE_CUDA": "1"}, "failed", "MV2_USE_CUDA is '1' (here not set)"),
-        ("MPICH", {}, {"MV2_X;id": "1"}, "ok", ""),
-        ("MPICH", {}, {"NCCL_DEBUG": "INFO"}, "warning", "NCCL_DEBUG"),
-        ("MPICH", {"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, "ok", ""),
-        ("Open MPI", {"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, "ok", ""),
-        ("Open MPI", {"FI_PROVIDER": "tcp"}, {"FI_PROVIDER": "psm"}, "warning", "FI_PROVIDER"),
-        ("MPICH", {"OMP_NUM_THREADS": "1"}, {}, "ok", ""),
-        ("MPICH", {}, {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1"}, "ok", ""),
-    ],
-)
-def test_variables(of_hosts, vendor, here, there, status, words):
-    said = {"here": {"variables": here}, "b": {"variables": there}}
-    found = of_hosts("hosts' variables", vendor=vendor, **said)
-    assert found.status == status, found
-    assert words in found.found
+def memory(free: int, total: int, machine: str = "here") -> dict[str, Any]:
+    size = {"free_bytes": free * MIB, "total_bytes": total * MIB}
+    return of(b={"shm": size}, here={"machine": machine})
 
 
-@pytest.mark.parametrize(
-    ("free", "total", "status"),
-    [(512, 512, "ok"), (2, 512, "failed"), (2, 8, "failed"), (20, 64, "warning")],
-)
-def test_shared_memory(of_hosts, free, total, status):
-    name, size = "hosts' shared memory", {"free_bytes": free * MIB, "total_bytes": total * MIB}
-    found = of_hosts(name, "a", b={"shm": size})
-    assert found.status == status
-    assert (status == "ok") != found.found.startswith(f"b: {free} MiB of {total} MiB")
-    found = of_hosts(name, "a", b={"shm": size}, here={"machine": "b"})
-    assert found.status == "ok", "the same machine, at which another check looks"
+def script(**there: Any) -> dict[str, Any]:
+    return of(b={"script": {"there": True, **there}}, script=SCRIPT)
 
 
-# Connections
-
-GOOD, BAD = {"seconds": 0.001}, {"problem": "timed out"}
+# Connections: of two hosts, what each found when it connected to the other and to this machine.
+GOOD, BAD, FAR = {"seconds": 0.001}, {"problem": "timed out"}, {"seconds": 0.08}
 STALLED = {"problem": "a short message arrives, and a long one stalls"}
 
 
-def reaching(**reached: dict) -> dict:
+def reaching(**reached: Any) -> dict[str, Any]:
     return {"reached": {HERE if name == "here" else name: one for name, one in reached.items()}}
 
 
-@pytest.mark.parametrize(
-    ("of_a", "of_b", "machine_here", "failures"),
-    [
-        (reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=GOOD), "here", []),
-        (reaching(b=GOOD, here=GOOD), reaching(a=BAD, here=GOOD), "here", [["b", "a"]]),
-        (reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=BAD), "here", [["b", "this machine"]]),
-        (reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=BAD), "a", []),
+A, B = reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=GOOD)
+
+TABLE = {
+    "hosts' packages": [
+        ("ok", "", "", of(CUPY, CUPY)),
+        ("failed", NO_CUPY, "pip install cupy-cuda12x==14.1.0", of(b=CUPY, here=CUPY)),
+        ("ok", "", "", of(b=OTHER)),  # another Python hides what follows from it
     ],
-)
-def test_connections_are_judged_pair_by_pair(of_hosts, of_a, of_b, machine_here, failures):
-    found = of_hosts("connections", a=of_a, b=of_b, here={"machine": machine_here})
-    assert found.status == ("failed" if failures else "ok")
-    assert found.details.get("failed", []) == [[*pair, "timed out"] for pair in failures]
-    pairs = 4 if machine_here == "here" else 2
-    said = f"{len(failures)} of {pairs} connections" if failures else f"all {pairs} connections"
-    assert said in found.found
+    "hosts' python": [
+        ("failed", PYTHON, "", of(b=OTHER)),
+        ("failed", NO_PYTHON, " b", of(b=dict(NONE, exists=False, other="/usr/bin/python3"))),
+        ("failed", BROKEN_PYTHON, " b", of(b=dict(NONE, exists=True, status="9", said="oh"))),
+    ],
+    "hosts' mpiexec": [
+        ("ok", "", "", of(b=OTHER)),
+        ("failed", "b: there is no /opt/bin/mpiexec", "", mpiexecs(None)),
+        ("ok", "", "", mpiexecs(HYDRA)),
+        ("failed", "/opt/bin/mpiexec is Open MPI 4.1 and not MPICH", "", mpiexecs("Open MPI 4.1")),
+        ("failed", "that says 'no sense'", "", mpiexecs("no\nsense")),
+        ("failed", "that says nothing", "", mpiexecs("")),
+        ("failed", "leads to /usr/bin/mpiexec, Open MPI 4.1", "", mpiexecs(HYDRA, "Open MPI 4.1")),
+    ],
+    "script": [
+        ("ok", "", "", script(digest="1234")),
+        ("failed", "b: there is no /home/me/train.py", "rsync", script(there=False)),
+        ("failed", "is not the one of this machine", "rsync", script(digest="5678")),
+        ("failed", "read: Permission denied", "rsync", script(problem="Permission denied")),
+        ("skipped", "", "", of()),
+    ],
+    "hosts' variables": [
+        ("ok", "they are as here", "", variables({}, {})),
+        ("ok", "but for PATH", "", variables({"PATH": "/x:/bin"}, {"PATH": "/bin"})),
+        ("ok", "", "", variables({PATHS: "/x:/y"}, {PATHS: "/y:/z:/x"})),
+        ("failed", "lacks /x", "", variables({PATHS: "/x:/y"}, {PATHS: "/y"})),
+        ("failed", "is not set", "", variables({PATHS: "/x"}, {})),
+        ("ok", "", "", variables({PATHS: ""}, {})),
+        ("ok", "", "", variables({}, {PATHS: "/x"})),
+        ("failed", "MV2_USE_CUDA is not set (here '0')", "", variables({"MV2_USE_CUDA": "0"}, {})),
+        ("failed", "MV2_USE_CUDA is '1' (here not set)", "", variables({}, {"MV2_USE_CUDA": "1"})),
+        ("ok", "", "", variables({}, {"MV2_X;id": "1"})),
+        ("warning", "NCCL_DEBUG", "", variables({}, {"NCCL_DEBUG": "INFO"})),
+        ("ok", "", "", variables({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"})),
+        ("ok", "", "", variables({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, "Open MPI")),
+        ("warning", FI, "", variables({FI: "tcp"}, {FI: "psm"}, "Open MPI")),
+        ("ok", "", "", variables({"OMP_NUM_THREADS": "1"}, {})),
+        ("ok", "", "", variables({}, {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1"})),
+    ],
+    "hosts' shared memory": [
+        ("ok", "512 MiB", "", memory(512, 512)),
+        ("failed", "b: 2 MiB of 512 MiB", "", memory(2, 512)),
+        ("failed", "b: 2 MiB of 8 MiB", "", memory(2, 8)),
+        ("warning", "b: 20 MiB of 64 MiB", "", memory(20, 64)),
+        # The same machine, at which another check looks.
+        ("ok", "512 MiB", "", memory(2, 512, "b")),
+        ("ok", "512 MiB", "", memory(20, 64, "b")),
+    ],
+    "connections": [
+        ("ok", "all 4 connections", "", of(A, B)),
+        ("failed", f"1 of 4 {FAIL} b to a: timed", "", of(A, reaching(a=BAD, here=GOOD))),
+        (
+            "failed",
+            f"1 of 4 {FAIL} b to this machine: timed",
+            "",
+            of(A, reaching(a=GOOD, here=BAD)),
+        ),
+        ("ok", "all 2", "", of(A, reaching(a=GOOD, here=BAD), {"machine": "a"})),
+        ("failed", "b did not", "", of(reaching(b=GOOD), {"reached": None})),
+        ("skipped", "", "", of()),  # ssh told no address
+        ("skipped", "", "", {"replies": {"a": {}, "here": {"machine": "a"}}}),
+        # The size of packets, if it may be all of it; else a firewall.
+        ("failed", "", "mtu 1500   # on a and b", of(reaching(b=STALLED), reaching(a=GOOD))),
+        ("failed", "", "ufw", of(reaching(b=STALLED), reaching(a=BAD))),
+    ],
+    "round trip": [
+        ("warning", "80 ms", "", of(reaching(b=FAR), reaching(a=FAR), {"machine": "a"})),
+        ("skipped", "", "", {"replies": {"a": {}, "here": {"machine": "a"}}}),
+    ],
+    "slots": [
+        ("ok", "no number of slots", "", dict(hosts="a,b", ranks=9)),
+        ("ok", "2 slots on 2 hosts", "", dict(hosts="a:1,b:1")),
+        ("ok", "3 slots on 2 hosts for 3 ranks", "", dict(hosts="a:2,b", ranks=3)),
+        (
+            *("failed", "2 slots on 2 hosts, and 4 ranks", "-n 2   # or give more slots: a:2,b:2"),
+            dict(hosts="a:1,b:1", ranks=4),
+        ),
+    ],
+}
 
 
-def test_a_host_that_did_not_finish_and_hosts_that_were_not_to_try(of_hosts):
-    silent = of_hosts("connections", a=reaching(b=GOOD), b={"reached": None})
-    assert (silent.status, silent.found.startswith("b did not")) == ("failed", True)
-    assert of_hosts("connections", "a", "b").status == "skipped", "ssh told no address"
-    for name in ("connections", "round trip"):
-        assert of_hosts(name, "a", here={"machine": "a"}).status == "skipped", "one host alone"
+@each_row(TABLE)
+def test_what_hosts_have_and_say_is_judged(says, check, status, said, fix, given):
+    says(check, status, said, fix, **given)
 
 
-def test_what_stalls_is_laid_to_the_size_of_packets_and_not_to_a_firewall(of_hosts):
-    found = of_hosts("connections", a=reaching(b=STALLED), b=reaching(a=GOOD))
-    assert "mtu 1500   # on a and b" in found.fix
-    found = of_hosts("connections", a=reaching(b=STALLED), b=reaching(a=BAD))
-    assert "ufw" in found.fix, "a firewall may be all of it"
-
-
-def test_hosts_that_are_far_apart_are_a_warning(of_hosts):
-    far = {"seconds": 0.08}
-    found = of_hosts("round trip", a=reaching(b=far), b=reaching(a=far), here={"machine": "a"})
-    assert (found.status, "80 ms" in found.found) == ("warning", True)
+def test_packages_are_not_compared_with_none_nor_ours_fetched_from_an_index(says):
+    """Without a GPU this machine may lack some; hosts must agree."""
+    found = says("hosts' packages", "failed", **of(b=CUPY))
+    assert found.found == "a: cupy-cuda12x is missing"
+    without = {"packages": {"numpy": "2.4.6"}}
+    found = says("hosts' packages", "failed", **of(b=without))
+    assert found.found == "b: chainermn-comm is missing (here 2.0.0)"
+    assert "pip" not in found.fix
 
 
 @pytest.mark.parametrize(
@@ -355,43 +299,16 @@ def test_hosts_that_are_far_apart_are_a_warning(of_hosts):
         ("", "a"),
     ],
 )
-def test_the_address_in_a_fix_is_that_which_ssh_used(of_hosts, connection, address):
+def test_the_address_in_a_fix_is_that_which_ssh_used(says, connection, address):
     """What a host says of itself never becomes a part of a command unless it is an address."""
-    of_a = {"variables": {"SSH_CONNECTION": connection}, **reaching(b=BAD)}
-    of_b = {"variables": {"SSH_CONNECTION": "10.0.0.9 1 10.0.0.1 22"}, **reaching(a=GOOD)}
-    fix = of_hosts("connections", a=of_a, b=of_b).fix
-    assert fix.startswith(f"sudo ufw allow from {address}   # on b")
+    a = {"variables": {"SSH_CONNECTION": connection}, **reaching(b=BAD)}
+    b = {"variables": {"SSH_CONNECTION": "10.0.0.9 1 10.0.0.1 22"}, **reaching(a=GOOD)}
+    found = says("connections", "failed", **of(a, b))
+    assert found.fix.startswith(f"sudo ufw allow from {address}   # on b")
+    assert found.details["failed"] == [["a", "b", "timed out"]]
 
 
-# What the user wrote
-
-
-@pytest.mark.parametrize(
-    ("hosts", "ranks", "status", "said"),
-    [
-        ("a,b", 9, "ok", "no number of slots"),
-        ("a:1,b:1", None, "ok", "2 slots on 2 hosts"),
-        ("a:2,b", 3, "ok", "3 slots on 2 hosts for 3 ranks"),
-        ("a:1,b:1", 4, "failed", "2 slots on 2 hosts, and 4 ranks"),
-    ],
-)
-def test_fewer_slots_than_ranks_are_named(machine, hosts, ranks, status, said):
-    found = machine.look("slots", hosts=hosts, ranks=ranks)
-    assert (found.status, said in found.found) == (status, True)
-    assert status == "ok" or ("-n 2 " in found.fix and "a:2,b:2" in found.fix)
-
-
-@pytest.fixture
-def of_hostfile(machine):
-    """Gives the check's finding about a hostfile of this content for an MPI."""
-
-    def look(text, vendor):
-        path = machine.folder / "hosts"
-        path.write_text(text, encoding="utf-8", errors="surrogatepass")
-        machine.mpi(vendor, vendor)
-        return machine.look("hostfile", hostfile=str(path))
-
-    return look
+# Hostfiles
 
 
 @pytest.mark.parametrize(
@@ -406,32 +323,25 @@ def of_hostfile(machine):
         ("a;b:2\n-o:2\n'x':2\na:2:3", "Open MPI", {}),
     ],
 )
-def test_lines_for_another_mpi(of_hostfile, text, vendor, expected):
-    found = of_hostfile(text, vendor)
+def test_lines_for_another_mpi(machine, text, vendor, expected):
+    found = machine.hostfile(text, vendor)
     assert found.details.get("lines", {}) == expected
     assert not expected or f"write in line {next(iter(expected))}: " in found.fix
     assert (found.status == "failed") == bool(expected or ";" in text)
 
 
-hosts = st.text("ab01", min_size=1, max_size=6) | st.sampled_from(["a.b", "a-b.c"])
+names = st.text("ab01", min_size=1, max_size=6) | st.sampled_from(["a.b", "a-b.c"])
+slots = st.dictionaries(names, st.integers(1, 999), min_size=1, max_size=5)
 
 
 @settings(max_examples=20)
-@given(
-    st.lists(
-        st.tuples(hosts, st.integers(1, 999)), min_size=1, max_size=5, unique_by=lambda h: h[0]
-    )
-)
+@drawn(slots)
 def test_the_right_spelling_is_what_the_other_mpi_reads(tmp_path_factory, named):
-    mpich = [f"{name}:{slots}" for name, slots in named]
-    open_mpi = [f"{name} slots={slots}" for name, slots in named]
-    path = tmp_path_factory.getbasetemp() / "hostfile"
+    mpich = [f"{name}:{slots}" for name, slots in named.items()]
+    open_mpi = [f"{name} slots={slots}" for name, slots in named.items()]
     with pytest.MonkeyPatch.context() as patch:
-        machine = Machine(patch, path.parent)
+        machine = Machine(patch, tmp_path_factory.getbasetemp())
         for wrong, right, vendor in ((open_mpi, mpich, "MPICH"), (mpich, open_mpi, "Open MPI")):
-            machine.mpi(vendor, vendor)
-            path.write_text("\n".join(wrong))
-            found = machine.look("hostfile", hostfile=str(path))
+            found = machine.hostfile("\n".join(wrong), vendor)
             assert list(found.details["lines"].values()) == right
-            path.write_text("\n".join(right))
-            assert machine.look("hostfile", hostfile=str(path)).status == "ok"
+            assert machine.hostfile("\n".join(right), vendor).status == "ok"

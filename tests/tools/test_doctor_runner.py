@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.doctor import (
-    Unavailable,
-    canned,
-    check,
-    examine,
-    failed,
-    in_child,
-    ok,
-    skipped,
-    warning,
-)
+from chainermn_tools.doctor.runner import Unavailable
+from tests.support.doctor import canned, check, examine, failed, in_child, ok, skipped, warning
 
 LIMIT_SECONDS = 60  # ends a test that hangs
 
@@ -28,25 +19,18 @@ def test_each_check_has_a_finding_in_its_order():
     answers = [ok("a", n=1), warning("b", "mend b"), failed("c", "mend c"), skipped("d")]
     checks = [canned(name, answer) for name, answer in zip("wxyz", answers, strict=True)]
     found = list(examine(checks[:2], checks[2:]).values())
-    assert [(one.layer, one.name, one.question) for one in found] == [
-        ("layer 1", "w", "w?"),
-        ("layer 1", "x", "x?"),
-        ("layer 2", "y", "y?"),
-        ("layer 2", "z", "z?"),
+    assert [tuple(vars(one).values()) for one in found] == [
+        ("layer 1", "w", "w?", "ok", "a", None, {"n": 1}),
+        ("layer 1", "x", "x?", "warning", "b", "mend b", {}),
+        ("layer 2", "y", "y?", "failed", "c", "mend c", {}),
+        ("layer 2", "z", "z?", "skipped", "d", None, {}),
     ]
-    assert [one.status for one in found] == ["ok", "warning", "failed", "skipped"]
-    assert [one.fix for one in found] == [None, "mend b", "mend c", None]
-    assert [one.details for one in found] == [{"n": 1}, {}, {}, {}]
 
 
 def test_a_check_that_hangs_is_named_and_the_others_go_on():
     over = threading.Event()
 
-    @check("hangs", "?")
-    def hangs(_):
-        over.wait(LIMIT_SECONDS)
-        return ok("at last")
-
+    hangs = check("hangs", "?")(lambda _: over.wait(LIMIT_SECONDS) and ok("at last"))
     after = [canned("b", None, "hangs"), canned("bb", None, "b"), canned("c")]
     found = examine([hangs, *after], [canned("d"), canned("e", None, "bb")], seconds=2)
     over.set()
@@ -76,29 +60,20 @@ def test_a_check_that_raises_fails_alone(error, said):
 
 
 def test_a_program_that_takes_too_long_may_just_need_more_time():
-    @check("slow", "?")
-    def slow(_):
-        return in_child(signal.pause, 0.5)  # of a module that is found from anywhere
-
+    # It calls a function of a module that is found from anywhere.
+    slow = check("slow", "?")(lambda _: in_child(signal.pause, 0.5))
     found = examine([slow])["slow"]
     assert (found.status, found.found) == ("failed", "python did not end within 0.5 s")
     assert "--timeout" in found.fix
 
 
 def test_what_needs_a_failed_check_is_left_out_and_says_why():
-    first = [
-        canned("a", failed("a", "mend")),
-        canned("b", warning("b", "mend")),
-        canned("c", skipped("")),
-    ]
+    said = {"a": failed("a", "mend"), "b": warning("b", "mend"), "c": skipped("")}
     rest = [canned("f", None, "b", "c"), canned("e", None, "d"), canned("d", None, "a")]
-    found = examine(first, rest)
+    found = examine([canned(name, answer) for name, answer in said.items()], rest)
     assert found["d"].status == found["e"].status == "skipped"
     assert found["d"].details == found["e"].details == {"because": "a"}
     assert found["f"].status == "ok", "a warning, or nothing to look at, is no failure"
-
-
-def test_what_needs_an_unknown_check_says_so():
     assert "'nonsense'" in examine([canned("a", None, "nonsense")])["a"].found
 
 
@@ -116,16 +91,12 @@ def test_a_fact_is_found_out_once_for_all_checks():
         asked.append(1)
         raise Unavailable("none")
 
-    def asking(name):
-        @check(name, "?")
-        def look(context):
-            all_here.wait(LIMIT_SECONDS)
-            with pytest.raises(Unavailable) as raised:
-                context.once(fact)
-            return ok(str(raised.value))
+    def look(context):
+        all_here.wait(LIMIT_SECONDS)
+        with pytest.raises(Unavailable) as raised:
+            context.once(fact)
+        return ok(str(raised.value))
 
-        return look
-
-    found = examine([asking(name) for name in "abc"])
+    found = examine([check(name, "?")(look) for name in "abc"])
     assert [one.found for one in found.values()] == ["none"] * 3
     assert len(asked) == 1

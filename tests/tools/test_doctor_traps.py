@@ -13,11 +13,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.support.doctor import Machine
-from tests.support.doctor_programs import said_by
+from tests.support.doctor import Machine, said_by
 
-# Whoever ends a conversation leaves its pipes to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 TRAPS = [
     *("a b", "'", '"', ";touch trap", "$(touch trap)", "`touch trap`", "-oProxyCommand=touch trap"),
     *("-l", "--", "#", "\n", "a\ntouch trap\n", "\\", "\\'; touch trap; '", "%h", "!!", "~", "*"),
@@ -73,13 +70,11 @@ def test_a_path_reaches_python_whole(name):
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_a_trap_in_place_of_a_name_never_reaches_ssh(machine, name):
+def test_a_trap_in_place_of_a_name_never_reaches_ssh(machine, says, name):
     """Even where nobody has looked at the name before."""
-    machine.mpi()
     machine.quick_here()
     machine.program("ssh", f"touch {machine.folder}/asked")
-    found = machine.ask("a", name, checks=["ssh"])["ssh"]
-    assert (found.status, "is no name of a host" in found.found) == ("failed", True)
+    says("ssh", "failed", "is no name of a host", hosts=["a", name])
     assert not (machine.folder / "asked").exists()
 
 
@@ -93,12 +88,11 @@ def test_nothing_that_a_user_writes_becomes_an_option_or_code(script):
     assume("\0" not in script)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         machine = Machine(patch, Path(folder))
-        machine.ssh(NOTING.format(folder))
         machine.quick_here()
         os.mkdir(f"{folder}/current")
         patch.chdir(f"{folder}/current")
-        machine.ask("a", checks=["ssh"], script="script")
-        machine.ask("b-1.c", checks=["ssh"], script=script or "script")
+        for host, named in (("a", "script"), ("b-1.c", script or "script")):
+            machine.look("ssh", hosts=host, script=named, mpi="MPICH", ssh=NOTING.format(folder))
         assert os.listdir() == []
         noted = {path.read_text() for path in Path(folder).glob("words.*")}
     assert len(noted) == 2
@@ -113,9 +107,6 @@ def test_nothing_that_a_user_writes_becomes_an_option_or_code(script):
 )
 def test_a_hostfile_of_anything_gives_an_answer_and_names_no_trap(text, vendor):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        machine, path = Machine(patch, Path(folder)), Path(folder, "hosts")
-        path.write_text(text, errors="surrogatepass")
-        machine.mpi(vendor, vendor)
-        found = machine.look("hostfile", hostfile=str(path))
+        found = Machine(patch, Path(folder)).hostfile(text, vendor)
     assert found.status in ("ok", "failed")
     assert "the check itself failed" not in found.found

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
+from chainermn_tools.doctor.hosts import exchanging
 from tests.support.doctor import COMMUNICATORS
-from tests.support.doctor_programs import (
-    corrupt,
-    exchange_messages,
-    stalling,
-    try_communicators,
-)
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
 
 def exchange(world, address: str | None, *pairs: tuple[str, str]) -> tuple[bool, list[Any]]:
-    """Whether none stalled, and what all ranks said."""
+    """Whether none stalled, and what all ranks said (collective)."""
+    said: list[dict] = []
     hosts = [f"host{rank}" for rank in range(world.size)]
-    return exchange_messages(world, hosts, [(a, b, address) for a, b in pairs])
+    order = [(a, b, address) for a, b in pairs]
+    well = exchanging.messages(world, hosts, order, lambda **record: said.append(record))
+    return well, [one for every in world.allgather(said) for one in every]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", None])
@@ -40,24 +39,30 @@ def test_large_messages_come_back_as_they_were_sent(world, address):
 
 @pytest.mark.ranks(2)
 def test_what_comes_back_wrong_is_noticed(world, monkeypatch):
-    corrupt(monkeypatch)
+    monkeypatch.setattr(exchanging, "is_filled", lambda *_, **__: False)
     well, said = exchange(world, None, ("host0", "host1"))
     assert (well, said[-1]["right"]) == (True, False)
 
 
-def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world):
-    with stalling(world):
+def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world, monkeypatch):
+    """Rank 1 takes it, and reads next to nothing."""
+    monkeypatch.setattr(exchanging, "STALL_SECONDS", 0.5)
+    with contextlib.ExitStack() as taken:
+
+        def take(listener: Any, _: int) -> None:
+            taken.enter_context(listener.accept()[0]).recv(1)
+
+        if world.rank == 1:
+            monkeypatch.setattr(exchanging, "_take", take)
         well, said = exchange(world, "127.0.0.1", ("host0", "host1"))
     assert not well, "on all ranks"
-    assert said == [
-        {"trying": ["host0", "host1"]},
-        {"pair": ["host0", "host1"], "stalled": True},
-    ]
+    assert said == [{"trying": ["host0", "host1"]}, {"pair": ["host0", "host1"], "stalled": True}]
 
 
 @pytest.mark.ranks(2)
 def test_every_communicator_is_tried(world):
-    said = try_communicators(world, COMMUNICATORS)
+    said: list[dict] = []
+    exchanging.communicators(world, COMMUNICATORS, lambda **record: said.append(record))
     if world.rank:
         assert said == []
         return
