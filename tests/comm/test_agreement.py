@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from tests.support.models import Model, Param, with_grads
@@ -91,29 +92,92 @@ class Strange:
     pass
 
 
-@pytest.mark.parametrize("verb", ["bcast", "gather", "allgather", "allreduce"])
-def test_what_is_no_array_raises_on_all(naive, verb):
-    wrong = naive.rank == 0  # root, whose data bcast doesn't ignore
-    for bad in (Strange(), None, "text", [[1, 2], [3]], {"a": 1}, np.array([Strange()])):
-        with raises_on_all(wrong, TypeError, r"rank 0.*_obj"):
-            getattr(naive, verb)(bad if wrong else np.zeros(2))
+class Ambiguous:
+    def __bool__(self):
+        raise ValueError("neither true nor false")
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Raising:
+    """Raises an error when it is pickled."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+def verb(name: str):
+    return lambda comm, data=ZEROS: getattr(comm, name)(data)
+
+
+def dealing(name: str):
+    return lambda comm, *values: getattr(comm, name)(*values or ([1] * comm.size,))
+
+
+def split(comm, color_and_key=(0, 0)):
+    comm.split(*color_and_key)
+
+
+def mean_grad(comm, zero_fill=True):
+    comm.multi_node_mean_grad(with_grads(w=np.ones(2)), zero_fill)
+
+
+def mean_into(comm, size=3):
+    comm.multi_node_mean(np.ones(3), np.empty(size))
+
+
+ZEROS = np.zeros(2, "f4")
+NO_ARRAYS = [Strange(), None, "text", [[1, 2], [3]], {"a": 1}, np.array([Strange()])]
+NO_SUMS = [np.zeros(2, dtype) for dtype in ("U3", "datetime64[D]", "V4")]
+NO_LISTS = [None, [], [1], [1] * 9]
+
+
+# Only one rank gives each of these in turn. Of rank 0, the root, bcast doesn't ignore the data.
+@pytest.mark.parametrize(
+    ("rank", "error", "told", "call", "given"),
+    [
+        *(
+            (0, TypeError, r"rank 0.*_obj", verb(name), NO_ARRAYS)
+            for name in ("bcast", "gather", "allgather", "allreduce")
+        ),
+        *(
+            (0, ValueError, r"rank 0: expected . values", dealing(name), NO_LISTS)
+            for name in ("alltoall", "scatter", "alltoall_obj", "scatter_obj")
+        ),
+        (1, TypeError, r"rank 1.*can't sum", verb("allreduce"), NO_SUMS),
+        (1, ValueError, "key", split, [(0, 2**40), (0, None)]),
+        (1, ValueError, "color of split must be", split, [(2**31, 0), (-1, 0), ("red", 0)]),
+        (1, ValueError, "neither true nor false", mean_grad, [Ambiguous()]),
+        (1, ValueError, "recvbuf of multi_node_mean", mean_into, [4]),
+        (1, Silent, None, verb("allgather_obj"), [Raising(Silent)]),
+        (0, KeyboardInterrupt, None, verb("bcast_obj"), [Raising(KeyboardInterrupt)]),
+    ],
+)
+def test_what_one_rank_does_wrong_raises_on_all(naive, rank, error, told, call, given):
+    wrong = naive.rank == rank
+    for each in given:
+        with raises_on_all(wrong, error, told):
+            call(naive, *[each] if wrong else [])
     still_works(naive)
 
 
-def test_what_cannot_be_summed_raises_on_all(naive):
-    wrong = naive.rank == 1
-    for dtype in ("U3", "datetime64[D]", "V4"):
-        with raises_on_all(wrong, TypeError, r"rank 1.*can't sum"):
-            naive.allreduce(np.zeros(2, dtype if wrong else "float32"))
-    still_works(naive)
-
-
-@pytest.mark.parametrize("verb", ["alltoall", "scatter", "alltoall_obj", "scatter_obj"])
-def test_wrong_length_on_one_rank_raises_on_all(naive, verb):
-    wrong = naive.rank == 0
-    for values in (None, [], [1], [1] * 9):
-        with raises_on_all(wrong, ValueError, r"rank 0: expected . values"):
-            getattr(naive, verb)(values if wrong else [1] * naive.size)
+def test_what_all_ranks_do_wrong_raises_on_each(naive):
+    masked = np.ma.masked_array([1.0, 2.0], [0, 1])
+    no_sum = rf"rank {naive.rank}: allreduce_obj can't add.*int, str"
+    for call, told in [
+        (lambda: naive.allreduce(masked), "would lose its mask"),
+        (lambda: naive.allgather(masked), "would lose its mask"),
+        (lambda: naive.allreduce_obj("a" if naive.rank else 1), no_sum),
+        (lambda: naive.alltoall(x for x in range(9)), r"expected a tuple or list of . values"),
+    ]:
+        with pytest.raises(TypeError, match=told):
+            call()
     still_works(naive)
 
 
@@ -135,51 +199,16 @@ def test_wrong_peers_and_tags_raise_at_once(naive):
     refused("this rank itself", naive.rank, 0)
 
 
-def test_the_largest_tag_works(naive):
-    from mpi4py import MPI
-
-    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - 1
-    if naive.rank == 0:
-        naive.send(np.arange(3), 1, tag)
-    elif naive.rank == 1:
-        np.testing.assert_array_equal(naive.recv(0, tag), np.arange(3))
-
-
-def test_tags_tell_messages_apart(naive):
-    if naive.rank == 0:
-        for tag in (5, 6):
-            naive.send(tag, 1, tag)
-    elif naive.rank == 1:
-        assert naive.recv(0, 6) == 6
-        assert naive.recv(0, 5) == 5
-
-
-@pytest.mark.parametrize(("sent", "received"), [("send_obj", "recv"), ("send", "recv_obj")])
-def test_an_object_is_not_an_array(naive, sent, received):
-    if naive.rank == 0:
-        getattr(naive, sent)(np.arange(100_000), 1, 0)
-    elif naive.rank == 1:
-        with pytest.raises(TypeError, match=r"rank 1.*rank 0 sent"):
-            getattr(naive, received)(0, 0)
-    still_works(naive)
-
-
-def test_wrong_split_raises_on_all(naive):
-    wrong = naive.rank == 1
-    for color, key in [(0, 2**40), (2**31, 0), (-1, 0), (0, None), ("red", 0)]:
-        what = "key" if color == 0 else "color of split must be an integer from 0"
-        with raises_on_all(wrong, ValueError, what):
-            naive.split(*(color, key) if wrong else (0, 0))
-    still_works(naive)
-
-
-def test_numpy_integers_are_ranks_tags_and_colors_too(naive):
+def test_tags_up_to_the_largest_tell_messages_apart_and_numpy_integers_do_as_ranks(naive):
     zero, one = np.int64(0), np.uint8(1)
+    tags = [zero, 6, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - 1]
     assert naive.bcast(naive.rank, root=one) == 1
     if naive.rank == 0:
-        naive.send(5, one, zero)
+        for tag in tags:
+            naive.send(tag, one, tag)
     elif naive.rank == 1:
-        assert naive.recv(zero, zero) == 5
+        for tag in reversed(tags):
+            assert naive.recv(zero, tag) == tag
     naive.split(zero, np.int32(naive.rank)).finalize()
 
 
@@ -192,99 +221,14 @@ def test_settings_that_are_equal_need_not_look_equal(naive):
         assert naive.get_config("allreduce_grad_dtype") == np.float32
 
 
-def test_a_flag_that_is_none_raises_on_all(naive):
-    class Ambiguous:
-        def __bool__(self):
-            raise ValueError("neither true nor false")
-
-    wrong = naive.rank == 1
-    with raises_on_all(wrong, ValueError, "neither true nor false"):
-        naive.multi_node_mean_grad(with_grads(w=np.ones(2)), Ambiguous() if wrong else True)
-    still_works(naive)
-
-
-def test_a_name_that_cannot_be_hashed_raises_on_all(world):
-    wrong = world.rank == 1
-    with raises_on_all(wrong, ValueError, "unknown communicator"):
-        create_communicator(["naive"] if wrong else "naive")
-
-
-def test_masked_arrays_are_refused(naive):
-    masked = np.ma.masked_array([1.0, 2.0], [0, 1])
-    for call in (naive.allreduce, naive.allgather):
-        with pytest.raises(TypeError, match="would lose its mask"):
-            call(masked)
-    still_works(naive)
-
-
-class Silent(Exception):
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
-class Unspeakable:
-    def __reduce__(self):
-        raise Silent
-
-
-def test_an_error_without_a_text_is_told_all_the_same(naive):
-    wrong = naive.rank == 1
-    with raises_on_all(wrong, Silent):
-        naive.allgather_obj(Unspeakable() if wrong else 1)
-    still_works(naive)
-
-
-class Interrupting:
-    def __reduce__(self):
-        raise KeyboardInterrupt
-
-
-def test_ctrl_c_while_an_object_is_pickled_reaches_all(naive):
-    wrong = naive.rank == 0
-    with raises_on_all(wrong, KeyboardInterrupt):
-        naive.bcast_obj(Interrupting())
-    still_works(naive)
-
-
 def test_finalize_against_another_call_raises_on_all(world):
     comm = create_communicator("naive")
     call = comm.finalize if comm.rank == 0 else lambda: comm.allreduce(1)
-    with pytest.raises(
-        RankMismatchError, match=r"operation: finalize on rank 0; allreduce on rank"
-    ):
+    told = "operation: finalize on rank 0; allreduce on rank"
+    with pytest.raises(RankMismatchError, match=told):
         call()
     still_works(comm)
     comm.finalize()
-
-
-def test_an_error_in_a_with_block_shows_at_once(world):
-    if world.rank == 0:
-        with pytest.raises(ZeroDivisionError):  # noqa: SIM117
-            with create_communicator("naive"):
-                raise ZeroDivisionError
-    else:
-        create_communicator("naive")  # never finalized: rank 0 must not wait for it
-
-
-def test_objects_that_cannot_be_added_raise_on_all(naive):
-    with pytest.raises(TypeError, match=rf"rank {naive.rank}: allreduce_obj can't add.*int, str"):
-        naive.allreduce_obj("a" if naive.rank else 1)
-    still_works(naive)
-
-
-def test_a_generator_is_no_list_of_arrays(naive):
-    with pytest.raises(TypeError, match=r"expected a tuple or list of . values"):
-        naive.alltoall(x for x in range(naive.size))
-    still_works(naive)
-
-
-def test_recvbuf_of_another_shape_raises_on_all(naive):
-    wrong = naive.rank == 1
-    with raises_on_all(wrong, ValueError, "recvbuf of multi_node_mean"):
-        naive.multi_node_mean(np.ones(3), np.empty(4 if wrong else 3))
-    in_place = np.full(3, float(naive.rank))
-    assert naive.multi_node_mean(None, in_place) is in_place
-    np.testing.assert_array_equal(in_place, np.full(3, (naive.size - 1) / 2))
 
 
 def test_an_allocation_that_fails_on_one_rank_raises_on_all(naive):

@@ -18,13 +18,8 @@ pytestmark = pytest.mark.world
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MANY_RANKS = (2, 3, 4, 5, 6, 8)
 # The first takes the way of all of them.
-ON_ONE_NODE = (
-    "hierarchical",
-    *(
-        pytest.param(name, marks=pytest.mark.full)
-        for name in ("two_dimensional", "single_node", "non_cuda_aware")
-    ),
-)
+OTHERS = ("two_dimensional", "single_node", "non_cuda_aware")
+ON_ONE_NODE = ["hierarchical", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
 # After so many calls both ways of large arrays were tried, and the faster one taken again.
 ENOUGH_CALLS = 4
 # Each rank's record in an agreement, and what the ways tell each other: not the gradients' bytes.
@@ -45,27 +40,18 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     sys.modules.pop("counted")
 
 
-def model_and_mean(world, sizes: dict[str, int]):
-    """This rank's gradients, and the mean that they must become."""
-    rows = [
-        {name: np.arange(size, dtype="f4") % 1000 * (rank + 1) for name, size in sizes.items()}
-        for rank in range(world.size)
-    ]
-    mean = {name: sum(row[name] for row in rows) / world.size for name in sizes}
-    return with_grads(**rows[world.rank]), mean
-
-
 def counts_of_calls(counted, comm, name, sizes, wire=None, calls=1):
     """What this rank moves in each of some calls, after the first, which tries the memory out."""
+    first = {key: np.arange(size, dtype="f4") % 1000 for key, size in sizes.items()}
     found = []
     with counted.counted(name, comm, wire) as (communicator, counts):
         for _ in range(1 + calls):
-            model, mean = model_and_mean(comm, sizes)
+            model = with_grads(**{key: array * (comm.rank + 1) for key, array in first.items()})
             counts.forget()
             communicator.allreduce_grad(model)
             found.append(counted.Counts(**vars(counts)))
-            for key, expected in mean.items():
-                np.testing.assert_allclose(model[key].grad, expected, rtol=1e-2)
+            for key, array in first.items():
+                np.testing.assert_allclose(model[key].grad, array * (comm.size + 1) / 2, rtol=1e-2)
     return found[1:]
 
 
@@ -111,25 +97,13 @@ def test_large_gradients_are_moved_at_most_four_times_on_any_number_of_ranks(wor
     assert all(in_messages) == (name in ("naive", "flat"))
 
 
-@pytest.mark.sizes(4)
-def test_more_ranks_move_no_more(world, counted):
-    moved = {}
-    for size in (3, 4):
-        part = world.Split(int(world.rank < size), world.rank)
-        if world.rank < size:
-            (counts,) = counts_of_calls(counted, part, "hierarchical", SHARED)
-            moved[size] = counts.moved
-        part.Free()
-    assert moved[4] <= moved.get(3, moved[4]) + TALK
-
-
 @pytest.mark.sizes(2)
 def test_shared_memory_can_not_be_touched_uncounted(counted):
     counts = counted.Counts()
     memory = counted.Counted(np.arange(8, dtype="f4"), counts)
     for touch in (memoryview, np.sum, np.array_equal, lambda it: it.sum(), lambda it: it.copy()):
         with pytest.raises((TypeError, AttributeError)):
-            touch(memory) if touch is not np.array_equal else touch(memory, memory)
+            touch(memory, memory) if touch is np.array_equal else touch(memory)
     plain = np.zeros(4, "f4")
     plain[:] = memory[:4]
     plain += memory[4:]

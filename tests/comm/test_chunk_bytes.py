@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -46,22 +48,17 @@ def test_tiny_chunks_give_the_mean(world, monkeypatch, name, nodes, chunk_bytes)
 def test_the_widest_numbers_in_the_smallest_chunks(world, monkeypatch, name, nodes):
     monkeypatch.setenv(VARIABLE, "64")
     with on_nodes(nodes, name) as comm:
-        for dtype in ("complex64", "complex128", "complex256"):
-            for size in (1, 2, 3, 41):
-                rows = [np.arange(size) * (1 + 2j) + 12 * rank for rank in range(comm.size)]
-                model = with_grads(w=rows[comm.rank].astype(dtype))
-                comm.allreduce_grad(model)
-                np.testing.assert_array_equal(model["w"].grad, sum(rows) / comm.size)
+        for dtype, size in product(("complex64", "complex128", "complex256"), (1, 2, 3, 41)):
+            rows = [np.arange(size) * (1 + 2j) + 12 * rank for rank in range(comm.size)]
+            model = with_grads(w=rows[comm.rank].astype(dtype))
+            comm.allreduce_grad(model)
+            np.testing.assert_array_equal(model["w"].grad, sum(rows) / comm.size)
 
 
 @pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional"])
 def test_no_chunk_is_larger(world, monkeypatch, name):
     monkeypatch.setenv(VARIABLE, "128")
-    with (
-        noted_sizes() as used,
-        create_communicator(name) as comm,
-        comm.split(0, 0) as part,
-    ):
+    with noted_sizes() as used, create_communicator(name) as comm, comm.split(0, 0) as part:
         monkeypatch.delenv(VARIABLE)  # a split keeps what its parent was made with
         small = {f"p{i}": np.ones(7, "f4") for i in range(5)}
         part.allreduce_grad(with_grads(**small, w=np.ones(40, "f4")))
@@ -76,9 +73,7 @@ def test_large_arrays_keep_to_it_on_each_way_that_is_tried(world, monkeypatch):
     with noted_sizes() as used, create_communicator("hierarchical") as comm:
         for _ in range(6):  # of two ways; each is new twice, since its first use isn't timed
             check_mean(comm, 300_001)
-    for nbytes in used.values():
-        assert nbytes
-        assert max(nbytes) <= chunk_bytes
+    assert all(0 < max(nbytes) <= chunk_bytes for nbytes in used.values())
 
 
 @pairwise(
@@ -90,13 +85,9 @@ def test_large_arrays_keep_to_it_on_each_way_that_is_tried(world, monkeypatch):
 @pytest.mark.ranks(2)
 def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wire, cuda_aware):
     monkeypatch.setenv(VARIABLE, str(chunk_bytes))
-    nodes = IMPOSED[world.size][-1]
-    own = whole_numbers(world.rank)
-    with (
-        gpus.mpi_says(cuda_aware),
-        installed() as gpu,
-        on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm,
-    ):
+    nodes, own = IMPOSED[world.size][-1], whole_numbers(world.rank)
+    how = {"allreduce_grad_dtype": wire}
+    with gpus.mpi_says(cuda_aware), installed() as gpu, on_nodes(nodes, name, **how) as comm:
         gpu.delay = 0
         found = gpus.means_of(comm, list(own.values()))
         for mean, first in zip(found, whole_numbers(0).values(), strict=True):
@@ -105,27 +96,21 @@ def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wir
         assert max(gpu.packed) <= chunk_bytes
 
 
-def test_a_bad_value_names_the_variable_and_what_is_allowed(world, monkeypatch):
-    for value in ("0", "-64", "100", "1e6", "512k", "2147483648", "x"):
-        monkeypatch.setenv(VARIABLE, value)
-        message = f"{VARIABLE} must be .* multiple of 64 from 64 to .* got '{value}'"
-        with pytest.raises(ValueError, match=message):
-            create_communicator("flat")
-
-
 @pytest.mark.sizes(2, 3, 4)
-def test_ranks_must_agree(world, monkeypatch):
-    first, others = world.rank == 0, pytest.raises(PeerError, match="CHUNK_BYTES must be")
-    for mine, theirs, told in [
-        ("128", "64", rf"{VARIABLE}: 128 on rank 0; 64 on ranks? 1"),
-        ("", "64", rf"{VARIABLE}: None on rank 0"),
-    ]:
-        monkeypatch.setenv(VARIABLE, mine if first else theirs)
-        with pytest.raises(RankMismatchError, match=told):
+def test_a_bad_value_names_the_variable_and_what_is_allowed_and_ranks_must_agree(
+    world, monkeypatch
+):
+    def created(value: str, told: str, *errors: type[Exception]) -> None:
+        monkeypatch.setenv(VARIABLE, value)
+        with pytest.raises(errors, match=f"{VARIABLE}{told}"):
             create_communicator("flat")
-    monkeypatch.setenv(VARIABLE, "65" if first else "64")
-    with pytest.raises(ValueError, match="CHUNK_BYTES must be") if first else others:
-        create_communicator("flat")
+
+    for value in ("0", "-64", "100", "1e6", "512k", "2147483648", "x"):
+        created(value, f" must be .* multiple of 64 from 64 to .* got '{value}'", ValueError)
+    first = world.rank == 0
+    created("128" if first else "64", ": 128 on rank 0; 64 on ranks? 1", RankMismatchError)
+    created("" if first else "64", ": None on rank 0", RankMismatchError)
+    created("65" if first else "64", " must be", ValueError if first else PeerError)
     monkeypatch.setenv(VARIABLE, "128" if first else " 128")  # the same size
     with create_communicator("flat") as comm:
         check_mean(comm)
@@ -133,26 +118,20 @@ def test_ranks_must_agree(world, monkeypatch):
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("name", ["flat", "hierarchical"])
-def test_a_size_that_one_rank_sets_alone_is_told(world, name):
-    with create_communicator(name) as comm:
-        if comm.rank == 1:
-            comm.set_config("chunk_bytes", 128)
-        with pytest.raises(RankMismatchError, match=r"chunk_bytes: None on rank.* 128 on rank"):
-            comm.allreduce_grad(with_grads(w=np.ones(500, "f4")))
-        with pytest.raises(RankMismatchError, match="chunk_bytes"):
-            comm.allreduce(np.ones(500, "f4"))
-        comm.set_config("chunk_bytes", 128)
-        np.testing.assert_array_equal(comm.allreduce(np.ones(500, "f4")), np.full(500, comm.size))
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("name", ["flat", "hierarchical"])
-def test_it_is_a_setting_until_gradients_travel(world, name):
+def test_it_is_a_setting_of_all_ranks_until_gradients_travel(world, name):
     with create_communicator(name) as comm:
         for wrong in 0, 100, "many", 1 << 40, True:
             with pytest.raises(ValueError, match="chunk_bytes must be a number of bytes"):
                 comm.set_config("chunk_bytes", wrong)
+        if comm.rank == 1:
+            comm.set_config("chunk_bytes", 1 << 16)
+        told = r"chunk_bytes: None on rank.* 65536 on rank"
+        with pytest.raises(RankMismatchError, match=told):
+            check_mean(comm)
+        with pytest.raises(RankMismatchError, match=told):
+            comm.allreduce(np.ones(500, "f4"))
         comm.set_config("chunk_bytes", 1 << 16)
+        np.testing.assert_array_equal(comm.allreduce(np.ones(500, "f4")), np.full(500, comm.size))
         with comm.split(0, comm.rank) as part:
             assert part.get_config("chunk_bytes") == 1 << 16
         check_mean(comm, 300_001)

@@ -25,13 +25,3 @@ def test_chunks_cover_each_element_once(arrays, chunk_bytes):
         assert {dtypes[i] for i, _, _ in chunk.parts} == {chunk.dtype}
         alone = len(chunk.parts) == 1
         assert alone or all((start, stop) == (0, sizes[i]) for i, start, stop in chunk.parts)
-
-
-def test_packing_and_unpacking_are_inverse():
-    flats = [np.arange(5, dtype="f4"), np.arange(5, 8, dtype="f4"), np.zeros(2, "f8")]
-    (chunk,) = cut((5, 3), (np.dtype("f4"),) * 2, 100)
-    buffer = np.empty(8, "f4")
-    chunk.pack(flats, buffer)
-    np.testing.assert_array_equal(buffer, np.arange(8))
-    chunk.unpack(buffer + 1, flats)
-    np.testing.assert_array_equal(np.concatenate(flats[:2]), np.arange(8) + 1)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from mpi4py import MPI
 
 from chainermn_comm import cuda_aware
 
@@ -20,18 +21,13 @@ def ask():
 
 
 def test_the_wheels_of_mpich_and_open_mpi_have_the_query_and_say_no(ask):
-    from mpi4py import MPI
-
     assert hasattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support")
     assert ask() is False
 
 
 @pytest.mark.parametrize(("answer", "expected"), [(1, True), (0, False), (-1, False)])
 def test_the_answer_is_taken(ask, monkeypatch, answer, expected):
-    def query() -> int:
-        return answer
-
-    library = SimpleNamespace(MPIX_Query_cuda_support=query)
+    library = SimpleNamespace(MPIX_Query_cuda_support=Mock(return_value=answer))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     assert ask() is expected
 

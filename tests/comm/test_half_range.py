@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
-from ml_dtypes import bfloat16, finfo
+from ml_dtypes import finfo
 
 from tests.support.models import with_grads
 from tests.support.topologies import on_nodes, over_nodes
@@ -15,41 +16,41 @@ pytestmark = pytest.mark.world
 
 HALF, SINGLE, DOUBLE = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 COUNT, TURNS = 3000, 2
-KINDS = ("any bits", "small", "below normal", "mixed")
-over_all_ways = over_nodes("flat", "hierarchical", "two_dimensional")
+# The lowest and the highest bits.
+KINDS = {"any": (0, 0x7BFF), "small": (0, 6), "below normal": (0, 0x3FF), "mixed": (0x7BF0, 0x7BFF)}
 
 
 def float16s(kind: str, rank: int, turn: int) -> np.ndarray:
-    """float16 numbers of one kind; `any bits` and `mixed` have the largest beside the smallest."""
+    """float16 numbers of one kind; `any` and `mixed` have the largest beside the smallest."""
     random = np.random.default_rng([rank, turn, len(kind)])
     signs = np.random.default_rng(turn).integers(0, 2, COUNT) << 15
     signs[::4] = random.integers(0, 2, len(signs[::4])) << 15
-    highest = {"any bits": 0x7BFF, "small": 0x0006, "below normal": 0x03FF, "mixed": 0x7BFF}[kind]
-    lowest = 0x7BF0 if kind == "mixed" else 0
-    bits = random.integers(lowest, highest + 1, COUNT)
+    bits = random.integers(*KINDS[kind], COUNT, endpoint=True)
     if kind == "mixed":
         bits[::2] = random.integers(0, 4, len(bits[::2]))
     bits[random.random(COUNT) < 0.2] = 0
     return (bits | signs).astype(np.uint16).view(HALF)
 
 
-@over_all_ways
+@over_nodes("flat", "hierarchical", "two_dimensional")
 def test_means_are_neither_infinite_nor_zero_where_float32_sums_are_not(world, name, nodes):
     with on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
-        for kind, own, turn in itertools.product(KINDS, ("float16", "float32"), range(TURNS)):
-            rows = [float16s(kind, rank, turn) for rank in range(world.size)]
-            model = with_grads(w=rows[world.rank].astype(own))
-            comm.allreduce_grad(model)
-            check(rows, model["w"].grad.astype(DOUBLE))
+        for kind, own, turn in itertools.product(KINDS, (HALF, SINGLE), range(TURNS)):
+            check(comm, [float16s(kind, rank, turn) for rank in range(world.size)], own)
 
 
-def check(rows: list[np.ndarray], found: np.ndarray) -> None:
-    """Whether what was found is near the mean, and finite and other than 0 as a float32 sum is."""
+def check(comm, rows: list[np.ndarray], own: np.dtype) -> None:
+    """Whether their mean is near the mean, and finite and other than 0 as a float32 sum is."""
+    model = with_grads(w=rows[comm.rank].astype(own), v=np.ones(3, HALF))
+    comm.allreduce_grad(model)
+    np.testing.assert_array_equal(model["v"].grad, 1)
+    found = model["w"].grad.astype(DOUBLE)
     exact = sum(row.astype(DOUBLE) for row in rows) / len(rows)
     with np.errstate(over="ignore"):
         expected = sum(row.astype(SINGLE) for row in rows) / np.float32(len(rows))
         expected = expected.astype(HALF)
-    assert np.all(np.isfinite(found[np.isfinite(expected)]))
+    finite = np.isfinite(expected)
+    assert np.all(np.isfinite(found[finite]))
     # Where terms cancel, the order of a sum decides what is left of the small ones; and what lies
     # between zero and the smallest number may, but for a rounding, become either.
     alike = np.all(np.array(rows) >= 0, axis=0) | np.all(np.array(rows) <= 0, axis=0)
@@ -58,7 +59,6 @@ def check(rows: list[np.ndarray], found: np.ndarray) -> None:
     assert np.all(found[alike & (exact == 0)] == 0)
     scale = sum(abs(row.astype(DOUBLE)) for row in rows) / len(rows)
     bound = 2 * np.finfo(HALF).eps * scale + np.finfo(HALF).smallest_subnormal
-    finite = np.isfinite(expected)
     assert np.all(abs(found - exact)[finite] <= bound[finite])
 
 
@@ -85,43 +85,38 @@ def test_gradients_that_float16_does_not_hold_have_a_mean(world, name, nodes):
                 narrow = np.array(rows).astype(HALF)
             assert np.isinf(narrow).any() == (kind != "too small")
             for own in (SINGLE, DOUBLE):
-                model = with_grads(w=rows[world.rank].astype(own), v=np.ones(3, HALF))
-                comm.allreduce_grad(model)
-                check(rows, model["w"].grad.astype(DOUBLE))
-                np.testing.assert_array_equal(model["v"].grad, 1)
+                check(comm, rows, own)
 
 
-@pytest.mark.parametrize("own", ["bfloat16", "float32"])
-@over_all_ways
-def test_bfloat16_means_at_the_end_of_its_range_are_finite(world, name, nodes, own):
-    largest, rest = float(finfo(bfloat16).max), [0.0] * (world.size - 2)
+@pytest.mark.parametrize(
+    ("own", "wire"),
+    [
+        *(("bfloat16", "bfloat16"), ("float32", "bfloat16")),
+        # As the other type their largest numbers would be infinite, there or back again.
+        *(("float16", "bfloat16"), ("bfloat16", "float16")),
+    ],
+)
+@over_nodes("naive", "flat", "hierarchical", "two_dimensional")
+def test_means_at_the_end_of_the_range_are_finite(world, name, nodes, own, wire):
+    narrow = wire if own == "float32" else own
+    largest, rest = float(finfo(narrow).max), [0.0] * (world.size - 2)
     every = {
         "all the largest": [largest] * world.size,
-        # Their sum is a float32, and rounds to infinity in bfloat16.
-        "a sum beyond": [largest / 2, 2.0**127, *rest],
+        # Their sum is a float32, and rounds to infinity in 16 bits.
+        "a sum beyond": [largest / 2, 2.0 ** math.frexp(largest / 2)[1], *rest],
         "opposite": [largest, -largest, *rest],
     }
     if own == "float32":  # whose last number rounds to infinity in bfloat16
         last = float(np.finfo(SINGLE).max)
         every |= {"terms beyond": [last, -last, *rest], "one beyond": [last, 0.0, *rest]}
-    dtype = np.dtype(bfloat16 if own == "bfloat16" else own)
-    with on_nodes(nodes, name, allreduce_grad_dtype="bfloat16") as comm:
-        for terms in every.values():  # each in a chunk of its own
-            comm.allreduce_grad(model := with_grads(w=np.full(9, terms[comm.rank], dtype)))
-            mean, scale = sum(terms) / world.size, sum(map(abs, terms)) / world.size
-            assert np.all(abs(model["w"].grad.astype(DOUBLE) - mean) <= 2.0**-6 * scale)
-
-
-@pytest.mark.parametrize(("own", "wire"), [("float16", "bfloat16"), ("bfloat16", "float16")])
-@over_nodes("naive", "flat", "hierarchical", "two_dimensional")
-def test_gradients_as_wide_as_the_wire_stay_what_they_are(world, name, nodes, own, wire):
-    """As the other type their largest numbers would be infinite, there or back again."""
-    dtype = np.dtype(bfloat16 if own == "bfloat16" else own)
     with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
-        largest = np.full(9, finfo(dtype).max, dtype)
-        comm.allreduce_grad(model := with_grads(v=np.ones(5, "f4"), w=largest.copy()))
-        np.testing.assert_array_equal(model["w"].grad, largest)
-        np.testing.assert_array_equal(model["v"].grad, 1)
+        for terms in every.values():  # each in a chunk of its own
+            model = with_grads(v=np.ones(5, "f4"), w=np.full(9, terms[comm.rank], own))
+            comm.allreduce_grad(model)
+            mean, scale = sum(terms) / world.size, sum(map(abs, terms)) / world.size
+            bound = 2 * float(finfo(narrow).eps) * scale
+            assert np.all(abs(model["w"].grad.astype(DOUBLE) - mean) <= bound)
+            np.testing.assert_array_equal(model["v"].grad, 1)
 
 
 @over_nodes("flat", "hierarchical", "two_dimensional", least=3)

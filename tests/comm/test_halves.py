@@ -24,6 +24,8 @@ def check(source: np.ndarray, dtype: str) -> None:
 
 def test_every_float16_becomes_the_float32_that_it_is():
     check(EVERY_HALF, "float32")
+    for dtype in ("float16", "float32"):  # others are cast
+        check(np.arange(9.0), dtype)
 
 
 # In units of float32's last place: the numbers themselves, and beside and on the ties between.
@@ -40,24 +42,19 @@ def test_float32_of_any_size(low):
     check(numbers.astype("f4"), "float16")
 
 
-def test_float32_of_any_bits():
+def test_float32_of_any_bits_and_below_float16():
     check(np.random.default_rng(1).integers(0, 2**32, 300_000, "u4").view("f4"), "float16")
-
-
-def test_below_float16_a_number_rounds_to_zero_or_the_smallest():
-    smallest = np.float32(2.0**-24)
-    near = np.array([0.5, np.nextafter(np.float32(0.5), np.float32(1)), 1.5, 0.1], "f4") * smallest
-    check(np.concatenate([near, -near, np.zeros(2, "f4"), -np.zeros(2, "f4")]), "float16")
+    tie = np.float32(2.0**-25)  # between zero and the smallest
+    near = np.array([tie, np.nextafter(tie, np.float32(1)), 3 * tie, 0.2 * tie, 0], "f4")
+    check(np.concatenate([near, -near]), "float16")
 
 
 @pytest.mark.parametrize("size", [0, 1, halves.PIECE - 1, halves.PIECE + 1])
 def test_any_length_and_one_number_too_large_among_others(size):
     numbers = np.random.default_rng(2).standard_normal(size, "f4")
-    check(numbers, "float16")
-    numbers[-1:] = 65520  # rounds to infinity; what is just below does not
-    check(numbers, "float16")
-    numbers[-1:] = np.nextafter(np.float32(65520), np.float32(0))
-    check(numbers, "float16")
+    for last in (1, 65520, np.nextafter(np.float32(65520), np.float32(0))):
+        numbers[-1:] = last  # the second rounds to infinity; what is just below does not
+        check(numbers, "float16")
 
 
 @pytest.mark.parametrize(("total", "term"), [("f4", "f2"), ("f4", "f4"), ("f8", "f4")])
@@ -68,8 +65,3 @@ def test_add(total, term):
     expected = sums + terms.astype(total)
     halves.add(sums, terms)
     np.testing.assert_array_equal(sums, expected)
-
-
-def test_other_types_are_cast():
-    check(np.arange(9.0), "float16")
-    check(np.arange(9.0), "float32")

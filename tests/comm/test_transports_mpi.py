@@ -16,5 +16,6 @@ def test_what_is_received_hardly_grows_with_the_number_of_ranks(monkeypatch, siz
     monkeypatch.setattr(MpiTransport, "_exchange", lambda *_: [])
     grad = np.zeros(20 * MIB, "f4")
     transport = MpiTransport(rank_1_of(size), 0)
-    used = most_bytes(lambda: transport.allreduce([grad], size))
+    with np.errstate(all="ignore"):  # of what wasn't received
+        used = most_bytes(lambda: transport.allreduce([grad], size))
     assert MIB / 2 < used < limit * MIB

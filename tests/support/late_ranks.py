@@ -25,13 +25,7 @@ def late_ranks(rank: int, likelihood: float) -> Iterator[None]:
             time.sleep(rng.random() * LONGEST_SECONDS)
 
     def late(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            pause()
-            result = method(*args, **kwargs)
-            pause()
-            return result
-
-        return call
+        return lambda *args, **how: (pause(), method(*args, **how), pause())[1]
 
     # The agreement is the first meeting of a call.
     with (

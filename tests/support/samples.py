@@ -8,7 +8,18 @@ DTYPES = [
     *("float16", "float32", "float64", "int8", "int16", "int32", "int64"),
     *("uint8", "uint64", "bool", "complex64", "complex128"),
 ]
-LAYOUTS = ["C", "F", "slice", "transposed", "reversed", "0-d", "empty", "read-only", "broadcast"]
+VIEWS = {
+    "C": np.ascontiguousarray,
+    "F": np.asfortranarray,
+    "slice": lambda array: array[1:, ::2],
+    "transposed": lambda array: array.reshape(2, 3, 4).transpose(2, 0, 1),
+    "reversed": lambda array: array[::-1, ::-1],
+    "0-d": lambda array: np.array(array[1, 1]),
+    "empty": lambda array: array[:0],
+    "read-only": np.ascontiguousarray,
+    "broadcast": lambda array: np.broadcast_to(array[0], (3, 6)),
+}
+LAYOUTS = list(VIEWS)
 
 
 def sample(rank: int, dtype: str, layout: str = "C") -> np.ndarray:
@@ -17,23 +28,8 @@ def sample(rank: int, dtype: str, layout: str = "C") -> np.ndarray:
     array = values.astype(dtype)
     if array.dtype.kind == "c":
         array += (1j * values[::-1]).astype(dtype)
-    if layout == "F":
-        return np.asfortranarray(array)
-    if layout == "slice":
-        return array[1:, ::2]
-    if layout == "transposed":
-        return array.reshape(2, 3, 4).transpose(2, 0, 1)
-    if layout == "reversed":
-        return array[::-1, ::-1]
-    if layout == "0-d":
-        return np.array(array[1, 1])
-    if layout == "empty":
-        return array[:0]
-    if layout == "broadcast":
-        return np.broadcast_to(array[0], (3, 6))
-    if layout == "read-only":
-        array.flags.writeable = False
-    return array
+    array.flags.writeable = layout != "read-only"
+    return VIEWS[layout](array)
 
 
 def same(actual: np.ndarray, expected: np.ndarray) -> None:

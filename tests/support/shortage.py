@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -19,15 +18,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
 }
 
 
-@contextmanager
-def no_memory_for(what: str, here: bool = True) -> Iterator[None]:
+def no_memory_for(what: str, here: bool = True) -> AbstractContextManager[Any]:
     """Meanwhile that can't be allocated; on ranks that aren't `here`, all is as ever."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise MemoryError("no room here")
-
-    if here:
-        with mock.patch.object(*MOMENTS[what], fail):
-            yield
-    else:
-        yield
+    failing = mock.patch.object(*MOMENTS[what], side_effect=MemoryError("no room here"))
+    return failing if here else nullcontext()

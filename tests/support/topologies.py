@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,18 +17,10 @@ NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non
 WAYS = ("naive", "flat", "hierarchical")
 # Node of each rank, by the number of ranks: one node, one node a rank, uneven, interleaved.
 IMPOSED: dict[int, list[tuple[int, ...]]] = {
-    1: [(0,)],
-    2: [(0, 0), (0, 1)],
-    3: [(0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 1, 0)],
-    4: [
-        (0, 0, 0, 0),
-        (0, 0, 1, 1),
-        (0, 0, 0, 1),
-        (0, 1, 2, 2),
-        (0, 1, 0, 1),
-        (0, 1, 1, 0),
-        (0, 1, 2, 3),
-    ],
+    size: [tuple(map(int, nodes)) for nodes in every.split()]
+    for size, every in enumerate(
+        ["0", "00 01", "000 001 012 010", "0000 0011 0001 0122 0101 0110 0123"], start=1
+    )
 }
 # Of these, those of the default tier: one of each kind on as few ranks as show it.
 CHOSEN = {(0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)}
@@ -51,9 +44,7 @@ def telling(name: str, size: int) -> list[tuple[int, ...]]:
     if name in ("naive", "flat", "single_node"):  # nodes make no difference, or there is one
         return IMPOSED[size][:1]
     if name == "two_dimensional":  # elsewhere one rank of a node exchanges: that is `hierarchical`
-        return [
-            nodes for nodes in IMPOSED[size] if len(set(nodes)) > 1 < min(map(nodes.count, nodes))
-        ]
+        return [n for n in IMPOSED[size] if len(set(n)) > 1 < min(map(n.count, n))]
     return IMPOSED[size]
 
 
@@ -66,21 +57,13 @@ def over_nodes(*names: str, least: int = 2) -> Any:
         names: of communicators.
         least: the fewest ranks.
     """
-    return pytest.mark.parametrize(
-        ("name", "nodes"),
-        [
-            pytest.param(
-                name,
-                nodes,
-                marks=[pytest.mark.sizes(size), *([] if nodes in CHOSEN else [pytest.mark.full])],
-                id=f"{name}-{''.join(map(str, nodes))}",
-            )
-            for name in names
-            for size in IMPOSED
-            if size >= least
-            for nodes in telling(name, size)
-        ],
-    )
+    cases = []
+    for name, size in product(names, range(least, 1 + max(IMPOSED))):
+        for nodes in telling(name, size):
+            marks = [pytest.mark.sizes(size), *([] if nodes in CHOSEN else [pytest.mark.full])]
+            where = "".join(map(str, nodes))
+            cases.append(pytest.param(name, nodes, marks=marks, id=f"{name}-{where}"))
+    return pytest.mark.parametrize(("name", "nodes"), cases)
 
 
 def by_name(*chosen: str) -> list[Any]:
