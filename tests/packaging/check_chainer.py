@@ -10,6 +10,8 @@ import traceback
 import warnings
 from typing import Any
 
+import numpy as np
+
 
 def check_import():
     import chainer
@@ -32,10 +34,9 @@ def check_environment_check_names_a_conflict():
             warnings.simplefilter("always")
             _environment_check.check()
         seen.append([str(w.message) for w in caught])
-    assert seen[0] == []
-    assert len(seen[1]) == 1
-    assert "may not be compatible" in seen[1][0]
-    assert seen[2] == []
+    assert seen[0] == seen[2] == []
+    (told,) = seen[1]
+    assert "may not be compatible" in told
 
 
 def check_testing_requirements():
@@ -44,11 +45,12 @@ def check_testing_requirements():
     def is_skipped(decorator):
         return getattr(decorator(lambda: 1), "__unittest_skip__", False)
 
-    assert not is_skipped(testing.with_requires("numpy>=1.10,<99", "six"))
-    assert is_skipped(testing.with_requires("numpy<1.10"))
-    assert is_skipped(testing.with_requires("numpy", "no-such-package"))
-    assert not is_skipped(testing.without_requires("no-such-package"))
-    assert is_skipped(testing.without_requires("numpy>=1.10"))
+    needs, needs_no = testing.with_requires, testing.without_requires
+    assert not is_skipped(needs("numpy>=1.10,<99", "six"))
+    assert is_skipped(needs("numpy<1.10"))
+    assert is_skipped(needs("numpy", "no-such-package"))
+    assert not is_skipped(needs_no("no-such-package"))
+    assert is_skipped(needs_no("numpy>=1.10"))
 
 
 def check_doctest_helper():
@@ -59,7 +61,6 @@ def check_doctest_helper():
 
 
 def check_as_strided():
-    import numpy as np
     from chainer import Variable
     from chainer import functions as F
 
@@ -73,23 +74,20 @@ def check_as_strided():
 
 
 def check_resize_images():
-    import numpy as np
     from chainer import functions as F
 
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
-    for align_corners in (True, False):
-        bilinear = F.resize_images(x, (3, 3), mode="bilinear", align_corners=align_corners).array[
-            0, 0
-        ]
-        np.testing.assert_allclose(bilinear, [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]], atol=1e-6)
-        nearest = F.resize_images(x, (3, 3), mode="nearest", align_corners=align_corners).array[
-            0, 0
-        ]
-        assert nearest.tolist() == [[0, 0, 1], [0, 0, 1], [2, 2, 3]]
+    wanted = {
+        "bilinear": [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]],
+        "nearest": [[0, 0, 1], [0, 0, 1], [2, 2, 3]],
+    }
+    for mode, image in wanted.items():
+        for align_corners in (True, False):
+            y = F.resize_images(x, (3, 3), mode=mode, align_corners=align_corners)
+            np.testing.assert_allclose(y.array[0, 0], image, atol=1e-6)
 
 
 def check_categorical():
-    import numpy as np
     from chainer import Variable
     from chainer.distributions import Categorical
 
@@ -100,7 +98,6 @@ def check_categorical():
 
 
 def check_mean_of_float16():
-    import numpy as np
     from chainer import DictSummary
     from chainer.reporter import Summary
 
@@ -115,37 +112,33 @@ def check_mean_of_float16():
         np.testing.assert_allclose(found[name], expected.mean(), rtol=1e-9)
     np.testing.assert_allclose(found["x.std"], expected.std(), rtol=1e-6)
     integers = Summary()
-    integers.add(3)
-    integers.add(np.int8(100))
-    integers.add(np.int8(100))
+    for number in (3, np.int8(100), np.int8(100)):
+        integers.add(number)
     assert integers.compute_mean() == 203 / 3
 
 
+def pads(pad):
+    for dtype, last in ((np.uint8, 255), (np.int32, -1), (np.float32, -1)):
+        rows = pad([np.arange(2, dtype=dtype), np.arange(3, dtype=dtype)], padding=-1)
+        assert rows.dtype == dtype
+        assert rows.tolist() == [[0, 1, last], [0, 1, 2]]
+
+
 def check_pad_sequence():
-    import numpy as np
     from chainer import functions as F
 
-    for dtype, last in ((np.uint8, 255), (np.int32, -1), (np.float32, -1)):
-        y = F.pad_sequence([np.arange(2, dtype=dtype), np.arange(3, dtype=dtype)], padding=-1)
-        assert y.dtype == dtype
-        assert y.array.tolist() == [[0, 1, last], [0, 1, 2]]
+    pads(lambda rows, padding: F.pad_sequence(rows, padding=padding).array)
 
 
 def check_concat_examples():
-    import numpy as np
     from chainer.dataset import concat_examples
 
-    for dtype, last in ((np.uint8, 255), (np.int32, -1), (np.float32, -1)):
-        rows = [np.arange(2, dtype=dtype), np.arange(3, dtype=dtype)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is deprecated has a check of its own
-            batch = concat_examples(rows, padding=-1)
-        assert batch.dtype == dtype
-        assert batch.tolist() == [[0, 1, last], [0, 1, 2]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is deprecated has a check of its own
+        pads(concat_examples)
 
 
 def check_concat_examples_without_deprecation():
-    import numpy as np
     from chainer.dataset import concat_examples
 
     with warnings.catch_warnings():
@@ -154,14 +147,12 @@ def check_concat_examples_without_deprecation():
 
 
 def check_debug_print():
-    import numpy as np
     from chainer import Variable
 
     assert "- device: CPU\n" in Variable(np.zeros(2, np.float32)).debug_print()
 
 
 def check_fix_without_deprecation():
-    import numpy as np
     from chainer import functions as F
 
     with warnings.catch_warnings():

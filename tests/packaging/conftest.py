@@ -1,7 +1,5 @@
 """Fresh environments to install the distributions into: made by uv, thrown away afterwards."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -15,8 +13,9 @@ import pytest
 from uv import find_uv_bin
 
 from tests.support.interpreters import PYTHONS, found_combinations, found_interpreters
+from tests.support.scripts import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = str(ROOT / "build-constraints.txt")
 SECONDS = 300  # ends what hangs; a slow index takes tens of seconds
 
 
@@ -24,24 +23,12 @@ def run(*command: str | Path, env: dict[str, str] | None = None, ok: bool = True
     """Run a command to its end and return what it printed; `ok`: it must succeed."""
     ours = ("CHAINERMN_", "PYTHON", "VIRTUAL_ENV")  # would reach into the environment
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    settings = {
-        "UV_BUILD_CONSTRAINT": str(ROOT / "build-constraints.txt"),
-        "UV_PYTHON_DOWNLOADS": "never",
-        "UV_NO_PROGRESS": "1",
-        "PIP_BUILD_CONSTRAINT": str(ROOT / "build-constraints.txt"),
-    }
-    done = subprocess.run(
-        [str(part) for part in command],
-        env={**inherited, **settings, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-        **how,
-    )
-    words = " ".join(map(str, command))
-    assert (done.returncode == 0) is ok, f"{words}\nreturned {done.returncode}:\n{done.stdout}"
+    settings = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    settings |= dict.fromkeys(("UV_BUILD_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), CONSTRAINTS)
+    how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "timeout": SECONDS}
+    variables = {**inherited, **settings, **(env or {})}
+    done = subprocess.run([*map(str, command)], env=variables, text=True, **how)
+    assert (done.returncode == 0) is ok, f"{command} returned {done.returncode}:\n{done.stdout}"
     return done.stdout
 
 
@@ -70,26 +57,18 @@ class Environment:
         """Every declared dependency of what is installed is installed too."""
         run(find_uv_bin(), "pip", "check", "--python", self.python)
 
-    def run(
-        self, *arguments: str | Path, env: dict[str, str] | None = None, ok: bool = True
-    ) -> str:
+    def run(self, *arguments: str | Path, ranks: int = 1, **how: Any) -> str:
+        """Run Python, on so many ranks, as the function `run` does."""
         work = self.folder / "work"
         work.mkdir(exist_ok=True)
-        return run(self.python, *arguments, env=env, ok=ok, cwd=work)
-
-
-def make_environment(folder: Path, python: str | Path = sys.executable) -> Environment:
-    run(find_uv_bin(), "venv", "-q", "--python", python, folder)
-    return Environment(folder)
+        launcher = (self.folder / "bin" / "mpiexec", "-n", str(ranks)) if ranks > 1 else ()
+        return run(*launcher, self.python, *arguments, cwd=work, **how)
 
 
 def ends_first(values: list[Any], ids: Callable[[Any], str]) -> list[Any]:
     """Cases of them all: the first and the last value are in the default tier."""
-    rest = values[1:-1]
-    return [
-        pytest.param(value, id=ids(value), marks=[pytest.mark.full] if value in rest else [])
-        for value in values
-    ]
+    marks = {value: pytest.mark.full for value in values[1:-1]}
+    return [pytest.param(value, id=ids(value), marks=marks.get(value, ())) for value in values]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -106,12 +85,8 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     """Say which Pythons are tested here: a newcomer's machine may have but one."""
     if not any(Path(__file__).parent in item.path.parents for item in items):
         return []
-    found = found_interpreters()
-    missing = [version for version in PYTHONS if version not in found]
-    line = f"packaging: tested on Python {', '.join(sorted(found))}"
-    if missing:
-        line += f"; not on {', '.join(missing)}, which are not on this machine"
-    return [line]
+    found = ", ".join(sorted(found_interpreters()))
+    return [f"packaging: tested on Python {found}, the ones found of {', '.join(PYTHONS)}"]
 
 
 @pytest.fixture(scope="session")
@@ -136,9 +111,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Envir
     def make(python: str | Path = sys.executable, of: Environment | None = None) -> Environment:
         folder = tmp_path_factory.mktemp("env")
         if of is None:
-            return make_environment(folder, python)
-        # Links, which installers replace and don't write to: what takes long is done once.
-        run("cp", "-al", f"{of.folder}/.", folder)
+            run(find_uv_bin(), "venv", "-q", "--python", python, folder)
+        else:  # links, which installers replace and don't write to: what takes long is done once
+            run("cp", "-al", f"{of.folder}/.", folder)
         return Environment(folder)
 
     return make

@@ -1,7 +1,5 @@
 """Each distribution installs and imports alone, ships what it should, and depends rightly."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -15,19 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.interpreters import found_interpreters
+from tests.support.scripts import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-PARTS = {
-    "chainermn-comm": {"chainermn-comm"},
-    "chainermn-train": {"chainermn-comm", "chainermn-train"},
-    "chainermn-modelparallel": {"chainermn-comm", "chainermn-modelparallel"},
-    "chainermn-tools": {"chainermn-comm", "chainermn-tools"},
-}
-TREES = {**PARTS, "chainermn": {"chainermn", *PARTS}}  # a distribution and the siblings it brings
+PARTS = [f"chainermn-{part}" for part in ("comm", "train", "modelparallel", "tools")]
+# A distribution and the siblings that it brings.
+TREES = {part: {"chainermn-comm", part} for part in PARTS} | {"chainermn": {"chainermn", *PARTS}}
 USES_CHAINER = {"chainermn-train", "chainermn-modelparallel", "chainermn"}
-MODULES = {
-    name: "chainermn_facade" if name == "chainermn" else name.replace("-", "_") for name in TREES
-}
+MODULES = {name: name.replace("-", "_") for name in PARTS} | {"chainermn": "chainermn_facade"}
+FULL = pytest.mark.full
 # What `import` and the diagnostics use before MPI may be initialised.
 BESIDE_COMM = ("startup", "repairs", "requirements", "cgroups")
 OPTIONAL = {"cupy"}  # there with the extras cuda12 and cuda13
@@ -35,9 +28,13 @@ TRIED = {"chainermn-tools": {"chainer"}}  # where it is installed, to tell what 
 
 
 def metadata(wheel: Path) -> Message:
+    path = zipfile.Path(wheel, f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/METADATA")
+    return Parser().parsestr(path.read_text())
+
+
+def files(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        return Parser().parsestr(archive.read(name).decode())
+        return archive.namelist()
 
 
 def requirements(wheel: Path) -> dict[str, str]:
@@ -51,12 +48,7 @@ def requirements(wheel: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        if name in ("chainermn", "chainermn-comm")
-        else pytest.param(name, marks=pytest.mark.full)
-        for name in TREES
-    ],
+    ["chainermn", *(pytest.param(part, marks=FULL if part in PARTS[1:] else ()) for part in PARTS)],
 )
 def test_distribution_installs_and_imports_alone(name, request, wheels, find_links, environment):
     if name == "chainermn":  # which brings all others
@@ -76,30 +68,25 @@ def test_distribution_installs_and_imports_alone(name, request, wheels, find_lin
     env.run("-I", "-W", "error::RuntimeWarning", "-c", asked)
 
 
-def test_no_wheel_ships_files_under_chainermn(wheels):
-    for name, wheel in wheels.items():
-        with zipfile.ZipFile(wheel) as archive:
-            folders = {entry.split("/")[0] for entry in archive.namelist()}
-        info = f"{name.replace('-', '_')}-{metadata(wheel)['Version']}.dist-info"
-        own = {MODULES[name], info}
-        if name == "chainermn":
-            own |= {"chainermn-stubs"}
-        if name == "chainermn-comm":
-            own |= {"chainermn.pth", "chainermn.start"}
-            own |= {f"_chainermn_{part}.py" for part in BESIDE_COMM}
-        assert folders == own
+# Beside its package.
+MORE = {
+    "chainermn": {"chainermn-stubs"},
+    "chainermn-comm": {"chainermn.pth", "chainermn.start"},
+}
+MORE["chainermn-comm"] |= {f"_chainermn_{part}.py" for part in BESIDE_COMM}
 
 
-def test_wheels_and_sdists_hold_licence_readme_and_types(wheels):
+def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chainermn(wheels):
     for name, wheel in wheels.items():
         info = metadata(wheel)
+        about = f"{name.replace('-', '_')}-{info['Version']}.dist-info"
+        tops = {file.split("/")[0] for file in files(wheel)}
+        assert tops == {MODULES[name], about} | MORE.get(name, set())
         assert info["License-Expression"] == "MIT"
         assert info["Requires-Python"] == ">=3.10"
         assert len(str(info.get_payload())) > 300, f"{name} has no README to speak of"
-        with zipfile.ZipFile(wheel) as archive:
-            files = archive.namelist()
-        assert any(file.endswith("licenses/LICENSE") for file in files)
-        assert f"{MODULES[name]}/py.typed" in files
+        assert any(file.endswith("licenses/LICENSE") for file in files(wheel))
+        assert f"{MODULES[name]}/py.typed" in files(wheel)
         (sdist,) = wheel.parent.glob(f"{name.replace('-', '_')}-*.tar.gz")
         with tarfile.open(sdist) as archive:
             names = {member.name.partition("/")[2] for member in archive}
@@ -138,18 +125,15 @@ def imported(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.parametrize("name", TREES)
 def test_imports_are_declared_and_point_the_right_way(name, wheels):
     source = ROOT / "src" if name == "chainermn" else ROOT / "packages" / name / "src"
-    own = {MODULES[name]}
-    declared = {need.replace("-", "_") for need in requirements(wheels[name])}
-    if "chainermn_comm" in own | declared:
-        own |= {f"_chainermn_{part}" for part in BESIDE_COMM}
-    files = list(source.rglob("*.py"))
-    assert files
-    for file in files:
-        tree = ast.parse(file.read_text())
-        foreign = set(imported(tree)) - own - sys.stdlib_module_names - declared
-        assert foreign <= OPTIONAL | TRIED.get(name, set()), (
-            f"{file.relative_to(ROOT)} imports {foreign}"
-        )
+    known = {MODULES[name], *(need.replace("-", "_") for need in requirements(wheels[name]))}
+    if "chainermn_comm" in known:
+        known |= {f"_chainermn_{part}" for part in BESIDE_COMM}
+    known |= sys.stdlib_module_names | OPTIONAL | TRIED.get(name, set())
+    modules = list(source.rglob("*.py"))
+    assert modules
+    for file in modules:
+        foreign = set(imported(ast.parse(file.read_text()))) - known
+        assert not foreign, f"{file} imports {foreign}"
 
 
 def test_lowest_versions_declared_install_and_work(wheels, environment):

@@ -1,7 +1,5 @@
 """Every public name says what it is, what it takes, and whether all ranks must call it."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -3,20 +3,11 @@
 The other ends are tested on the interpreter that runs the tests: tests/faults/test_exits.py.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest
 
-from tests.support.failing import (
-    EXIT_3,
-    RAISE,
-    TRACEBACK,
-    check_ended,
-    check_last_words,
-    script,
-)
+from tests.support import failing
 from tests.support.interpreters import found_combinations
 from tests.support.jobs import run_command
 
@@ -24,9 +15,9 @@ SECONDS = 300.0  # ends a hang, no more
 
 # What the failing rank does, the exit status of the job, the last words on stderr.
 FAILURES = {
-    "exception": (RAISE, 1, TRACEBACK),
-    "sys.exit": ("sys.exit(3)", 3, EXIT_3),
-    "SystemExit": ("def f():\n    raise SystemExit(3)\nf()", 3, EXIT_3),
+    "exception": (failing.RAISE, 1, failing.TRACEBACK),
+    "sys.exit": ("sys.exit(3)", 3, failing.EXIT_3),
+    "SystemExit": ("def f():\n    raise SystemExit(3)\nf()", 3, failing.EXIT_3),
 }
 # None ends anything, so that all ranks come past them; the last one ends a rank, but with success.
 HARMLESS = """\
@@ -57,14 +48,14 @@ def job_on(environment_on):
 @pytest.mark.parametrize("end", FAILURES)
 def test_a_failing_rank_ends_the_job(python, end, job_on, tmp_path):
     statement, code, words = FAILURES[end]
-    job = job_on(python, script(tmp_path, statement))
-    check_ended(job, code)
-    check_last_words(job, *(word.format(1) for word in words))
+    job = job_on(python, failing.script(tmp_path, statement))
+    failing.check_ended(job, code)
+    failing.check_last_words(job, *(word.format(1) for word in words))
 
 
 def test_an_exit_that_is_no_failure_ends_nothing(python, job_on, tmp_path):
     body = "print(sys.version, flush=True)\nexec(end)\nprint('finished')"
-    job = job_on(python, script(tmp_path, HARMLESS, body=body))
+    job = job_on(python, failing.script(tmp_path, HARMLESS, body=body))
     assert job.returncode == 0, job
     assert "ChainerMN" not in job.err
     assert job.out.count("came through") == 2

@@ -1,15 +1,13 @@
 """`import chainermn` and `import chainer` are made right however things were installed."""
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import commands
+from tests.support.scripts import ROOT
+
 EDITABLE = [*sorted((ROOT / "packages").iterdir()), ROOT]
 WHOSE = "import chainermn, chainer; print(chainermn.__file__)"
 SPAWNING = """
@@ -33,8 +31,8 @@ def is_ours(printed: str) -> bool:
 def needs(environment):
     """What the five distributions need from elsewhere, and what builds them, without Chainer."""
     env = environment()
-    env.install("mpich", "mpi4py", "numpy", "click", "rich", "threadpoolctl", "six", "filelock")
-    env.install("typing_extensions", "protobuf", "pip", "hatchling")
+    needed = "mpich mpi4py numpy click rich threadpoolctl six filelock typing_extensions protobuf"
+    env.install(*needed.split(), "pip", "hatchling")
     return env
 
 
@@ -73,25 +71,11 @@ def test_editable_installs_work(installer, bare):
     assert bare.run("-I", "-c", WHOSE).strip() == str(ROOT / "src/chainermn_facade/__init__.py")
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_subprocesses_find_ours(everything, method, tmp_path):
+def test_subprocesses_find_ours(everything, tmp_path):
     script = tmp_path / "spawning.py"
     script.write_text(SPAWNING)
-    assert is_ours(everything.run("-I", script, method))
-
-
-def test_facade_is_loaded_as_chainermn(everything):
-    everything.run(
-        "-c",
-        "import sys, chainermn, chainermn.functions, chainermn.communicators as c\n"
-        "from chainermn import links\n"
-        "assert chainermn.__name__ == 'chainermn'\n"
-        "assert c.__name__ == 'chainermn.communicators'\n"
-        "assert sys.modules['chainermn.functions'] is chainermn.functions\n"
-        "assert not any(name.startswith('chainermn_facade') for name in sys.modules)\n"
-        "from importlib.metadata import version\n"
-        "assert chainermn.__version__ == version('chainermn')\n",
-    )
+    for method in ("fork", "forkserver", "spawn"):
+        assert is_ours(everything.run("-I", script, method)), method
 
 
 def test_without_the_meta_package_chainermn_is_chainers(environment, everything, wheels):
@@ -127,6 +111,8 @@ def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
     """Start-up imports one module of ours and none besides; it reads no other file."""
     asked = "import sys, json; print(json.dumps(sorted(sys.modules)))"
     with_us = set(json.loads(everything.run("-I", "-c", asked)))
+    text = (everything.site_packages / "_chainermn_startup.py").read_text()
+    assert len(text.splitlines()) <= 60
     pth = everything.site_packages / "chainermn.pth"
     away = pth.rename(pth.with_suffix(".away"))
     try:
@@ -140,9 +126,8 @@ def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
 
 def test_start_file_names_what_the_pth_file_calls(everything):
     """PEP 829: Python 3.15 calls the function that `.start` names, and 3.18 only that."""
-    assert (everything.site_packages / "chainermn.start").read_text() == (
-        "_chainermn_startup:register\n"
-    )
+    start = (everything.site_packages / "chainermn.start").read_text()
+    assert start == "_chainermn_startup:register\n"
     everything.run(
         "-c",
         "import pkgutil, sys; before = list(sys.meta_path)\n"
@@ -153,34 +138,24 @@ def test_start_file_names_what_the_pth_file_calls(everything):
     )
 
 
-def test_start_up_module_is_short(everything):
-    lines = (everything.site_packages / "_chainermn_startup.py").read_text().splitlines()
-    assert len(lines) <= 60
+TYPED = """
+import chainermn
+import chainermn.datasets
+from chainermn.communicators import RankMismatchError
+comm = chainermn.create_communicator('naive')
+reveal_type(comm)
+reveal_type(comm.rank)
+reveal_type(chainermn.__version__)
+reveal_type(chainermn.global_except_hook.add_hook)
+chainermn.no_such_name
+chainermn.create_communicator(no_such_argument=1)
+"""
 
 
 def test_type_checkers_see_ours(everything, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import chainermn\n"
-        "import chainermn.datasets\n"
-        "from chainermn.communicators import RankMismatchError\n"
-        "comm = chainermn.create_communicator('naive')\n"
-        "reveal_type(comm)\n"
-        "reveal_type(comm.rank)\n"
-        "reveal_type(chainermn.__version__)\n"
-        "reveal_type(chainermn.global_except_hook.add_hook)\n"
-        "chainermn.no_such_name\n"
-        "chainermn.create_communicator(no_such_argument=1)\n"
-    )
-    mypy = f"{sys.executable} -m mypy --python-executable {everything.python} --config-file="
-    done = subprocess.run(
-        [*mypy.split(), "--cache-dir", str(tmp_path / "cache"), str(script)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=tmp_path,
-        check=False,
-    )
+    (tmp_path / "script.py").write_text(TYPED)
+    mypy = (sys.executable, "-m", "mypy", "--python-executable", everything.python)
+    done = commands.run(*mypy, "--config-file=", "script.py", cwd=tmp_path)
     told = done.stdout
     assert 'Revealed type is "chainermn_comm.' in told, told + done.stderr
     assert told.count('Revealed type is "int"') + told.count('"builtins.int"') == 1, told

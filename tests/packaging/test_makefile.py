@@ -1,16 +1,14 @@
 """`make` builds its environment on the interpreter asked for, and anew only for another one."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.commands import program, run
+from tests.support.scripts import ROOT
+
 NEWER = 2_000_000_000  # a time after that of every file copied
 
 
@@ -24,28 +22,19 @@ def repository(tmp_path):
     return tmp_path
 
 
-def would_do(folder, *arguments, ok=True):
+def make(folder, *arguments):
+    return run("make", *arguments, cwd=folder, MAKEFLAGS="", MAKELEVEL="")
+
+
+def would_do(folder, *arguments):
     """What `make test` would run, of making environments."""
-    inherited = {name: x for name, x in os.environ.items() if not name.startswith(("MAKE", "MFL"))}
-    done = subprocess.run(
-        ["make", "-n", "test", *arguments],
-        cwd=folder,
-        env=inherited,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode == 0) is ok, done.stderr
-    if not ok:
-        return done.stderr
+    done = make(folder, "-n", "test", *arguments)
+    assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if " -m venv " in line]
 
 
 def make_environment(folder):
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True, timeout=120
-    )
+    assert run(sys.executable, "-m", "venv", "--without-pip", folder / ".venv").returncode == 0
     (folder / ".venv" / ".ready").touch()
     os.utime(folder / ".venv" / ".ready", (NEWER, NEWER))
 
@@ -64,9 +53,7 @@ def test_the_environment_is_made_once(repository):
 
 
 def test_another_interpreter_makes_it_anew(repository):
-    other = repository / "other python"
-    other.write_text("#!/bin/sh\necho 3.99 /opt/other python\n")
-    other.chmod(0o755)
+    other = program(repository / "other python", "#!/bin/sh\necho 3.99 /opt/other python\n")
     make_environment(repository)
     (command,) = would_do(repository, f"PYTHON='{other}'")
     assert command.split() == ['"/opt/other', 'python"', "-m", "venv", "--clear", ".venv"]
@@ -80,16 +67,15 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(repository):
 
 
 def test_an_interpreter_that_is_not_there_is_named(repository):
-    assert "PYTHON=nowhere is no Python" in would_do(repository, "PYTHON=nowhere", ok=False)
+    done = make(repository, "-n", "test", "PYTHON=nowhere")
+    assert done.returncode != 0
+    assert "PYTHON=nowhere is no Python" in done.stderr
 
 
-@pytest.mark.parametrize("ranks", ["-1", "two"])
-def test_a_number_of_ranks_that_is_none_is_refused(repository, ranks):
+def test_a_number_of_ranks_that_is_none_is_refused(repository):
     """Before `mpiexec` gets it, which takes what it likes from it."""
     make_environment(repository)
-    command = ["make", "train", f"N={ranks}", f"PYTHON={sys.executable}"]
-    done = subprocess.run(
-        command, cwd=repository, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert f"N is the number of ranks, 1 or more; got '{ranks}'" in done.stderr
+    for ranks in ("-1", "two"):
+        done = make(repository, "train", f"N={ranks}", f"PYTHON={sys.executable}")
+        assert done.returncode == 2
+        assert f"N is the number of ranks, 1 or more; got '{ranks}'" in done.stderr

@@ -1,11 +1,8 @@
 """Chainer works on every supported Python and NumPy, and each repair is there for a reason."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil
-from functools import cache
 from pathlib import Path
 
 import chainer
@@ -13,6 +10,7 @@ import pytest
 
 import _chainermn_repairs
 from tests.support.interpreters import found_combinations
+from tests.support.pairwise import tiered
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "check_chainer.py"
@@ -23,22 +21,14 @@ CHECKS = [
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]
 # What fails without each row, on the newest Python and NumPy found here.
-NEEDED_FOR = [
-    "import",  # numpy.distutils
-    "import",  # pkg_resources
-    "testing_requirements",
-    "doctest_helper",
-    "as_strided",
-    "resize_images",
-    "categorical",
-    "mean_of_float16",
-    "pad_sequence",
-    "debug_print",
-    "concat_examples_without_deprecation",
-    "concat_examples",
-    "fix_without_deprecation",
-    "multiprocess_iterator_without_deprecation",
-]
+NEEDED = """
+import import testing_requirements doctest_helper as_strided resize_images categorical
+mean_of_float16 pad_sequence debug_print concat_examples_without_deprecation concat_examples
+fix_without_deprecation multiprocess_iterator_without_deprecation
+"""
+NEEDED_FOR = NEEDED.split()
+ROWS = range(len(NEEDED_FOR))
+full = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +36,12 @@ def newest(environment_on):
     return environment_on(*found_combinations()[-1])
 
 
-@pytest.fixture(scope="module")
-def outcomes(environment_on):
-    """What each check gave, on one Python and NumPy; all of them in one process."""
-    return cache(lambda *combination: check(environment_on(*combination), *CHECKS))
-
-
 def check(env, *arguments):
     return json.loads(env.run("-W", "ignore", SCRIPT, *arguments))
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_chainer_works(combination, outcomes, name):
-    assert outcomes(*combination)[name] is None, outcomes(*combination)[name]
+def test_chainer_works(combination, environment_on):
+    assert check(environment_on(*combination), *CHECKS) == dict.fromkeys(CHECKS)
 
 
 def test_chainer_trains_and_resumes(combination, environment_on):
@@ -70,14 +53,7 @@ def test_chainer_trains_and_resumes(combination, environment_on):
 
 @pytest.mark.parametrize(
     ("which", "version"),
-    [
-        (0, "65.5.*"),
-        (-1, "81.*"),
-        *(
-            pytest.param(which, version, marks=pytest.mark.full)
-            for which, version in ((0, "75.*"), (0, "81.*"), (-1, "65.5.*"), (-1, "75.*"))
-        ),
-    ],
+    tiered([(0, "65.5.*"), (-1, "81.*")], (0, -1), ("65.5.*", "75.*", "81.*")),
 )
 def test_any_setuptools_may_be_there(which, version, environment, environment_on):
     """Some have a `pkg_resources` or `distutils` that fails halfway on some Python or NumPy."""
@@ -91,23 +67,12 @@ def test_every_row_names_what_fails_without_it():
     assert set(NEEDED_FOR) <= set(CHECKS)
 
 
-def rows_named(rows):
-    return "+".join(str(row) for row in rows)
+# Those that imports need, each alone; the others together, and in the full tier each alone, too.
+ALONE = [pytest.param([row], marks=() if NEEDED_FOR[row] == "import" else full) for row in ROWS]
+TOGETHER = [row for row in ROWS if NEEDED_FOR[row] != "import"]
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        *((row,) for row in range(len(TABLE)) if NEEDED_FOR[row] == "import"),
-        tuple(row for row in range(len(TABLE)) if NEEDED_FOR[row] != "import"),
-        *(
-            pytest.param((row,), marks=pytest.mark.full)
-            for row in range(len(TABLE))
-            if NEEDED_FOR[row] != "import"
-        ),
-    ],
-    ids=rows_named,
-)
+@pytest.mark.parametrize("rows", [*ALONE, TOGETHER], ids=str)
 def test_each_repair_is_needed(newest, rows):
     """Left out where its table says that Chainer is broken, something fails."""
     asked = (
@@ -120,12 +85,11 @@ def test_each_repair_is_needed(newest, rows):
     assert [found[name] is not None for name in names] == broken, found
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.module)
-def test_repairs_keep_line_numbers_and_say_why(row):
-    assert row.why
-    assert row.since.words
-    for old, new in row.changes:
-        assert old.count("\n") == new.count("\n")
+def test_repairs_keep_line_numbers_and_say_why():
+    for row in TABLE:
+        assert row.why, row.module
+        assert row.since.words, row.module
+        assert all(old.count("\n") == new.count("\n") for old, new in row.changes), row.module
 
 
 def test_nothing_is_repaired_where_nothing_is_broken(monkeypatch):
@@ -150,10 +114,10 @@ def test_source_that_does_not_match_is_left_alone_with_a_warning(newest, tmp_pat
         "import chainer, inspect; from chainer.iterators import multiprocess_iterator as m;"
         f"assert m.__file__ == {str(module)!r}; print(type(m.__loader__).__name__)"
     )
-    told = newest.run("-c", asked, env={"PYTHONPATH": str(tmp_path)})
+    path = {"PYTHONPATH": str(tmp_path)}
+    told = newest.run("-c", asked, env=path)
     assert "RuntimeWarning: chainer.iterators.multiprocess_iterator is not as in Chainer" in told
     assert told.count("RuntimeWarning") == 1
-    path = {"PYTHONPATH": str(tmp_path)}
     newest.run("-W", "error::RuntimeWarning", "-c", "import chainer", env=path, ok=False)
 
 

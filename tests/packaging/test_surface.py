@@ -5,12 +5,12 @@ the reference gives a default, ours is the same; where it gives none, ours may h
 Parameters that ours adds come after the documented ones and have defaults.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator
+from importlib import metadata
 from operator import attrgetter
 from typing import Any
 
@@ -170,6 +170,12 @@ def test_module_is_reached_from_the_package_and_exports_what_it_says(name):
     assert getattr(chainermn, name) is module
     assert module.__name__ == f"chainermn.{name}"
     assert set(module.__all__) <= set(dir(module))
+
+
+def test_the_package_bears_its_name_and_the_version_of_its_distribution():
+    assert chainermn.__name__ == "chainermn"
+    assert not [module for module in sys.modules if module.startswith("chainermn_facade")]
+    assert chainermn.__version__ == metadata.version("chainermn")
 
 
 @pytest.fixture(scope="module")

@@ -41,9 +41,8 @@ def make_trainer(name, out, epochs):
     optimizer = chainer.optimizers.Adam(0.05).setup(model)
     data = dataset()
     iterator = make_iterator(name, data)
-    trainer = training.Trainer(
-        training.StandardUpdater(iterator, optimizer), (epochs, "epoch"), out=out
-    )
+    updater = training.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(updater, (epochs, "epoch"), out=out)
     once = iterators.SerialIterator(data, BATCH, repeat=False, shuffle=False)
     trainer.extend(extensions.Evaluator(once, model))
     trainer.extend(extensions.LogReport())
