@@ -110,23 +110,14 @@ def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered
 
 
 @EACH
-def test_snapshots_hold_a_ranks_own_part(comm, random, tmp_path, kind):
+def test_copies_and_snapshots_hold_a_ranks_own_part(comm, random, tmp_path, kind):
     link, alone = both(kind, comm)
-    x = random.standard_normal((2, 7)).astype("f")
-    file = tmp_path / f"rank-{comm.rank}.npz"
+    fresh, file = kind(7, 5, comm), tmp_path / f"rank-{comm.rank}.npz"
     chainer.serializers.save_npz(file, link)
-    fresh = kind(7, 5, comm)
     chainer.serializers.load_npz(file, fresh)
-    np.testing.assert_array_equal(fresh(x).array, link(x).array)
     taken_over = kind(7, 5, comm, initialW=alone.W.array, initial_bias=alone.b.array)
-    np.testing.assert_array_equal(taken_over(x).array, link(x).array)
-
-
-@EACH
-def test_copies_talk_to_the_same_ranks(comm, random, kind):
-    link, _ = both(kind, comm)
     x = random.standard_normal((2, 7)).astype("f")
-    for each in (copy.deepcopy(link), link.copy("copy"), link.copy("share")):
+    for each in (fresh, taken_over, copy.deepcopy(link), link.copy("copy"), link.copy("share")):
         assert each.comm is comm
         np.testing.assert_array_equal(each(x).array, link(x).array)
     np.random.seed(11)

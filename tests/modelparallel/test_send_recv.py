@@ -44,8 +44,7 @@ def equal(actual, desired):
     *pairwise(comm=["naive", "stranger"], layout=LAYOUTS, dtype=FLOATS).args, indirect=["comm"]
 )
 def test_any_float_array_goes_there_and_its_gradient_back(comm, random, dtype, layout):
-    data = LAYOUTS[layout](random)
-    data = data if data.dtype == dtype else data.astype(dtype)
+    data = LAYOUTS[layout](random).astype(dtype, copy=False)
     weights = random.standard_normal(data.shape).astype(dtype)
     alone = Variable(data)
     F.sum(alone * alone * weights).backward()
