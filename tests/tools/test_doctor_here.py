@@ -207,6 +207,13 @@ def test_a_check_tells_what_is_there(says, check, status, said, fix, given):
     says(check, status, said, fix, **given)
 
 
+def test_numbers_are_told_to_programs(says):
+    assert says("cores", "ok", cores=8).details["usable"] == 8
+    assert says("scheduler", "ok", **JOB).details["tasks"] == 3
+    none = dict(UNCOUNTED, SLURM_TASKS_PER_NODE="many")
+    assert says("scheduler", "ok", **none).details["tasks"] is None
+
+
 def test_each_need_is_judged_as_it_is_written_and_others_are_not(machine):
     """Directly or not, in circles, in every spelling; what can't be read isn't judged."""
     needs = [
