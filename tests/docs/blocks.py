@@ -13,8 +13,6 @@ The blocks of Python on a page are one script, in which each begins where the on
 One with a title, such as ``title="train.py"``, is that file instead, and a diff changes it.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the manual names is there: functions, files, variables."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The options of `chainermn bench`, before anything is started."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,22 +1,17 @@
 """`chainermn bench` with real jobs: started plainly, and inside mpiexec."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from tests.support import commands
+from tests.support.scripts import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("bench", "--communicator", "flat", "--max-size", "1K", "--seconds", 20)
 
 
 def keys_of(value: object) -> set[str]:
-    if isinstance(value, list):
-        return {key for one in value for key in keys_of(one)}
-    if isinstance(value, dict):
-        return value.keys() | {key for one in value.values() for key in keys_of(one)}
-    return set()
+    own = value if isinstance(value, dict) else {}
+    inner = value if isinstance(value, list) else own.values()
+    return own.keys() | {key for one in inner for key in keys_of(one)}
 
 
 def test_started_plainly_it_starts_ranks_and_tells_of_them(tmp_path):

@@ -1,7 +1,6 @@
 """What the ranks of `chainermn bench` do: check, measure, skip."""
 
-from __future__ import annotations
-
+import functools
 import itertools
 from typing import Any
 
@@ -21,10 +20,8 @@ def _short(monkeypatch):
 
 
 def measure(world, names=("flat",), **changes):
-    said = []
-    report = measuring.measure(
-        world, list(names), **{**QUICK, **changes, "say": lambda text: said.append(text)}
-    )
+    said: list[str] = []
+    report = measuring.measure(world, list(names), **{**QUICK, **changes, "say": said.append})
     assert bool(said) == (world.rank == 0)
     return report
 
@@ -54,32 +51,34 @@ def test_all_is_measured_and_the_numbers_fit(world):
         assert row["busbw"] == pytest.approx(row["algbw"] * factor)
 
 
-def spoil(monkeypatch, change):
+@pytest.fixture
+def spoil(monkeypatch):
+    """Put something else in the place of a method of the naive communicator."""
     make = measuring.create_communicator
 
-    def spoilt(name, comm):
-        made = make(name, comm)
-        if name == "naive":
-            change(made)
-        return made
+    def replace(method, by):
+        def spoilt(name, comm):
+            made = make(name, comm)
+            if name == "naive":
+                setattr(made, method, functools.partial(by, made, getattr(made, method)))
+            return made
 
-    monkeypatch.setattr(measuring, "create_communicator", spoilt)
+        monkeypatch.setattr(measuring, "create_communicator", spoilt)
+
+    return replace
 
 
 @pytest.mark.parametrize("after", [0, 6])
-def test_wrong_values_are_found_on_any_rank_before_and_after(world, monkeypatch, after):
-    def change(made):
-        mean, calls = made.multi_node_mean_grad, itertools.count(1)
+def test_wrong_values_are_found_on_any_rank_before_and_after(world, spoil, after):
+    calls = itertools.count(1)
 
-        def spoilt(model, zero_fill=False):
-            mean(model, zero_fill)
-            if next(calls) > after and made.rank == made.size - 1:
-                for _, param in model.namedparams():
-                    param.grad[-1] += 1
+    def wrong(comm, mean, model, zero_fill=False):
+        mean(model, zero_fill)
+        if next(calls) > after and comm.rank == comm.size - 1:
+            for _, param in model.namedparams():
+                param.grad[-1] += 1
 
-        made.multi_node_mean_grad = spoilt
-
-    spoil(monkeypatch, change)
+    spoil("multi_node_mean_grad", wrong)
     report = measure(world, ["naive", "flat"])
     assert report["right"] is False
     rows = {(row["communicator"], row["operation"], row["size"]): row for row in report["results"]}
@@ -91,18 +90,14 @@ def test_wrong_values_are_found_on_any_rank_before_and_after(world, monkeypatch,
     assert checks["naive", "mean_grad"] is (after > 0)
 
 
-def test_what_a_communicator_raises_is_told_and_the_others_go_on(world, monkeypatch):
-    def change(made):
-        def fail(*_, **__):
-            raise RuntimeError(f"broken on {made.rank}")
+def test_what_a_communicator_raises_is_told_and_the_others_go_on(world, spoil):
+    def fail(comm, *_, **__):
+        raise RuntimeError(f"broken on {comm.rank}")
 
-        made.bcast = fail
-
-    spoil(monkeypatch, change)
+    spoil("bcast", fail)
     report = measure(world, ["naive"])
     assert report["right"] is False
-    failed = {row["operation"] for row in report["results"] if not row["right"]}
-    assert failed == {"bcast"}
+    assert {row["operation"] for row in report["results"] if not row["right"]} == {"bcast"}
     row = next(row for row in report["checks"] if row["operation"] == "bcast")
     assert row["problem"] == "rank 0: RuntimeError: broken on 0"
 
@@ -117,16 +112,10 @@ def test_what_does_not_fit_into_any_ranks_memory_is_skipped(world, monkeypatch):
     assert report["right"] is True
 
 
-def test_without_time_nothing_is_measured(world):
-    report = measure(world, seconds=1e-6)
-    assert report["results"] == []
-    assert report["right"] is False
-    assert [entry["bytes"] for entry in report["skipped"]] == QUICK["sizes"]
-    assert all("--seconds" in entry["why"] for entry in report["skipped"])
-
-
-def test_without_a_communicator_nothing_is_measured(world):
-    report = measure(world, ["pure_nccl"])
-    assert report["results"] == []
-    assert report["right"] is False
-    assert report["nodes"] is None
+def test_without_time_or_a_communicator_nothing_is_measured(world):
+    for report in (late := measure(world, seconds=1e-6), none := measure(world, ["pure_nccl"])):
+        assert report["results"] == []
+        assert report["right"] is False
+    assert [entry["bytes"] for entry in late["skipped"]] == QUICK["sizes"]
+    assert all("--seconds" in entry["why"] for entry in late["skipped"])
+    assert none["nodes"] is None

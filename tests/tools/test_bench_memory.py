@@ -1,7 +1,5 @@
 """How much memory the ranks may take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from chainermn_tools.bench import memory

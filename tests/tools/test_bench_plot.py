@@ -1,7 +1,5 @@
 """The picture."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The job that `chainermn bench` starts, and how it may fail."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -24,23 +22,20 @@ def job_of(tmp_path, monkeypatch):
     return measure
 
 
-def test_a_job_that_hangs_is_ended(job_of):
-    with pytest.raises(start.Failed, match="did not end within 2 s") as told:
-        job_of("import time; time.sleep(10_000)", 2.0)
-    assert told.value.status == 124
-
-
-@pytest.mark.full
-def test_a_rank_that_fails_is_named(job_of):
-    with pytest.raises(start.Failed, match="ValueError: no luck") as told:
-        job_of("raise ValueError('no luck')", 100.0)
-    assert told.value.status == 1
-
-
-def test_a_result_that_does_not_arrive_is_said(job_of):
-    with pytest.raises(start.Failed, match="result of rank 0 did not arrive") as told:
-        job_of("", 100.0)
-    assert told.value.status == 1
+@pytest.mark.parametrize(
+    ("script", "seconds", "words", "status"),
+    [
+        ("import time; time.sleep(10_000)", 2.0, "did not end within 2 s", 124),
+        ("", 100.0, "result of rank 0 did not arrive", 1),
+        pytest.param(
+            "raise ValueError('no luck')", 100.0, "ValueError: no luck", 1, marks=pytest.mark.full
+        ),
+    ],
+)
+def test_what_went_wrong_with_a_job_is_said(job_of, script, seconds, words, status):
+    with pytest.raises(start.Failed, match=words) as told:
+        job_of(script, seconds)
+    assert told.value.status == status
 
 
 def test_a_missing_mpiexec_is_said(monkeypatch, tmp_path):

@@ -1,7 +1,5 @@
 """The tables, in terminals of any width."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The values that arrays are filled with, so that wrong ones are noticed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

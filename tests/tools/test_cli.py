@@ -1,12 +1,13 @@
 """The command line itself: its table, `python -m`, and outputs that can't be written."""
 
 import subprocess
+from importlib import metadata
 
 import click
 import pytest
 
 from chainermn_tools.cli import COMMANDS, commands
-from tests.support.commands import SECONDS, chainermn, environment, start
+from tests.support.commands import BIN, SECONDS, chainermn, environment, run, start
 from tests.support.pairwise import tiered
 
 
@@ -21,11 +22,13 @@ def test_every_command_of_the_table_is_there_with_help():
     assert commands.get_command(context, "nonsense") is None
 
 
-def test_the_module_is_the_command():
+def test_the_module_and_the_program_that_is_installed_are_the_command():
     done = chainermn("--help")
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: chainermn ")
     assert all(name in done.stdout for name in COMMANDS)
+    said = run(BIN / "chainermn", "--version").stdout
+    assert said.split() == ["chainermn-tools", metadata.version("chainermn-tools")]
 
 
 @pytest.mark.parametrize(

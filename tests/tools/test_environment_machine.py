@@ -1,7 +1,5 @@
 """Cores, memory and limits, as cgroups and the kernel set them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from chainermn_tools.environment import machine

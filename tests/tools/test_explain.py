@@ -1,7 +1,5 @@
 """`chainermn explain`: each row on real lines, and no row on what healthy jobs print."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -124,14 +122,11 @@ def on_terminal(width: int, **how) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_a_narrow_terminal_wraps_sentences_and_leaves_commands_whole():
+def test_a_terminal_gets_whole_commands_wrapped_sentences_and_colours_if_it_likes():
     fixes = {f"    {fix}" for row in KNOWN for fix in row.fix}
     lines = on_terminal(40, no_color=True, color_system=None)
     assert fixes <= set(lines)
     assert max(len(line) for line in lines if line not in fixes) <= 40
-
-
-def test_a_terminal_gets_colours_unless_they_are_refused():
     assert any("\x1b[32m" in line for line in on_terminal(100, color_system="standard"))
     refused = "".join(on_terminal(100, color_system="standard", no_color=True))
     assert "\x1b[3" not in refused

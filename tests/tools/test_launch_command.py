@@ -1,7 +1,5 @@
 """`chainermn launch` with real jobs: good ones, each kind of failure, restarts, Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import commands
+from tests.support.pairwise import tiered
 from tests.support.processes import is_gone, soon
 
 full = pytest.mark.full
 
 
-def launch(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+def launch(*arguments: object, **variables: str) -> commands.Done:
     return commands.chainermn("launch", *arguments, **variables)
 
 
@@ -86,19 +85,14 @@ def test_a_ranks_own_processes_find_its_functions_and_say_no_goodbye(tmp_path, m
     assert done.stdout == "done\ndone\n"
 
 
-@full
-def test_users_choice_of_threads_stays(tmp_path):
-    name = script(tmp_path, "import os; print(os.environ.get('OMP_NUM_THREADS'))")
-    assert launch("-n", 1, name, OMP_NUM_THREADS="5").stdout == "5\n"
-    assert launch("-n", 1, name, OPENBLAS_NUM_THREADS="5").stdout == "None\n"
-
-
 FAILS = """\
-import sys
+import os, sys
+how = sys.argv[1]
+if how == "import" and (os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == "1":
+    import a_module_that_is_not_there
 import chainermn_comm
 comm = chainermn_comm.create_communicator("naive")
 print("line of", comm.rank)
-how = sys.argv[1]
 if how == "raise" and comm.rank == 1:
     raise ValueError("bad \\x1e data")
 if how == "exit" and comm.rank == 1:
@@ -116,6 +110,7 @@ comm.bcast_obj(1)
     [
         pytest.param("raise", 1, "ValueError: bad ", marks=full),
         pytest.param("exit", 3, "sys.exit(3)", marks=full),
+        pytest.param("import", 1, "ModuleNotFoundError: No module named 'a_module", marks=full),
         ("array", 1, "TypeError: rank 1: expected an array"),
     ],
 )
@@ -126,31 +121,11 @@ def test_first_rank_that_failed_is_shown_last(tmp_path, how, status, what):
     assert end.startswith("chainermn launch: rank 1 on ")
     assert f"failed first: {what}" in end
     assert f"(exit status {status})" in end
-    if how != "exit":
-        assert "Traceback (most recent call last)" in end
-        assert "runpy" not in end
-    assert sorted(line for line in done.stdout.splitlines() if "line of" in line) == [
-        "[0] line of 0",
-        "[1] line of 1",
-    ]
-
-
-BEFORE_MPI = """\
-import os, sys
-rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-if rank == "1":
-    import a_module_that_is_not_there
-from mpi4py import MPI
-MPI.COMM_WORLD.Barrier()
-"""
-
-
-@full
-def test_a_rank_that_fails_before_mpi_starts_ends_the_job(tmp_path):
-    done = launch("-n", 2, script(tmp_path, BEFORE_MPI))
-    assert done.returncode == 1
-    assert "rank 1 on" in done.stderr
-    assert "ModuleNotFoundError: No module named 'a_module_that_is_not_there'" in done.stderr
+    assert ("Traceback (most recent call last)" in end) == (how != "exit")
+    assert "runpy" not in end
+    if how != "import":
+        lines = sorted(line for line in done.stdout.splitlines() if "line of" in line)
+        assert lines == ["[0] line of 0", "[1] line of 1"]
 
 
 DIES = """\
@@ -159,22 +134,19 @@ from mpi4py import MPI
 if MPI.COMM_WORLD.rank == 1:
     if sys.argv[1] == "kill":
         os.kill(os.getpid(), 9)
-    MPI.Finalize() if sys.argv[1] == "finalized" else None
+    MPI.Finalize()
     os._exit(0)
-if sys.argv[1] != "finalized":
+if sys.argv[1] == "kill":
     MPI.COMM_WORLD.Barrier()
 """
+# MPICH's mpiexec may then kill the other one, and report success all the same.
+SILENT = "(?:rank|ranks 0,) 1 of 2 ended without saying goodbye"
+KILLED = "rank 1 on .* failed first: ended by signal 9"
 
 
 @pytest.mark.parametrize(
     ("how", "status", "what"),
-    [
-        ("kill", 137, "rank 1 on .* failed first: ended by signal 9"),
-        # MPICH's mpiexec may then kill the other one, and report success all the same.
-        pytest.param(
-            *("finalized", 1, "(?:rank|ranks 0,) 1 of 2 ended without saying goodbye"), marks=full
-        ),
-    ],
+    [("kill", 137, KILLED), pytest.param("finalized", 1, SILENT, marks=full)],
 )
 def test_a_rank_that_says_no_goodbye_makes_a_bad_job(tmp_path, how, status, what):
     done = launch("-n", 2, script(tmp_path, DIES), how)
@@ -208,18 +180,17 @@ def test_a_job_starts_again_from_its_last_checkpoint(tmp_path, failing):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"went on from {failing[-1] + 1}\n"
     said = [line for line in done.stderr.splitlines() if line.startswith("chainermn launch: ")]
-    assert [line for line in said if "starting again" in line] == [
-        f"chainermn launch: starting again, {time} of 2" for time in range(1, 1 + len(failing))
-    ]
+    again = [f"chainermn launch: starting again, {n} of 2" for n in range(1, 1 + len(failing))]
+    assert [line for line in said if "starting again" in line] == again
     assert "RuntimeError: step 1 failed" in said[1]
     assert len(list(steps.iterdir())) == 6
 
 
-def test_restarts_come_to_an_end(tmp_path):
-    name = script(tmp_path, "import sys; print('tried'); sys.exit(4)")
-    done = launch("-n", 1, "--max-restarts", 1, name)
+def test_restarts_come_to_an_end_and_the_users_choice_of_threads_stays(tmp_path):
+    text = "import os, sys; print(os.environ.get('OMP_NUM_THREADS')); sys.exit(4)"
+    done = launch("-n", 1, "--max-restarts", 1, script(tmp_path, text), MKL_NUM_THREADS="5")
     assert done.returncode == 4
-    assert done.stdout == "tried\n" * 2
+    assert done.stdout == "None\n" * 2
 
 
 WAITS = """\
@@ -240,11 +211,7 @@ time.sleep(10_000)
 
 @pytest.mark.parametrize(
     ("number", "arguments"),
-    [
-        pytest.param(signal.SIGINT, (), marks=full),
-        pytest.param(signal.SIGTERM, (), marks=full),
-        (signal.SIGINT, ("stubborn",)),
-    ],
+    tiered([(signal.SIGINT, ("stubborn",))], (signal.SIGINT, signal.SIGTERM), ((), ("stubborn",))),
 )
 def test_ctrl_c_ends_everything(tmp_path, number, arguments):
     code, said, started = signalled(tmp_path, number, *arguments)
@@ -252,27 +219,20 @@ def test_ctrl_c_ends_everything(tmp_path, number, arguments):
     assert f"ended by signal {int(number)}" in said
     assert "starting again" not in said
     assert len(started) == 4
-    for pid in started:
-        assert is_gone(pid), f"process {pid} outlived the launch"
+    assert all(map(is_gone, started)), "a process outlived the launch"
 
 
 def test_a_kill_ends_the_ranks_too(tmp_path):
     """Nothing can be done by then but what was prepared: mpiexec hears of it and ends them."""
     code, _, started = signalled(tmp_path, signal.SIGKILL)
     assert code == -signal.SIGKILL
-    children = started[1::2]  # of ranks; nobody is left to look for them
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
-    for pid in started:
-        assert is_gone(pid), f"process {pid} outlived the launch"
+    for child in started[1::2]:  # of ranks; nobody is left to look for them
+        os.kill(child, signal.SIGKILL)
+    assert all(map(is_gone, started)), "a process outlived the launch"
 
 
 def signalled(folder: Path, number: int, *arguments: str) -> tuple[int, str, list[int]]:
-    """Send a launch a signal once its ranks run.
-
-    Returns:
-        How it ended, what it said, and the processes: each rank's own and its child.
-    """
+    """Signal a launch whose ranks run: its end, what it said, and each rank's process and child."""
     pids = folder / "pids"
     pids.mkdir()
     process = commands.start(
@@ -292,23 +252,27 @@ def signalled(folder: Path, number: int, *arguments: str) -> tuple[int, str, lis
     return process.returncode, said, started
 
 
-ALONE = f"""#!{sys.executable}
-import os, subprocess, sys
+STANDS_IN = f"""#!{sys.executable}
+import json, os, subprocess, sys, time
 if "--version" in sys.argv:
     print("HYDRA build details: Version: 4.2.0")
     sys.exit()
 words = sys.argv[sys.argv.index("-n") + 2:]
-started = [
-    subprocess.Popen(words, env={{**os.environ, "OMPI_COMM_WORLD_RANK": str(n)}}) for n in (0, 1)
-]
-sys.exit(max(one.wait() for one in started))
+def start(rank):
+    return subprocess.Popen(words, env={{**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)}})
 """
 
 
+def launch_by(mpiexec: str, folder: Path, text: str, *arguments: object) -> commands.Done:
+    """Launch a script of this text by a stand-in for mpiexec, which ends so."""
+    path = commands.with_program(folder, "mpiexec", STANDS_IN + mpiexec)
+    return launch(*arguments, script(folder, text), PATH=path)
+
+
 def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
-    path = commands.with_program(tmp_path, "mpiexec", ALONE)
-    name = script(tmp_path, "from mpi4py import MPI\n")
-    done = launch("-n", 2, "--max-restarts", 3, name, PATH=path)
+    mpiexec = "started = start(0), start(1)\nsys.exit(max(one.wait() for one in started))\n"
+    text = "from mpi4py import MPI\n"
+    done = launch_by(mpiexec, tmp_path, text, "-n", 2, "--max-restarts", 3)
     assert done.returncode == 1
     assert "mpiexec is not that of mpi4py's MPI" in done.stderr
     assert "starting again" not in done.stderr
@@ -316,15 +280,9 @@ def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
 
 def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):
     """What a stand-in for mpiexec is given; real hosts are in tests/cluster."""
-    text = f"""#!{sys.executable}
-import json, sys
-print("HYDRA Version: 4.2.0" if "--version" in sys.argv else json.dumps(sys.argv[1:]))
-"""
-    path = commands.with_program(tmp_path, "mpiexec", text)
-    name = script(tmp_path, "")
     hostfile = tmp_path / "my hosts"
     hostfile.write_text("node0 slots=2\nnode1:2\n")
-    done = launch("--hostfile", hostfile, name, PATH=path)
+    done = launch_by("print(json.dumps(sys.argv[1:]))", tmp_path, "", "--hostfile", hostfile)
     assert json.loads(done.stdout)[:4] == ["-hosts", "node0:2,node1:2", "-n", "4"]
     assert done.returncode == 1
     assert "no rank began" in done.stderr
@@ -342,37 +300,26 @@ print("HYDRA Version: 4.2.0" if "--version" in sys.argv else json.dumps(sys.argv
         (("-n", "3", "--hosts", "a:1,b:1", "SCRIPT"), "3 ranks don't fit"),
         (("--nonsense", "-n", "1", "SCRIPT"), "nonsense"),
         (("-n", "2"), "Missing argument 'SCRIPT'"),
+        (("-n", "1", "SCRIPT"), "no mpiexec on PATH"),
     ],
 )
 def test_what_cannot_be_started_is_a_usage_error(tmp_path, arguments, text):
     name = script(tmp_path, "")
     words = [name if word == "SCRIPT" else word for word in arguments]
-    done = commands.invoke("launch", *words, COLUMNS="200")
+    done = commands.invoke("launch", *words, COLUMNS="200", PATH=str(tmp_path))
     assert done.exit_code == 2
     assert text in " ".join(done.output.split())
 
 
-def test_without_mpiexec_it_says_where_one_is(tmp_path):
-    done = commands.invoke("launch", "-n", 1, script(tmp_path, ""), PATH=str(tmp_path))
-    assert done.exit_code == 2
-    assert "no mpiexec on PATH" in done.output
-
-
 def test_an_mpiexec_that_waits_for_ever_after_a_lost_rank_is_ended(tmp_path):
     """As MPICH's does for a host whose link is cut (see tests/chaos for a real one)."""
-    text = f"""#!{sys.executable}
-import subprocess, sys, time
-if "--version" in sys.argv:
-    print("HYDRA build details: Version: 4.2.0")
-    sys.exit()
-rank = subprocess.Popen(sys.argv[sys.argv.index("-n") + 2:])
+    mpiexec = """
+rank = start(0)
 rank.wait()
-print(f"=   PID {{rank.pid}} RUNNING AT here\\n=   EXIT CODE: 9\\n", flush=True)
+print(f"=   PID {rank.pid} RUNNING AT here\\n=   EXIT CODE: 9\\n", flush=True)
 time.sleep(10_000)
 """
-    path = commands.with_program(tmp_path, "mpiexec", text)
-    name = script(tmp_path, "import os; os.kill(os.getpid(), 9)")
-    done = launch("-n", 1, name, PATH=path)
+    done = launch_by(mpiexec, tmp_path, "import os; os.kill(os.getpid(), 9)", "-n", 1)
     assert done.returncode == 9, done.stderr
     assert "rank 0 on " in done.stderr
     assert "failed first: exit status 9" in done.stderr

@@ -1,7 +1,5 @@
 """What each rank of a launched job says at its end."""
 
-from __future__ import annotations
-
 import json
 import os
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Whether a job was good, and who is blamed for one that was not."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

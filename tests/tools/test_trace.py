@@ -1,7 +1,5 @@
 """`chainermn trace` on files made up here, of which all is known. No MPI."""
 
-from __future__ import annotations
-
 import json
 import sys
 

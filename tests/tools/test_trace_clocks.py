@@ -1,7 +1,5 @@
 """How the clocks of ranks are compared, and with what certainty."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

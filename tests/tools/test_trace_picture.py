@@ -1,7 +1,5 @@
 """The picture of a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
