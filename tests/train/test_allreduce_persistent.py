@@ -72,7 +72,7 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
     columns = np.arange(6, dtype=dtype).reshape(2, 3).T
     zero = np.array(comm.rank, dtype)
     values = {"array": array, "large": large, "zero": zero, "frozen": frozen}
-    more = {"number": float(comm.rank), "scalar": dtype(comm.rank), "none": np.empty(0, dtype)}
+    more = {"scalar": dtype(comm.rank), "none": np.empty(0, dtype)}
     model = chainer.Chain(a=Holder(**values, **more, transposed=columns + dtype(comm.rank)))
     AllreducePersistent(model, comm)()
     assert model.a.array is array
@@ -80,16 +80,16 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
     np.testing.assert_array_equal(array, np.full((2, 3), 1000 * mean, dtype))
     np.testing.assert_array_equal(large, np.full(2, 60000, dtype))  # the sum is none in float16
     np.testing.assert_array_equal(model.a.zero, np.array(mean, dtype))
-    assert (type(model.a.number), model.a.number) == (float, mean)
     assert (type(model.a.scalar), model.a.scalar) == (dtype, mean)
     np.testing.assert_array_equal(model.a.frozen, np.full(2, mean, dtype))
     np.testing.assert_array_equal(model.a.transposed, columns + dtype(mean))
 
 
-def test_all_else_is_left_alone(comm):
+def test_what_is_no_float_is_left_alone(comm):
     values = {"count": comm.rank, "counts": np.full(2, comm.rank), "z": np.full(2, 1j * comm.rank)}
-    model = Holder(**values, text=str(comm.rank), nothing=None, yes=comm.rank == 0)
+    model = Holder(**values, text=str(comm.rank), nothing=None, number=float(comm.rank))
     AllreducePersistent(model, comm)()
+    assert (type(model.number), model.number) == (float, (comm.size - 1) / 2)
     assert (model.count, model.text, model.nothing) == (comm.rank, str(comm.rank), None)
     np.testing.assert_array_equal(model.counts, np.full(2, comm.rank))
     np.testing.assert_array_equal(model.z, np.full(2, 1j * comm.rank))

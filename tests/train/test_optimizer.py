@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import re
 from typing import Any
 
@@ -89,8 +88,6 @@ def test_a_deep_copy_trains_on_with_the_same_communicator(comm):
         assert each.t == 1
     for name, array in parameters(twin.target).items():
         np.testing.assert_array_equal(array, parameters(model)[name])
-    with pytest.raises(TypeError, match=r"can't be pickled.*chainer\.serializers"):
-        pickle.dumps(optimizer)
 
 
 def test_learning_rate_extensions_in_a_trainer(comm, tmp_path):
@@ -228,8 +225,6 @@ def test_a_missing_gradient_counts_as_zeros_or_ranks_must_agree(naive, zero_fill
 
 
 def test_wrong_arguments_are_named(naive):
-    with pytest.raises(TypeError, match=r"create_communicator.*not str"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), "naive")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"needs a Chainer optimizer.*not Model"):
         create_multi_node_optimizer(Model(0), naive)
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
