@@ -28,7 +28,6 @@ every_kind = pytest.mark.parametrize(
         pytest.param("plain", serial, marks=pytest.mark.ranks(3)),
         pytest.param("naive", threads, marks=pytest.mark.ranks(3)),
         pytest.param("plain", processes, marks=pytest.mark.ranks(2)),
-        pytest.param("flat", serial, marks=pytest.mark.full),
     ],
     indirect=["comm"],
 )

@@ -24,7 +24,6 @@ def records(state: State) -> list[int]:
         (True, [0]),
         pytest.param(True, [0, 0.5], marks=pytest.mark.full),
     ],
-    ids=["", "each saved twice", "background", "background, each saved twice"],
 )
 def test_goes_on_after_a_crash_at_any_change_of_the_files(naive, folder, background, values):
     options = {"cp_interval": 1, "gc_interval": 1, "background": background}

@@ -52,11 +52,9 @@ def properties(comm, iterator):
     return on_all_ranks(comm, {name: getattr(iterator, name) for name in PROPERTIES})
 
 
+DTYPES = ["f2", "f4", "f8", "i1", "u8", "?", "c16", ">f4", "U3", "S2", "M8[s]"]
 EXAMPLES = [
-    *(
-        [np.arange(4).astype(dtype) for _ in range(3)]
-        for dtype in ("f2", "f4", "f8", "i1", "u8", "?", "c16", ">f4", "U3", "S2", "M8[s]")
-    ),
+    *([np.arange(4).astype(dtype) for _ in range(3)] for dtype in DTYPES),
     [np.ones((n, 2), np.float16) for n in (1, 0, 5)],  # several shapes
     [np.array(1.5), np.float32(2.5), np.int8(3)],  # 0-d
     [np.arange(6.0).reshape(2, 3).T, np.arange(9)[::2], np.broadcast_to(1.0, (2, 2))],  # layouts
@@ -258,17 +256,16 @@ def test_an_empty_data_set_and_an_empty_file(comm):
         iterator.serialize(NpzDeserializer({}))
 
 
-def master_shares(comm, iterator):
+def master_shares(iterator, comm):
     return of_master(comm, iterator, comm.size - 1)
 
 
-def all_in_step(comm, iterator):
-    return create_synchronized_iterator(iterator, comm)
+all_in_step = create_synchronized_iterator
 
 
 @pytest.mark.parametrize(("share", "shuffle"), [(master_shares, False), (all_in_step, True)])
 def test_copies_go_on_by_themselves_and_pickles_are_refused(comm, share, shuffle):
-    iterator = share(comm, serial(np.arange(25), shuffle=shuffle))
+    iterator = share(serial(np.arange(25), shuffle=shuffle), comm)
     next(iterator)
     found = []
     for twin in copy.copy(iterator), copy.deepcopy(iterator), iterator:
@@ -323,7 +320,7 @@ def test_a_checkpointed_run_ends_with_the_bits_of_an_uninterrupted_one(
         optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
         # Those that fetch ahead have drawn from NumPy's generator by the time it is saved.
         sampler = {} if kind is serial else {"order_sampler": ResumableOrderSampler()}
-        iterator = share(comm, kind(dataset, 4, **sampler))
+        iterator = share(kind(dataset, 4, **sampler), comm)
         updater = training.StandardUpdater(iterator, optimizer.setup(model))
         trainer = training.Trainer(updater, (8, "iteration"), out=str(out))
         checkpointer = make_checkpointer(comm)

@@ -55,9 +55,12 @@ def test_orders_are_the_same_across_epochs_and_resets(comm, kind):
     assert len(set(map(tuple, orders))) == len(orders)  # each is another one
 
 
-def test_ranks_may_use_different_classes(naive):
+def test_ranks_may_use_different_classes_and_their_generators_stay_in_step(naive):
+    """What ranks draw after making it, they also draw where the iterator is made on one only."""
+    np.random.seed(5)
     kind = [serial, threads][naive.rank % 2]
     iterator = create_synchronized_iterator(kind(np.arange(N)), naive)
+    the_same_on_all_ranks(naive, np.random.rand())
     the_same_on_all_ranks(naive, [integers(next(iterator)) for _ in range(20)])
 
 
@@ -69,13 +72,6 @@ def test_the_order_comes_from_rank_0s_generator(comm):
 
     assert order(7) == order(7)
     assert order(7) != order(8)
-
-
-def test_generators_stay_in_step(naive):
-    """What ranks draw after making it, they also draw where the iterator is made on one only."""
-    np.random.seed(5)
-    create_synchronized_iterator(serial(np.arange(N)), naive)
-    the_same_on_all_ranks(naive, np.random.rand())
 
 
 @every_kind

@@ -19,7 +19,8 @@ import numpy as np
 from mpi4py import MPI
 import chainermn
 from chainer.iterators import MultiprocessIterator, SerialIterator
-from chainermn.iterators import use_forkserver
+from chainermn.iterators import create_multi_node_iterator
+from chainermn.iterators import create_synchronized_iterator, use_forkserver
 
 class Where:
     def __len__(self):
@@ -31,13 +32,11 @@ class Where:
 def main():
     {first}
     comm = chainermn.create_communicator("naive")
-    create = chainermn.iterators.create_multi_node_iterator
-    create(SerialIterator(Where(), 2), comm)
-    with create(MultiprocessIterator(Where(), 2, n_processes=1), comm):
+    create_multi_node_iterator(SerialIterator(Where(), 2), comm)
+    with create_multi_node_iterator(MultiprocessIterator(Where(), 2, n_processes=1), comm):
         pass
-    create = chainermn.iterators.create_synchronized_iterator
     workers = MultiprocessIterator(Where(), 2, n_processes=2, shuffle=False)
-    with create(workers, comm) as iterator:
+    with create_synchronized_iterator(workers, comm) as iterator:
         found = [next(iterator) for _ in range(4)]
     assert [index for batch in found for index, *_ in batch] == list(range(8))
     drawn = {{number for batch in found[1:] for _, number, *_ in batch}}

@@ -39,8 +39,8 @@ def double(example):
     return 2 * example
 
 
-def array():
-    return np.arange(N * 100.0).reshape(N, 100)
+def array(n=N):
+    return np.arange(n * 100.0).reshape(n, 100)
 
 
 class NamedTuples(TupleDataset):
@@ -63,10 +63,8 @@ DIVISIBLE = {
     "tuple": lambda: tuple(array()),
     "tuple data set": lambda: TupleDataset(array(), list(array())),
     "dict data set": lambda: DictDataset(a=array(), b=np.arange(N)),
-    "sub data set": lambda: SubDataset(np.concatenate([array(), array()]), 7, 7 + N),
-    "random sub data set": lambda: split_dataset_random(
-        TupleDataset(np.concatenate([array(), array()])), N, seed=0
-    )[1],
+    "sub data set": lambda: SubDataset(array(2 * N), 7, 7 + N),
+    "random sub data set": lambda: split_dataset_random(TupleDataset(array(2 * N)), N, 0)[1],
     "concatenated": lambda: ConcatenatedDataset(array()[:13], list(array()[13:14]), array()[14:]),
     "transformed": lambda: TransformDataset(array(), double),
     "nested": lambda: TransformDataset(SubDataset(ConcatenatedDataset(array()), 0, N), double),

@@ -185,12 +185,10 @@ def test_damaged_newest_snapshot_is_passed_over_by_all_ranks(naive, folder, capf
     snapshot.initialize(trainer)
     assert trainer.updater.iteration == 4
     said = capfd.readouterr().err
+    assert said.count("\n") == (naive.rank == 0)
     if naive.rank == 0:
-        assert said.count("\n") == 1
         assert f"snapshot_iter_6 skipped: {path} " in said
         assert "; loading snapshot_iter_4\n" in said
-    else:
-        assert said == ""
 
 
 def test_snapshots_that_are_all_damaged_are_an_error_on_all_ranks(naive, folder):
@@ -207,8 +205,7 @@ def test_snapshots_that_are_all_damaged_are_an_error_on_all_ranks(naive, folder)
 def test_snapshot_of_one_process_is_not_unpickled(naive, folder):
     trap = np.array([Awkward()], dtype=object)
     on_rank_0(naive, lambda: save(folder / "snapshot_iter_2", trap))
-    words = r"can't be read.*allow_pickle=False"
-    with pytest.raises((ValueError, RuntimeError), match=words):
+    with pytest.raises((ValueError, RuntimeError), match=r"can't be read.*allow_pickle=False"):
         run(naive, folder, 4, [])
 
 
