@@ -7,30 +7,25 @@ import pytest
 from mpi4py import MPI
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
-from tests.support.models import Model, Param, with_grads
+from tests.support.models import with_grads
 from tests.support.shortage import no_memory_for
 
 # Three ranks show all that two do, and that several have the same view. Ranks agree before any way
 # is chosen, so the communicator's name makes no difference.
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4), pytest.mark.ranks(3)]
 
-VERBS = {
-    "bcast": lambda comm: comm.bcast(np.zeros(3)),
-    "gather": lambda comm: comm.gather(np.zeros(3)),
-    "allgather": lambda comm: comm.allgather(np.zeros(3)),
-    "scatter": lambda comm: comm.scatter([np.zeros(3)] * comm.size),
-    "alltoall": lambda comm: comm.alltoall([np.zeros(3)] * comm.size),
-    "allreduce": lambda comm: comm.allreduce(np.zeros(3)),
-    "multi_node_mean": lambda comm: comm.multi_node_mean(np.zeros(3)),
-    "bcast_obj": lambda comm: comm.bcast_obj({}),
-    "gather_obj": lambda comm: comm.gather_obj({}),
-    "allgather_obj": lambda comm: comm.allgather_obj({}),
-    "scatter_obj": lambda comm: comm.scatter_obj([{}] * comm.size),
-    "alltoall_obj": lambda comm: comm.alltoall_obj([{}] * comm.size),
-    "allreduce_obj": lambda comm: comm.allreduce_obj(1),
-    "bcast_data": lambda comm: comm.bcast_data(Model(w=Param(np.zeros(3)))),
-    "allreduce_grad": lambda comm: comm.allreduce_grad(with_grads(w=np.zeros(3))),
-    "split": lambda comm: comm.split(0, comm.rank),
+ZEROS, UNPICKLABLE = np.zeros(2, "f4"), RuntimeError("can't be pickled")
+# What each verb may be given.
+GIVEN = {
+    verb: given
+    for verbs, *given in [
+        ("bcast gather allgather allreduce multi_node_mean", ZEROS),
+        ("scatter alltoall scatter_obj alltoall_obj", [ZEROS] * MPI.COMM_WORLD.size),
+        ("bcast_obj gather_obj allgather_obj allreduce_obj", 1),
+        ("bcast_data allreduce_grad", with_grads(w=ZEROS)),
+        ("split", 0, 0),
+    ]
+    for verb in verbs.split()
 }
 
 
@@ -39,13 +34,13 @@ def still_works(comm) -> None:
     np.testing.assert_array_equal(comm.allreduce(np.ones(2)), np.full(2, comm.size))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", GIVEN)
 def test_ranks_that_call_different_verbs_are_told(naive, verb):
-    other = list(VERBS)[list(VERBS).index(verb) - 1]
+    other = list(GIVEN)[list(GIVEN).index(verb) - 1]
     odd = naive.size - 1
     called = other if naive.rank == odd else verb
     with pytest.raises(RankMismatchError) as caught:
-        VERBS[called](naive)
+        getattr(naive, called)(*GIVEN[called])
     text = str(caught.value)
     assert text.startswith(f"{called} on rank {naive.rank}: ranks disagree on operation")
     assert f"{other} on rank {odd}" in text
@@ -105,7 +100,7 @@ class Silent(Exception):
 class Raising:
     """Raises an error when it is pickled."""
 
-    def __init__(self, error: type[BaseException]) -> None:
+    def __init__(self, error: BaseException | type[BaseException]) -> None:
         self.error = error
 
     def __reduce__(self):
@@ -113,11 +108,7 @@ class Raising:
 
 
 def verb(name: str):
-    return lambda comm, data=ZEROS: getattr(comm, name)(data)
-
-
-def dealing(name: str):
-    return lambda comm, *values: getattr(comm, name)(*values or ([1] * comm.size,))
+    return lambda comm, *given: getattr(comm, name)(*given or GIVEN[name])
 
 
 def split(comm, color_and_key=(0, 0)):
@@ -132,7 +123,6 @@ def mean_into(comm, size=3):
     comm.multi_node_mean(np.ones(3), np.empty(size))
 
 
-ZEROS = np.zeros(2, "f4")
 NO_ARRAYS = [Strange(), None, "text", [[1, 2], [3]], {"a": 1}, np.array([Strange()])]
 NO_SUMS = [np.zeros(2, dtype) for dtype in ("U3", "datetime64[D]", "V4")]
 NO_LISTS = [None, [], [1], [1] * 9]
@@ -147,7 +137,7 @@ NO_LISTS = [None, [], [1], [1] * 9]
             for name in ("bcast", "gather", "allgather", "allreduce")
         ),
         *(
-            (0, ValueError, r"rank 0: expected . values", dealing(name), NO_LISTS)
+            (0, ValueError, r"rank 0: expected . values", verb(name), NO_LISTS)
             for name in ("alltoall", "scatter", "alltoall_obj", "scatter_obj")
         ),
         (1, TypeError, r"rank 1.*can't sum", verb("allreduce"), NO_SUMS),
@@ -155,6 +145,10 @@ NO_LISTS = [None, [], [1], [1] * 9]
         (1, ValueError, "color of split must be", split, [(2**31, 0), (-1, 0), ("red", 0)]),
         (1, ValueError, "neither true nor false", mean_grad, [Ambiguous()]),
         (1, ValueError, "recvbuf of multi_node_mean", mean_into, [4]),
+        *(
+            (rank, RuntimeError, "can't be pickled", verb(name), [Raising(UNPICKLABLE)])
+            for name, rank in [("bcast_obj", 0), ("gather_obj", 1), ("allreduce_obj", 1)]
+        ),
         (1, Silent, None, verb("allgather_obj"), [Raising(Silent)]),
         (0, KeyboardInterrupt, None, verb("bcast_obj"), [Raising(KeyboardInterrupt)]),
     ],
@@ -182,21 +176,16 @@ def test_what_all_ranks_do_wrong_raises_on_each(naive):
 
 
 def test_wrong_peers_and_tags_raise_at_once(naive):
-    def refused(match: str, peer, tag) -> None:
-        for call in (
-            lambda: naive.send(1, peer, tag),
-            lambda: naive.send_obj(1, peer, tag),
-            lambda: naive.recv(peer, tag),
-            lambda: naive.recv_obj(peer, tag),
-        ):
-            with pytest.raises(ValueError, match=match):
-                call()
-
-    for peer in (-1, 99, 0.0, None, True):
-        refused(f"rank {naive.rank}: (dest|source) must be", peer, 0)
-    for tag in (-1, 2**40, 1.5, None, "a"):
-        refused(f"rank {naive.rank}: tag must be", (naive.rank + 1) % naive.size, tag)
-    refused("this rank itself", naive.rank, 0)
+    nobody = f"rank {naive.rank}: (dest|source) must be"
+    no_tag, other = f"rank {naive.rank}: tag must be", (naive.rank + 1) % naive.size
+    for told, peer, tag in [
+        *((nobody, peer, 0) for peer in (-1, 99, 0.0, None, True)),
+        *((no_tag, other, tag) for tag in (-1, 2**40, 1.5, None, "a")),
+        ("this rank itself", naive.rank, 0),
+    ]:
+        for name, *data in ("send", 1), ("send_obj", 1), ("recv",), ("recv_obj",):
+            with pytest.raises(ValueError, match=told):
+                getattr(naive, name)(*data, peer, tag)
 
 
 def test_tags_up_to_the_largest_tell_messages_apart_and_numpy_integers_do_as_ranks(naive):

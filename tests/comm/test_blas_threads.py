@@ -139,17 +139,14 @@ def test_threads_are_limited_once_and_stay_so():
     assert ("set OMP_NUM_THREADS" in said) == limited
 
 
-def test_one_rank_keeps_all_cores():
-    (rank,), said = threads_in_job(1)
-    assert rank["after"] == rank["before"]
-    assert max(rank["before"]) > 1 or len(os.sched_getaffinity(0)) == 1
-    assert "BLAS" not in said
-
-
-@pytest.mark.parametrize("name", ["OMP", pytest.param("OPENBLAS", marks=pytest.mark.full)])
-def test_what_the_user_set_stays(name):
-    found, said = threads_in_job(2, **{f"{name}_NUM_THREADS": "2"})
+@pytest.mark.parametrize(
+    ("ranks", "chosen"),
+    [(1, ()), (2, ("OMP",)), pytest.param(2, ("OPENBLAS",), marks=pytest.mark.full)],
+)
+def test_one_rank_keeps_all_cores_and_what_the_user_set_stays(ranks, chosen):
+    found, said = threads_in_job(ranks, **{f"{name}_NUM_THREADS": "2" for name in chosen})
     for rank in found:
         assert rank["after"] == rank["before"]
         assert set(rank["late"]) == set(rank["before"])
+        assert max(rank["before"]) > 1 or len(os.sched_getaffinity(0)) == 1
     assert "BLAS" not in said

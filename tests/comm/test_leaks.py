@@ -70,14 +70,10 @@ def test_communicators_leak_nothing(world, name, apart, times):
     use(world, name, nodes, WARM_UP)
     before = held()
     numbers = use(world, name, nodes, times)
-    maps, files, kib, shared = (
-        after - earlier for after, earlier in zip(held(), before, strict=True)
-    )
+    maps, files, kib, shared = map(int.__sub__, held(), before)
     # One that stays each time would be as many as times; MPI's pools may grow a little, and
     # other jobs on this machine have files in shared memory too.
-    assert maps < times / 4
-    assert files < times / 4
-    assert shared < times / 4
+    assert max(maps, files, shared) < times / 4, (maps, files, shared)
     assert kib < times * KIB_EACH_TIME
     assert len(numbers) < times / NOTED / 2
 

@@ -1,4 +1,4 @@
-"""Every object verb carries any picklable object, and a failure to pickle it is everybody's."""
+"""Every object verb carries any picklable object, and a failure to unpickle it is everybody's."""
 
 from __future__ import annotations
 
@@ -15,18 +15,9 @@ def thing(rank: int) -> dict:
     return {"rank": rank, "array": np.arange(rank + 3), "nested": nested}
 
 
-class Unpicklable:
-    def __reduce__(self):
-        raise RuntimeError("this can't be pickled")
-
-
-def _explode():
-    raise RuntimeError("this can't be unpickled")
-
-
 class Bomb:
     def __reduce__(self):
-        return _explode, ()
+        return int, ("can't be unpickled",)
 
 
 def test_every_verb_carries_any_object_from_and_to_any_rank(naive):
@@ -38,7 +29,7 @@ def test_every_verb_carries_any_object_from_and_to_any_rank(naive):
     else:
         same(naive.recv_obj(0, tag=me), things[me])
     for root in range(size):
-        given = things[root] if me == root else Unpicklable()
+        given = things[root] if me == root else lambda: "can't be pickled"
         same(naive.bcast_obj(given, root=root), things[root])
         found = naive.gather_obj(things[me], root=root)
         assert isinstance(found, list) == (me == root)
@@ -55,19 +46,8 @@ def test_every_verb_carries_any_object_from_and_to_any_rank(naive):
         assert array.sum() == 1000
 
 
-@pytest.mark.parametrize("verb", ["bcast_obj", "gather_obj", "allgather_obj", "allreduce_obj"])
-def test_an_object_that_cannot_be_pickled_fails_everywhere(naive, verb):
-    for bad in range(naive.size):
-        mine = Unpicklable() if naive.rank == bad else 1
-        kwargs = {"root": bad} if verb == "bcast_obj" else {}
-        expected = RuntimeError if naive.rank == bad else PeerError
-        with pytest.raises(expected, match="can't be pickled"):
-            getattr(naive, verb)(mine, **kwargs)
-        assert naive.allreduce_obj(1) == naive.size
-
-
 @pytest.mark.sizes(2, 3, 4)  # root keeps its own object
 def test_an_object_that_cannot_be_unpickled_fails_everywhere(naive):
-    with pytest.raises((RuntimeError, PeerError), match="can't be unpickled"):
+    with pytest.raises((ValueError, PeerError), match="can't be unpickled"):
         naive.bcast_obj(Bomb())
     assert naive.allreduce_obj(1) == naive.size

@@ -23,21 +23,15 @@ LAYOUTS = ("C", "F", "reversed", "read-only", "strided", "stride 0", "shared", "
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter: what its gradient is on the ranks that have it.
-
-    Attributes:
-        missing: the ranks that have none, where missing ones are filled with zeros.
-        exponent, spread: powers of ten; see `gradients`.
-        nowhere: whether no rank has one.
-    """
+    """One parameter: what its gradient is on the ranks that have it."""
 
     shape: tuple[int, ...]
     dtype: str
     layout: str
-    missing: frozenset[int]
-    exponent: int
+    missing: frozenset[int]  # ranks that have none, where missing ones are filled with zeros
+    exponent: int  # powers of ten, like spread
     spread: int = 0
-    nowhere: bool = False
+    nowhere: bool = False  # no rank has one
 
 
 def models(

@@ -29,13 +29,7 @@ CHOSEN = {(0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)}
 def on_nodes(
     nodes: Iterable[int | str], name: str = "hierarchical", **how: Any
 ) -> CommunicatorBase:
-    """A communicator over all ranks, as if rank i were on node `nodes[i]` (collective).
-
-    Args:
-        nodes: the node of each rank.
-        name: as `create_communicator` takes it.
-        how: further arguments, as `create_communicator` takes them.
-    """
+    """What `create_communicator` makes, as if rank i were on node `nodes[i]` (collective)."""
     return make_communicator(name, topology=Topology.of(tuple(nodes)), **how)
 
 
@@ -51,11 +45,7 @@ def telling(name: str, size: int) -> list[tuple[int, ...]]:
 def over_nodes(*names: str, least: int = 2) -> Any:
     """Parametrize a world test by `name` and `nodes`, of which only those that tell, and fit.
 
-    Each runs on as many ranks as it has nodes; by default one topology of each kind.
-
-    Args:
-        names: of communicators.
-        least: the fewest ranks.
+    Each runs on as many ranks as it has nodes, `least` or more; by default one of each kind.
     """
     cases = []
     for name, size in product(names, range(least, 1 + max(IMPOSED))):
@@ -68,9 +58,7 @@ def over_nodes(*names: str, least: int = 2) -> Any:
 
 def by_name(*chosen: str) -> list[Any]:
     """Names of communicators for a test's parameter; in the default tier only those chosen."""
-    return [
-        pytest.param(name, marks=[] if name in chosen else [pytest.mark.full]) for name in NAMES
-    ]
+    return [pytest.param(name, marks=() if name in chosen else pytest.mark.full) for name in NAMES]
 
 
 def reducer_of(comm: CommunicatorBase) -> Any:
