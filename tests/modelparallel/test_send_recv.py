@@ -148,9 +148,8 @@ def test_gradients_find_their_send_in_whatever_order_they_come(comm, random, fir
         equal(xs[1].grad, data[1] * 6)
     elif comm.rank == 1:
         ys = [recv(comm, 0, tag=tag) for tag in tags]
-        losses = [F.sum(ys[0] ** 2), F.sum(3 * ys[1] ** 2)]
-        losses[0].backward()
-        losses[1].backward()
+        for loss in (F.sum(ys[0] ** 2), F.sum(3 * ys[1] ** 2)):
+            loss.backward()
 
 
 def test_several_sends_are_connected_by_pseudo_connect(comm, random):
@@ -185,8 +184,7 @@ def test_integers_arrive_and_have_no_gradient(comm):
         x = Variable(np.ones((3, 3), "f"))
         send((x, Variable(labels), Variable(np.array([True, False]))), comm, 1).backward()
         assert x.grad.any()
-        delegate = send(Variable(labels), comm, 1)
-        delegate.backward()
+        send(Variable(labels), comm, 1).backward()
     elif comm.rank == 1:
         alone = recv(comm, 0)
         equal(alone.array, labels)
@@ -241,8 +239,7 @@ def test_the_delegate_is_reached_through_what_has_no_gradient(comm):
     """Labels that come after a send keep the path to it, once they are connected."""
     if comm.rank == 0:
         x = Variable(np.ones(2, "f"))
-        delegate = send(x, comm, 1)
-        labels = recv(comm, 1, delegate_variable=delegate)
+        labels = recv(comm, 1, delegate_variable=send(x, comm, 1))
         pseudo_connect(labels, Variable(np.array(1.0, "f"))).backward()
         equal(x.grad, np.full(2, 4, "f"))
     elif comm.rank == 1:
