@@ -165,6 +165,7 @@ def test_missing_gradients_count_as_zeros_with_zero_fill(comm):
     nothing = Model(w=Param(np.zeros(2)), lazy=Param())
     comm.multi_node_mean_grad(nothing, zero_fill=True)
     comm.allreduce_grad(Model())
+    comm.allreduce_grad(Model(empty=ones(0)))
     comm.allreduce_grad(some := Model(w=ones(2), v=Param(np.zeros(2)), lazy=Param()))
     np.testing.assert_array_equal(some["w"].grad, np.ones(2))
     for param in (*nothing.params.values(), some["v"], some["lazy"]):
