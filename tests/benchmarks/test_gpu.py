@@ -1,12 +1,7 @@
 """The benchmark of GPUs, with a double in place of a device: it runs, and misses what is missed."""
 
-from __future__ import annotations
-
-import importlib
 import io
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -15,27 +10,20 @@ from rich.console import Console
 
 from tests.support import gpus
 from tests.support.cupy_double import installed
+from tests.support.scripts import ROOT, imported
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2)]
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Its module, on the double of the process's device."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    module = importlib.import_module("gpu")
-    monkeypatch.setattr(module, "ROUNDS", 2)
-    # Chainer's own copy needs more of CuPy than the double has.
-    monkeypatch.setattr(module, "bundled", lambda *_: (None, "bundled pure_nccl: not measured"))
-    with installed() as device:
+    with imported(ROOT / "benchmarks" / "gpu.py") as module, installed() as device:
         device.delay = 0
+        monkeypatch.setattr(module, "ROUNDS", 2)
+        # Chainer's own copy needs more of CuPy than the double has.
+        monkeypatch.setattr(module, "bundled", lambda *_: (None, "bundled pure_nccl: not measured"))
         yield module
-    for name in set(sys.modules) - before:
-        if BENCHMARKS.as_posix() in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
 
 
 @pytest.mark.ranks(1, 2)  # with one there is no NCCL to compare with

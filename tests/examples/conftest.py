@@ -1,10 +1,7 @@
-"""What the tests of examples share: a folder for all ranks, and no GPUs."""
-
-from __future__ import annotations
+"""A folder for all ranks."""
 
 from pathlib import Path
 
-import chainer
 import pytest
 
 
@@ -14,9 +11,3 @@ def folder(tmp_path: Path, world, monkeypatch: pytest.MonkeyPatch) -> Path:
     shared = world.bcast(tmp_path)
     monkeypatch.chdir(shared)
     return shared
-
-
-@pytest.fixture
-def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chainer finds none, even where there are."""
-    monkeypatch.setattr(chainer.backends.cuda, "available", False)

@@ -1,31 +1,23 @@
 """A mistake of the user's is told once by all ranks together, and ends an example with status 2."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
+import chainer
 import pytest
 
-from tests.support.examples import (
-    CONVOLUTION,
-    DUAL_PARALLEL,
-    IMAGENET,
-    MNIST,
-    MODEL_PARALLEL,
-    SECONDS,
-    SEQ2SEQ,
-    told_once,
-    train_here,
-)
+from tests.support.examples import CONV, DATES, DUAL, IMAGENET, LAYERS, MNIST, told_once, train_here
 from tests.support.jobs import run
 
 
 def case(script: Path, ranks: int, arguments: str, *words: str) -> Any:
-    marks = [pytest.mark.sizes(ranks)]
-    return pytest.param(
-        script, arguments.split(), words, id=f"{script.stem} {arguments}", marks=marks
-    )
+    how = {"id": f"{script.stem} {arguments}", "marks": pytest.mark.sizes(ranks)}
+    return pytest.param(script, arguments.split(), words, **how)
+
+
+# And how many images are in each.
+FOLDERS = {"images/train/cat": 10, "images/val/cat": 2, "empty/train": 0, "killed": 0}
+FOLDERS |= {"unlike/train/cat": 1, "unlike/val/dog": 1}
 
 
 @pytest.mark.world
@@ -41,22 +33,22 @@ def case(script: Path, ranks: int, arguments: str, *words: str) -> Any:
         case(MNIST, 2, "--resume .", "--resume .", "holds no snapshot"),
         case(MNIST, 2, "--out /dev/null/x", "--out", "cannot write there", "Not a directory"),
         case(MNIST, 2, "--gpu", "--gpu: "),
-        case(MODEL_PARALLEL, 1, "", "the model lies on 2 ranks, not 1"),
-        case(MODEL_PARALLEL, 3, "", "the model lies on 2 ranks, not 3"),
-        case(DUAL_PARALLEL, 3, "", "each copy of the model lies on 2 ranks: a multiple is needed"),
-        case(DUAL_PARALLEL, 4, "--batchsize 721", "a rank has 720 training examples"),
-        case(SEQ2SEQ, 1, "", "encoder and decoder need a rank each: mpiexec -n 2"),
-        case(SEQ2SEQ, 3, "", "encoder and decoder need a rank each: mpiexec -n 2"),
-        case(SEQ2SEQ, 2, "--examples 73000", "there are 73049 dates in all"),
-        case(SEQ2SEQ, 2, "--epoch 0", "0 is not positive"),
-        case(SEQ2SEQ, 2, "--examples 50 --batchsize 51", "a rank has 50 training examples"),
-        case(SEQ2SEQ, 2, "--communicator fast", "unknown communicator 'fast'"),
-        case(SEQ2SEQ, 2, "--out /dev/null/x", "--out /dev/null/x: cannot write there"),
-        case(CONVOLUTION, 3, "--channels 2", "3 ranks are too many for --channels 2"),
-        case(CONVOLUTION, 2, "--batchsize 0", "0 is not positive"),
-        case(CONVOLUTION, 2, "--batchsize 1441", "a rank has 1440 training examples"),
-        case(CONVOLUTION, 2, "--communicator pure_nccl", "on CPUs use one of"),
-        case(CONVOLUTION, 2, "--gpu", "--gpu: "),
+        case(LAYERS, 1, "", "the model lies on 2 ranks, not 1"),
+        case(LAYERS, 3, "", "the model lies on 2 ranks, not 3"),
+        case(DUAL, 3, "", "each copy of the model lies on 2 ranks: a multiple is needed"),
+        case(DUAL, 4, "--batchsize 721", "a rank has 720 training examples"),
+        case(DATES, 1, "", "encoder and decoder need a rank each: mpiexec -n 2"),
+        case(DATES, 3, "", "encoder and decoder need a rank each: mpiexec -n 2"),
+        case(DATES, 2, "--examples 73000", "there are 73049 dates in all"),
+        case(DATES, 2, "--epoch 0", "0 is not positive"),
+        case(DATES, 2, "--examples 50 --batchsize 51", "a rank has 50 training examples"),
+        case(DATES, 2, "--communicator fast", "unknown communicator 'fast'"),
+        case(DATES, 2, "--out /dev/null/x", "--out /dev/null/x: cannot write there"),
+        case(CONV, 3, "--channels 2", "3 ranks are too many for --channels 2"),
+        case(CONV, 2, "--batchsize 0", "0 is not positive"),
+        case(CONV, 2, "--batchsize 1441", "a rank has 1440 training examples"),
+        case(CONV, 2, "--communicator pure_nccl", "on CPUs use one of"),
+        case(CONV, 2, "--gpu", "--gpu: "),
         case(IMAGENET, 2, "images --epoch 0", "0 is not positive"),
         case(IMAGENET, 2, "images --batchsize 6", "a rank has 5 training examples"),
         case(IMAGENET, 2, "images --communicator fast", "unknown communicator 'fast'"),
@@ -68,17 +60,15 @@ def case(script: Path, ranks: int, arguments: str, *words: str) -> Any:
         case(IMAGENET, 2, "unlike", "train has classes"),
     ],
 )
-def test_mistake_is_told_once_and_ends_the_job(script, arguments, words, world, folder, no_gpus):
+def test_mistake_is_told_once_and_ends_the_job(
+    script, arguments, words, world, folder, monkeypatch
+):
+    monkeypatch.setattr(chainer.backends.cuda, "available", False)  # even where there are GPUs
     if world.rank == 0:
-        for name in ("images/train/cat", "images/val/cat", "empty/train", "unlike/train/cat"):
+        for name, images in FOLDERS.items():
             (folder / name).mkdir(parents=True)
-        (folder / "unlike" / "val" / "dog").mkdir(parents=True)
-        for name in [f"images/train/cat/{i}.png" for i in range(10)]:
-            (folder / name).touch()
-        for name in ("images/val/cat/0.png", "images/val/cat/1.png", "unlike/train/cat/0.png"):
-            (folder / name).touch()
-        (folder / "unlike" / "val" / "dog" / "0.png").touch()
-        (folder / "killed").mkdir()
+            for i in range(images):
+                (folder / name / f"{i}.png").touch()
         (folder / "killed" / "imagenet.commit.4").touch()
     world.barrier()
     told_once(train_here(script, *arguments), script, *words)
@@ -94,4 +84,4 @@ def test_mistake_is_told_once_and_ends_the_job(script, arguments, words, world, 
     ],
 )
 def test_a_job_ends_by_a_mistake_as_by_no_failure(arguments, tmp_path):
-    told_once(run(2, MNIST, *arguments.split(), cwd=tmp_path, seconds=SECONDS), MNIST)
+    told_once(run(2, MNIST, *arguments.split(), cwd=tmp_path, seconds=600), MNIST)

@@ -1,7 +1,5 @@
 """The ImageNet example: what it leaves behind, and that it goes on after having been killed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +44,8 @@ def check(job: Job, out: Path, epochs: int) -> None:
 
 def test_the_images_are_there_and_always_the_same(images, tmp_path):
     for part, count in (("train", 20), ("val", 5)):
-        assert {each.name for each in (images / part).iterdir()} == CLASSES
-        assert all(len(list(each.iterdir())) == count for each in (images / part).iterdir())
+        found = {each.name: len(list(each.iterdir())) for each in (images / part).iterdir()}
+        assert found == dict.fromkeys(CLASSES, count)
     again = make_images(tmp_path / "again")
     files = sorted(file.relative_to(images) for file in images.rglob("*.png"))
     assert len(files) == 125
@@ -70,16 +68,15 @@ def test_16_bits_over_another_communicator(images, tmp_path):
 @pytest.mark.full
 def test_a_killed_job_goes_on(images, tmp_path):
     out = tmp_path / "result"
-    kill_when(
-        lambda: list(out.glob("imagenet.commit.*")),
-        IMAGENET,
-        *(images, *SMALL, "--checkpoint", "2", "--epoch", "100000"),
-        cwd=tmp_path,
-        seconds=SECONDS,
-    )
-    begun = max(int(file.suffix[1:]) for file in out.glob("imagenet.commit.*"))
-    epochs = begun // 5 + 2  # 5 iterations an epoch
+
+    def begun():
+        return [int(file.suffix[1:]) for file in out.glob("imagenet.commit.*")]
+
+    endless = (IMAGENET, images, *SMALL, "--checkpoint", "2", "--epoch", "100000")
+    kill_when(begun, *endless, cwd=tmp_path, seconds=SECONDS)
+    first = max(begun())
+    epochs = first // 5 + 2  # 5 iterations an epoch
     job = train(2, IMAGENET, images, *SMALL, "--resume", "--epoch", str(epochs), cwd=tmp_path)
     check(job, out, epochs)
     assert job.out.count("going on from iteration ") == 1
-    assert int(job.out.split("going on from iteration ")[1].split()[0]) >= begun - 2
+    assert int(job.out.split("going on from iteration ")[1].split()[0]) >= first - 2

@@ -1,7 +1,5 @@
 """The MNIST example: what it leaves behind, and how it resumes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket
@@ -11,32 +9,19 @@ from pathlib import Path
 import chainer
 import numpy as np
 import pytest
+from PIL import Image
 
-from tests.support.examples import (
-    MNIST,
-    SECONDS,
-    log_of,
-    same_numbers,
-    shapes,
-    told_once,
-    train,
-    train_here,
-)
+from tests.support.examples import MNIST, log_of, same_bits, shapes, told_once, train, train_here
 from tests.support.jobs import Job, run_command, variables
 from tests.support.killing import kill_when
 
 SMALL = ("--unit", "60", "--batchsize", "20")
-KEYS = {
-    "epoch",
-    "iteration",
-    "elapsed_time",
-    "main/loss",
-    "main/accuracy",
-    "validation/main/loss",
-    "validation/main/accuracy",
-}
+KEYS = {"epoch", "iteration", "elapsed_time", "main/loss", "main/accuracy"}
+KEYS |= {"validation/main/loss", "validation/main/accuracy"}
 
-on_two_ranks = [pytest.mark.world, pytest.mark.sizes(2)]
+
+def on_two_ranks(test):
+    return pytest.mark.world(pytest.mark.sizes(2)(test))
 
 
 def rows_of_table(stdout: str) -> list[int]:
@@ -65,18 +50,11 @@ def check_results(out: Path, job: Job, ranks: int) -> None:
     left = {"log", "model.npz", "curves.png", "cg.dot"}
     assert {f.name for f in out.iterdir()} - {"cg.png"} == snapshots | left
     assert (out / "cg.dot").read_text().startswith("digraph")
-    width, height = size_of_png(out / "curves.png")
-    assert 800 < width < 2000
-    assert 300 < height < 1000
+    with Image.open(out / "curves.png") as curves:
+        assert 800 < curves.width < 2000
+        assert 300 < curves.height < 1000
     model = shapes(out / "model.npz")
-    assert model["l1/W"] == (60, 64)
-    assert model["l3/b"] == (10,)
-
-
-def size_of_png(path: Path) -> tuple[int, int]:
-    head = path.read_bytes()[:24]
-    assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+    assert (model["l1/W"], model["l3/b"]) == ((60, 64), (10,))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +71,7 @@ def test_two_ranks_leave_one_log_one_table_one_plot(three_epochs):
 @pytest.mark.full
 def test_one_process_needs_no_mpiexec(tmp_path):
     command = [sys.executable, str(MNIST), *SMALL, "--epoch", "3"]
-    job = run_command(command, variables(), SECONDS, cwd=tmp_path)
+    job = run_command(command, variables(), 600, cwd=tmp_path)
     assert job.returncode == 0, job
     check_results(tmp_path / "result", job, ranks=1)
 
@@ -102,17 +80,16 @@ def test_one_process_needs_no_mpiexec(tmp_path):
 def test_killed_run_goes_on_from_the_middle_of_an_epoch_with_the_same_bits(three_epochs, tmp_path):
     whole, _ = three_epochs
     arguments = (*SMALL, "--epoch", "3", "--out", tmp_path, "--checkpoint", "5")
-    kill_when(  # an epoch has 36 iterations
-        lambda: list(tmp_path.glob("mnist.commit.*")),
-        *(MNIST, *arguments),
-        cwd=tmp_path,
-        seconds=SECONDS,
-    )
+
+    def begun():  # an epoch has 36 iterations
+        return list(tmp_path.glob("mnist.commit.*"))
+
+    kill_when(begun, MNIST, *arguments, cwd=tmp_path, seconds=600)
     assert not (tmp_path / "snapshot_rank1of2_epoch3.npz").exists()
     job = train(2, MNIST, *arguments, "--resume", tmp_path)
     assert rows_of_table(job.out)[-1] == 3
     assert not list(tmp_path.glob("mnist.*"))
-    same_numbers(tmp_path / "model.npz", whole / "model.npz")
+    same_bits(tmp_path / "model.npz", whole / "model.npz")
 
 
 @pytest.fixture(scope="module")
@@ -134,110 +111,110 @@ def copied(results: Path, folder: Path, world) -> Path:
     return folder
 
 
-class TestOnTwoRanks:
-    pytestmark = on_two_ranks
+def resume(folder: Path, *arguments: str) -> Job:
+    return train_here(MNIST, *SMALL, *arguments, "--out", folder, "--resume", folder)
 
-    def test_double_buffering_learns(self, folder):
-        job = train_here(MNIST, *SMALL, "--epoch", "2", "--double-buffering", "--out", folder)
-        log = log_of(folder)
-        assert len(log) == 2
-        assert log[1]["main/loss"] < log[0]["main/loss"]
-        assert log[1]["validation/main/accuracy"] > 0.6
-        assert "Warning" not in job.err
 
-    def test_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(self, results, folder):
-        train_here(MNIST, *SMALL, "--epoch", "1", "--out", folder)
-        train_here(MNIST, *SMALL, "--epoch", "3", "--out", folder, "--resume", folder)
-        assert len(log_of(folder)) == 3
-        names = ["model.npz", *(f"snapshot_rank{rank}of2_epoch3.npz" for rank in range(2))]
-        for name in names:
-            same_numbers(folder / name, results / name)
+@on_two_ranks
+def test_double_buffering_learns(folder):
+    job = train_here(MNIST, *SMALL, "--epoch", "2", "--double-buffering", "--out", folder)
+    log = log_of(folder)
+    assert len(log) == 2
+    assert log[1]["main/loss"] < log[0]["main/loss"]
+    assert log[1]["validation/main/accuracy"] > 0.6
+    assert "Warning" not in job.err
 
-    def test_new_run_forgets_the_snapshots_of_the_last_one(self, folder, world):
-        for stale in ("snapshot_rank0of2_epoch7.npz", "mnist.0.1000", "mnist.commit.1000"):
-            (folder / stale).touch()
-        world.barrier()
-        assert train_here(MNIST, *SMALL, "--epoch", "1", "--out", folder).returncode == 0
-        found = {file.name for file in (*folder.glob("*of2_epoch*"), *folder.glob("mnist.*"))}
-        assert found == {f"snapshot_rank{rank}of2_epoch1.npz" for rank in range(2)}
 
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (("--epoch", "3"), ("has 3 epochs already", "--epoch")),
-            (("--unit", "61"), ("does not fit this run",)),
-        ],
-    )
-    def test_snapshots_that_do_not_serve_leave_the_results_alone(self, copied, arguments, words):
-        before = {file: file.read_bytes() for file in copied.iterdir()}
-        job = train_here(MNIST, *SMALL, *arguments, "--out", copied, "--resume", copied)
-        told_once(job, MNIST, "--resume", *words)
-        assert {file: file.read_bytes() for file in copied.iterdir()} == before
+@on_two_ranks
+def test_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(results, folder):
+    train_here(MNIST, *SMALL, "--epoch", "1", "--out", folder)
+    resume(folder, "--epoch", "3")
+    assert len(log_of(folder)) == 3
+    for name in ("model.npz", *(f"snapshot_rank{rank}of2_epoch3.npz" for rank in range(2))):
+        same_bits(folder / name, results / name)
 
-    def test_resume_falls_back_to_the_newest_epoch_that_is_whole_on_all_ranks(
-        self, results, copied, world
-    ):
-        cut, missing = (copied / f"snapshot_rank1of2_epoch{epoch}.npz" for epoch in (3, 4))
-        if world.rank == 0:
-            cut.write_bytes(cut.read_bytes()[:1000])
-            (copied / "snapshot_rank0of2_epoch4.npz").touch()  # as when a disk was full
-        world.barrier()
-        job = train_here(MNIST, *SMALL, "--out", copied, "--resume", copied, "--epoch", "3")
-        told = [line for line in job.err.splitlines() if line.startswith("train_mnist.py: ")]
-        assert len(told) == 2, job
-        for words in ("epoch 4 skipped", "rank 0: snapshot_rank0of2_epoch4", "rank 1: has none"):
-            assert words in told[0]
-        assert f"epoch 3 skipped: rank 1: {cut.name} is damaged" in told[1]
-        assert not missing.exists()
-        same_numbers(copied / "model.npz", results / "model.npz")  # an epoch more than the second
 
-    def test_damage_everywhere_is_told(self, copied, world):
-        if world.rank == 0:
-            for epoch in (2, 3):
-                file = copied / f"snapshot_rank1of2_epoch{epoch}.npz"
-                content = bytearray(file.read_bytes())
-                content[len(content) // 2] ^= 1  # within the weights: the directory is intact
-                file.write_bytes(content)
-        world.barrier()
-        told_once(
-            train_here(MNIST, *SMALL, "--epoch", "4", "--out", copied, "--resume", copied),
-            MNIST,
-            "holds no snapshot that all 2 rank(s) share",
-            "epoch 3 skipped: rank 1: snapshot_rank1of2_epoch3.npz is damaged: ",
-            "epoch 2 skipped: rank 1:",
-        )
+@on_two_ranks
+def test_new_run_forgets_the_snapshots_of_the_last_one(folder, world):
+    for stale in ("snapshot_rank0of2_epoch7.npz", "mnist.0.1000", "mnist.commit.1000"):
+        (folder / stale).touch()
+    world.barrier()
+    assert train_here(MNIST, *SMALL, "--epoch", "1", "--out", folder).returncode == 0
+    found = {file.name for file in (*folder.glob("*of2_epoch*"), *folder.glob("mnist.*"))}
+    assert found == {f"snapshot_rank{rank}of2_epoch1.npz" for rank in range(2)}
 
-    def test_mnist_is_asked_for_once_and_its_absence_told(self, data_sets, monkeypatch):
-        for name in ("http_proxy", "https_proxy"):
-            monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody answers there
-            monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
-        monkeypatch.setenv("no_proxy", "")
-        monkeypatch.setenv("NO_PROXY", "")
-        job = train_here(MNIST, "--dataset", "mnist")
-        told_once(job, MNIST, "--dataset mnist", "could not download", "--dataset digits")
 
-    @pytest.mark.parametrize("tests", [1, 2])
-    def test_mnist_in_the_cache_is_shared_by_no_more_ranks_than_examples(
-        self, data_sets, world, tests
-    ):
-        if world.rank == 0:
-            data_sets.mkdir(parents=True)
-            pixels = np.arange(6 * 784).reshape(6, 784).astype(np.uint8)
-            np.savez(data_sets / "train.npz", x=pixels, y=np.arange(6))
-            np.savez(data_sets / "test.npz", x=pixels[:tests], y=np.arange(tests))
-        world.barrier()
-        job = train_here(MNIST, "--dataset", "mnist", "--epoch", "2")
-        if tests == 1:
-            told_once(job, MNIST, "2 ranks are too many for 6 training and 1 test examples")
-        else:
-            assert len(log_of(Path("result"))) == 2
-            assert "batch 3 a rank" in job.out  # the default is less where ranks have less
+@on_two_ranks
+def test_snapshots_that_do_not_serve_leave_the_results_alone(copied):
+    before = {file: file.read_bytes() for file in copied.iterdir()}
+    told_once(resume(copied, "--epoch", "3"), MNIST, "--resume", "has 3 epochs already", "--epoch")
+    told_once(resume(copied, "--unit", "61"), MNIST, "--resume", "does not fit this run")
+    assert {file: file.read_bytes() for file in copied.iterdir()} == before
 
-    @pytest.fixture
-    def data_sets(self, folder, monkeypatch):
-        """Where Chainer looks for MNIST: a folder that isn't there yet."""
-        before = chainer.dataset.get_dataset_root(), socket.getdefaulttimeout()
-        chainer.dataset.set_dataset_root(str(folder))
-        yield folder / "pfnet" / "chainer" / "mnist"
-        chainer.dataset.set_dataset_root(before[0])
-        socket.setdefaulttimeout(before[1])
+
+@on_two_ranks
+def test_resume_falls_back_to_the_newest_epoch_that_is_whole_on_all_ranks(results, copied, world):
+    cut, missing = (copied / f"snapshot_rank1of2_epoch{epoch}.npz" for epoch in (3, 4))
+    if world.rank == 0:
+        cut.write_bytes(cut.read_bytes()[:1000])
+        (copied / "snapshot_rank0of2_epoch4.npz").touch()  # as when a disk was full
+    world.barrier()
+    job = resume(copied, "--epoch", "3")
+    told = [line for line in job.err.splitlines() if line.startswith("train_mnist.py: ")]
+    assert len(told) == 2, job
+    for words in ("epoch 4 skipped", "rank 0: snapshot_rank0of2_epoch4", "rank 1: has none"):
+        assert words in told[0]
+    assert f"epoch 3 skipped: rank 1: {cut.name} is damaged" in told[1]
+    assert not missing.exists()
+    same_bits(copied / "model.npz", results / "model.npz")  # an epoch more than the second
+
+
+@on_two_ranks
+def test_damage_everywhere_is_told(copied, world):
+    if world.rank == 0:
+        for epoch in (2, 3):
+            file = copied / f"snapshot_rank1of2_epoch{epoch}.npz"
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1  # within the weights: the directory is intact
+            file.write_bytes(content)
+    world.barrier()
+    damaged = "epoch 3 skipped: rank 1: snapshot_rank1of2_epoch3.npz is damaged: "
+    none = "holds no snapshot that all 2 rank(s) share", "epoch 2 skipped: rank 1:"
+    told_once(resume(copied, "--epoch", "4"), MNIST, *none, damaged)
+
+
+@on_two_ranks
+def test_mnist_is_asked_for_once_and_its_absence_told(data_sets, monkeypatch):
+    nobody = "http://127.0.0.1:9"
+    for name, value in (("http_proxy", nobody), ("https_proxy", nobody), ("no_proxy", "")):
+        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name.upper(), value)
+    job = train_here(MNIST, "--dataset", "mnist")
+    told_once(job, MNIST, "--dataset mnist", "could not download", "--dataset digits")
+
+
+@on_two_ranks
+@pytest.mark.parametrize("tests", [1, 2])
+def test_mnist_in_the_cache_is_shared_by_no_more_ranks_than_examples(data_sets, world, tests):
+    if world.rank == 0:
+        data_sets.mkdir(parents=True)
+        pixels = np.arange(6 * 784).reshape(6, 784).astype(np.uint8)
+        np.savez(data_sets / "train.npz", x=pixels, y=np.arange(6))
+        np.savez(data_sets / "test.npz", x=pixels[:tests], y=np.arange(tests))
+    world.barrier()
+    job = train_here(MNIST, "--dataset", "mnist", "--epoch", "2")
+    if tests == 1:
+        told_once(job, MNIST, "2 ranks are too many for 6 training and 1 test examples")
+    else:
+        assert len(log_of(Path("result"))) == 2
+        assert "batch 3 a rank" in job.out  # the default is less where ranks have less
+
+
+@pytest.fixture
+def data_sets(folder, monkeypatch):
+    """Where Chainer looks for MNIST: a folder that isn't there yet."""
+    before = chainer.dataset.get_dataset_root(), socket.getdefaulttimeout()
+    chainer.dataset.set_dataset_root(str(folder))
+    yield folder / "pfnet" / "chainer" / "mnist"
+    chainer.dataset.set_dataset_root(before[0])
+    socket.setdefaulttimeout(before[1])

@@ -18,19 +18,17 @@ from tests.support.scripts import ROOT, imported
 
 EXAMPLES = ROOT / "examples"
 MNIST = EXAMPLES / "mnist" / "train_mnist.py"
-MODEL_PARALLEL = EXAMPLES / "mnist" / "train_mnist_model_parallel.py"
-DUAL_PARALLEL = EXAMPLES / "mnist" / "train_mnist_dual_parallel.py"
-CONVOLUTION = EXAMPLES / "parallel_convolution" / "train_parallel_convolution.py"
-SEQ2SEQ = EXAMPLES / "seq2seq" / "train_seq2seq.py"
+LAYERS = EXAMPLES / "mnist" / "train_mnist_model_parallel.py"
+DUAL = EXAMPLES / "mnist" / "train_mnist_dual_parallel.py"
+CONV = EXAMPLES / "parallel_convolution" / "train_parallel_convolution.py"
+DATES = EXAMPLES / "seq2seq" / "train_seq2seq.py"
 IMAGENET = EXAMPLES / "imagenet" / "train_imagenet.py"
 SECONDS = 600.0  # ends a hang, no more
 
 
-def train(
-    ranks: int, script: Path, *arguments: object, seconds: float = SECONDS, **how: Any
-) -> Job:
+def train(ranks: int, script: Path, *arguments: object, **how: Any) -> Job:
     """A job that must succeed, without warnings."""
-    job = run(ranks, script, *arguments, seconds=seconds, **how)
+    job = run(ranks, script, *arguments, **{"seconds": SECONDS, **how})
     assert job.returncode == 0, job
     assert "Traceback" not in job.err
     assert "Warning" not in job.err
@@ -40,8 +38,7 @@ def train(
 def train_here(script: Path, *arguments: object) -> Job:
     """Run the example's `main` on all ranks of this world, or in this process if it is alone.
 
-    Returns:
-        The status that it ends with, and what all ranks said; but for Chainer's tables and bars.
+    The job has what all ranks said; but for Chainer's tables and bars.
     """
     from mpi4py import MPI
 
@@ -85,20 +82,16 @@ def log_of(out: Path) -> list[dict[str, Any]]:
     return log
 
 
-def numbers(path: Path) -> dict[str, np.ndarray]:
-    """The numeric arrays of a snapshot, but for the time it took."""
-    with np.load(path, allow_pickle=True) as file:  # Chainer writes None as an object
-        arrays = {key: file[key] for key in file.files if "elapsed_time" not in key}
-    return {key: array for key, array in arrays.items() if array.dtype.kind in "fiub"}
-
-
-def same_numbers(actual: Path, expected: Path) -> None:
-    """Assert that two snapshots have the same bits."""
-    found, wanted = numbers(actual), numbers(expected)
-    assert found.keys() == wanted.keys()
-    assert wanted
-    for key in wanted:
-        np.testing.assert_array_equal(found[key], wanted[key], err_msg=f"{actual.name}: {key}")
+def same_bits(actual: Path, expected: Path) -> None:
+    """Assert that two snapshots have the same numbers, but for the time it took."""
+    # Chainer writes None as an object.
+    with np.load(actual, allow_pickle=True) as one, np.load(expected, allow_pickle=True) as other:
+        assert set(one.files) == set(other.files)
+        keys = [key for key in one.files if "elapsed_time" not in key]
+        numbers = [key for key in keys if other[key].dtype.kind in "fiub"]
+        assert numbers
+        for key in numbers:
+            np.testing.assert_array_equal(one[key], other[key], err_msg=f"{actual.name}: {key}")
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
