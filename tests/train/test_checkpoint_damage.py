@@ -22,6 +22,7 @@ from tests.support.checkpoints import (
     save_and_flush,
     saved,
 )
+from tests.support.crashes import crashes
 from tests.support.pickles import Awkward
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
@@ -74,7 +75,10 @@ def test_after_falling_back_the_run_saves_over_what_was_damaged(naive, folder):
     checkpointer.save(target, 30)
     assert loaded(naive, folder) == [20, naive.rank]
     naive.allgather_obj(None)
-    checkpointer.finalize()
+    with crashes(folder) as states:
+        checkpointer.finalize()
+    found = [{name for name, _ in state} for state in states]
+    assert not any("run.commit.25" in each and "run.commit.30" not in each for each in found)
     assert files(naive, folder) == set()
 
 
