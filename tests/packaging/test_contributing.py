@@ -2,7 +2,6 @@
 
 import re
 import sys
-from typing import Any
 
 import pytest
 
@@ -38,7 +37,7 @@ def test_a_file_makes_a_communicator(tmp_path, heading, name):
 
 
 def test_a_function_is_a_check_and_a_row_a_known_error():
-    names: dict[str, Any] = {}
+    names = {}
     exec(BLOCKS["A check of the doctor"], names)
     assert names["nice"].look(None).status in ("ok", "warning")
     exec(BLOCKS["A known error"].replace("\nKnown(", "\nrow = Known("), names)

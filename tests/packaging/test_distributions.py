@@ -69,11 +69,8 @@ def test_distribution_installs_and_imports_alone(name, request, wheels, find_lin
 
 
 # Beside its package.
-MORE = {
-    "chainermn": {"chainermn-stubs"},
-    "chainermn-comm": {"chainermn.pth", "chainermn.start"},
-}
-MORE["chainermn-comm"] |= {f"_chainermn_{part}.py" for part in BESIDE_COMM}
+OF_COMM = {"chainermn.pth", "chainermn.start", *(f"_chainermn_{p}.py" for p in BESIDE_COMM)}
+MORE = {"chainermn": {"chainermn-stubs"}, "chainermn-comm": OF_COMM}
 
 
 def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chainermn(wheels):

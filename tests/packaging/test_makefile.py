@@ -66,16 +66,14 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(repository):
     assert "--clear" in command
 
 
-def test_an_interpreter_that_is_not_there_is_named(repository):
-    done = make(repository, "-n", "test", "PYTHON=nowhere")
-    assert done.returncode != 0
-    assert "PYTHON=nowhere is no Python" in done.stderr
-
-
-def test_a_number_of_ranks_that_is_none_is_refused(repository):
-    """Before `mpiexec` gets it, which takes what it likes from it."""
+def test_an_interpreter_and_a_number_of_ranks_that_are_none_are_refused(repository):
+    """Before `mpiexec` gets the number, from which it takes what it likes."""
     make_environment(repository)
-    for ranks in ("-1", "two"):
-        done = make(repository, "train", f"N={ranks}", f"PYTHON={sys.executable}")
-        assert done.returncode == 2
-        assert f"N is the number of ranks, 1 or more; got '{ranks}'" in done.stderr
+    mine, number = f"PYTHON={sys.executable}", "N is the number of ranks, 1 or more; got"
+    for variables, said in (
+        (["PYTHON=nowhere"], "PYTHON=nowhere is no Python"),
+        (["N=-1", mine], f"{number} '-1'"),
+        (["N=two", mine], f"{number} 'two'"),
+    ):
+        done = make(repository, "train", *variables)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr

@@ -1,7 +1,5 @@
 """The picture."""
 
-from typing import Any
-
 import pytest
 
 from chainermn_tools.bench import plot
@@ -12,7 +10,7 @@ from tests.support.bench import report
 def test_picture_has_a_line_for_each_way(tmp_path, ranks, monkeypatch):
     from matplotlib import pyplot as plt
 
-    drawn: list[Any] = []
+    drawn = []
     monkeypatch.setattr(plt, "close", drawn.append)
     plot.draw(report(ranks), str(tmp_path / "bench.png"))
     image = plt.imread(tmp_path / "bench.png")

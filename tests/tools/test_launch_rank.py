@@ -3,13 +3,12 @@
 import json
 import os
 from types import SimpleNamespace
-from typing import Any
 
 from chainermn_tools.launch import rank
 
 
 def test_a_process_that_a_rank_forked_says_no_goodbye():
-    said: list[Any] = []
+    said = []
     rank._say_goodbye(SimpleNamespace(say=lambda **record: said.append(record)), os.getpid() + 1)
     assert said == []
 

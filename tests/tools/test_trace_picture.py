@@ -1,7 +1,5 @@
 """The picture of a run."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def test_pictures(tmp_path, ranks, monkeypatch):
             made.call(f"operation {number % 9}", start, 1000 * number + 800, sequence=number)
         made.write()
     run, meetings, _ = read(tmp_path)
-    drawn: list[Any] = []
+    drawn = []
     monkeypatch.setattr(plt, "close", drawn.append)
     picture.draw(run, meetings, str(tmp_path / "trace.png"))
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
