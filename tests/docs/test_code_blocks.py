@@ -1,21 +1,18 @@
 """Every block of code in the READMEs and the manual is run, or says why it isn't."""
 
 import json
-import os
 import re
 import runpy
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 from chainermn_tools import cli
 from tests.support.commands import environment
+from tests.support.jobs import run_command
 
 from .blocks import PAGES, ROOT, Block, blocks
 
@@ -44,17 +41,9 @@ def is_run(block: Block) -> bool:
 
 def run(folder: Path, statuses: list[int], *command: str) -> str:
     """Run a command in `folder` to its end, and return what it printed."""
-    how: Any = {"env": environment(MPLBACKEND="Agg"), "cwd": folder, "stdin": subprocess.DEVNULL}
-    how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(command, text=True, start_new_session=True, **how)
-    try:
-        out, _ = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, _ = process.communicate()
-        pytest.fail(f"{command} took longer than {SECONDS:g} s:\n{out}")
-    assert process.returncode in statuses, f"{command} ended with {process.returncode}:\n{out}"
-    return out
+    job = run_command([*command], environment(MPLBACKEND="Agg"), SECONDS, cwd=folder)
+    assert job.returncode in statuses, f"{command}: {job}"
+    return job.out + job.err
 
 
 def shell(folder: Path, block: Block) -> None:
@@ -62,12 +51,15 @@ def shell(folder: Path, block: Block) -> None:
 
     There `...` is anything, and a number with a decimal point any such number.
     """
-    bash = "bash", "-euo", "pipefail", "-c"
+
+    def bash(text: str) -> str:
+        return run(folder, block.statuses, "bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{text}")
+
     if block.language != "console":
-        run(folder, block.statuses, *bash, block.text)
+        bash(block.text)
         return
     for command, shown in re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", block.text, re.M):
-        out = re.sub(r"\x1b\[\w", "", run(folder, block.statuses, *bash, command))
+        out = re.sub(r"\x1b\[\w", "", bash(command))
         assert re.search(pattern(shown), out), f"{block} shows\n{shown}\nbut it is\n{out}"
 
 
