@@ -58,19 +58,20 @@ test: $(READY)
 	$(BIN)/python -m pytest -m alone
 	set -e; for n in $(WORLDS); do $(call world,$$n,$(SECONDS_PER_WORLD),); done
 
-# The full tier: all of `make test` and of the marker `full` on 1 to 4 ranks; then all worlds on Open
-# MPI, the default tier on a second Python, the doubles beside CuPy itself, and a little chaos.
-test-full: test-everything test-openmpi test-second-python test-doubles
-	$(BIN)/python -m tests.chaos --runs 20 --seed $(SEED)
+# The full tier: all of `make test` and of the marker `full` on 1 to 4 ranks, and a little chaos; the
+# same on Open MPI; the doubles beside CuPy itself; the default tier on a second Python.
+test-full: test-everything test-openmpi test-doubles test-second-python
+
 
 test-everything: $(READY)
 	$(BIN)/python -m pytest --full -n 3 --dist loadgroup -m "not alone" --durations=10
 	$(BIN)/python -m pytest --full -m alone
 	set -e; for n in 1 2 3 4; do CHAINERMN_TEST_SECONDS=1200 \
 	    $(call world,$$n,$(SECONDS_PER_FULL_WORLD),--full --durations=10); done
+	$(BIN)/python -m tests.chaos --runs 20 --seed $(SEED)
 
 test-openmpi:
-	$(MAKE) test MPI=openmpi WORLDS="1 2 3 4"
+	$(MAKE) test-everything MPI=openmpi
 
 test-second-python: SECOND ?= $(shell $(BIN)/python -m tests.support.interpreters)
 test-second-python: $(READY)
@@ -79,6 +80,7 @@ test-second-python: $(READY)
 
 # CuPy's wheel imports without a driver; in an environment of its own, since Chainer would use it.
 test-doubles: .venv-cupy/.ready
+	.venv-cupy/bin/python -c "import cupy"  # else all would be skipped
 	.venv-cupy/bin/python -m pytest --full tests/gpu/test_doubles_against_cupy.py
 
 .venv-cupy/.ready: pyproject.toml
@@ -100,10 +102,10 @@ test-gpu: $(READY)
 	$(if $(filter-out 0,$(GPUS)),,$(error nvidia-smi lists no GPU; name their number with GPUS=))
 	$(BIN)/python -m pip install -q -e 'packages/chainermn-comm[$(MPI),cuda$(CUDA)]' \
 	    'cupy-cuda$(CUDA)x[ctk]' nvidia-nccl-cu$(CUDA)
-	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m pytest --full tests/gpu
 	set -e; for n in $(sort 1 2 $(GPUS)); do \
 	    timeout -k 10 $(SECONDS_PER_WORLD) \
-	    $(BIN)/mpiexec -n $$n $(BIN)/python -m pytest --world -m gpu -p no:cacheprovider tests/gpu; \
+	    $(BIN)/mpiexec -n $$n $(BIN)/python -m pytest --world --full -m gpu -p no:cacheprovider tests/gpu; \
 	    done
 	timeout -k 10 $(SECONDS_PER_WORLD) $(BIN)/mpiexec -n $(GPUS) $(BIN)/python benchmarks/gpu.py
 

@@ -139,6 +139,10 @@ def test_raises():
 def test_compares(): np.testing.assert_array_equal([1], [1])
 def test_checks_nothing():
     for x in []: assert x
+def test_makes_a_check_and_does_not_use_it(): pytest.raises(ValueError)
+@pytest.fixture
+def checked(): assert 1
+def test_leaves_checks_to_its_fixture(checked): pass
 def test_fails(): assert 0
 @pytest.mark.skip
 def test_is_skipped(): pass
@@ -156,5 +160,5 @@ def test_a_test_that_checks_nothing_fails(
     )
     pytester.makepyfile(INNER)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=3, failed=2, skipped=1)
-    assert "nothing was checked" in result.stdout.str()
+    result.assert_outcomes(passed=3, failed=4, skipped=1)
+    assert result.stdout.str().count("nothing was checked: no assert, ") == 3

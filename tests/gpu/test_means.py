@@ -24,8 +24,6 @@ pytestmark = pytest.mark.world
 # Small beside those on CPUs: the double is slow, and its chunks can be small too. Numbers of an
 # array are alike, since NCCL's sums of others are worse than the bound: the manual says so.
 MODELS = models([(20_001,), (70, 60)], 40, DTYPES[:3], (0,))
-# Two nodes of which one has several ranks, if there are so many.
-NODES = {1: (0,), 2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
 # By default a name runs on as few ranks as tell something of it: two lanes of two nodes take four.
 RANKS = dict(naive=2, single_node=2, flat=3, hierarchical=3, non_cuda_aware=3, two_dimensional=4)
 BY_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
@@ -44,11 +42,18 @@ WAYS = named("flat", "hierarchical", "two_dimensional", "pure_nccl")
 BETWEEN_NODES = named("flat", "hierarchical", "two_dimensional")
 
 
+def two_nodes(size: int) -> tuple[int, ...]:
+    """The first has a rank more where they can't have as many."""
+    return tuple(rank * 2 // size for rank in range(size)) if size > 1 else (0,)
+
+
 def on_two_nodes(world, name: str, **how):
-    """A communicator over `NODES`; skips where NCCL has no device for each rank."""
+    """A communicator over two nodes; skips where NCCL has no device for each rank."""
     if name in NCCL:
         gpus.one_each(world)
-    return on_nodes(NODES[world.size] if name != "single_node" else (0,) * world.size, name, **how)
+    return on_nodes(
+        two_nodes(world.size) if name != "single_node" else (0,) * world.size, name, **how
+    )
 
 
 def run(comm, entries, zero_fill) -> list:

@@ -1,7 +1,7 @@
 """Counts what a test checks while it runs, so that one that checks nothing fails.
 
-Each `assert` counts, passed or not, and so does each call of the functions below that raise where
-something is not as expected. A world test must check something on some rank.
+Each `assert` of the test's call counts, passed or not, and so does the end of each `pytest.raises`
+and each call of NumPy's functions below. A world test must check something on some rank.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from _pytest.assertion import rewrite
+from _pytest.raises import RaisesExc, RaisesGroup
+from _pytest.recwarn import WarningsChecker
 
 _count = 0
 COUNT_ONE = "__import__('sys').modules['tests.support.checks'].add()"
@@ -32,8 +34,8 @@ def add() -> None:
 
 def install() -> None:
     """Count checks from now on; call it before any test module is imported."""
-    for name in ("raises", "warns"):
-        setattr(pytest, name, _counted(getattr(pytest, name)))
+    for checker in (RaisesExc, RaisesGroup, WarningsChecker):
+        checker.__exit__ = _counted(checker.__exit__)  # type: ignore[method-assign]
     for name in ("array_equal", "allclose", "array_less", "equal", "array_max_ulp"):
         setattr(np.testing, f"assert_{name}", _counted(getattr(np.testing, f"assert_{name}")))
     # pytest's hook for passed assertions describes each, which takes a fifth of a world's time, and
@@ -75,7 +77,7 @@ class Plugin:
         self._world = world
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
+    def pytest_runtest_call(self) -> None:
         global _count
         _count = 0
 

@@ -2,11 +2,12 @@
 
     python killed.py OPTIONS
 
-OPTIONS: {"out": FOLDER, "stop": 12, "communicator": "flat", "background": false,
+OPTIONS: {"out": FOLDER, "stop": 12, "communicator": "flat", "background": false, "again": false,
           "kill": KILL or null}.
 
-A KILL has a "rank", and by "at" the function below that prepares it, and its arguments. Prints
-the iteration that the job goes on from, and at its end a digest of all that was trained.
+With "again": true, each iteration that is saved is saved a second time. A KILL has a "rank", and
+by "at" the function below that prepares it, and its arguments. Prints the iteration that the job
+goes on from, and at its end a digest of all that was trained.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from chainer.training import extensions
 
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
+from chainermn_train.checkpointer import MultiNodeCheckpointer
 from chainermn_train.npz_state import capture
 
 INTERVAL = 3  # iterations between saves
@@ -53,25 +55,46 @@ def kill_at(owner, name, now, after=False):
     setattr(owner, name, function)
 
 
-def at_write(updater, iteration):
+def at_save(updater, iteration):
+    """As a save begins."""
+    kill_at(MultiNodeCheckpointer, "save", lambda *_: updater.iteration == iteration)
+
+
+def at_write(updater, iteration, arrays=10):
     """When some arrays of a file have been written, of more."""
     written = []
 
     def now(*_):
         written.append(updater.iteration)
-        return written.count(iteration) > 10
+        return written.count(iteration) > arrays
 
     kill_at(np.lib.format, "write_array", now)
 
 
-def at_replace(updater, path, after=False):
-    """Before a file gets its name, or after."""
-    kill_at(os, "replace", lambda _, target: target.name == path, after)
+def at_sync(updater, iteration):
+    """When a whole file has been written, and nothing done to keep it."""
+    kill_at(os, "fsync", lambda _: updater.iteration == iteration)
+
+
+def at_replace(updater, path, after=False, time=1):
+    """Before a file gets its name, or after; the first time or a later one."""
+    names = []
+
+    def now(_, target):
+        names.append(target.name)
+        return target.name == path and names.count(path) == time
+
+    kill_at(os, "replace", now, after)
 
 
 def at_unlink(updater, path, after=False):
     """Before a file is removed, or after."""
     kill_at(pathlib.Path, "unlink", lambda file, **_: file.name == path, after)
+
+
+def at_step(updater, iteration):
+    """When the loss of a step has been computed."""
+    kill_at(Model, "forward", lambda *_: updater.iteration == iteration - 1, after=True)
 
 
 def at_mean(updater, iteration):
@@ -144,6 +167,11 @@ def main() -> None:
     background = options["background"]
     checkpointer = create_multi_node_checkpointer("run", comm, 1, 1, background=background)
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
+    if options["again"]:
+        save_again = training.make_extension(priority=-201)(
+            lambda trainer: checkpointer.save(trainer, trainer.updater.iteration)
+        )
+        trainer.extend(save_again, "again", trigger=(INTERVAL, "iteration"))
     begin = checkpointer.maybe_load(trainer)
     if comm.rank == 0:
         print(f"BEGIN {begin or 0}\n", end="", flush=True)

@@ -15,13 +15,22 @@ from chainermn_comm.catalogue import make_communicator
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
 # On one node there are no more ways than these; the other names take the last.
 WAYS = ("naive", "flat", "hierarchical")
+
+
 # Node of each rank, by the number of ranks: one node, one node a rank, uneven, interleaved.
-IMPOSED: dict[int, list[tuple[int, ...]]] = {
-    size: [tuple(map(int, nodes)) for nodes in every.split()]
-    for size, every in enumerate(
-        ["0", "00 01", "000 001 012 010", "0000 0011 0001 0122 0101 0110 0123"], start=1
-    )
-}
+class _Imposed(dict[int, list[tuple[int, ...]]]):
+    def __missing__(self, size: int) -> list[tuple[int, ...]]:  # on a machine of many GPUs
+        return [(0,) * size, tuple(rank * 2 // size for rank in range(size))]
+
+
+IMPOSED = _Imposed(
+    {
+        size: [tuple(map(int, nodes)) for nodes in every.split()]
+        for size, every in enumerate(
+            ["0", "00 01", "000 001 012 010", "0000 0011 0001 0122 0101 0110 0123"], start=1
+        )
+    }
+)
 # Of these, those of the default tier: one of each kind on as few ranks as show it.
 CHOSEN = {(0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)}
 

@@ -1,12 +1,11 @@
 """A run that is killed with SIGKILL, wherever, and started again ends with the same bits.
 
-A rank is killed once in each part of a run; test_checkpoint_crashes.py has every moment at which
-a save changes files, without the jobs.
+By default a rank is killed once in each part of a run; test_checkpoint_crashes.py has every moment
+of a save, without the jobs.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 from dataclasses import asdict, dataclass, replace
@@ -23,13 +22,65 @@ LONG_STOP = 90
 
 # Where a rank is killed, and the iteration that the next job goes on from, chained: each job is
 # killed in turn. Only the newest generation is kept, so each save collects the one before.
-CHAIN: list[tuple[dict[str, Any], int]] = [
+Chain = list[tuple[dict[str, Any], int]]
+EACH_PART: Chain = [
     ({"rank": 0, "at": "write", "iteration": 6}, 3),
     ({"rank": 1, "at": "replace", "path": "run.1.9.new", "after": True}, 6),
     ({"rank": 0, "at": "replace", "path": "run.commit.9", "after": True}, 9),
     ({"rank": 0, "at": "unlink", "path": "run.commit.9", "after": True}, 12),
     ({"rank": 1, "at": "mean", "iteration": 14}, 12),
     ({"rank": 0, "at": "unlink", "path": f"run.commit.{STOP}"}, STOP),
+]
+CHAINS: dict[str, Chain] = {
+    "writing": [
+        ({"rank": 1, "at": "save", "iteration": 6}, 3),
+        ({"rank": 0, "at": "write", "iteration": 9}, 6),
+        ({"rank": 1, "at": "write", "iteration": 9, "arrays": 0}, 6),
+        ({"rank": 1, "at": "sync", "iteration": 12}, 9),
+    ],
+    "naming and committing": [
+        ({"rank": 1, "at": "replace", "path": "run.1.3.new"}, 0),
+        ({"rank": 0, "at": "replace", "path": "run.0.3.new", "after": True}, 0),
+        ({"rank": 1, "at": "replace", "path": "run.1.6.new", "after": True}, 3),
+        ({"rank": 0, "at": "replace", "path": "run.commit.9"}, 6),
+        ({"rank": 0, "at": "replace", "path": "run.commit.12", "after": True}, 12),
+        ({"rank": 1, "at": "replace", "path": "run.1.15"}, 15),
+        ({"rank": 0, "at": "replace", "path": "run.0.18", "after": True}, 18),
+    ],
+    "collecting": [
+        ({"rank": 0, "at": "unlink", "path": "run.commit.3"}, 6),
+        ({"rank": 0, "at": "unlink", "path": "run.commit.6", "after": True}, 9),
+        ({"rank": 1, "at": "unlink", "path": "run.1.9"}, 12),
+        ({"rank": 0, "at": "unlink", "path": "run.0.12", "after": True}, 15),
+    ],
+    "sweeping, and cleaning up at the end": [
+        ({"rank": 1, "at": "replace", "path": "run.1.9.new"}, 6),
+        ({"rank": 0, "at": "replace", "path": "run.0.12.new", "after": True}, 9),
+        ({"rank": 1, "at": "replace", "path": f"run.1.{STOP}.new", "time": 2}, STOP),
+        ({"rank": 0, "at": "unlink", "path": f"run.commit.{STOP}"}, STOP),
+        ({"rank": 1, "at": "unlink", "path": f"run.1.{STOP}"}, 0),
+    ],
+    "a step and a collective": [
+        ({"rank": 0, "at": "step", "iteration": 5}, 3),
+        ({"rank": 1, "at": "mean", "iteration": 8}, 6),
+        ({"rank": 0, "at": "mean", "iteration": 13}, 12),
+    ],
+}
+# Killed while a generation is being replaced, the only one there is: it stays, old or new.
+AGAIN = [
+    ({"rank": 1, "at": "replace", "path": "run.1.3.new", "time": 2}, 3),
+    ({"rank": 0, "at": "replace", "path": "run.0.6.new", "time": 2, "after": True}, 6),
+    ({"rank": 0, "at": "replace", "path": "run.commit.9", "time": 2}, 9),
+    ({"rank": 0, "at": "replace", "path": "run.commit.12", "time": 2, "after": True}, 12),
+    ({"rank": 1, "at": "replace", "path": "run.1.15", "time": 2}, 15),
+    ({"rank": 0, "at": "replace", "path": "run.0.18", "time": 2, "after": True}, 18),
+]
+# What was saved last is committed with the next save.
+BACKGROUND = [
+    ({"rank": 0, "at": "write", "iteration": 6}, 3),
+    ({"rank": 1, "at": "replace", "path": "run.1.9.new"}, 6),
+    ({"rank": 0, "at": "replace", "path": "run.commit.9"}, 6),
+    ({"rank": 1, "at": "unlink", "path": "run.1.9"}, 12),
 ]
 
 
@@ -41,6 +92,7 @@ class Kind:
     communicator: str = "flat"
     stop: int = STOP
     background: bool = False
+    again: bool = False
 
     def run(self, out: Path, kill: dict[str, Any] | None) -> jobs.Job:
         options = {**asdict(self), "out": str(out), "kill": kill}
@@ -61,45 +113,59 @@ def begin_of(done: jobs.Job) -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The digests of a run of a kind that was never killed."""
+    """The digests of runs that were never killed, by their kind."""
+    found = {}
 
     def run(kind: Kind) -> dict[str, str]:
-        return kind.digests(kind.run(tmp_path_factory.mktemp("whole"), None))
+        kind = replace(kind, background=False, again=False)
+        if kind not in found:
+            found[kind] = kind.digests(kind.run(tmp_path_factory.mktemp("whole"), None))
+        return found[kind]
 
-    return functools.cache(run)
+    return run
 
 
-@pytest.mark.parametrize(
-    "kind", [Kind(), pytest.param(Kind(4, "two_dimensional"), marks=pytest.mark.full)], ids=str
-)
-def test_killed_in_each_part_of_a_run(tmp_path, whole, kind):
+def check_chain(out: Path, chain: Chain, kind: Kind) -> dict[str, str]:
     begin = 0
-    for kill, next_begin in CHAIN:
-        killed = kind.run(tmp_path, kill)
+    for kill, next_begin in chain:
+        killed = kind.run(out, kill)
         assert killed.returncode not in (0, None), (kill, killed)
         assert "END" not in killed.out
         assert begin_of(killed) == begin, (kill, killed)
         begin = next_begin
-    last = kind.run(tmp_path, None)
+    last = kind.run(out, None)
     assert begin_of(last) == begin, last
-    assert {path.name for path in tmp_path.iterdir()} <= {"log"}  # and nothing half written
-    assert kind.digests(last) == whole(replace(kind, background=False))
+    assert {path.name for path in out.iterdir()} <= {"log"}  # nor is anything left half written
+    return kind.digests(last)
 
 
+def test_killed_in_each_part_of_a_run(tmp_path, whole):
+    assert check_chain(tmp_path, EACH_PART, Kind()) == whole(Kind())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize(
-    ("kind", "moments"),
-    [
-        (Kind(), 1),
-        pytest.param(Kind(stop=LONG_STOP), 15, marks=pytest.mark.full),
-        pytest.param(Kind(stop=LONG_STOP, background=True), 15, marks=pytest.mark.full),
-        pytest.param(Kind(3, "hierarchical", LONG_STOP), 8, marks=pytest.mark.full),
-        pytest.param(Kind(4, "hierarchical", LONG_STOP, True), 8, marks=pytest.mark.full),
-    ],
-    ids=str,
+    "kind", [Kind(), Kind(3, "hierarchical"), Kind(4, "two_dimensional")], ids=str
 )
-def test_killed_at_random_moments(tmp_path, whole, kind, moments):
+def test_killed_at_each_point_of(name, tmp_path, whole, kind):
+    assert check_chain(tmp_path, CHAINS[name], kind) == whole(kind)
+
+
+@pytest.mark.full
+def test_killed_while_replacing_the_only_generation(tmp_path, whole):
+    assert check_chain(tmp_path, AGAIN, Kind(again=True)) == whole(Kind())
+
+
+@pytest.mark.full
+def test_killed_while_writing_in_the_background(tmp_path, whole):
+    assert check_chain(tmp_path, BACKGROUND, Kind(background=True)) == whole(Kind())
+
+
+def check_moments(out: Path, seed: int, moments: int, kind: Kind) -> dict[str, str]:
     """Kill a random rank at a random time of a random step (a step may save), again and again."""
-    draw, begin = random.Random(2 + kind.background), 0
+    draw = random.Random(seed)
+    begin = 0
     for number in range(moments):
         # In the share of the run that is this kill's: the run must get on between kills. By its
         # seventh step one checkpoint is there, also where they are written in the background.
@@ -111,10 +177,30 @@ def test_killed_at_random_moments(tmp_path, whole, kind, moments):
             "iteration": draw.randint(first, max(first, int((number + 1) * share))),
             "seconds": draw.uniform(0, 0.03),
         }
-        killed = kind.run(tmp_path, kill)
+        killed = kind.run(out, kill)
         assert killed.returncode not in (0, None), (kill, killed)
         assert begin_of(killed) >= begin, (kill, killed)
         begin = begin_of(killed)
-    last = kind.run(tmp_path, None)
+    last = kind.run(out, None)
     assert begin_of(last) >= max(begin, 1)
-    assert kind.digests(last) == whole(replace(kind, background=False))
+    return kind.digests(last)
+
+
+@pytest.mark.parametrize(
+    ("kind", "moments"),
+    [
+        (Kind(), 1),
+        *(
+            pytest.param(kind, moments, marks=pytest.mark.full)
+            for kind, moments in [
+                (Kind(stop=LONG_STOP), 15),
+                (Kind(stop=LONG_STOP, background=True), 15),
+                (Kind(3, "hierarchical", LONG_STOP), 8),
+                (Kind(4, "hierarchical", LONG_STOP, background=True), 8),
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_killed_at_random_moments(tmp_path, whole, kind, moments):
+    assert check_moments(tmp_path, 2 + kind.background, moments, kind) == whole(kind)
