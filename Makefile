@@ -62,7 +62,6 @@ test: $(READY)
 # same on Open MPI; the doubles beside CuPy itself; the default tier on a second Python.
 test-full: test-everything test-openmpi test-doubles test-second-python
 
-
 test-everything: $(READY)
 	$(BIN)/python -m pytest --full -n 3 --dist loadgroup -m "not alone" --durations=10
 	$(BIN)/python -m pytest --full -m alone
