@@ -14,14 +14,15 @@ MOUNT = 'mount --make-rprivate / && mount -t tmpfs -o size=$0m tmpfs /dev/shm &&
 SMALL = ["unshare", "--mount", "sh", "-c", MOUNT, str(FEW_MIB)]
 MANY = """
 import os, sys
-from chainermn_comm import create_communicator, shared_window
+from chainermn_comm import create_communicator
 from tests.support.models import check_mean
+from tests.support.shared_memory import on_an_old_kernel, taken_after_the_check
 
 kernel, others = sys.argv[1:]
 if kernel == "old":
-    shared_window.MADV_POPULATE_WRITE = 999
+    on_an_old_kernel()
 if others == "take it after the check":
-    shared_window.has_room = lambda nbytes: True
+    taken_after_the_check()
 free = [os.statvfs("/dev/shm")]
 comms = [create_communicator() for _ in range(8)]  # of 4 MiB each
 for comm in comms:

@@ -15,13 +15,11 @@ from tests.support.jobs import Job, run_command, run_text, variables
 SKEWED = """
 import json, sys, time
 from mpi4py import MPI
-from chainermn_comm.trace import clocks, file, records
+from tests.support.tracing import on_machine
 rank = MPI.COMM_WORLD.rank
 true = time.perf_counter
 zero = MPI.COMM_WORLD.bcast(true())
-for module in (clocks, file, records):
-    module.now = lambda: zero + (true() - zero) * (1 + 1e-2 * rank) + 5000.0 * rank
-file._clock = lambda: f"machine {rank}"
+on_machine(rank, lambda: zero + (true() - zero) * (1 + 1e-2 * rank) + 5000.0 * rank)
 
 import numpy as np
 from chainermn_comm import create_communicator

@@ -63,6 +63,12 @@ def test_a_failing_rank_says_why_and_ends_the_job(end, others, rank):
     failed(2, code, words, end=statement, others=others, failing=(rank,))
 
 
+@pytest.mark.full
+def test_a_third_rank_is_ended_too():
+    words = ("ChainerMN: rank {} of 3: uncaught ValueError", *TRACEBACK[1:])
+    failed(3, 1, words, end=RAISE, others="loop", failing=(2,))
+
+
 def test_success_stays_success_and_the_others_finish():
     """Each rank in a way of its own; rank 0 when the others wait for it."""
     body = """

@@ -112,7 +112,8 @@ class Machine:
     def command(self, *arguments: object, **planted: Answer) -> Result:
         """`chainermn doctor` in this process; each check finds all well, or what is planted."""
         answers = {name.replace("_", " "): answer for name, answer in planted.items()}
-        assert answers.keys() <= CHECKS.keys()
+        if unknown := answers.keys() - CHECKS.keys():
+            raise KeyError(f"no such checks: {unknown}")
         with self._patch.context() as patch:
             for name in ("HERE", "LIVE", "HOSTS"):
                 patch.setattr(doctor, name, content(getattr(doctor, name), answers))

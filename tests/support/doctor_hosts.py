@@ -134,5 +134,6 @@ class Hosts:
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         done = subprocess.run(command, timeout=SECONDS, **how)
         found = json.loads(done.stdout) if done.stdout else {}
-        assert found, done.stderr
+        if not found:
+            raise RuntimeError(done.stderr)
         return done.returncode, {finding["name"]: finding for finding in found["findings"]}

@@ -8,6 +8,7 @@ from chainermn_tools.explain import search
 from tests.support.jobs import Job
 
 
-def explained(job: Job) -> list[str]:
+def explained(said: Job | str) -> list[str]:
     """The names of the known errors in it, the first cause first."""
-    return [found.known.name for found in search(io.BytesIO((job.out + job.err).encode()))]
+    text = said if isinstance(said, str) else said.out + said.err
+    return [found.known.name for found in search(io.BytesIO(text.encode()))]

@@ -11,9 +11,9 @@ from typing import Any
 PATIENCE = 120.0
 
 
-def soon(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+def soon(condition: Callable[[], Any]) -> Any:
     """Wait until `condition()` is true, and return its value; the last one if it never is."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.02)
     return found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
-from chainermn_comm.trace import TRACE_VARIABLE, file, flush_trace
+from chainermn_comm.trace import TRACE_VARIABLE, clocks, file, flush_trace, records
 
 
 @contextmanager
@@ -36,3 +37,21 @@ def events(folder: Path, rank: int) -> list[dict]:
 
 def calls(folder: Path, rank: int) -> list[dict]:
     return [event for event in events(folder, rank) if event["ph"] == "X"]
+
+
+def leave_call(comm: Any) -> None:
+    """Note the end of a call, as each call on the communicator does."""
+    comm._record.leave()
+
+
+def is_traced(comm: Any) -> bool:
+    """Whether calls on the communicator pass a line that traces them."""
+    used = (comm._record, comm._group.agreement)
+    return any("trace" in type(one).__module__ for one in used)
+
+
+def on_machine(number: int, now: Callable[[], float]) -> None:
+    """From now on this process traces as if it were on another machine, with that clock."""
+    for module in (clocks, file, records):
+        module.now = now
+    file._clock = lambda: f"machine {number}"

@@ -221,7 +221,8 @@ class Cluster:
             ]
         if alternating:
             dealt = [list(ranks)[rank % len(ranks)] for rank in range(total)]
-            assert {host: dealt.count(host) for host in ranks} == ranks, "MPICH deals in turn"
+            if {host: dealt.count(host) for host in ranks} != ranks:
+                raise ValueError(f"MPICH deals in turn, so it can't do {ranks}")
         hosts = [host if alternating else f"{host}:{n}" for host, n in ranks.items()]
         return [
             *(str(MPIEXEC), "-launcher", "ssh", "-launcher-exec", str(self.folder / "ssh")),

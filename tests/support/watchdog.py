@@ -46,8 +46,8 @@ def description(world: int) -> dict[str, Any]:
     """What a monitor must know of this process as a rank; none has it yet."""
     calls.area().watched = False
     found, problem = starting._description(world)
-    assert problem is None
-    assert found is not None
+    if found is None:
+        raise RuntimeError(problem)
     return found
 
 

@@ -126,7 +126,7 @@ def test_hosts_that_hang_flood_or_babble_hold_up_no_other(machine):
         (machine.folder / host).write_text(script)
     ssh = f'while [ $# -gt 2 ]; do shift; done; f="{machine.folder}/$1"; exec sh "$f" "$1" "$2"'
     hosts, checks = [*scripts, "well"], ("ssh", "hosts' python")
-    found = machine.ask(*checks, hosts=hosts, seconds=16, mpi="MPICH", ssh=ssh)
+    found = machine.ask(*checks, hosts=hosts, seconds=30, mpi="MPICH", ssh=ssh)
     assert found["ssh"].details["hosts"] == dict.fromkeys(scripts, "no answer")
     assert found["hosts' python"].found.startswith("well: ")
     assert is_gone(int((machine.folder / "pid").read_text()))

@@ -102,7 +102,7 @@ def test_each_set_has_the_state_of_its_first_rank(naive, folder, sets, first, su
     assert target.nothing is None
 
 
-@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.sizes(2, 3, 4, 8)
 def test_fewer_and_more_ranks_go_on(naive, folder):
     """State that belongs to no rank; means of 2^n equal numbers are exact, and so are the bits."""
 

@@ -13,16 +13,20 @@ import pytest
 
 from chainermn_comm.watchdog import monitor
 from tests.support import jobs
+from tests.support.explained import explained
 from tests.support.watchdog import clock, description, record
 
 COMMUNICATOR = (0, 1)
-# A rank that has made no call yet and does something alone.
+# A rank that does something alone, after a call or before the first.
 OTHER_RANK = """
 import json, sys
 from chainermn_comm.watchdog import alone
 from tests.support.watchdog import description, record
 described = description(int(sys.argv[1]))
 noted = record((0, 1), int(sys.argv[1]), 3)
+if sys.argv[2] == "after a call":
+    noted.collective("allreduce", 4, nbytes=80)
+    noted.leave()
 with alone("evaluate"):
     print(json.dumps(described), flush=True)
     sys.stdin.read()
@@ -42,16 +46,15 @@ def start_rank() -> Iterator:
     """Starts another rank; its process, and what the monitor must know of it."""
     started = []
 
-    def start_rank(world):
+    def start_rank(world, when="before any"):
         process = subprocess.Popen(
-            [sys.executable, "-c", OTHER_RANK, str(world)],
+            [sys.executable, "-c", OTHER_RANK, str(world), when],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=jobs.variables(),
         )
         started.append(process)
-        assert process.stdout is not None
-        return process, json.loads(process.stdout.readline())
+        return process, json.loads(process.stdout.readline())  # type: ignore[union-attr]
 
     yield start_rank
     for process in started:
@@ -106,7 +109,7 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
 
 def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start_rank):
     """Such as those that the launcher killed then, and may name."""
-    (first, one), (second, other) = start_rank(2), start_rank(1)
+    (first, one), (second, other) = start_rank(2, "after a call"), start_rank(1)
     watched, said, _ = watching(monkeypatch, [description(0), other, one])
     for process in (first, second):
         process.kill()
@@ -115,7 +118,9 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, m
         watched.tell_of_first()
     (words,) = said
     assert words.startswith(f"ChainerMN: rank 2 (process {first.pid} on ")
-    assert " is gone, inside evaluate for " in words
+    gone = " is gone, last seen in no call, after allreduce (collective call 4, 80 bytes), inside"
+    assert f"{gone} evaluate for " in words
+    assert explained(words) == ["rank-gone"]
 
 
 def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(

@@ -14,19 +14,21 @@ from tests.support import jobs
 from tests.support.explained import explained
 from tests.support.processes import soon
 
-# Short, and long enough for the ranks to be where they shall be, on a machine that is busy.
-SECONDS = 3.0
-START = """
+# Long enough for the ranks to be where they shall be, on a machine that is busy.
+SECONDS = 5.0
+# Imports take their time, so all are made before the ranks meet.
+SCRIPT = """
 import os, signal, sys, threading, time
+import chainermn.functions
 import numpy as np
-from mpi4py import MPI
-print("RANK", os.getpid(), flush=True)
-MPI.COMM_WORLD.Barrier()  # imports take their time, which no watchdog counts
-how = sys.argv[1]
-"""
-SCRIPT = f"""{START}
 from chainermn_comm import create_communicator
+from chainermn_comm.watchdog import alone
+from mpi4py import MPI
 from tests.support.watchdog import communicator_within
+
+how, report_at, file = sys.argv[1:]
+print("RANK", os.getpid(), flush=True)
+MPI.COMM_WORLD.Barrier()
 
 def in_python():
     while True:
@@ -51,20 +53,22 @@ def ended():
     sys.exit()
 
 def asleep():
-    time.sleep(3 * seconds)
+    while not os.path.exists(file):
+        time.sleep(0.01)
 
 def alone_then_elsewhere():
-    from chainermn_comm.watchdog import alone
     with alone("download"):
         time.sleep(3 * float(os.environ["CHAINERMN_TIMEOUT"]))
     comm.bcast(np.ones(100, "f4"), root=1)
     in_python()
 
-seconds = float(sys.argv[2])
 world = MPI.COMM_WORLD
 if how == "first" and world.rank == 1:
     in_python()
-comm = communicator_within("naive", seconds) if seconds else create_communicator("naive")
+if report_at == "by default":
+    comm = create_communicator("naive")
+else:
+    comm = communicator_within("naive", float(report_at))
 part = comm.split(int(comm.rank == 2), 0)
 for i in range(3):
     comm.allreduce(np.ones(10))
@@ -83,23 +87,24 @@ if world.rank == (1 if how == "in_a_part" else world.size - 1):
 comm.bcast(np.ones(100, "f4"), root=1)
 print("going on", flush=True)
 if how == "alone_then_elsewhere":
-    import chainermn.functions
     chainermn.functions.recv(comm, 1, tag=3)
 """
 
 
-def run(ranks, how, script=SCRIPT, limit=SECONDS, reported_only=0):
-    """The job, which ends by itself, and of which no monitor stays."""
-    environment = {"CHAINERMN_TIMEOUT": f"{limit:g}"}
-    job = jobs.run_text(ranks, script, how, reported_only, environment=environment)
-    if reported_only:
-        assert job.returncode == 0, job
-    else:
-        assert job.returncode not in (0, None), job
+def run(ranks, how, script=SCRIPT):
+    """The job, which the watchdog ends."""
+    environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}"}
+    job = jobs.run_text(ranks, script, how, "by default", "", environment=environment)
+    assert job.returncode not in (0, None), job
+    left_nothing(job)
+    return job
+
+
+def left_nothing(job):
+    """No monitor of the job stays."""
     pids = set(re.findall(r"RANK (\d+)", job.out))
     assert pids, job
     assert soon(lambda: not monitors_of(pids)), job
-    return job
 
 
 def monitors_of(ranks):
@@ -145,7 +150,7 @@ def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(ranks, how, w
     said(job, rf"^Stacks of rank {ranks - 1}\b[\s\S]*?{stack}" if stack else "^Stacks")
     said(job, culprit, "^Stacks of ranks? 0", r"script\.py", "ending the job")
     assert job.err.count("likely culprit") == 1, job
-    assert "A report follows at 3.0 s" in job.err
+    assert f"A report follows at {SECONDS} s" in job.err
     assert "going on" not in job.out
     assert explained(job)[0] == known
 
@@ -195,12 +200,20 @@ def test_whatever_ranks_wait_in_is_told(ranks, how, words):
         assert "rank 2 (process" in job.err
     if how == "first":
         assert job.err.count("likely culprit") == 1, job
-        assert "A report follows at 3.0 s" in job.err
+        assert f"A report follows at {SECONDS} s" in job.err
 
 
-def test_by_default_there_is_a_report_and_the_job_goes_on():
+def test_by_default_there_is_a_report_and_the_job_goes_on(tmp_path):
+    file = tmp_path / "reported"
+
+    def look(_, so_far):
+        if "go on waiting" in so_far()[1]:
+            file.touch()
+
     # The script imposes what is 600 s by default.
-    job = run(2, "asleep", limit=600, reported_only=2.0)
+    job = jobs.run_text(2, SCRIPT, "asleep", SECONDS, file, meanwhile=look)
+    assert job.returncode == 0, job
+    left_nothing(job)
     said(job, "culprit: rank 1 .* is in no call", "The ranks go on waiting")
     assert job.err.count("likely culprit") == 1, job
     assert job.out.count("going on") == 2, job
@@ -208,7 +221,7 @@ def test_by_default_there_is_a_report_and_the_job_goes_on():
 
 @pytest.mark.full
 def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named():
-    job = run(2, "alone_then_elsewhere", limit=2)
+    job = run(2, "alone_then_elsewhere")
     assert "going on" in job.out
     said(
         job,
@@ -220,11 +233,17 @@ def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named
     )
 
 
-MODEL_PARALLEL = f"""{START}
+MODEL_PARALLEL = """
+import os, sys
 import chainer.functions as F
 import chainermn
+import numpy as np
 from chainer import Variable
 from chainermn.functions import bcast, recv, send
+from mpi4py import MPI
+
+print("RANK", os.getpid(), flush=True)
+MPI.COMM_WORLD.Barrier()
 
 def other_orders(first):
     calls = [lambda: recv(comm, 1, tag=7) if first else send(x, comm, 0, tag=7),
@@ -253,7 +272,7 @@ def delegate_dropped(first):
 
 comm = chainermn.create_communicator("naive")
 x = Variable(np.ones(1 << 20, "f"))  # too large for MPI to take it before it is received
-globals()[how](comm.rank == 0)
+globals()[sys.argv[1]](comm.rank == 0)
 comm.bcast_obj("met again")
 """
 # What the report says of the ranks that wait in these functions.
