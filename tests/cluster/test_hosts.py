@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ from tests.support.processes import soon
 from tests.support.virtual_hosts import Cluster
 
 TWO = {"alpha": 2, "beta": 2}
+TRAFFIC = ("tc", "-s", "qdisc", "show", "dev", "eth0")
 # As little as MPICH itself starts with, for two ranks a host.
 LITTLE_SHM = "4m"
 
@@ -27,13 +29,22 @@ def test_hosts_have_their_own_names_memory_and_processes(cluster):
     assert not Path("/dev/shm/mine").exists()
 
 
-def test_a_limit_shapes_what_every_host_sends(cluster):
+def test_a_limit_shapes_what_every_host_sends_mpis_messages_too(cluster, tmp_path):
     def shapes():
-        return [cluster.run(host, "tc", "qdisc", "show", "dev", "eth0") for host in cluster.hosts]
+        return [cluster.run(host, *TRAFFIC) for host in cluster.hosts]
 
+    path = tmp_path / "script.py"
+    path.write_text(f"""{PRELUDE}
+import numpy as np
+from mpi4py import MPI
+MPI.COMM_WORLD.Bcast(np.zeros(2_500_000, np.uint8))
+""")
     cluster.limit("40mbit")
     try:
         assert all("tbf" in shape and "rate 40Mbit" in shape for shape in shapes()), shapes()
+        job = cluster.job({"alpha": 1, "beta": 1}, path)
+        assert job.returncode == 0, job
+        assert int(re.findall(r"Sent (\d+) bytes", shapes()[0])[0]) > 2_500_000
     finally:
         cluster.limit(None)
     assert not any("tbf" in shape for shape in shapes()), shapes()

@@ -24,10 +24,15 @@ SECONDS = 120.0  # ends a hang, no more
 LOOK_SECONDS = 0.02
 STACKS_SECONDS = 1.0  # for the ranks to write their stacks
 
-# Every script begins with it: a rank that is stuck, even in C, prints its stacks on SIGUSR1.
-PRELUDE = """\
-import faulthandler as _faulthandler, signal as _signal
+# Every script begins with it: a rank that is stuck, even in C, prints its stacks on SIGUSR1. What
+# is deprecated is an error, but for what pyproject.toml says; our own warnings are for the user.
+PRELUDE = r"""
+import faulthandler as _faulthandler, signal as _signal, warnings as _warnings
 _faulthandler.register(_signal.SIGUSR1, all_threads=True)
+for _kind in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+    _warnings.simplefilter("error", _kind)
+for _words in (r"\s*`numpy.distutils`", "msvccompiler", "This process .* is multi-threaded"):
+    _warnings.filterwarnings("ignore", _words, DeprecationWarning)
 """
 
 # For scripts that only want to know whether gradients still get their mean.

@@ -23,9 +23,9 @@ def make(name: str, world: Any) -> CommunicatorBase:
     return PlainCommunicator(world.Dup()) if name == "plain" else create_communicator(name, world)
 
 
-# The default communicator on 2 ranks, a stranger's on 3; the full tier has all on all sizes.
+# The default communicator, and on 3 ranks a stranger's too; the full tier has all on all sizes.
 COMMUNICATORS = [
-    pytest.param("hierarchical", marks=pytest.mark.ranks(2)),
+    "hierarchical",
     pytest.param("plain", marks=pytest.mark.ranks(3)),
     pytest.param("naive", marks=pytest.mark.full),
 ]

@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
@@ -118,6 +119,20 @@ def test_a_link_that_is_added_in_the_middle_of_a_group_is_broadcast(comm, steps)
         optimizer.update(model, batch(comm.rank, number))
     assert optimizer.t == 1
     assert same_everywhere(comm, model)
+
+
+def test_the_gradient_of_a_link_that_was_replaced_does_not_move_the_new_one(comm):
+    model, seen = net(0), []
+    optimizer = accumulating(comm, model, 2)
+    optimizer.add_hook(lambda _: seen.append(model.second.b.grad.copy()), name="see")
+    optimizer.update(lambda: 4 * F.sum(model.second.b))
+    new = L.Linear(*model.second.W.shape[::-1])
+    del model.second
+    model.add_link("second", new)
+    for param in new.params():
+        param.update_rule = optimizer.create_update_rule()
+    optimizer.update(lambda: F.sum(model.second.b))
+    np.testing.assert_array_equal(seen, [np.full_like(new.b.array, 0.5)])
 
 
 # Saving and loading.

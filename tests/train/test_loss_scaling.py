@@ -19,8 +19,10 @@ from tests.support.stale import TanhNet, batch_of
 from tests.support.training import (
     clear_momenta,
     float32_parameters,
+    load_state,
     parameter_bits,
     same_everywhere,
+    state_of,
 )
 
 pytestmark = [
@@ -87,6 +89,26 @@ def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, where):
         assert_same_everywhere(comm, optimizer)
     assert skipped == 2
     assert all(np.isfinite(param.array).all() for param in model.params())
+
+
+def test_a_scale_that_has_once_been_too_large_grows_slowly_after_a_snapshot_too(comm, mixed):
+    def overflow(x):
+        return model(x) * np.float16(60000) * np.float16(60000)
+
+    def updated(optimizer):
+        optimizer.assume_synchronized()
+        optimizer.update(optimizer.target, half_batch(comm.rank))
+        return optimizer._loss_scale
+
+    model = half_net(0)
+    optimizer = mixed_precision(comm, model)
+    optimizer.assume_synchronized()
+    with np.errstate(all="ignore"):
+        optimizer.update(overflow, half_batch(comm.rank))
+    resumed = mixed_precision(comm, half_net(1))
+    load_state(resumed, state_of(optimizer))
+    before = optimizer._loss_scale
+    assert before < updated(resumed) == updated(optimizer) < 2 * before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,15 +181,16 @@ def test_loss_scale_of_the_updater_reaches_the_actual_optimizer(comm):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_loss_scale_is_undone_where_a_rank_has_no_gradient(comm):
+@pytest.mark.parametrize("steps", [1, 3])
+def test_loss_scale_is_undone_where_a_rank_has_no_gradient(comm, steps):
     """Rank 0 doesn't use `more`; the others' mean arrives there scaled."""
     model = Model(0)
     model.add_link("more", L.Linear(2, 2))
-    optimizer = sgd(comm, model)
+    optimizer = sgd(comm, model, accumulate_steps=steps)
     optimizer.set_loss_scale(64.0)
     mine = model.main if comm.rank == 0 else model.more
     before = model.more.W.array.copy()
-    for _ in range(2):
+    for _ in range(2 * steps):
         optimizer.update(lambda: F.sum(mine.b) + F.sum(mine.W))
         assert same_everywhere(comm, model)
     mean = (comm.size - 1) / comm.size
