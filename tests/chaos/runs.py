@@ -27,8 +27,6 @@ MARK = "CHAINERMN_CHAOS"
 MAPS_SECONDS = 0.2
 # Ends a job that doesn't end by itself, which is a failure.
 JOB_SECONDS = 300.0
-# For what a job leaves behind to go: the monitor waits for the launcher to end what is its own.
-GRACE_SECONDS = 60.0
 REPORT = "ChainerMN: likely culprit"
 DISK = "1m"
 
@@ -212,7 +210,7 @@ def run(
         found = [*ground.shared(mapped), *temporary.rglob("*")]
         return [*found, *map(_described, ground.processes(mark, pids.values()))]
 
-    soon(lambda: not left(), GRACE_SECONDS)
+    soon(lambda: not left())
     found = [str(one) for one in left()]
     for process in ground.processes(mark, pids.values()):
         with contextlib.suppress(psutil.Error):

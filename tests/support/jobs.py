@@ -88,6 +88,7 @@ def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if not name.startswith("CHAINERMN_")}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     ours = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": os.pathsep.join(paths)}
+    ours["PATH"] = os.pathsep.join([str(MPIEXEC.parent), os.environ["PATH"]])
     return found | ours | (environment or {})
 
 

@@ -57,6 +57,17 @@ def test_iterations_that_differ_or_go_back(naive, folder):
     assert loaded(naive, folder) == [5, 5]
 
 
+def test_a_trainer_that_goes_back_is_told(naive, folder):
+    trainer, _, checkpointer = make_trainer(naive, folder, stop=1, every=0)
+    trainer.run()
+    trainer.updater.iteration = 6
+    checkpointer.save(trainer)
+    trainer.updater.iteration = 3
+    with pytest.raises(ValueError, match=r"iteration 3 would never be used.*maybe_load"):
+        checkpointer.save(trainer)
+    assert files(naive, folder) == generation(naive, 6)
+
+
 @pytest.mark.parametrize("failing", ["run.{last}.5.new", "run.commit.5"])
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("after", [False, True])
