@@ -40,6 +40,8 @@ export PATH := $(BIN):$(PATH)
 # pytest rewrites modules as it imports them: each rank anew, unless they may be kept.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Tests that run beside others take longer, and what is `alone` must be.
+.NOTPARALLEL:
 .PHONY: train test test-full test-everything test-openmpi test-second-python test-doubles test-gpu chaos lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
 train: $(READY)
 	@case '$(N)' in 0|''|*[!0-9]*) \

@@ -58,7 +58,7 @@ from tests.support.watchdog import communicator_within
 
 comm = communicator_within("naive", silence=5.0)
 comm.allreduce(np.ones(10))
-time.sleep(4)  # for the monitors to hear of one another
+time.sleep(8)  # for the monitors to hear of one another
 Path(sys.argv[1]).touch()
 if comm.rank == 2:
     time.sleep(1000)

@@ -16,6 +16,7 @@ from chainermn_comm.trace import TRACE_VARIABLE, flush_trace
 from tests.support.models import check_mean, with_grads
 from tests.support.topologies import by_name
 from tests.support.tracing import calls, events, is_traced, leave_call
+from tests.support.watchdog import Neighbour
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3), pytest.mark.ranks(3)]
 
@@ -67,16 +68,13 @@ def test_every_verb_is_traced(world, folder, name):
 def test_calls_wait_for_the_rank_that_is_late(world, folder):
     with create_communicator("naive") as comm:
         comm.bcast_obj(0)
-        late = world.rank == world.size - 1
-        if late:  # the others are about to wait
-            for other in range(world.rank):
-                world.recv(source=other)
-            time.sleep(0.3)
-        else:
-            world.send(None, world.size - 1)
+        first = Neighbour(world)
+        if world.rank == world.size - 1 > 0:
+            first.seen_waiting()
+            time.sleep(0.1)
         comm.bcast_obj(0)
     waited = calls(folder, world.rank)[1]["args"]["waited"] / 1e6
-    assert late or waited > 0.05
+    assert waited >= (0.1 if world.rank == 0 < world.size - 1 else 0)
 
 
 def test_errors_are_noted_and_the_next_call_is_traced_again(world, folder):

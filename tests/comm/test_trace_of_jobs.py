@@ -67,13 +67,13 @@ def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path)
         for rank in range(3)
     }
     # A rank may be stopped for a while between its own look at the clock and the trace's, so not
-    # all moments fit. Drift alone, if it stayed, would come to 8 ms and more in 0.8 s.
+    # all moments fit. Drift alone, if it stayed, would come to a hundredth of the time.
     base = sorted(s - m for s, m in zip(starts[0], moments[0], strict=True))[20]
     for rank in range(3):
         errors = sorted(abs(s - m - base) for s, m in zip(starts[rank], moments[rank], strict=True))
-        assert errors[20] < 2e-3, (rank, errors)
+        assert errors[20] < 2.5e-3 * (moments[0][-1] - moments[0][0]), (rank, errors)
     last = [c for c in calls if c["name"] == "allreduce" and c["args"].get("waited_for") == 1]
-    assert len(last) >= 60  # of 80
+    assert len(last) > 40  # of 80: most
 
 
 KILLED = """

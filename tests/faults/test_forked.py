@@ -41,15 +41,6 @@ from mpi4py import MPI
 from chainermn_comm import CommunicationError, create_communicator
 CHILDREN = {CHILDREN}
 
-def end_of(pid):
-    for _ in range(1000):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.kill(pid, 9)
-    return "hung"
-
 def fork(how, comm):
     if how == "multiprocessing":
         process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(3,))
@@ -64,7 +55,7 @@ def fork(how, comm):
         exec(CHILDREN[how][0])
     for _ in range(3):
         check_gradients(comm)
-    return end_of(pid)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 with create_communicator(sys.argv[1]) as comm:
     check_gradients(comm)

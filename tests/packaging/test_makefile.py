@@ -77,3 +77,17 @@ def test_an_interpreter_and_a_number_of_ranks_that_are_none_are_refused(reposito
     ):
         done = make(repository, "train", *variables)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_the_full_tier_is_all_there_is(repository):
+    done = make(repository, "-n", "test-full", f"PYTHON={sys.executable}", "SECOND=python3")
+    assert done.returncode == 0, done.stderr
+    for mpi in ("", "-openmpi"):
+        python = f"{repository}/.venv{mpi}/bin/python"
+        assert f"{python} -m tests.chaos" in done.stdout
+        assert (
+            f"{repository}/.venv{mpi}/bin/mpiexec -n $n {python} -m pytest --world" in done.stdout
+        )
+    assert done.stdout.count("for n in 1 2 3 4; do") == 2
+    for words in ("--full -m alone", ".venv-second", "tests/gpu/test_doubles_against_cupy.py"):
+        assert words in done.stdout

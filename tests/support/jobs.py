@@ -20,7 +20,7 @@ from tests.support.scripts import ROOT
 
 Meanwhile = Callable[[int, Callable[[], tuple[str, str]]], object]
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
-SECONDS = 120.0  # ends a hang, no more
+SECONDS = 300.0  # ends a hang, no more
 LOOK_SECONDS = 0.02
 STACKS_SECONDS = 1.0  # for the ranks to write their stacks
 

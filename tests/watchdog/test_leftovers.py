@@ -43,7 +43,7 @@ files = {{os.path.basename(name.strip().removesuffix(" (deleted)")) for _, name 
 files |= {{entry.name for entry in os.scandir("/dev/shm") if entry.inode() in inodes}}
 print("FILES", *sorted(files), flush=True)
 world = MPI.COMM_WORLD
-time.sleep(1)  # for the monitor to see the files
+time.sleep(3)  # for the monitor to see the files
 world.Barrier()
 if how == "finalized":
     for comm in comms:
@@ -125,6 +125,8 @@ def test_a_rank_that_fails(how, tmp_path):
 
 
 def test_a_launcher_that_is_killed(tmp_path):
+    from mpi4py import MPI
+
     ours: list[psutil.Process] = []
 
     def kill_launcher(launcher, said):
@@ -134,11 +136,10 @@ def test_a_launcher_that_is_killed(tmp_path):
 
     job = run("launcher", tmp_path, kill_launcher)
     assert ours, job
-    # MPICH's ranks end too; Open MPI's, which sleep here, hadn't after 30 s.
-    psutil.wait_procs(ours, 5)
-    for one in ours:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+    if MPI.get_vendor()[0] == "Open MPI":  # its ranks, which sleep here, hadn't ended after 30 s
+        for one in ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
     assert all(is_gone(one.pid) for one in ours)
     assert left_of(job, tmp_path) == []
 

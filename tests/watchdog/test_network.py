@@ -18,6 +18,6 @@ def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
     with socket.create_server(here) as one, socket.create_server(here) as other:
         work = (one, "x", lambda question: {"asked": question})
         threading.Thread(target=serve, args=work, daemon=True).start()
-        asking = Asking([peer("near", 0, one), peer("far", 1, other)], "calls", 1.0)
+        asking = Asking([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0)
         assert asking.answers() == [{"asked": "calls"}]
         assert asking.silent() == ["rank 1 on far"]
