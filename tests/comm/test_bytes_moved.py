@@ -11,6 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from tests.support import redundant_sums
 from tests.support.models import with_grads
 
 pytestmark = pytest.mark.world
@@ -95,6 +96,13 @@ def test_large_gradients_are_moved_at_most_four_times_on_any_number_of_ranks(wor
     in_messages = [counts.sent + counts.received > nbytes for counts in found]
     assert any(in_messages)
     assert all(in_messages) == (name in ("naive", "flat"))
+
+
+@pytest.mark.sizes(3, 4)
+def test_sums_that_each_rank_takes_of_all_would_be_noticed(world, counted):
+    with redundant_sums.by_each_rank_of(world.size):
+        (counts,) = counts_of_calls(counted, world, "hierarchical", TINY)
+    assert counts.read == world.size * nbytes_of(TINY)
 
 
 @pytest.mark.sizes(2)

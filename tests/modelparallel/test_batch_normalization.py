@@ -14,7 +14,7 @@ import pytest
 from chainer import Variable
 
 from chainermn_comm import PeerError, RankMismatchError
-from chainermn_modelparallel import MultiNodeBatchNormalization
+from chainermn_modelparallel import MultiNodeBatchNormalization, pseudo_connect
 from tests.support.pairwise import tiered
 from tests.support.third_party import WITH_STRANGER
 
@@ -259,6 +259,16 @@ def test_recomputing_leaves_the_running_statistics_alone(comm, random):
     both = Both(comm, random, "uneven", "vectors", np.float64)
     both.check_cubes(F.forget)
     both.close(both.link.avg_var, both.alone.avg_var)
+
+
+def test_two_layers_and_ranks_that_only_connect_them(comm, random):
+    """The loss is that of rank 0; others make no use of their part but connect it to theirs."""
+    both = Both(comm, random, "even", "vectors", np.float64)
+    x, mine = Variable(both.data), Variable(both.part)
+    y, z = both.alone(both.alone(x)), both.link(both.link(mine))
+    F.sum(y[: SHARDS["even"][0]] ** 3).backward()
+    (F.sum(z**3) if comm.rank == 0 else pseudo_connect(z, Variable(np.zeros(())))).backward()
+    both.close(mine.grad, x.grad[both.mine])
 
 
 def test_copies_talk_to_the_same_ranks(comm, random):

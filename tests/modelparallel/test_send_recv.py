@@ -132,6 +132,20 @@ def test_an_unused_output_of_a_tuple_has_a_gradient_of_zeros(comm, random):
         F.sum(recv(comm, 0)[0] * 2).backward()
 
 
+@pytest.mark.sizes(3)
+def test_an_unused_output_does_not_leave_the_rank_before_waiting(comm):
+    if comm.rank == 0:
+        x = Variable(np.ones(3, "f"))
+        send(x, comm, 1).backward()
+        equal(x.grad, np.zeros(3, "f"))
+    elif comm.rank == 1:
+        w = Variable(np.ones(3, "f"))
+        send((recv(comm, 0) * 2, w), comm, 2).backward()
+        equal(w.grad, np.ones(3, "f"))
+    else:
+        F.sum(recv(comm, 1)[1]).backward()
+
+
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("tags", [(0, 0), (3, 9)])
 @WITH_STRANGER
@@ -257,6 +271,15 @@ def test_one_variable_sent_twice_and_used_twice_gets_one_sum(comm):
         a, b = recv(comm, 0)
         F.sum(a * a + 3 * a + 2 * b).backward()
     nothing_is_left(comm)
+
+
+def test_chainer_grad_goes_through_send(comm):
+    if comm.rank == 0:
+        x = Variable(np.array([1.0, 2.0]))
+        (gx,) = chainer.grad([send(x, comm, 1)], [x])
+        equal(gx.array, np.array([3.0, 12.0]))
+    elif comm.rank == 1:
+        F.sum(recv(comm, 0) ** 3).backward()
 
 
 def test_the_second_derivative_ends_where_the_function_is_linear(comm, random):

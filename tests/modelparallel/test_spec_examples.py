@@ -1,8 +1,8 @@
-"""The reference's examples of `MultiNodeChainList`, repaired and completed.
+"""The reference's examples of `MultiNodeChainList` and `pseudo_connect`, repaired and completed.
 
 Class by class as they are printed there, with the imports, the constructor that the page break
 cut and the peers that it leaves out; layers are smaller. Each rank also computes the whole in one
-process, from the same weights. Its other graphs are in test_chain_list.py.
+process, from the same weights.
 """
 
 # ruff: noqa: UP008 - `super` is called as it was in the days of the reference
@@ -18,7 +18,7 @@ import chainermn
 import numpy as np
 import pytest
 from chainer import Variable
-from chainermn.functions import recv
+from chainermn.functions import recv, send
 
 # Others look on, in the full tier.
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), pytest.mark.ranks(2)]
@@ -99,6 +99,47 @@ class Model_on_Process_1(chainermn.MultiNodeChainList):
         self.add_link(NN1(), rank_in=0, rank_out=None)
 
 
+class Sub(chainer.Chain):
+    """Every graph component that the notes on `pseudo_connect` only name."""
+
+    def __init__(self) -> None:
+        super().__init__(l=L.Linear(4, 4))
+
+    def __call__(self, x: Any) -> Any:
+        return F.tanh(self.l(x))
+
+
+class ConnectedGraph(chainermn.MultiNodeChainList):
+    def __init__(self, comm: Any) -> None:
+        super(ConnectedGraph, self).__init__(comm)
+        self.add_link(Sub(), rank_in=3, rank_out=1)
+
+
+class NonConnectedGraph(chainermn.MultiNodeChainList):
+    def __init__(self, comm: Any) -> None:
+        super(NonConnectedGraph, self).__init__(comm)
+        self.add_link(Sub(), rank_in=3, rank_out=1)
+        self.add_link(Sub(), rank_in=1, rank_out=2)
+
+
+class NonConnectedGraph2(chainermn.MultiNodeChainList):
+    def __init__(self, comm: Any) -> None:
+        super(NonConnectedGraph2, self).__init__(comm)
+        self.add_link(Sub(), rank_in=1, rank_out=None)
+        self.add_link(Sub(), rank_in=None, rank_out=1)
+
+
+class Peer(chainer.ChainList):
+    """What a rank does that the reference leaves out, with a component of its own."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__(Sub())
+        self.call = call
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.call(self[0], *inputs)
+
+
 @pytest.fixture(autouse=True)
 def same_weights_on_all_ranks():
     np.random.seed(0)
@@ -110,21 +151,35 @@ def loss_of(y: Any) -> Any:
     return F.sum(y * y)
 
 
-def check(comm: Any, units: int, parts: list[chainer.Link], *models: tuple[Any, list[int]]) -> None:
-    """Each rank's model has copies of some of the parts, which make the whole one after another."""
-    x = y = np.random.default_rng(7).normal(size=(2, units))
+def inputs(units: int) -> np.ndarray:
+    return np.random.default_rng(7).normal(size=(2, units))
+
+
+def check(
+    comm: Any, units: int, parts: list[chainer.Link], *models: tuple[Any, list[int]], start: int = 0
+) -> None:
+    """Each rank's model has copies of some of the parts, which make the whole one after another.
+
+    The rank `start` has the inputs.
+    """
+    x = y = inputs(units)
     for part in parts:
         part.cleargrads()  # which are NaN, equal to any other
         y = part(y)
     loss_of(y).backward()
-    if comm.rank >= len(models):
-        return
-    model, numbers = models[comm.rank]
-    mine = [(model[i], parts[number]) for i, number in enumerate(numbers)]
+    if comm.rank < len(models):
+        model, numbers = models[comm.rank]
+        given = [x] if comm.rank == start else []
+        check_rank(model, [parts[number] for number in numbers], given, y)
+
+
+def check_rank(model: Any, parts: list[chainer.Link], given: list[Any], y: Variable) -> None:
+    """With the weights of the parts, the model gives `y` or a delegate, and their gradients."""
+    mine = [(model[i], part) for i, part in enumerate(parts)]
     for link, part in mine:
         link.copyparams(part)
         link.cleargrads()
-    found = model(x) if comm.rank == 0 else model()
+    found = model(*given)
     if found.shape == y.shape:  # else it is a delegate
         np.testing.assert_allclose(found.array, y.array, rtol=1e-12)
         found = loss_of(found)
@@ -150,3 +205,50 @@ def test_split_mlp_on_two_processes(comm):
 def test_sending_tuples(comm):
     models = Model_on_Process_0(comm), Model_on_Process_1(comm)
     check(comm, 4, [NN0(), NN1()], (models[0], [0]), (models[1], [1]))
+
+
+@pytest.mark.sizes(4)
+def test_connected_graph(comm):
+    """Rank 3 has the inputs, rank 1 the loss; rank 2 looks on."""
+    check(
+        comm,
+        4,
+        [Sub(), Sub(), Sub()],
+        (ConnectedGraph(comm), [1]),
+        (Peer(lambda sub: sub(recv(comm, rank=0))), [2]),
+        (lambda: Variable(np.zeros(0)), []),
+        (Peer(lambda sub, x: send(sub(x), comm, rank=0)), [0]),
+        start=3,
+    )
+
+
+@pytest.mark.sizes(4)
+def test_non_connected_graph(comm):
+    """Rank 3 has the inputs, rank 1 lies between the components, rank 2 has the loss."""
+    check(
+        comm,
+        4,
+        [Sub() for _ in range(5)],
+        (NonConnectedGraph(comm), [1, 3]),
+        (Peer(lambda sub: send(sub(recv(comm, rank=0)), comm, rank=0)), [2]),
+        (Peer(lambda sub: sub(recv(comm, rank=0))), [4]),
+        (Peer(lambda sub, x: send(sub(x), comm, rank=0)), [0]),
+        start=3,
+    )
+
+
+def test_non_connected_graph_2(comm):
+    """Its output is that of the first component, from which backward goes on to the second."""
+    x, (first, second, before) = inputs(4), [Sub(), Sub(), Sub()]
+    for part in (first, second, before):
+        part.cleargrads()
+    y, z = first(before(x)), second(x)
+    (loss_of(y) + loss_of(z)).backward()
+    if comm.rank == 0:
+        check_rank(NonConnectedGraph2(comm), [first, second], [x], y)
+    elif comm.rank == 1:
+
+        def both_ways(sub: Any, x: Any) -> Variable:
+            return recv(comm, rank=0, delegate_variable=send(sub(x), comm, rank=0))
+
+        check_rank(Peer(both_ways), [before], [x], z)

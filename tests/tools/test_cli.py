@@ -31,6 +31,12 @@ def test_the_module_and_the_program_that_is_installed_are_the_command():
     assert said.split() == ["chainermn-tools", metadata.version("chainermn-tools")]
 
 
+def test_an_unknown_command_is_a_usage_error():
+    done = chainermn("nonsense")
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("argument", "unbuffered"),
     tiered([("--help", ""), ("explain", "1")], ("--help", "explain", "--version"), ("", "1")),

@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from chainer import training
 from chainer.dataset import Iterator
-from chainer.datasets import TransformDataset, TupleDataset
+from chainer.datasets import DictDataset, TransformDataset, TupleDataset
 from chainer.iterators import SerialIterator, ShuffleOrderSampler
+from chainer.optimizers import SGD
 from chainer.serializers import DictionarySerializer, NpzDeserializer, load_npz, save_npz
+from chainer.training import extensions
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import (
     ResumableOrderSampler,
+    create_multi_node_evaluator,
     create_multi_node_iterator,
     create_multi_node_optimizer,
     create_synchronized_iterator,
@@ -28,7 +31,9 @@ from chainermn_train import (
 from tests.support.alike import alike
 from tests.support.checkpoints import make_checkpointer, run_until
 from tests.support.iterators import every_kind, processes, serial, threads
+from tests.support.pairwise import tiered
 from tests.support.pickles import Awkward
+from tests.support.training import logged
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]
 
@@ -261,6 +266,7 @@ def master_shares(iterator, comm):
 
 
 all_in_step = create_synchronized_iterator
+SHARES = master_shares, all_in_step
 
 
 @pytest.mark.parametrize(("share", "shuffle"), [(master_shares, False), (all_in_step, True)])
@@ -297,11 +303,46 @@ def test_being_forgotten_finalizes_nothing_that_is_still_in_use(comm):
     assert finalized == [1]
 
 
-def regression():
-    model = L.Classifier(L.Linear(3, 1, initialW=0.5), chainer.functions.mean_squared_error)
+def regression(named=False):
+    """A model and its data set, of dicts where they are named."""
+    loss, key = chainer.functions.mean_squared_error, "t" if named else -1
+    model = L.Classifier(L.Linear(3, 1, initialW=0.5), loss, label_key=key)
     model.compute_accuracy = False
     x, t = np.random.RandomState(0).rand(2, 10, 3).astype(np.float32)
-    return model, TupleDataset(x, t[:, :1])
+    return model, DictDataset(x=x, t=t[:, :1]) if named else TupleDataset(x, t[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("share", "named"), tiered([(master_shares, True), (all_in_step, False)], SHARES, (True, False))
+)
+@every_kind
+def test_weights_and_evaluations_are_those_of_one_process(comm, kind, share, named, tmp_path):
+    """All ranks see the same batches, so the mean of their gradients is that of each."""
+
+    def train(first, kind, share, wrap, wrap_evaluator):
+        np.random.seed(first)
+        model, dataset = regression(named)
+        iterator = share(kind(dataset, 4), comm)
+        updater = training.StandardUpdater(iterator, wrap(SGD(0.1), comm).setup(model))
+        trainer = training.Trainer(updater, (2, "epoch"), out=str(tmp_path))
+        test = share(serial(dataset, 4, repeat=False, shuffle=False), comm)
+        trainer.extend(wrap_evaluator(extensions.Evaluator(test, model), comm))
+        losses = [entry["validation/main/loss"] for entry in logged(trainer, (1, "epoch"))]
+        return model.predictor.W.array, losses
+
+    wrappers = create_multi_node_optimizer, create_multi_node_evaluator
+    weights, losses = train(comm.rank, kind, share, *wrappers)
+    on_all_ranks(comm, weights)
+
+    def itself(thing, comm):
+        return thing
+
+    # The master's order is that of its own iterator; the one in step is drawn anew.
+    first, own = (comm.size - 1, itself) if share is master_shares else (comm.rank, share)
+    alone = train(first, serial, own, itself, itself)
+    np.testing.assert_allclose(weights, alone[0], rtol=1e-5)
+    np.testing.assert_allclose(losses, alone[1], rtol=1e-5)
+    assert len(losses) == 2
 
 
 # An interval before the end of an epoch, and one after it.

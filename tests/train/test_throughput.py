@@ -148,6 +148,15 @@ def test_the_trainer_s_parts_are_forwarded_to_and_given_back(comm, trainer_for):
     assert vars(comm).keys() == attributes
 
 
+def test_training_is_the_same_with_it(comm, trainer_for):
+    weights = []
+    for reports in ([], [ThroughputReport(comm)]):
+        model, examples = ScaledMean(), np.arange(6, dtype="f") + comm.rank
+        trainer_for(comm, (2, "epoch"), *reports, model=model, examples=examples).run()
+        weights.append(float(model.w.array))
+    assert weights[0] == weights[1] != 1
+
+
 @pytest.mark.sizes(2, 3, 4)
 def test_a_trainer_that_can_not_be_timed_is_told(comm, trainer_for, tmp_path):
     """On all ranks, where it is wrong on one."""

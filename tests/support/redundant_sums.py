@@ -1,0 +1,13 @@
+"""What the ranks of a node would do if they shared no work."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from unittest import mock
+
+from chainermn_comm import node_stream
+
+
+def by_each_rank_of(size: int) -> AbstractContextManager[object]:
+    """Meanwhile, each rank of a new communicator of that size takes all sums itself."""
+    return mock.patch.object(node_stream, "REDUNDANT_RANKS", size)
