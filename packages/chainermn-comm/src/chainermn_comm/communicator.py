@@ -88,8 +88,9 @@ class MpiCommunicator(CommunicatorBase):
         watchdogs = join(own, MPI.COMM_WORLD.rank, settings.limit)
         self._record = traced.record(own, watchdogs, settings.trace)
         self._topology = topology or Topology.discover(own)
-        # Users have all tags but the largest, which carries the messages of collectives.
-        self._max_tag = int(own.Get_attr(MPI.TAG_UB) or 0) - 1
+        # Users have all tags but the largest, which carries the messages of collectives. Open MPI's
+        # communicators that were split don't know it.
+        self._max_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
         self._resources: _Resources | None = _Resources(
             Group(own, traced.agreement(own, self._record), self._max_tag + 1),
             MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),

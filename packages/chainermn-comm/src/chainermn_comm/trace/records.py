@@ -115,7 +115,7 @@ class TracedRecord(Record):
         """Write how far this clock is from the communicator's rank 0's (collective)."""
         from mpi4py import MPI
 
-        found = clocks.measure(comm, int(comm.Get_attr(MPI.TAG_UB) or 0))
+        found = clocks.measure(comm, int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
         self._file.note(
             events.CLOCK,
             communicator=self._name,
