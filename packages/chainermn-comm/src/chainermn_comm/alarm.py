@@ -35,14 +35,19 @@ class Alarm:
             text = self._comm.recv(source=status.source)
             raise PeerError(f"rank {status.source} failed: {text}")
 
-    def close(self) -> None:
-        """Release the communicator (collective)."""
-        # A rank that failed itself hasn't heard the others: their messages end here.
+    def close(self) -> bool:
+        """Release the communicator (collective); whether any rank told of a failure.
+
+        After a failure it isn't freed: there may be messages that nobody receives, since a rank
+        that failed itself hasn't heard the others, and MPI gives the number of a communicator that
+        was freed to the next one, which would receive them.
+        """
         while not MPI.Request.Testall(self._requests):
             self._drain()
-        self._comm.Barrier()
-        self._drain()
-        self._comm.Free()
+        failed = bool(self._comm.allreduce(self._heard or bool(self._requests), MPI.LOR))
+        if not failed:
+            self._comm.Free()
+        return failed
 
     def _drain(self) -> None:
         status = MPI.Status()

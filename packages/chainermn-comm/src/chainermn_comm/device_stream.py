@@ -289,8 +289,9 @@ class DeviceStream(Reducer):
         """Destroy the NCCL communicator and free everything else."""
         if self._nccl is not None:
             self._nccl.close()
+        failed = self._alarm.close()
         if self._exchange is not None:
             self._exchange.close()
-            self._inter.Free()
-        self._alarm.close()
+            if not failed:  # else messages may be left here too
+                self._inter.Free()
         self._buffers = []
