@@ -29,17 +29,17 @@ def clock() -> float:
     return time.monotonic()
 
 
-def communicator_within(name: str, seconds: float = 600.0, silence: float = 20.0) -> Any:
-    """A communicator with other limits than the default's, which report and end nothing.
+def communicator_within(name: str, seconds: float = 600.0, **limits: Any) -> Any:
+    """A communicator with other limits than the default's, which report and end nothing by default.
 
     Args:
         name: as `create_communicator` takes it.
         seconds: after which a waiting call is reported.
-        silence: of another machine's monitor that means a cut link, in seconds.
+        limits: the other attributes of `Limit`.
     """
     from chainermn_comm.catalogue import make_communicator
 
-    return make_communicator(name, limit=Limit(seconds, silence=silence))
+    return make_communicator(name, limit=Limit(seconds, **limits))
 
 
 def description(world: int) -> dict[str, Any]:

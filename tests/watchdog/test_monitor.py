@@ -107,6 +107,23 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
     assert ended == [True]
 
 
+@pytest.mark.parametrize("ends_job", [False, True])
+def test_a_machine_that_is_silent_ends_the_job_only_where_a_time_out_was_set(monkeypatch, ends_job):
+    where = {"host": "far", "addresses": [], "port": 0, "secret": "x", "ranks": [1]}
+    watched, said, ended = watching(monkeypatch, [description(0)], [where], ends_job)
+    watched.others[0].heard = clock()
+    assert not watched.look_at_next(clock() + 19)
+    assert (said, ended) == ([], [])
+    for turn in range(2):
+        assert watched.look_at_next(clock() + 21 + turn) == ends_job
+    assert len(ended) == 2 * ends_job
+    if not ends_job:
+        (text,) = said  # once, until it is heard again
+        assert "nothing was heard of far for 20.0 s" in text
+        assert "The ranks go on waiting. CHAINERMN_TIMEOUT=2 would end the job" in text
+        assert explained(text) == ["link-silent"]
+
+
 def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start_rank):
     """Such as those that the launcher killed then, and may name."""
     (first, one), (second, other) = start_rank(2, "after a call"), start_rank(1)

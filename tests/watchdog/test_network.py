@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
+from types import SimpleNamespace
 
+import pytest
+
+from chainermn_comm.watchdog import network
 from chainermn_comm.watchdog.network import Asking, Peer, serve
 
 
+def where_of(listener, host="near"):
+    return {"host": host, "addresses": ["127.0.0.1"], "port": listener.getsockname()[1]}
+
+
 def peer(host, rank, listener):
-    where = {"host": host, "addresses": ["127.0.0.1"], "port": listener.getsockname()[1]}
-    return Peer({**where, "ranks": [rank], "secret": "x"})
+    return Peer({**where_of(listener, host), "ranks": [rank], "secret": "x"})
 
 
 def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
@@ -21,3 +29,58 @@ def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
         asking = Asking([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0)
         assert asking.answers() == [{"asked": "calls"}]
         assert asking.silent() == ["rank 1 on far"]
+
+
+def test_no_core_is_kept_busy_while_no_connection_can_be_taken(monkeypatch):
+    def accept():
+        happened.append("refused")
+        if len(happened) > 6:
+            raise KeyboardInterrupt
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    happened: list[str] = []
+    monkeypatch.setattr(network.time, "sleep", lambda _: happened.append("slept"))
+    with pytest.raises(KeyboardInterrupt):
+        serve(SimpleNamespace(accept=accept), "x", dict)
+    assert happened == ["refused", "slept"] * 3 + ["refused"]
+
+
+@pytest.fixture
+def listening():
+    """A monitor's socket and its port; and questions that were answered there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asked: list[str] = []
+        answer = lambda question: asked.append(question) or {"yes": question}  # noqa: E731
+        threading.Thread(target=serve, args=(listener, "x", answer), daemon=True).start()
+        yield listener, asked
+
+
+def test_who_does_not_know_the_secret_gets_no_answer(listening):
+    listener, asked = listening
+    assert peer("near", 0, listener).ask("calls", 5.0) == {"yes": "calls"}
+    stranger = Peer({**where_of(listener), "ranks": [0], "secret": "y"})
+    with pytest.raises(OSError, match="near doesn't answer"):
+        stranger.ask("stacks", 5.0)
+    with socket.create_connection(listener.getsockname()) as connection:
+        connection.sendall(b"stacks\n")
+        with connection.makefile("rb") as file:
+            assert len(file.readlines()) == 1  # the challenge
+    assert asked == ["calls"]
+
+
+def test_the_secret_does_not_travel_and_who_does_not_know_it_can_not_answer():
+    def take(listener):
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as file:
+            connection.sendall(b"challenge\n")
+            heard.append(file.readline())
+            connection.sendall(heard[0].split()[0] + b' {"ended": true}\n')
+
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=take, args=(listener,), daemon=True).start()
+        asking = Peer({**where_of(listener), "ranks": [0], "secret": "the secret"})
+        with pytest.raises(OSError, match="a line without proof"):
+            asking.ask("alive", 5.0)
+    assert heard[0].endswith(b" alive\n")
+    assert b"secret" not in heard[0]

@@ -9,6 +9,7 @@ import functools
 import mmap
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,23 +32,25 @@ from .records import (
     SLOT_BYTES,
     SLOTS,
     USED,
+    VERSION,
     offset_of,
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_enter, _leave, _now = CALL.pack_into, LEFT.pack_into, time.monotonic
+_mark, _now = VERSION.pack_into, time.monotonic
 
 
 class Record:
     """Where the calls of one communicator are noted; on its own, nowhere that anybody reads."""
 
-    __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "sequence")
+    __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "_version", "sequence")
 
     def __init__(self) -> None:
         self._memory: Any = bytearray(SLOT_BYTES)
         self._offset = IDENTITY.size
         self._slot: int | None = None
+        self._version = 0
         self.sequence = 0
 
     def collective(
@@ -56,18 +59,30 @@ class Record:
         """Note that this process is about to wait in a collective call."""
         self.sequence = sequence
         name = encoded(operation)
-        _enter(self._memory, self._offset, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
+        self._write(CALL, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
 
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
     ) -> None:
         """Note that this process is about to wait for one other, inside of some function."""
         name = _with_function(operation, inside) if inside else encoded(operation)
-        _enter(self._memory, self._offset, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
+        self._write(CALL, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
         """Note that it waits no longer."""
-        _leave(self._memory, self._offset, OUTSIDE, _now())
+        self._write(LEFT, OUTSIDE, _now())
+
+    def _write(self, form: struct.Struct, *values: Any) -> None:
+        """Write in a way that the monitor never takes half of it for the whole.
+
+        `pack_into` writes zeros first. What interrupts, or another thread, leaves an even version.
+        """
+        memory, offset = self._memory, self._offset
+        version = self._version | 1
+        _mark(memory, offset + CALL.size, version)
+        form.pack_into(memory, offset, *values)
+        self._version = version + 1
+        _mark(memory, offset + CALL.size, version + 1)
 
     def release(self) -> None:
         """Give the slot back: the communicator has been finalized."""

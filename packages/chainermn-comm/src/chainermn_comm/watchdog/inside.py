@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+import threading
+
 from . import calls
 from .records import ALONE, DOING, DOING_AT, NOTHING, PART
 
-_END = DOING_AT + DOING.size
-
 
 class Noted:
-    """A context manager that notes something, and on leaving what was noted before."""
+    """A context manager that notes something, and on leaving what this thread noted before."""
 
-    __slots__ = ("_before", "_kind", "_text")
+    __slots__ = ("_before", "_kind", "_since", "_text")
 
     def __init__(self, kind: int, text: str) -> None:
         self._kind, self._text = kind, calls.encoded(text)
 
     def __enter__(self) -> None:
-        area = calls._area
-        self._before = None
-        if area is not None:
-            self._before = area.memory[DOING_AT:_END]
-            DOING.pack_into(area.memory, DOING_AT, self._kind, calls._now(), self._text)
+        me = threading.get_ident()
+        self._since, self._before = calls._now(), _innermost.get(me)
+        _innermost[me] = self
+        _write()
 
     def __exit__(self, *_: object) -> None:
-        area = calls._area
-        if area is not None:
-            area.memory[DOING_AT:_END] = self._before or DOING.pack(NOTHING, 0.0, b"")
+        me = threading.get_ident()
+        if self._before is None:
+            _innermost.pop(me, None)
+        else:
+            _innermost[me] = self._before
+        _write()
+
+
+# What each thread noted last and is still inside of.
+_innermost: dict[int, Noted] = {}
+
+
+def _write() -> None:
+    """Note that of the thread that works alone, or of the one that noted something last."""
+    area = calls._area
+    if area is not None:
+        all_of_them = list(_innermost.values())
+        noted = next((one for one in all_of_them if one._kind == ALONE), None)
+        if noted is None and all_of_them:
+            noted = all_of_them[-1]
+        known = (NOTHING, 0.0, b"") if noted is None else (noted._kind, noted._since, noted._text)
+        DOING.pack_into(area.memory, DOING_AT, *known)
 
 
 def part_of(what: str) -> Noted:

@@ -22,7 +22,7 @@ from .leftovers import SharedFiles, clean
 from .network import Asking, Peer, keep_asking, serve
 from .processes import GONE, RUNNING
 from .records import AREA_BYTES, Call, aborting_since, doing, read
-from .report import cut_off, last_words, plain, report, warning, whereabouts
+from .report import cut_off, last_words, plain, report, silent, warning, whereabouts
 
 # Often enough for a report to come in time, seldom enough to take nothing from the ranks.
 TICK_SECONDS = 0.5
@@ -155,11 +155,7 @@ class Monitor:
             if any(rank.has_aborted(now) for rank in self.ranks):
                 self.end()
                 return
-            if self.others and self.is_lost(self.others[0], now):
-                self.say(cut_off(self.others[0].host, self.silence))
-                self.end()
-                return
-            if self.look(now):
+            if self.look_at_next(now) or self.look(now):
                 return
 
     def tell_of_first(self) -> None:
@@ -175,6 +171,18 @@ class Monitor:
         is_over = len(ages) < len(self.others) and any(other.has_ended for other in self.others)
         if not is_over and all(age <= own for age in ages):
             self.say(f"ChainerMN: {whereabouts(Job([rank.look(now)]), rank.look(now))}.\n")
+
+    def look_at_next(self, now: float) -> bool:
+        """Report the next machine where it is silent; whether that was the end of the job."""
+        if not self.others or not self.is_lost(self.others[0], now):
+            return False
+        if not self.ends_job:
+            self.say(silent(self.others[0].host, self.silence, self.seconds))
+            self.others[0].heard = None  # once, until it is heard again
+            return False
+        self.say(cut_off(self.others[0].host, self.silence))
+        self.end()
+        return True
 
     def is_lost(self, other: Peer, now: float) -> bool:
         """Whether a machine that could be heard has been silent for too long."""

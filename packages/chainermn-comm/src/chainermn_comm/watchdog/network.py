@@ -1,7 +1,8 @@
 """Lets the monitors of a job's machines ask one another, over TCP.
 
-A question and its answer are a line of JSON each, over a connection of their own. Whoever asks
-must know the secret that the ranks told one another through MPI.
+A question and its answer are a line each, over a connection of their own. Both sides prove that
+they know the secret that the ranks told one another through MPI, which itself never travels here:
+whoever is asked first sends random digits, and each line has an HMAC of them and of what it says.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import fcntl
 import hmac
 import json
+import os
 import socket
 import struct
 import threading
@@ -18,7 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 CONNECT_SECONDS = 1.0
+# After a connection that could not be taken.
+REFUSED_SECONDS = 0.1
 LARGEST_QUESTION = 4096
+# So that no side's proof is taken for the other's.
+ASKED, ANSWERED = "asked", "answered"
 # Of a machine, in its name.
 MOST_RANKS = 8
 # Of Linux: the address of an interface.
@@ -80,13 +86,14 @@ class Peer:
     def _ask(self, address: str, question: str, seconds: float) -> dict[str, Any]:
         with socket.create_connection((address, self._port), CONNECT_SECONDS) as connection:
             connection.settimeout(seconds)
-            line = json.dumps({"secret": self._secret, "question": question})
-            connection.sendall(f"{line}\n".encode())
             with connection.makefile("rb") as file:
-                answer = json.loads(file.readline())
-        if not isinstance(answer, dict):
-            raise ValueError(f"no answer: {answer!r}")
-        return answer
+                challenge = file.readline(LARGEST_QUESTION).decode().strip()
+                connection.sendall(_line(self._secret, challenge, ASKED, question))
+                answer = _checked(file.readline().decode(), self._secret, challenge, ANSWERED)
+        found = json.loads(answer)
+        if not isinstance(found, dict):
+            raise ValueError(f"no answer: {found!r}")
+        return found
 
 
 class Asking:
@@ -124,19 +131,45 @@ class Asking:
 def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
     """Answer questions, for ever; to be run in a thread of its own."""
     while True:
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = listener.accept()
-            one = threading.Thread(target=_answer, args=(connection, secret, answer), daemon=True)
-            one.start()
+        except OSError:  # such as that no file is left: at once it would be so again
+            time.sleep(REFUSED_SECONDS)
+            continue
+        one = threading.Thread(target=_answer, args=(connection, secret, answer), daemon=True)
+        one.start()
 
 
 def _answer(connection: socket.socket, secret: str, answer: Answer) -> None:
-    with connection, contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    with connection, contextlib.suppress(OSError, ValueError):
         connection.settimeout(CONNECT_SECONDS)
+        challenge = os.urandom(16).hex()
+        connection.sendall(f"{challenge}\n".encode())
         with connection.makefile("rb") as file:
-            asked = json.loads(file.readline(LARGEST_QUESTION))
-        if hmac.compare_digest(asked["secret"], secret):
-            connection.sendall(f"{json.dumps(answer(asked['question']))}\n".encode())
+            line = file.readline(LARGEST_QUESTION).decode()
+        question = _checked(line, secret, challenge, ASKED)
+        connection.sendall(_line(secret, challenge, ANSWERED, json.dumps(answer(question))))
+
+
+def _line(secret: str, challenge: str, way: str, text: str) -> bytes:
+    """What is said, after the proof that it is one's own."""
+    return f"{_proof(secret, challenge, way, text)} {text}\n".encode()
+
+
+def _checked(line: str, secret: str, challenge: str, way: str) -> str:
+    """What a line says.
+
+    Raises:
+        ValueError: whoever said it doesn't know the secret.
+    """
+    proof, _, text = line.removesuffix("\n").partition(" ")
+    if not hmac.compare_digest(proof.encode(), _proof(secret, challenge, way, text).encode()):
+        raise ValueError("a line without proof")
+    return text
+
+
+def _proof(secret: str, challenge: str, way: str, text: str) -> str:
+    return hmac.new(secret.encode(), f"{way} {challenge} {text}".encode(), "sha256").hexdigest()
 
 
 def keep_asking(peer: Peer, pause: float) -> None:

@@ -29,6 +29,11 @@ IDENTITY = struct.Struct("<qqii")
 CALL = struct.Struct("<B7xdQqii120s")
 # The first two of these.
 LEFT = struct.Struct("<B7xd")
+# Then: how often that was written, twice each time, so that it is odd meanwhile (a sequence lock).
+VERSION = struct.Struct("<Q")
+VERSION_AT = IDENTITY.size + CALL.size
+# Writing takes less than a microsecond, unless the process is stopped in the middle.
+TRIES = 100
 OUTSIDE, COLLECTIVE, MESSAGE = 0, 1, 2
 # In an operation's name, before the function that it is part of.
 INSIDE = ", inside "
@@ -97,18 +102,28 @@ def read(area: mmap.mmap, now: float) -> list[Call]:
     used, _ = HEADER.unpack_from(area)
     found = []
     for slot in range(min(used, SLOTS)):
-        start = offset_of(slot)
-        first, count, rank, size = IDENTITY.unpack_from(area, start)
+        contents, is_whole = _slot(area, offset_of(slot))
+        first, count, rank, size = IDENTITY.unpack_from(contents)
         if size == 0:
             continue
-        state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(
-            area, start + IDENTITY.size
-        )
+        state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(contents, IDENTITY.size)
         operation = name.rstrip(b"\0").decode(errors="replace")
         age = max(0.0, now - since)
+        if not is_whole:  # the rank is about to note something, so it doesn't wait
+            state, age = OUTSIDE, 0.0
         known = sequence, nbytes, peer, tag, operation
         found.append(Call((first, count), rank, size, state, age, *known))
     return found
+
+
+def _slot(area: mmap.mmap, start: int) -> tuple[bytes, bool]:
+    """What stands in a slot, and whether nothing of it was being written meanwhile."""
+    for _ in range(TRIES):
+        (before,) = VERSION.unpack_from(area, start + VERSION_AT)
+        contents = area[start : start + SLOT_BYTES]
+        if before % 2 == 0 and VERSION.unpack_from(area, start + VERSION_AT) == (before,):
+            return contents, True
+    return contents, False
 
 
 def aborting_since(area: mmap.mmap) -> float:

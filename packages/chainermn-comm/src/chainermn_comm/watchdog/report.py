@@ -75,6 +75,14 @@ def cut_off(host: str, seconds: float) -> str:
     )
 
 
+def silent(host: str, seconds: float, limit: float) -> str:
+    """What is said of a machine that is silent, where its job isn't ended for that."""
+    return (
+        f"\nChainerMN: nothing was heard of {host} for {_seconds(seconds)}: the link is cut, or it "
+        f"is down. {last_words(limit, False)}\n"
+    )
+
+
 def whereabouts(job: Job, rank: Rank) -> str:
     """Where a rank is, in a clause."""
     who = f"rank {rank.world} (process {rank.pid} on {rank.host})"

@@ -177,6 +177,25 @@ ROWS = (
         source="chainermn-comm, run on two hosts of which one's interface was set down",
     ),
     Known(
+        name="link-silent",
+        kind=Kind.CAUSE,
+        component=OURS,
+        signs=("ChainerMN: nothing was heard of ",),
+        pattern=re.compile(r"ChainerMN: nothing was heard of \S+ for .*: the link is cut"),
+        lines=(
+            "ChainerMN: nothing was heard of beta for 20.0 s: the link is cut, or it is down. The "
+            "ranks go on waiting. CHAINERMN_TIMEOUT=600 would end the job; 0 switches these "
+            "reports off.",
+        ),
+        meaning="Another machine of the job fell silent. MPI doesn't notice, so the job may hang.",
+        fix=(
+            "ping HOST   # the one that is named; then its own log",
+            "end the job, and start again from the last checkpoint",
+            "CHAINERMN_TIMEOUT=600   # has such a job ended, by the watchdog",
+        ),
+        source="chainermn-comm, run on two hosts of which one's interface was set down",
+    ),
+    Known(
         name="waiting-for-long",
         kind=Kind.WARNING,
         component=OURS,
