@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import (
+    CommunicationError,
     FinalizedError,
     PeerError,
     RankMismatchError,
@@ -203,3 +204,27 @@ def test_bfloat16_without_the_package_that_has_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # its import fails
     with pytest.raises(ValueError, match=r"'bfloat16' needs .* install ml_dtypes"):
         create_communicator("flat", allreduce_grad_dtype="bfloat16")
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_mean_that_was_interrupted_leaves_a_communicator_that_says_so(world, monkeypatch):
+    """What all ranks do together has begun, and they may be at different steps of it."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    model = with_grads(w=np.ones(300_000, "f4"))
+    comm = create_communicator("hierarchical")
+    comm.allreduce_grad(model)
+    monkeypatch.setattr(reducer_of(comm), "begin", lambda *_: interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        comm.allreduce_grad(model)
+    words = rf"rank {world.rank}: a mean of gradients was interrupted .*\(KeyboardInterrupt.*make a"
+    for call in (comm.allreduce_grad, comm.bcast_obj, comm.bcast_data, comm.allreduce):
+        with pytest.raises(CommunicationError, match=words):
+            call(model)
+    with pytest.raises(CommunicationError, match=words):
+        comm.send(np.ones(1), (world.rank + 1) % world.size, 3)
+    comm.finalize()  # waits for nobody
+    with create_communicator("hierarchical") as another:
+        check_mean(another, 300_000)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mpi4py import MPI
@@ -36,11 +36,13 @@ class Group:
         comm: carries nothing but this package's traffic.
         agreement: the agreement of these ranks.
         tag: of the messages of collectives.
+        interruptions: of what all ranks do together; after one, ranks are at different steps.
     """
 
     comm: MPI.Intracomm
     agreement: Agreement
     tag: int
+    interruptions: list[str] = field(default_factory=list)
 
     @property
     def rank(self) -> int:

@@ -91,6 +91,7 @@ class MpiCommunicator(CommunicatorBase):
         # Users have all tags but the largest, which carries the messages of collectives. Open MPI's
         # communicators that were split don't know it.
         self._max_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
+        self._interruption = ""
         self._resources: _Resources | None = _Resources(
             Group(own, traced.agreement(own, self._record), self._max_tag + 1),
             MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),
@@ -285,7 +286,9 @@ class MpiCommunicator(CommunicatorBase):
         each rank and one more (8 MiB for each and two more where there are other nodes). Each
         gradient that is replaced takes its new array and, where the old one isn't contiguous, a
         copy during the call. An exception in the middle of the sum (no memory, a signal's
-        handler) ends the job, as the other ranks can't be told.
+        handler) ends the job, as the other ranks can't be told. Where the job goes on, since
+        ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refused that, later calls on this rank raise
+        CommunicationError.
 
         Args:
             model: anything with ``namedparams()``; each parameter's ``grad`` is changed.
@@ -296,7 +299,13 @@ class MpiCommunicator(CommunicatorBase):
             RankMismatchError: on all ranks, naming the first parameter that differs in name,
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
         """
-        mean_gradients(self._group, self._reducers, model, self._settings, zero_fill)
+        group = self._group
+        try:
+            mean_gradients(group, self._reducers, model, self._settings, zero_fill)
+        finally:
+            if group.interruptions:
+                self._interruption = group.interruptions[0]
+                self.__exit__(CommunicationError)
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -384,6 +393,12 @@ class MpiCommunicator(CommunicatorBase):
 
     @property
     def _open(self) -> _Resources:
+        if self._interruption:
+            raise CommunicationError(
+                f"rank {self._rank}: a mean of gradients was interrupted on this rank "
+                f"({self._interruption}), so the ranks are at different steps of it: end the job, "
+                "or make a new communicator on all ranks"
+            )
         if self._resources is None:
             raise FinalizedError(f"rank {self._rank}: the communicator has been finalized")
         if os.getpid() != self._process:

@@ -14,6 +14,7 @@ from .abort import end_out_of_step
 from .agreement import prepare
 from .arrays import wider
 from .collectives import Group
+from .errors import describe_exception
 from .layout import Layout
 from .reducers import Reducers
 from .settings import Settings
@@ -70,7 +71,7 @@ def mean_gradients(
     if any(notes):
         _add_zeros(group, call, notes)
     elif call.begun:
-        _in_step(call.begun)
+        _in_step(group, call.begun)
         _hand_over(call)
         return
     for on_gpu in (False, True):
@@ -78,16 +79,20 @@ def mean_gradients(
         if members[0]:
             mean = reducers.get(on_gpu).mean
             # Those of GPUs tell the other ranks by themselves.
-            mean(*members) if on_gpu else _in_step(mean, *members)
+            mean(*members) if on_gpu else _in_step(group, mean, *members)
     _hand_over(call)
 
 
-def _in_step(step: Callable[..., None], *args: Any) -> None:
-    """Do what all ranks do together; an exception ends the job, as the others are in the middle."""
+def _in_step(group: Group, step: Callable[..., None], *args: Any) -> None:
+    """Do what all ranks do together; an exception ends the job, as the others are in the middle.
+
+    Where it doesn't, since the user refused that, the group is of no use any more.
+    """
     try:
         step(*args)
-    except BaseException:
+    except BaseException as error:
         end_out_of_step()
+        group.interruptions.append(describe_exception(error))
         raise
 
 
