@@ -11,6 +11,7 @@ import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError
 from tests.support.samples import DTYPES, LAYOUTS, same, sample
+from tests.support.shortage import no_memory_for
 
 # Three ranks are a ring that has a middle. Communicators of all names share the verbs.
 pytestmark = [pytest.mark.world, pytest.mark.ranks(3)]
@@ -241,6 +242,20 @@ def test_what_was_sent_in_another_way_is_refused_by_name(naive):
     else:
         with pytest.raises(TypeError, match="rank 1: recv_noted got a ndarray that rank 0"):
             CommunicatorBase.recv_noted(naive, 0, 0)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("how", ["", "_noted", "_obj"])
+def test_a_message_for_which_there_is_no_memory_is_discarded_whole(naive, how):
+    arrays = np.ones(300_000), np.zeros(2), np.ones((500, 400), order="F")
+    value = (b"x", arrays) if how == "_noted" else (arrays,)
+    if naive.rank == 0:
+        getattr(naive, f"send{how}")(*value, 1, 3)
+        naive.send(arrays, 1, 3)
+    elif naive.rank == 1:
+        with no_memory_for("a received array"), pytest.raises(MemoryError, match="no room here"):
+            getattr(naive, f"recv{how}")(0, 3)
+        all_same(naive.recv(0, 3), arrays)
 
 
 def test_many_arrays_need_a_long_frame(naive):

@@ -14,6 +14,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "gradients of zeros": (gradients, "_zeros"),
     "copies to sum in": (allreduce, "_copied"),
     "a message": (messages, "allocate"),
+    "a received array": (messages, "room"),
     "the first use": (plans, "_through_nodes"),
 }
 

@@ -128,8 +128,13 @@ def of_object(obj: Any) -> Message:
 def allocate(frame: bytes) -> Message:
     """A message of the framed kind and shapes whose contents are still to be received."""
     kind, forms, scalars, on_gpu = unframed(frame)
-    arrays = tuple([np.empty(shape, dtype, order) for dtype, shape, order, _ in forms])
+    arrays = tuple([room(dtype, shape, order) for dtype, shape, order, _ in forms])
     return Message(kind, arrays, scalars, on_gpu)
+
+
+def room(dtype: np.dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:
+    """An array to be received."""
+    return np.empty(shape, dtype, order)
 
 
 def unframed(frame: bytes) -> Any:

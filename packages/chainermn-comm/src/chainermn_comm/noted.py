@@ -88,14 +88,10 @@ def recv(peer: Peer, label: str, record: Record, mine: int) -> tuple[bytes, tupl
                 raise unlike("recv_noted", message, mine, source)
             return note, message.value(), number
         note, forms, apart = known  # nearly always
-        arrays = []
-        for dtype, shape, start in forms:
+        arrays = recv_apart(apart, peer) if apart else []
+        for index, (dtype, shape, start) in enumerate(forms):
             if start:
-                arrays.append(np.ndarray(shape, dtype, read, start).copy())
-            else:
-                arrays.append(np.empty(shape, dtype))
-        if apart:
-            recv_apart([arrays[index] for index in apart], peer)
+                arrays.insert(index, np.ndarray(shape, dtype, read, start).copy())
         return note, tuple(arrays), number
     finally:
         record.leave()
@@ -121,8 +117,8 @@ def _packed(note: bytes, forms: Forms) -> tuple[bytes, tuple[bool, ...], int]:
 
 
 @lru_cache(maxsize=256)
-def _unpacked(head: bytes, length: int) -> tuple[bytes, list[Any], list[int]] | None:
-    """The note; each array's dtype, shape, and where it begins; those that begin nowhere here."""
+def _unpacked(head: bytes, length: int) -> tuple[bytes, list[Any], list[Any]] | None:
+    """The note; each array's dtype, shape, and where it begins; forms of those that come apart."""
     found = messages.unframed_once(head[:length])
     if found is None:
         return None
@@ -132,10 +128,10 @@ def _unpacked(head: bytes, length: int) -> tuple[bytes, list[Any], list[int]] | 
     start = _START_BYTES + len(head)
     fit = within(start, [size for *_, size in forms])
     places, apart = [], []
-    for index, (dtype, shape, _, size) in enumerate(forms):
-        places.append((dtype, shape, start if fit[index] else 0))
-        if fit[index]:
+    for (dtype, shape, order, size), fits in zip(forms, fit, strict=True):
+        places.append((dtype, shape, start if fits else 0))
+        if fits:
             start += size
         else:
-            apart.append(index)
+            apart.append((dtype, shape, order))
     return head[length:], places, apart

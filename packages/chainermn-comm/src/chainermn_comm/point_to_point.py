@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import compress
 from operator import not_
 from typing import Any, TypeAlias
@@ -13,7 +15,7 @@ from mpi4py import MPI
 
 from . import messages
 from .arrays import as_bytes
-from .exchange import pieces
+from .exchange import PIECE_BYTES, pieces
 from .messages import NOTED, OBJECT, Message
 from .watchdog import Record
 
@@ -89,24 +91,39 @@ def rest_of(first: np.ndarray, peer: Peer) -> tuple[Message, bytes, int]:
         comm.Recv([rest, MPI.BYTE], source, tag)
         head += rest.tobytes()
     kind, forms, scalars, on_gpu = messages.unframed(head[:length])
-    arrays, apart = [], []
-    for dtype, shape, order, size in forms:
-        if end + size <= FIRST_BYTES:
-            array = np.ndarray(shape, dtype, first, end, order=order).copy(order)
+    fit = within(end, [size for *_, size in forms])
+    apart = recv_apart([form[:3] for form in compress(forms, map(not_, fit))], peer)
+    arrays = []
+    for (dtype, shape, order, size), fits in zip(forms, fit, strict=True):
+        if fits:
+            arrays.append(np.ndarray(shape, dtype, first, end, order=order).copy(order))
             end += size
         else:
-            array = np.empty(shape, dtype, order)
-            apart.append(array)
-        arrays.append(array)
-    recv_apart(apart, peer)
+            arrays.append(apart.pop(0))
     return Message(kind, tuple(arrays), scalars, on_gpu), head[length:], number
 
 
-def recv_apart(arrays: Sequence[np.ndarray], peer: Peer) -> None:
-    """Fill arrays with what :func:`send_apart` sends."""
+def recv_apart(
+    forms: Sequence[tuple[np.dtype, tuple[int, ...], Any]], peer: Peer
+) -> list[np.ndarray]:
+    """New arrays of these dtypes, shapes and orders, with what :func:`send_apart` sends.
+
+    Raises:
+        MemoryError: there is none for them; what is sent is discarded, and the next message can
+            be received.
+    """
     comm, source, tag = peer
+    try:
+        arrays = [messages.room(*form) for form in forms]
+    except MemoryError:
+        for dtype, shape, _ in forms:
+            for _ in range(0, dtype.itemsize * math.prod(shape), PIECE_BYTES):
+                with suppress(MPI.Exception):  # that it is longer
+                    comm.Recv([bytearray(1), MPI.BYTE], source, tag)
+        raise
     for piece in pieces(map(as_bytes, arrays)):
         comm.Recv([piece, MPI.BYTE], source, tag)
+    return arrays
 
 
 def within(start: int, sizes: list[int]) -> list[bool]:
