@@ -3,6 +3,7 @@
 import importlib
 import io
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,3 +43,19 @@ def test_a_long_log_takes_little_memory(piece, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_patterns_see_no_more_of_a_line_than_messages_have(monkeypatch):
+    """Some would take minutes for a line like this."""
+    longest = 0
+
+    class Pattern:
+        def search(self, text):
+            nonlocal longest
+            longest = max(longest, len(text))
+
+    row = SimpleNamespace(name="row", signs=("culprit",), pattern=Pattern(), times=1)
+    line = b"ChainerMN: likely culprit: rank 1 (process 1 on " * 20_000
+    assert module.search(io.BytesIO(line + b"\n" + line), [row]) == []
+    assert 0 < longest <= 2 * module.AROUND_BYTES
+    assert len(module.search(io.BytesIO(line[:200] + b"host) is gone."))) > 0

@@ -208,3 +208,16 @@ def test_wrong_options_of_the_command_are_named(tmp_path, monkeypatch):
     assert "should end in" in refused(tmp_path, "--plot", tmp_path / "x.xyz")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "chainermn-tools[plot]" in refused(tmp_path, "--plot", "x.png")
+
+
+def test_what_files_hold_cannot_control_a_terminal(tmp_path):
+    bell = "\x1b]0;gotcha\x07\x1b[2J"
+    made = Made(tmp_path / "one", 0, 2, run=f"run{bell}", host=f"host{bell}")
+    made.communicator(f"0.1{bell}", [0, 1])
+    made.call(f"bcast{bell}", 0, 1, error=f"Error{bell}", communicator=f"0.1{bell}").write()
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / f"run{bell}.rank0.json").write_text("[")
+    for folder, status in (("one", 0), ("none", 2)):
+        done = invoke("trace", tmp_path / folder)
+        assert (done.exit_code, "gotcha" in done.output) == (status, True)
+        assert all(c.isprintable() or c == "\n" for c in done.output), done.output

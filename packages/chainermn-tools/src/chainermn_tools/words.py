@@ -1,4 +1,4 @@
-"""Numbers of bytes and seconds in words."""
+"""Numbers of bytes and seconds in words, and foreign words made fit for a terminal."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def time_in_words(seconds: float) -> str:
     unit, scale = next((one for one in units if seconds >= one[1]), units[-1])
     value = seconds / scale
     return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
+
+
+def printable(text: str, kept: str = "") -> str:
+    """The text with spaces for control characters, which files and programs may hold.
+
+    Args:
+        text: from anywhere.
+        kept: control characters that stay.
+    """
+    return "".join(c if c.isprintable() or c in kept else " " for c in text)

@@ -33,13 +33,14 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """
     from chainermn_tools.trace import clocks, merged, picture, reading, text, waiting
+    from chainermn_tools.words import printable
 
     if plot is not None:
         plots.check(plot)
     try:
         run = reading.read(Path(folder), wanted)
     except reading.NoTrace as problem:
-        raise click.UsageError(str(problem)) from None
+        raise click.UsageError(printable(str(problem))) from None
     error = clocks.align(run)
     meetings, incomplete = waiting.match(run)
     text.render(run, meetings, incomplete, error, Console(highlight=False))

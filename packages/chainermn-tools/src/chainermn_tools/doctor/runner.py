@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from chainermn_tools.doctor.advice import MORE_TIME, about, advice
 from chainermn_tools.doctor.check import Answer, Check, Context, Finding, failed, skipped
 from chainermn_tools.environment.probe import Unavailable
+from chainermn_tools.words import printable
 
 LONGEST_TEXT = 2000
 REPORT_IT = "this is a mistake of the doctor; please report it: chainermn doctor --report"
@@ -132,5 +133,5 @@ class _Run:
 
 def _readable(text: str) -> str:
     """Without control characters, which programs and hosts may send, and not too long."""
-    shown = "".join(c if c.isprintable() or c == "\n" else " " for c in text).strip()
+    shown = printable(text, kept="\n").strip()
     return shown if len(shown) <= LONGEST_TEXT else f"{shown[:LONGEST_TEXT]} ..."

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from chainermn_tools.explain.known import KNOWN, Kind, Known
+from chainermn_tools.words import printable
 
 BLOCK_BYTES = 1 << 20
 # A "line" longer than a block (binary data) is cut; the pieces overlap by this much, so that a
 # message at a cut is still whole in one of them.
 OVERLAP_BYTES = 4096
+# Before and after a sign; the longest message that is known has 212.
+AROUND_BYTES = 1024
 # Of the line that is shown; the rest of a longer one is left out.
 SHOWN_CHARACTERS = 300
 NEWLINE = re.compile(rb"\r\n|\n|\r")
@@ -76,7 +79,11 @@ def _look_for(
 
 
 def _lines_with(signs: Sequence[str], block: bytes, fresh: int) -> Iterator[tuple[int, int]]:
-    """Where the lines with one of these texts begin and end, those that end in ``fresh`` alone."""
+    """Where the lines with one of these texts begin and end, those that end in ``fresh`` alone.
+
+    Of a long line, what is around the text: patterns take a long time for lines that are made for
+    that.
+    """
     wanted = [sign.encode() for sign in signs]
     positions = [block.find(sign) for sign in wanted]
     while any(position >= 0 for position in positions):
@@ -86,7 +93,7 @@ def _lines_with(signs: Sequence[str], block: bytes, fresh: int) -> Iterator[tupl
         end = ending.start() if ending else len(block)
         length = len(wanted[positions.index(at)])
         if at + length > fresh:
-            yield start, end
+            yield max(start, at - AROUND_BYTES), min(end, at + AROUND_BYTES)
         positions = [
             block.find(sign, end) if 0 <= position <= end else position
             for sign, position in zip(wanted, positions, strict=True)
@@ -123,7 +130,7 @@ def _uncoloured(block: bytes) -> bytes:
 
 def _shown(text: str, signs: Sequence[str]) -> str:
     """The line, printable and no longer than is good to read, with the sign in it."""
-    text = "".join(c if c.isprintable() else " " for c in text).strip()
+    text = printable(text).strip()
     at = next((text.find(sign) for sign in signs if sign in text), 0)
     start = max(0, at - SHOWN_CHARACTERS // 3) if len(text) > SHOWN_CHARACTERS else 0
     shown = text[start : start + SHOWN_CHARACTERS]

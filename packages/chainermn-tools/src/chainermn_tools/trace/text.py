@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.reading import Run
 from chainermn_tools.trace.waiting import Meeting
-from chainermn_tools.words import bytes_in_words, time_in_words
+from chainermn_tools.words import bytes_in_words, printable, time_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,7 +151,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Conso
         for name in (columns[number] for number in part):
             table.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(row[number]) for number in part))
+            table.add_row(*(Text(printable(row[number])) for number in part))
         console.print(table)
 
 
@@ -174,7 +174,7 @@ def _title(text: str, console: Console) -> None:
 def _line(text: str, console: Console, style: str = "") -> None:
     from rich.text import Text
 
-    console.print(Text(text, style=style), soft_wrap=True)
+    console.print(Text(printable(text, kept="\n"), style=style), soft_wrap=True)
 
 
 def _number(number: int, what: str) -> str:
