@@ -43,6 +43,7 @@ def test_command_line_of_open_mpi(monkeypatch):
     assert passed == ["CHAINERMN_LAUNCH", "OMP_NUM_THREADS", "PYTHONPATH"]
     assert words[1:5] == ["--output", "tag", "--host", "a:2"]
     assert "none" in words
+    assert "none" in words_of(OPEN_MPI, threads=None)  # the user set OMP_NUM_THREADS, to 8 say
     assert "--tag-output" in words_of({**OPEN_MPI, "version": "4.1.6"}, prefix=True)
 
 

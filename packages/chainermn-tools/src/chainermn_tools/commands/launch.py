@@ -72,7 +72,7 @@ def launch(
         number,
         dealt,
         prefix,
-        threads or 1,
+        threads,
         [*environment, command_line.LAUNCH_VARIABLE],
         script,
         arguments,

@@ -56,7 +56,7 @@ def command_line(
     ranks: int,
     hosts: Mapping[str, int],
     prefix: bool,
-    threads: int,
+    threads: int | None,
     names: Sequence[str],
     script: str,
     arguments: Sequence[str],
@@ -68,7 +68,7 @@ def command_line(
         ranks: how many.
         hosts: how many of them on each host; empty for this one alone.
         prefix: whether lines of output begin with their rank.
-        threads: how many each rank computes with.
+        threads: how many each rank computes with; None where the user chose.
         names: of the environment's variables.
         script: that each rank runs.
         arguments: of the script.
@@ -81,7 +81,7 @@ def command_line(
         words += ["--host", listed] if listed else []
         # Else it refuses more ranks than cores, and binds each rank to one core.
         words += ["--map-by", "slot:OVERSUBSCRIBE"] if ranks > cores()["usable"] or listed else []
-        words += ["--bind-to", "none"] if threads > 1 else []
+        words += ["--bind-to", "none"] if threads != 1 else []
         if listed:
             words += [word for name in sorted(names) if PASSED.match(name) for word in ("-x", name)]
     else:
