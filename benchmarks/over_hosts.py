@@ -96,7 +96,7 @@ def size(
 def link(gradients: Gradients) -> Contestant:
     """The first ranks of two hosts swap a model's bytes: what any mean has to move."""
     comm = gradients.comm
-    leaders = [Topology.discover(comm).ranks_on(node)[0] for node in range(2)]
+    leaders = [Topology.discover(comm).nodes.index(node) for node in range(2)]
     flat, source = gradients.flat, gradients.source
     mine = comm.rank in leaders
     peer = leaders[1 - leaders.index(comm.rank)] if mine else MPI.PROC_NULL

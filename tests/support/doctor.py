@@ -38,9 +38,10 @@ __all__ = ["Answer", "Check", "Finding", "check", "failed", "ok", "skipped", "wa
 
 SECONDS = 60.0  # ends a hang, no more
 MIB = 1 << 20
-CHECKS = {one.name: one for layer in doctor.ALL for one in layer.checks}
+ALL = (doctor.HERE, doctor.LIVE, doctor.HOSTS)
+CHECKS = {one.name: one for layer in ALL for one in layer.checks}
 QUESTIONS = [(one.name, one.question) for one in CHECKS.values()]
-LAYERS = {layer.name: [one.name for one in layer.checks] for layer in doctor.ALL}
+LAYERS = {layer.name: [one.name for one in layer.checks] for layer in ALL}
 COMMUNICATORS, STEPS = steps.COMMUNICATORS, steps.STEPS
 Unavailable, in_child = probe.Unavailable, probe.in_child
 # What the user may ask for, as `Context` has it.

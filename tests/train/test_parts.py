@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 
 import numpy as np
@@ -18,10 +19,13 @@ from chainer.datasets import (
     split_dataset_random,
 )
 
-from chainermn_train.parts import take
+from chainermn_train import parts
 from tests.support.alike import alike
 
 N = 40
+# An array's rows are copied, so that the part doesn't keep the whole alive.
+COPIES = parts.Leaves(lambda array, indices: array[indices], parts.Selection)
+take = functools.partial(parts.take, leaves=COPIES)
 
 
 class Opaque(DatasetMixin):

@@ -49,10 +49,6 @@ class Topology:
         """Number of nodes."""
         return len(set(self.nodes))
 
-    def ranks_on(self, node: int) -> tuple[int, ...]:
-        """The ranks of a node, in order."""
-        return tuple(rank for rank, other in enumerate(self.nodes) if other == node)
-
     def inter_rank(self, rank: int) -> int:
         """The number of the rank's node."""
         return self.nodes[rank]

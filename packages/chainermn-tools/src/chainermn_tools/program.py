@@ -46,7 +46,6 @@ def run(
     seconds: float,
     *,
     environment: Mapping[str, str] | None = None,
-    given: bytes = b"",
     merged: bool = False,
 ) -> Ended:
     """Run a program; no shell is involved.
@@ -56,7 +55,6 @@ def run(
         seconds: after this long it and all that it started here are ended, which may take
             another ``PATIENCE_SECONDS``.
         environment: all variables; this process's when None.
-        given: what it reads from standard input.
         merged: whether ``out`` gets both streams, as they came.
 
     Raises:
@@ -66,13 +64,11 @@ def run(
     variables = {**(os.environ if environment is None else environment), MARK_VARIABLE: mark}
     # Files, since a pipe would be held open by orphans that outlive the program.
     with contextlib.ExitStack() as files:
-        source, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-        source.write(given)
-        source.seek(0)
+        out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         with noted(mark):
             process = subprocess.Popen(
                 words,
-                stdin=source,
+                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT if merged else err,
                 env=variables,

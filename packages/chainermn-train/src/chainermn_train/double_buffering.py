@@ -47,11 +47,6 @@ class DoubleBuffer(SharesCommunicator):
             twin._gradients = copy.deepcopy(self._gradients, memo)
         return twin
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is in flight, nor has arrived."""
-        return self._gradients is None
-
     def start(self, gradients: HeldGradients) -> None:
         """Begin to take the mean of these over ranks (collective); the buffer must be empty."""
         if self._own is None:

@@ -48,16 +48,10 @@ class Leaves(NamedTuple):
     opaque: Callable[[Any, np.ndarray], Any]
 
 
-def _copy_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    rows: np.ndarray = array[indices]  # a copy: the part doesn't keep the whole alive
-    return rows
-
-
-COPIES = Leaves(_copy_rows, Selection)
 _Taker = Callable[[Any, np.ndarray, Leaves], Any]
 
 
-def take(dataset: Any, indices: np.ndarray, leaves: Leaves = COPIES) -> Any:
+def take(dataset: Any, indices: np.ndarray, leaves: Leaves) -> Any:
     """A data set of the examples at ``indices``, in that order.
 
     Args:

@@ -8,4 +8,3 @@ from chainermn_tools.doctor.runner import Layer
 HERE = Layer("here", "This machine", here.CHECKS, share=0.4)
 LIVE = Layer("live", "Ranks on this machine", live.CHECKS, share=0.5)
 HOSTS = Layer("hosts", "Over the hosts", hosts.CHECKS, share=1.0)
-ALL = (HERE, LIVE, HOSTS)
