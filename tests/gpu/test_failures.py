@@ -156,6 +156,20 @@ def test_a_rank_whose_kernel_fails_raises_on_every_rank(world, gpu, name, kernel
             assert_mean(comm)
 
 
+def test_a_mean_that_is_interrupted_on_a_rank_raises_on_every_rank(world, double):
+    with on_nodes((0, 0, 1, 1)[: world.size], "flat") as comm:
+        assert_mean(comm, 2000)
+        if comm.rank == 1:
+            interrupted = gpus.failing("pack", "Ctrl-C", KeyboardInterrupt)
+            with interrupted, pytest.raises(KeyboardInterrupt):
+                assert_mean(comm, 2000)
+        else:
+            with pytest.raises(CommunicationError, match="rank 1 failed: KeyboardInterrupt"):
+                assert_mean(comm, 2000)
+        with pytest.raises(CommunicationError, match="failed in an earlier call"):
+            assert_mean(comm)
+
+
 @pytest.mark.parametrize(
     ("name", "how", "aware"),
     [

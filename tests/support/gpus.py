@@ -82,13 +82,13 @@ def on_one_device(gpu: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failing(place: str, message: str) -> Iterator[None]:
+def failing(place: str, message: str, error: type[BaseException] = RuntimeError) -> Iterator[None]:
     """Let a `stream`, `pinned memory` or the kernel `pack` or `unpack` fail on this rank."""
 
     def fail(verb: Any = None, *args: Any) -> None:
         if place in ("pack", "unpack") and verb != place:
             return launch(verb, *args)
-        raise RuntimeError(message)
+        raise error(message)
 
     launch = kernels.launch
     where, name = {"stream": (devices, "new_stream"), "pinned memory": (devices, "pinned")}.get(

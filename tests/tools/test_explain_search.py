@@ -58,4 +58,5 @@ def test_patterns_see_no_more_of_a_line_than_messages_have(monkeypatch):
     line = b"ChainerMN: likely culprit: rank 1 (process 1 on " * 20_000
     assert module.search(io.BytesIO(line + b"\n" + line), [row]) == []
     assert 0 < longest <= 2 * module.AROUND_BYTES
-    assert len(module.search(io.BytesIO(line[:200] + b"host) is gone."))) > 0
+    (found,) = module.search(io.BytesIO(line[:9600] + b"host) is gone."))  # of a log in one line
+    assert found.known.name in ("stalled-rank-gone", "rank-gone")

@@ -42,8 +42,9 @@ def test_command_line_of_open_mpi(monkeypatch):
     passed = [words[at + 1] for at, word in enumerate(words) if word == "-x"]
     assert passed == ["CHAINERMN_LAUNCH", "OMP_NUM_THREADS", "PYTHONPATH"]
     assert words[1:5] == ["--output", "tag", "--host", "a:2"]
-    assert "none" in words
-    assert "none" in words_of(OPEN_MPI, threads=None)  # the user set OMP_NUM_THREADS, to 8 say
+    for threads in (4, None):  # None: the user set OMP_NUM_THREADS
+        words = words_of(OPEN_MPI, threads=threads)
+        assert words[words.index("--bind-to") + 1] == "none"
     assert "--tag-output" in words_of({**OPEN_MPI, "version": "4.1.6"}, prefix=True)
 
 

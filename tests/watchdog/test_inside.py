@@ -28,6 +28,8 @@ def test_threads_do_not_mix_up_what_they_are_inside_of():
             first.submit(inside.__enter__).result()
             second.submit(again.__enter__).result()
             assert inside_of() == ("evaluate", True)  # others may have to wait for it
+            with part_of("barrier"):
+                assert inside_of() == ("barrier", False)  # what was noted last
             first.submit(inside.__exit__).result()
         assert inside_of() == ("recv", False)
         second.submit(again.__exit__).result()

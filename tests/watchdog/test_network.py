@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import threading
 from types import SimpleNamespace
@@ -39,9 +40,9 @@ def test_no_core_is_kept_busy_while_no_connection_can_be_taken(monkeypatch):
         raise OSError(errno.EMFILE, "Too many open files")
 
     happened: list[str] = []
-    monkeypatch.setattr(network.time, "sleep", lambda _: happened.append("slept"))
+    monkeypatch.setattr(network, "time", SimpleNamespace(sleep=lambda _: happened.append("slept")))
     with pytest.raises(KeyboardInterrupt):
-        serve(SimpleNamespace(accept=accept), "x", dict)
+        serve(SimpleNamespace(accept=accept, fileno=lambda: 0), "x", dict)
     assert happened == ["refused", "slept"] * 3 + ["refused"]
 
 
@@ -74,7 +75,7 @@ def test_the_secret_does_not_travel_and_who_does_not_know_it_can_not_answer():
         with connection, connection.makefile("rb") as file:
             connection.sendall(b"challenge\n")
             heard.append(file.readline())
-            connection.sendall(heard[0].split()[0] + b' {"ended": true}\n')
+            connection.sendall(json.dumps([json.loads(heard[0])[0], '{"ended": true}']).encode())
 
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -82,5 +83,5 @@ def test_the_secret_does_not_travel_and_who_does_not_know_it_can_not_answer():
         asking = Peer({**where_of(listener), "ranks": [0], "secret": "the secret"})
         with pytest.raises(OSError, match="a line without proof"):
             asking.ask("alive", 5.0)
-    assert heard[0].endswith(b" alive\n")
+    assert json.loads(heard[0])[2] == "alive"
     assert b"secret" not in heard[0]

@@ -6,6 +6,9 @@ from mpi4py import MPI
 
 from .errors import PeerError
 
+# Characters of a failure. Messages must be so short that sending doesn't wait for the receiver.
+LONGEST = 1000
+
 
 class Alarm:
     """Messages of failures among the ranks of one communicator; no call waits for another rank.
@@ -25,7 +28,7 @@ class Alarm:
         if self._heard or self._requests:
             return
         others = [rank for rank in range(self._comm.size) if rank != self.rank]
-        self._requests = [self._comm.isend(text, rank) for rank in others]
+        self._requests = [self._comm.isend(text[:LONGEST], rank) for rank in others]
 
     def check(self) -> None:
         """Raise PeerError if another rank has told of a failure."""

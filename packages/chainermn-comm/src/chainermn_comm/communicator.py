@@ -92,6 +92,7 @@ class MpiCommunicator(CommunicatorBase):
         # communicators that were split don't know it.
         self._max_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
         self._interruption = ""
+        self._interrupted: _Resources | None = None
         self._resources: _Resources | None = _Resources(
             Group(own, traced.agreement(own, self._record), self._max_tag + 1),
             MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),
@@ -304,8 +305,9 @@ class MpiCommunicator(CommunicatorBase):
             mean_gradients(group, self._reducers, model, self._settings, zero_fill)
         finally:
             if group.interruptions:
+                # All of it stays, since MPI may still write where messages were to arrive.
                 self._interruption = group.interruptions[0]
-                self.__exit__(CommunicationError)
+                self._interrupted, self._resources = self._resources, None
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:

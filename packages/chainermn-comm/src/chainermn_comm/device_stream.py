@@ -152,6 +152,9 @@ class DeviceStream(Reducer):
                 raise CommunicationError(
                     f"rank {self._alarm.rank}: averaging gradients on GPUs failed: {self._failure}"
                 ) from error
+            except BaseException as error:  # of a signal's handler: the others wait
+                self._fail(error)
+                raise
 
     def _prepared(self, sources: Sequence[Any], targets: Sequence[Any], wires: Any) -> _Call:
         if self._failure:
@@ -257,7 +260,7 @@ class DeviceStream(Reducer):
         if self._nccl is not None:
             self._nccl.check()  # work that failed may count as done
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._failure = f"{type(error).__name__}: {error}"
         self._alarm.ring(self._failure)
         if self._nccl is not None:

@@ -22,6 +22,7 @@ from .records import (
     COLLECTIVE,
     EVERYBODY,
     FINALIZE,
+    FIRST_VERSION,
     HEADER,
     IDENTITY,
     INSIDE,
@@ -33,6 +34,7 @@ from .records import (
     SLOTS,
     USED,
     VERSION,
+    VERSION_AT,
     offset_of,
 )
 
@@ -50,7 +52,7 @@ class Record:
         self._memory: Any = bytearray(SLOT_BYTES)
         self._offset = IDENTITY.size
         self._slot: int | None = None
-        self._version = 0
+        self._version = FIRST_VERSION
         self.sequence = 0
 
     def collective(
@@ -73,16 +75,18 @@ class Record:
         self._write(LEFT, OUTSIDE, _now())
 
     def _write(self, form: struct.Struct, *values: Any) -> None:
-        """Write in a way that the monitor never takes half of it for the whole.
+        """Write so that the monitor doesn't take half of it for the whole.
 
-        `pack_into` writes zeros first. What interrupts, or another thread, leaves an even version.
+        `pack_into` writes zeros first. Whatever interrupts, the version is even in the end.
         """
         memory, offset = self._memory, self._offset
         version = self._version | 1
-        _mark(memory, offset + CALL.size, version)
-        form.pack_into(memory, offset, *values)
-        self._version = version + 1
-        _mark(memory, offset + CALL.size, version + 1)
+        try:
+            _mark(memory, offset + CALL.size, version)
+            form.pack_into(memory, offset, *values)
+        finally:
+            self._version = version + 1
+            _mark(memory, offset + CALL.size, version + 1)
 
     def release(self) -> None:
         """Give the slot back: the communicator has been finalized."""
@@ -185,6 +189,7 @@ def take(communicator: tuple[int, int], rank: int, size: int) -> Record:
         return record
     start = offset_of(slot)
     CALL.pack_into(mine.memory, start + IDENTITY.size, OUTSIDE, _now(), 0, 0, NOBODY, NOBODY, b"")
+    VERSION.pack_into(mine.memory, start + VERSION_AT, FIRST_VERSION)
     IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
     if slot == mine.used:
         mine.used += 1

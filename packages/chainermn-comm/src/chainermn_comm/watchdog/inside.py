@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 from . import calls
 from .records import ALONE, DOING, DOING_AT, NOTHING, PART
+
+_END = DOING_AT + DOING.size
 
 
 class Noted:
@@ -17,34 +20,46 @@ class Noted:
         self._kind, self._text = kind, calls.encoded(text)
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        self._since, self._before = calls._now(), _innermost.get(me)
-        _innermost[me] = self
-        _write()
+        self._since = calls._now()
+        self._before = _replace(self)
 
     def __exit__(self, *_: object) -> None:
-        me = threading.get_ident()
-        if self._before is None:
-            _innermost.pop(me, None)
-        else:
-            _innermost[me] = self._before
-        _write()
+        _replace(self._before)
 
 
-# What each thread noted last and is still inside of.
+# What each thread noted last and is still inside of; the last one of all at the end.
 _innermost: dict[int, Noted] = {}
+# A signal's handler may note something while its thread does.
+_lock = threading.RLock()
 
 
-def _write() -> None:
-    """Note that of the thread that works alone, or of the one that noted something last."""
-    area = calls._area
-    if area is not None:
-        all_of_them = list(_innermost.values())
-        noted = next((one for one in all_of_them if one._kind == ALONE), None)
-        if noted is None and all_of_them:
-            noted = all_of_them[-1]
-        known = (NOTHING, 0.0, b"") if noted is None else (noted._kind, noted._since, noted._text)
-        DOING.pack_into(area.memory, DOING_AT, *known)
+def _replace(noted: Noted | None) -> Noted | None:
+    """Note this for the thread in place of what it noted before, which is returned.
+
+    Shown is that of a thread that works alone, or of the one that noted something last.
+    """
+    with _lock:
+        before = _innermost.pop(threading.get_ident(), None)
+        if noted is not None:
+            _innermost[threading.get_ident()] = noted
+        area = calls._area
+        if area is not None:
+            last = next(reversed(_innermost.values()), None)
+            shown = next((one for one in _innermost.values() if one._kind == ALONE), last)
+            known = (NOTHING, 0.0, b"")
+            if shown is not None:
+                known = shown._kind, shown._since, shown._text
+            area.memory[DOING_AT:_END] = DOING.pack(*known)  # `pack_into` writes zeros first
+        return before
+
+
+def _forget_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    _innermost.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def part_of(what: str) -> Noted:

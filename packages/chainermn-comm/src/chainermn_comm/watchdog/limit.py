@@ -18,7 +18,7 @@ class Limit:
 
     Attributes:
         seconds: after which a waiting call is reported; 0 for never.
-        ends_job: whether the job is ended then.
+        ends_job: whether the job is ended then, and when a link is cut.
         silence: of another machine's monitor that means a cut link. TCP bridges shorter ones, and
             so does MPI.
     """

@@ -102,6 +102,8 @@ class Monitor:
         # When this process stood still, and the ranks with it, and for how long.
         self.pauses: list[tuple[float, float]] = []
         self.others = [Peer(where) for where in orders["others"]]
+        # When the next machine was heard last before it was said to be silent.
+        self.told_silence: float | None = None
         self.orders = orders
         self.asking = threading.Lock()
         self.last_stacks: dict[int, str] = {}
@@ -177,8 +179,9 @@ class Monitor:
         if not self.others or not self.is_lost(self.others[0], now):
             return False
         if not self.ends_job:
-            self.say(silent(self.others[0].host, self.silence, self.seconds))
-            self.others[0].heard = None  # once, until it is heard again
+            if self.told_silence != self.others[0].heard:  # else it wasn't heard again
+                self.told_silence = self.others[0].heard
+                self.say(silent(self.others[0].host, self.silence, self.seconds))
             return False
         self.say(cut_off(self.others[0].host, self.silence))
         self.end()

@@ -1,8 +1,8 @@
 """Lets the monitors of a job's machines ask one another, over TCP.
 
-A question and its answer are a line each, over a connection of their own. Both sides prove that
-they know the secret that the ranks told one another through MPI, which itself never travels here:
-whoever is asked first sends random digits, and each line has an HMAC of them and of what it says.
+A question and its answer are a line of JSON each, over a connection of their own. Both sides prove
+that they know the secret that the ranks told one another through MPI, which itself never travels
+here: both choose random digits, and each line has an HMAC of these and of all that was said.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 CONNECT_SECONDS = 1.0
 # After a connection that could not be taken.
 REFUSED_SECONDS = 0.1
-LARGEST_QUESTION = 4096
+LARGEST_QUESTION, LARGEST_ANSWER = 4096, 1 << 26
 # So that no side's proof is taken for the other's.
 ASKED, ANSWERED = "asked", "answered"
 # Of a machine, in its name.
@@ -72,7 +72,7 @@ class Peer:
         for address in self._addresses:
             try:
                 answer = self._ask(address, question, seconds)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, TypeError, AttributeError) as error:
                 problem = error
                 continue
             # Others may be the same on several machines, such as a bridge's.
@@ -86,11 +86,14 @@ class Peer:
     def _ask(self, address: str, question: str, seconds: float) -> dict[str, Any]:
         with socket.create_connection((address, self._port), CONNECT_SECONDS) as connection:
             connection.settimeout(seconds)
+            nonce = os.urandom(16).hex()
             with connection.makefile("rb") as file:
                 challenge = file.readline(LARGEST_QUESTION).decode().strip()
-                connection.sendall(_line(self._secret, challenge, ASKED, question))
-                answer = _checked(file.readline().decode(), self._secret, challenge, ANSWERED)
-        found = json.loads(answer)
+                asked = ASKED, challenge, nonce, question
+                connection.sendall(_line(_proof(self._secret, *asked), nonce, question))
+                proof, text = json.loads(file.readline(LARGEST_ANSWER))
+        _check(proof, self._secret, ANSWERED, *asked, text)
+        found = json.loads(text)
         if not isinstance(found, dict):
             raise ValueError(f"no answer: {found!r}")
         return found
@@ -129,47 +132,49 @@ class Asking:
 
 
 def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
-    """Answer questions, for ever; to be run in a thread of its own."""
+    """Answer questions until the listener is closed; to be run in a thread of its own."""
     while True:
         try:
             connection, _ = listener.accept()
         except OSError:  # such as that no file is left: at once it would be so again
+            if listener.fileno() < 0:
+                return
             time.sleep(REFUSED_SECONDS)
             continue
         one = threading.Thread(target=_answer, args=(connection, secret, answer), daemon=True)
-        one.start()
+        try:
+            one.start()
+        except RuntimeError:  # there may be no more threads
+            connection.close()
+            time.sleep(REFUSED_SECONDS)
 
 
 def _answer(connection: socket.socket, secret: str, answer: Answer) -> None:
-    with connection, contextlib.suppress(OSError, ValueError):
+    with connection, contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         connection.settimeout(CONNECT_SECONDS)
         challenge = os.urandom(16).hex()
         connection.sendall(f"{challenge}\n".encode())
         with connection.makefile("rb") as file:
-            line = file.readline(LARGEST_QUESTION).decode()
-        question = _checked(line, secret, challenge, ASKED)
-        connection.sendall(_line(secret, challenge, ANSWERED, json.dumps(answer(question))))
+            proof, nonce, question = json.loads(file.readline(LARGEST_QUESTION))
+        asked = ASKED, challenge, nonce, question
+        _check(proof, secret, *asked)
+        text = json.dumps(answer(question))
+        connection.sendall(_line(_proof(secret, ANSWERED, *asked, text), text))
 
 
-def _line(secret: str, challenge: str, way: str, text: str) -> bytes:
-    """What is said, after the proof that it is one's own."""
-    return f"{_proof(secret, challenge, way, text)} {text}\n".encode()
+def _line(*parts: str) -> bytes:
+    return f"{json.dumps(parts)}\n".encode()
 
 
-def _checked(line: str, secret: str, challenge: str, way: str) -> str:
-    """What a line says.
+def _proof(secret: str, *parts: str) -> str:
+    """What only who knows the secret can say of these."""
+    return hmac.new(secret.encode(), json.dumps(parts).encode(), "sha256").hexdigest()
 
-    Raises:
-        ValueError: whoever said it doesn't know the secret.
-    """
-    proof, _, text = line.removesuffix("\n").partition(" ")
-    if not hmac.compare_digest(proof.encode(), _proof(secret, challenge, way, text).encode()):
+
+def _check(proof: str, secret: str, *parts: str) -> None:
+    """Raise ValueError for whoever doesn't know the secret."""
+    if not hmac.compare_digest(proof.encode(), _proof(secret, *parts).encode()):
         raise ValueError("a line without proof")
-    return text
-
-
-def _proof(secret: str, challenge: str, way: str, text: str) -> str:
-    return hmac.new(secret.encode(), f"{way} {challenge} {text}".encode(), "sha256").hexdigest()
 
 
 def keep_asking(peer: Peer, pause: float) -> None:

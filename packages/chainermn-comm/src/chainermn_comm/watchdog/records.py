@@ -30,8 +30,10 @@ CALL = struct.Struct("<B7xdQqii120s")
 # The first two of these.
 LEFT = struct.Struct("<B7xd")
 # Then: how often that was written, twice each time, so that it is odd meanwhile (a sequence lock).
+# Zero is none, since it is written first.
 VERSION = struct.Struct("<Q")
 VERSION_AT = IDENTITY.size + CALL.size
+FIRST_VERSION = 2
 # Writing takes less than a microsecond, unless the process is stopped in the middle.
 TRIES = 100
 OUTSIDE, COLLECTIVE, MESSAGE = 0, 1, 2
@@ -121,7 +123,11 @@ def _slot(area: mmap.mmap, start: int) -> tuple[bytes, bool]:
     for _ in range(TRIES):
         (before,) = VERSION.unpack_from(area, start + VERSION_AT)
         contents = area[start : start + SLOT_BYTES]
-        if before % 2 == 0 and VERSION.unpack_from(area, start + VERSION_AT) == (before,):
+        if (
+            before
+            and before % 2 == 0
+            and VERSION.unpack_from(area, start + VERSION_AT) == (before,)
+        ):
             return contents, True
     return contents, False
 
@@ -133,7 +139,10 @@ def aborting_since(area: mmap.mmap) -> float:
 
 def doing(area: mmap.mmap, now: float) -> Doing | None:
     """What the rank is inside of, if it said so."""
-    kind, since, what = DOING.unpack_from(area, DOING_AT)
+    contents = b""
+    while contents != (contents := area[DOING_AT : DOING_AT + DOING.size]):
+        pass  # it was being written
+    kind, since, what = DOING.unpack(contents)
     if kind == NOTHING:
         return None
     return Doing(what.rstrip(b"\0").decode(errors="replace"), max(0.0, now - since), kind == ALONE)

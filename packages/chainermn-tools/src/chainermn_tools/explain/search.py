@@ -94,6 +94,7 @@ def _lines_with(signs: Sequence[str], block: bytes, fresh: int) -> Iterator[tupl
         length = len(wanted[positions.index(at)])
         if at + length > fresh:
             yield max(start, at - AROUND_BYTES), min(end, at + AROUND_BYTES)
+        end = min(end, at + AROUND_BYTES)
         positions = [
             block.find(sign, end) if 0 <= position <= end else position
             for sign, position in zip(wanted, positions, strict=True)
