@@ -27,6 +27,7 @@ OF_BOTH = {
     "allreduce": (lambda comm: comm.allreduce(x), NOBODY, x.nbytes),
     "allgather": (lambda comm: comm.allgather(x), NOBODY, None),
     "allgather_bytes": (lambda comm: comm.allgather_bytes(b"12345"), NOBODY, 5),
+    "handshake": (lambda comm: comm.handshake("handshake", payload=b"12345"), NOBODY, 5),
     "scatter": (lambda comm: comm.scatter(pair, root=1), 1, None),
     "bcast_obj": (lambda comm: comm.bcast_obj("x", root=1), 1, None),
     "gather_obj": (lambda comm: comm.gather_obj("x", root=1), 1, None),

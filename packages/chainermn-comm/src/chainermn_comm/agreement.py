@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
 from .errors import PeerError, RankMismatchError, describe_exception
 from .watchdog import NOBODY, Record
+
+if TYPE_CHECKING:
+    from .base import CommunicatorBase
 
 # What a rank says of its call: entries of a name and how that stands here; hashable, with a
 # `repr` that tells all. Ranks agree when their views are equal; else the first entry that differs
@@ -126,20 +129,64 @@ class Agreement:
         ]
 
     def _raise_problem(self, operation: str, problem: BaseException | None) -> None:
-        said = self._comm.allgather(problem and describe_exception(problem))
-        if problem is not None:
-            raise problem
-        failures = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]
-        raise PeerError(
-            f"{operation} on rank {self._comm.rank} failed because of " + "; ".join(failures)
-        )
+        texts = self._comm.allgather(problem and describe(problem, self._comm.rank))
+        raise_failure(operation, self._comm.rank, problem, texts)
 
     def _raise_mismatch(self, operation: str, view: View) -> None:
         views = self._comm.allgather([("operation", operation), *view])
-        name, values = _first_difference(views)
-        raise RankMismatchError(
-            f"{operation} on rank {self._comm.rank}: ranks disagree on {name}: {_by_ranks(values)}"
-        )
+        raise_mismatch(operation, self._comm.rank, views)
+
+
+def exchange(
+    comm: CommunicatorBase,
+    operation: str,
+    view: View,
+    note: bytes,
+    problem: BaseException | None,
+) -> list[bytes]:
+    """The same agreement through any communicator's ``allgather_obj`` (collective)."""
+    text = problem and describe(problem, comm.rank)
+    try:
+        rows = comm.allgather_obj(([("operation", operation), *view], text, note))
+    except Exception as failure:  # the problem may be why this rank called something else
+        if problem is None or failure is problem:
+            raise
+        raise failure from problem
+    views, texts, notes = zip(*rows, strict=True)
+    if any(texts):
+        raise_failure(operation, comm.rank, problem, texts)
+    if any(repr(each) != repr(views[0]) for each in views):
+        raise_mismatch(operation, comm.rank, views)
+    return list(notes)
+
+
+def describe(problem: BaseException, rank: int) -> str:
+    """The exception in words, without the rank's number, which the others put before it."""
+    kind, colon, text = describe_exception(problem).partition(": ")
+    return kind + colon + text.removeprefix(f"rank {rank}: ")
+
+
+def raise_failure(
+    operation: str, rank: int, problem: BaseException | None, texts: Sequence[str | None]
+) -> NoReturn:
+    """Raise ``problem`` where there is one, and elsewhere PeerError with each rank's text."""
+    if problem is not None:
+        try:
+            raise problem
+        finally:
+            del problem  # its traceback leads back here, a cycle that would keep all its frames
+    failures = "; ".join(f"rank {other}: {text}" for other, text in enumerate(texts) if text)
+    raise PeerError(f"{operation} on rank {rank} failed because of {failures}")
+
+
+def raise_mismatch(
+    operation: str, rank: int, views: Sequence[Sequence[tuple[Any, ...]]]
+) -> NoReturn:
+    """Raise RankMismatchError, which tells the first entry that differs as each rank has it."""
+    name, values = _first_difference(views)
+    raise RankMismatchError(
+        f"{operation} on rank {rank}: ranks disagree on {name}: {_by_ranks(values)}", name
+    )
 
 
 def prepare(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -153,7 +200,7 @@ def prepare(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, problem
 
 
-def _first_difference(views: list[list[tuple[Any, ...]]]) -> tuple[str, list[str]]:
+def _first_difference(views: Sequence[Sequence[tuple[Any, ...]]]) -> tuple[str, list[str]]:
     for index in range(max(map(len, views))):
         entries = [view[index] if index < len(view) else None for view in views]
         if any(repr(entry) != repr(entries[0]) for entry in entries):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import agreement
 from .watchdog import part_of
 
 if TYPE_CHECKING:
@@ -230,7 +231,39 @@ class CommunicatorBase(ABC):
             label: what the call is made for, as errors and the watchdog's reports name it; the
                 same on all ranks.
         """
-        return [row.tobytes() for row in self.allgather(np.frombuffer(data, np.uint8))]
+        return self.handshake(label, payload=data)
+
+    def handshake(
+        self,
+        operation: str,
+        signature: Iterable[tuple[Any, ...]] = (),
+        *,
+        error: BaseException | None = None,
+        payload: bytes = b"",
+    ) -> list[bytes]:
+        """Check that all ranks mean the same call, and that none has failed (collective).
+
+        The cheapest exchange there is, for what precedes a collective operation or follows one:
+        nothing is pickled, no array described, and a payload of up to 96 bytes travels along.
+
+        Args:
+            operation: the operation's name, as errors and the watchdog's reports give it.
+            signature: what must be equal on all ranks: hashable tuples of a name and its values.
+            error: why this rank can't take part; None if nothing is wrong.
+            payload: bytes for the other ranks, some kilobytes at most; as many as each rank likes.
+
+        Returns:
+            Every rank's payload, in rank order, on every rank.
+
+        Raises:
+            BaseException: ``error`` itself, on the rank that has one.
+            PeerError: on the other ranks; it names the ranks that failed and says why.
+            RankMismatchError: on all ranks, when operations or signatures differ.
+            TypeError: the payload isn't bytes; PeerError on the other ranks.
+        """
+        signature = tuple(signature)
+        error = error or check_payload(payload, operation, self.rank)
+        return agreement.exchange(self, operation, signature, payload, error)
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         """Give ``xs[i]`` of ``root`` to rank ``i`` (collective).
@@ -413,6 +446,14 @@ class CommunicatorBase(ABC):
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self.finalize()
+
+
+def check_payload(payload: Any, operation: str, rank: int) -> TypeError | None:
+    """The error of a handshake whose payload isn't bytes."""
+    if isinstance(payload, bytes):
+        return None
+    kind = type(payload).__name__
+    return TypeError(f"rank {rank}: the payload of {operation} must be bytes, got {kind}")
 
 
 def check_noted(note: Any, data: Any, number: Any, rank: int) -> None:

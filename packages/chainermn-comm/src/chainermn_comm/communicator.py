@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from . import allreduce, collectives, messages, noted, point_to_point
 from .agreement import prepare
-from .base import CommunicatorBase, check_noted
+from .base import CommunicatorBase, check_noted, check_payload
 from .broadcast import bcast_parameters
 from .collectives import Group
 from .errors import CommunicationError, FinalizedError
@@ -200,14 +200,18 @@ class MpiCommunicator(CommunicatorBase):
         return tuple(message.value() for message in found)
 
     @watched
-    def allgather_bytes(self, data: bytes, label: str = "allgather_bytes") -> list[bytes]:
-        problem = None
-        if not isinstance(data, bytes):
-            problem = TypeError(
-                f"rank {self._rank}: allgather_bytes takes bytes, got {type(data).__name__}"
-            )
-        note = b"" if problem else data
-        return self._group.agreement(label, (), note, problem, len(note))
+    def handshake(
+        self,
+        operation: str,
+        signature: Iterable[tuple[Any, ...]] = (),
+        *,
+        error: BaseException | None = None,
+        payload: bytes = b"",
+    ) -> list[bytes]:
+        if type(payload) is not bytes:
+            error = error or check_payload(payload, operation, self._rank)
+            payload = b""
+        return self._group.agreement(operation, tuple(signature), payload, error, len(payload))
 
     @watched
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:

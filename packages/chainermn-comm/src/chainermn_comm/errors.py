@@ -8,7 +8,16 @@ class CommunicationError(RuntimeError):
 
 
 class RankMismatchError(CommunicationError, ValueError):
-    """Ranks called different operations, or the same one with arguments that don't fit."""
+    """Ranks called different operations, or the same one with arguments that don't fit.
+
+    Attributes:
+        entry: what they disagree on, as the message names it; empty where it names nothing.
+    """
+
+    def __init__(self, message: str = "", entry: str = "") -> None:
+        """Say ``message``; ``entry`` names what differs."""
+        super().__init__(message)
+        self.entry = entry
 
 
 class PeerError(CommunicationError):

@@ -1,0 +1,50 @@
+"""Ranks check that they mean the same call, and tell each other of errors."""
+
+import pytest
+
+from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.parametrize("kind", [type, lambda _: CommunicatorBase], ids=["ours", "inherited"]),
+]
+
+
+def test_payloads_of_any_length_reach_all_ranks(naive, kind):
+    for length in (0, 1, 96, 97, 5000):
+        payloads = [bytes([rank]) * (length + rank) for rank in range(naive.size)]
+        found = kind(naive).handshake(naive, "save", (("step", 3),), payload=payloads[naive.rank])
+        assert found == payloads
+
+
+def test_an_error_is_raised_where_it_is_and_told_elsewhere(naive, kind):
+    last = naive.size - 1
+    error = ValueError(f"rank {last}: no such file") if naive.rank == last else None
+    expected = pytest.raises(ValueError, match=f"^rank {last}: no such file$")
+    if naive.rank != last:
+        text = (
+            f"^save on rank {naive.rank} failed because of rank {last}: ValueError: no such file$"
+        )
+        expected = pytest.raises(PeerError, match=text)
+    with expected:
+        kind(naive).handshake(naive, "save", error=error, payload=b"unused")
+    assert kind(naive).handshake(naive, "save") == [b""] * naive.size
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("entry", ["operation", "step"])
+def test_what_differs_is_named_on_all_ranks(naive, kind, entry):
+    odd = naive.rank == 0
+    operation = "load" if odd and entry == "operation" else "save"
+    step = 4 if odd and entry == "step" else 3
+    with pytest.raises(
+        RankMismatchError, match=f"ranks disagree on {entry}: .* on rank 0"
+    ) as found:
+        kind(naive).handshake(naive, operation, (("name", "x"), ("step", step)))
+    assert found.value.entry == entry
+    assert kind(naive).handshake(naive, "save") == [b""] * naive.size
+
+
+def test_a_payload_that_is_not_bytes_is_told_on_all_ranks(naive, kind):
+    with pytest.raises((TypeError, PeerError), match=r"rank 0: .*payload of save must be bytes"):
+        kind(naive).handshake(naive, "save", payload=b"" if naive.rank else "text")
