@@ -82,7 +82,7 @@ def test_a_child_of_a_rank_does_not_start_mpi_again():
     body = """
 import subprocess
 child = (
-    "import sys, chainermn_comm.abort as abort; abort.add_hook(); "
+    "import sys, chainermn_comm.faults.abort as abort; abort.add_hook(); "
     "print('mpi4py.MPI' in sys.modules)"
 )
 subprocess.run([sys.executable, "-c", child], check=True)
@@ -224,7 +224,7 @@ def test_after_mpi_is_finalized_an_exit_is_pythons():
 
 def test_adding_twice_and_removing():
     body = """
-from chainermn_comm import abort
+from chainermn_comm.faults import abort
 def hooks():
     return sys.excepthook, threading.excepthook, os._exit, sys.exit, vars(SystemExit)["code"]
 before = hooks()

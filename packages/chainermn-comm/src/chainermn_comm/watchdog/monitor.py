@@ -15,14 +15,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from . import processes
-from .blame import Job, Rank, from_answer
-from .ends import Ends
+from .cleanup import SharedFiles, clean
+from .diagnosis import Job, Rank, from_answer
+from .exit_tracker import Ends
 from .launcher import Launcher
-from .leftovers import SharedFiles, clean
 from .network import Asking, Peer, keep_asking, serve
 from .processes import GONE, RUNNING
-from .records import AREA_BYTES, Call, aborting_since, doing, read
 from .report import cut_off, last_words, plain, report, silent, warning, whereabouts
+from .status_region import AREA_BYTES, Call, aborting_since, doing, read
 
 # Often enough for a report to come in time, seldom enough to take nothing from the ranks.
 TICK_SECONDS = 0.5

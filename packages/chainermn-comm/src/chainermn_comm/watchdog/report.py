@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from .blame import Job, Rank
+from .diagnosis import Job, Rank
 from .processes import GONE, STOPPED
-from .records import FINALIZE, INSIDE, MESSAGE, NOBODY, Call
+from .status_region import FINALIZE, INSIDE, MESSAGE, NOBODY, Call
 
 # Of each rank's stacks; a deep recursion would bury the rest.
 STACK_LINES = 60
