@@ -23,7 +23,7 @@ from tests.support.virtual_hosts import Cluster
 SECONDS = 200.0
 Meanwhile = contextlib.AbstractContextManager[None]
 # On two busy cores all may take ten times what it does on idle ones.
-TIMEOUT = 90
+TIMEOUT = 150
 LIBRARIES = "/opt/of our own/lib"
 BASHRC = Path("/etc/bash.bashrc")  # bash reads this or one's own when ssh starts it
 CONFIG = """\
