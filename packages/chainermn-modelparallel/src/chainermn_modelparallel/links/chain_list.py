@@ -10,9 +10,8 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.delegates import connect
-from chainermn_modelparallel.letters import as_integer, check_peer
-from chainermn_modelparallel.point_to_point import receive, send
+
+from ..functions import as_integer, check_peer, connect, receive, send
 
 # A component's ranks, in the order in which it sends or receives; None: the model's own.
 Route = tuple[int, ...] | None

@@ -13,11 +13,12 @@ from chainer import Variable, backend
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import Call, Form, View, agree
-from chainermn_modelparallel.collectives import allreduce
-from chainermn_modelparallel.communication import Communication, unchecked
-from chainermn_modelparallel.delegates import empty_beside, go_on, pseudo_connect
-from chainermn_modelparallel.verbs import wanted
+
+from .collective_ops import wanted
+from .collectives import allreduce
+from .consensus import Call, Form, View, agree
+from .control_dependencies import empty_beside, go_on, pseudo_connect
+from .ordered_function import Communication, unchecked
 
 NAME = "MultiNodeBatchNormalization"
 _COUNT = struct.Struct("<Q")

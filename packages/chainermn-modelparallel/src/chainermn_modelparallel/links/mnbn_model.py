@@ -10,8 +10,9 @@ import chainer
 import chainer.links as L
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.batch_normalization import MultiNodeBatchNormalization, check_backend
-from chainermn_modelparallel.calls import require_communicator
+
+from ..functions import require_communicator
+from .batch_normalization import MultiNodeBatchNormalization, check_backend
 
 
 def create_mnbn_model(

@@ -8,9 +8,8 @@ import chainer
 import chainer.links as L
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.delegates import connect
-from chainermn_modelparallel.letters import check_peer
-from chainermn_modelparallel.point_to_point import receive, send
+
+from ..functions import check_peer, connect, receive, send
 
 KINDS = (
     L.NStepLSTM,

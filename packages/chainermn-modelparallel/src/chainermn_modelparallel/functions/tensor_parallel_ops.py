@@ -3,7 +3,7 @@
 Ranks that split one model's arithmetic, rather than its data, all compute the same loss from the
 same values. So the gradient of a sum over ranks is, for each rank's term, the sum's own gradient,
 of which every rank has a copy; and the gradient of a value that all ranks use is the sum of what
-each of them finds. In :mod:`chainermn_modelparallel.collectives` every rank's loss counts instead.
+each of them finds. In ``collectives.py`` every rank's loss counts instead.
 
 All are collective, backward too, and differentiable any number of times.
 """
@@ -14,8 +14,9 @@ import chainer.functions as F
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import Form, View
-from chainermn_modelparallel.verbs import carry_out
+
+from .collective_ops import carry_out
+from .consensus import Form, View
 
 
 def use_everywhere(

@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.communication import FUNCTIONS
+
+from .ordered_function import FUNCTIONS
 
 # What a letter's note begins with, so that no other is taken for one.
 _MARK = b"letter"

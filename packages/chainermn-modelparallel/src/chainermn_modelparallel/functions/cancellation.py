@@ -12,7 +12,8 @@ from typing import NoReturn
 from weakref import ref
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_modelparallel.letters import GRADIENT_TAG, SEND, note
+
+from .messages import GRADIENT_TAG, SEND, note
 
 # Why there will be no gradients, and what to do, as the rank that waits for them is told.
 NO_BACKPROP, DROPPED = 1, 2

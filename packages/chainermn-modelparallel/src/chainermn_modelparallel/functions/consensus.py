@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
-from chainermn_modelparallel.communication import FUNCTIONS, setting
-from chainermn_modelparallel.refusals import refuse_dropped
+
+from .cancellation import refuse_dropped
+from .ordered_function import FUNCTIONS, setting
 
 # What must be equal on all ranks: names and how they stand here.
 View = tuple[tuple[str, Any], ...]

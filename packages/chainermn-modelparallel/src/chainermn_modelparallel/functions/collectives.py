@@ -24,8 +24,9 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import Form, View, attempt, check_root, require_communicator
-from chainermn_modelparallel.verbs import carry_out
+
+from .collective_ops import carry_out
+from .consensus import Form, View, attempt, check_root, require_communicator
 
 Variables = tuple[Variable, ...]
 

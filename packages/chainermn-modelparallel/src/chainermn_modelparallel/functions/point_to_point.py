@@ -9,10 +9,11 @@ import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_modelparallel.communication import setting
-from chainermn_modelparallel.edges import Recv, deliver, dispatch, expect
-from chainermn_modelparallel.letters import check_peer, fetch
-from chainermn_modelparallel.refusals import NO_BACKPROP, refuse, refuse_dropped
+
+from .cancellation import NO_BACKPROP, refuse, refuse_dropped
+from .messages import check_peer, fetch
+from .ordered_function import setting
+from .send_recv_functions import Recv, deliver, dispatch, expect
 
 
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:

@@ -12,8 +12,8 @@ import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import attempt, require_communicator
-from chainermn_modelparallel.replicas import join, pick, total, use_everywhere
+
+from ..functions import attempt, join, pick, require_communicator, total, use_everywhere
 
 
 class _ParallelLinear(chainer.Link):

@@ -8,7 +8,7 @@ import chainer
 import numpy as np
 from chainer import Variable, backend
 
-from chainermn_modelparallel.communication import NOTHING, setting
+from .ordered_function import NOTHING, setting
 
 
 def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:

@@ -10,8 +10,8 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.batch_statistics import NAME, Normalize, normalize
-from chainermn_modelparallel.calls import agree, attempt, require_communicator
+
+from ..functions import NAME, Normalize, agree, attempt, normalize, require_communicator
 
 BACKENDS = ("auto", "mpi", "nccl")
 

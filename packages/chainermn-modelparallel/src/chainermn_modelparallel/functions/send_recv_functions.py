@@ -17,30 +17,8 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_modelparallel.communication import (
-    FUNCTIONS,
-    NOTHING,
-    Communication,
-    setting,
-    unchecked,
-)
-from chainermn_modelparallel.delegates import (
-    brought_beside,
-    empty_beside,
-    go_on,
-    pseudo_connect,
-    zeros_for,
-)
-from chainermn_modelparallel.letters import (
-    GRADIENT_TAG,
-    SEND,
-    UNNUMBERED,
-    Letter,
-    Said,
-    fetch,
-    note,
-)
-from chainermn_modelparallel.refusals import (
+
+from .cancellation import (
     abandon,
     call_of_dropped,
     raise_refused,
@@ -49,7 +27,30 @@ from chainermn_modelparallel.refusals import (
     send_was_dropped,
     was_abandoned,
 )
-from chainermn_modelparallel.verbs import wanted
+from .collective_ops import wanted
+from .control_dependencies import (
+    brought_beside,
+    empty_beside,
+    go_on,
+    pseudo_connect,
+    zeros_for,
+)
+from .messages import (
+    GRADIENT_TAG,
+    SEND,
+    UNNUMBERED,
+    Letter,
+    Said,
+    fetch,
+    note,
+)
+from .ordered_function import (
+    FUNCTIONS,
+    NOTHING,
+    Communication,
+    setting,
+    unchecked,
+)
 
 # Letters of this process are numbered, and those that may still be answered are known.
 _numbers = itertools.count()

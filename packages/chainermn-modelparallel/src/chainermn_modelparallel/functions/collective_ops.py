@@ -16,9 +16,10 @@ from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import part_of
-from chainermn_modelparallel.calls import NO_CALL, View, agree
-from chainermn_modelparallel.communication import FUNCTIONS, Communication, setting
-from chainermn_modelparallel.delegates import empty_beside, go_on, pseudo_connect
+
+from .consensus import NO_CALL, View, agree
+from .control_dependencies import empty_beside, go_on, pseudo_connect
+from .ordered_function import FUNCTIONS, Communication, setting
 
 Arrays = tuple[Any, ...]
 
