@@ -14,8 +14,8 @@ from chainer.backends import cuda
 
 from chainermn_modelparallel.functions import (
     control_dependencies,
+    messages,
     ordered_function,
-    send_recv_functions,
 )
 
 
@@ -54,7 +54,7 @@ def received_on_devices(comm: Any) -> Iterator[None]:
         patch.setattr(cuda, "ndarray", Device)
         patch.setattr(cuda.GpuDevice, "from_array", staticmethod(lambda array: None))
         patch.setattr(chainer, "is_arrays_compatible", compatible)
-        for module in (ordered_function, control_dependencies, send_recv_functions):
+        for module in (ordered_function, control_dependencies, messages):
             patch.setattr(module, "backend", ours)
         patch.setattr(comm, "recv_noted", on_device)
         yield

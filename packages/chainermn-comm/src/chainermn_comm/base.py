@@ -32,6 +32,11 @@ class CommunicatorBase(ABC):
     which arrives as a tuple. Methods ending in ``_obj`` carry any picklable object.
     """
 
+    # Tag of messages between the library's own functions, such as gradients that `functions.recv`
+    # sends back. This is the greatest tag that every MPI has, less one; communicators made by
+    # `create_communicator` have one that `send` and `recv` don't take.
+    reserved_tag: int = 32766
+
     # Where this process is.
 
     @property
@@ -123,7 +128,7 @@ class CommunicatorBase(ABC):
             note: some kilobytes at most, since it is copied.
             data: a tuple of arrays, which may be empty, as for :meth:`send`.
             dest: the rank that receives it.
-            tag: tells messages between the same ranks apart; from 0 on.
+            tag: tells messages between the same ranks apart; from 0 on, or ``reserved_tag``.
             label: what the call is made for, as the watchdog's reports name it.
             number: of 64 bits, signed.
 

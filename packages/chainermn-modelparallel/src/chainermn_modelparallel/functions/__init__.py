@@ -9,36 +9,42 @@ from .collectives import (
     reduce_scatter,
     scatter,
 )
-from .consensus import agree, attempt, require_communicator
-from .control_dependencies import connect, pseudo_connect
+from .consensus import capture_error, check_communicator, check_consistent
+from .control_dependencies import connect_outputs, pseudo_connect
 from .messages import as_integer, check_peer
-from .point_to_point import receive, recv, send
-from .sync_batch_norm import NAME, Normalize, normalize
-from .tensor_parallel_ops import join, pick, total, use_everywhere
+from .recv_function import recv, recv_variables
+from .send_function import send
+from .sync_batch_norm import NAME, SyncBatchNormFunction, sync_batch_norm
+from .tensor_parallel_ops import (
+    copy_to_region,
+    gather_from_region,
+    reduce_from_region,
+    split_to_region,
+)
 
 __all__ = [
     "NAME",
-    "Normalize",
-    "agree",
+    "SyncBatchNormFunction",
     "allgather",
     "allreduce",
     "alltoall",
     "as_integer",
-    "attempt",
     "bcast",
+    "capture_error",
+    "check_communicator",
+    "check_consistent",
     "check_peer",
-    "connect",
+    "connect_outputs",
+    "copy_to_region",
     "gather",
-    "join",
-    "normalize",
-    "pick",
+    "gather_from_region",
     "pseudo_connect",
-    "receive",
     "recv",
+    "recv_variables",
+    "reduce_from_region",
     "reduce_scatter",
-    "require_communicator",
     "scatter",
     "send",
-    "total",
-    "use_everywhere",
+    "split_to_region",
+    "sync_batch_norm",
 ]

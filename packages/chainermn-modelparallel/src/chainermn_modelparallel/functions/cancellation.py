@@ -1,6 +1,6 @@
-"""Says at once when backward will never come to a `send` or `recv`: here, and to the other rank.
+"""Cancellation of gradients: reports at once that backward will never come to a send or recv.
 
-Nothing else would: half of a model would not be trained, or a rank would wait in vain.
+Otherwise half of a model would not be trained, or the other rank would wait in vain.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
-from typing import NoReturn
 from weakref import ref
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 
-from .messages import GRADIENT_TAG, SEND, note
+from .messages import encode_header, send_message
 
-# Why there will be no gradients, and what to do, as the rank that waits for them is told.
+# Why there will be no gradients, and what to do, as the rank that waits for them reports it.
 NO_BACKPROP, DROPPED = 1, 2
 REASONS = {
     NO_BACKPROP: (
@@ -27,53 +26,48 @@ REASONS = {
         "it to the loss with pseudo_connect, or send without gradients"
     ),
 }
-# So many at most are kept, or told: who drops without end evaluates, and was warned.
-MOST = 1000
+# At most so many are kept or sent: who drops more evaluates a model, and was warned.
+MAX_CANCELLATIONS = 1000
 
-# How the sends were called that were dropped though a gradient may come for them, by number.
-_dropped: deque[tuple[int, str]] = deque(maxlen=MOST)
-# Sends whose backward raised when it met such a one's gradients, and whose own are yet to come.
-_abandoned: deque[int] = deque(maxlen=MOST)
-# What is still to be refused: where, to whom, and the number of the letter.
-_pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(maxlen=MOST)
-_told = 0
-
-
-def refuse(communicator: CommunicatorBase, peer: int, number: int, reason: int) -> None:
-    """Tell a rank that its letter of this number gets no gradients."""
-    communicator.send_noted(note(b"", refusal=reason), (), peer, GRADIENT_TAG, SEND, number)
+# The sends that were dropped though a gradient may come for them: id, and how they were called.
+_dropped_sends: deque[tuple[int, str]] = deque(maxlen=MAX_CANCELLATIONS)
+# Sends whose backward raised when it received such a one's gradients instead of its own.
+_failed_sends: deque[int] = deque(maxlen=MAX_CANCELLATIONS)
+# Cancellations to be sent: the communicator, the other rank, and the message's id.
+_pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(maxlen=MAX_CANCELLATIONS)
+_num_sent = 0
 
 
-def refuse_dropped(communicator: CommunicatorBase) -> None:
-    """Tell other ranks of what was dropped here; before each call that may wait for them."""
-    global _told
+def send_cancellation(
+    communicator: CommunicatorBase, peer: int, message_id: int, reason: int
+) -> None:
+    """Tell a rank that its message of this id gets no gradients."""
+    header = encode_header(b"", cancellation=reason)
+    send_message(header, (), communicator, peer, communicator.reserved_tag, message_id)
+
+
+def send_pending_cancellations(communicator: CommunicatorBase) -> None:
+    """Tell other ranks what was dropped here; called before each call that may wait for them."""
+    global _num_sent
     if not _pending:  # nearly always
         return
     for _ in range(len(_pending)):
-        entry = where, peer, number = _pending.popleft()
-        if where() is communicator and _told < MOST:
-            _told += 1
-            refuse(communicator, peer, number, DROPPED)
-        elif where() is not None and _told < MOST:
+        entry = reference, peer, message_id = _pending.popleft()
+        if reference() is communicator and _num_sent < MAX_CANCELLATIONS:
+            _num_sent += 1
+            send_cancellation(communicator, peer, message_id, DROPPED)
+        elif reference() is not None and _num_sent < MAX_CANCELLATIONS:
             _pending.append(entry)
 
 
-def raise_refused(here: int, peer: int, tag: int, reason: int) -> NoReturn:
-    """Raise what a refusal says, on the rank that waited for gradients."""
-    raise RankMismatchError(
-        f"rank {here}: backward of send(rank={peer}, tag={tag}) gets no gradients: rank {peer} "
-        f"{REASONS[reason]}"
-    )
-
-
-def send_was_dropped(number: int, here: int, peer: int, tag: int) -> None:
-    """Warn; called by ``__del__``, and that by the line that drops the last reference."""
+def warn_dropped_send(message_id: int, rank: int, peer: int, tag: int) -> None:
+    """Warn; called by ``__del__``, in the line that drops the last reference."""
     if sys.is_finalizing():  # what lives until the end was not dropped
         return
     call = f"send(rank={peer}, tag={tag})"
-    _dropped.append((number, call))
+    _dropped_sends.append((message_id, call))
     warnings.warn(
-        f"rank {here}: the delegate variable that {call} returned was dropped before "
+        f"rank {rank}: the delegate variable that {call} returned was dropped before "
         "backward came to it: what was sent gets no gradient. Keep it with pseudo_connect or as "
         "delegate_variable of the next recv, or call its backward; or send without gradients, "
         "in no_backprop_mode or the variable's array",
@@ -82,11 +76,11 @@ def send_was_dropped(number: int, here: int, peer: int, tag: int) -> None:
     )
 
 
-def recv_was_dropped(communicator: CommunicatorBase, peer: int, tag: int, number: int) -> None:
-    """Likewise; the other rank is told by this one's next call, as nothing may be sent here."""
+def warn_dropped_recv(communicator: CommunicatorBase, peer: int, tag: int, message_id: int) -> None:
+    """Warn likewise; the other rank is told by the next call, as nothing may be sent here."""
     if sys.is_finalizing():
         return
-    _pending.append((ref(communicator), peer, number))
+    _pending.append((ref(communicator), peer, message_id))
     warnings.warn(
         f"rank {communicator.rank}: what recv(rank={peer}, tag={tag}) returned was dropped before "
         f"backward came to it: backward on rank {peer} gets no gradients. Run backward through "
@@ -96,16 +90,28 @@ def recv_was_dropped(communicator: CommunicatorBase, peer: int, tag: int, number
     )
 
 
-def abandon(number: int) -> None:
-    """Remember a send whose backward raises, so that nobody raises again for its gradients."""
-    _abandoned.append(number)
+def unknown_gradient_error(waiting_id: int, message_id: int, rank: int, peer: int) -> RuntimeError:
+    """Return the error of a send that gets gradients for another one, which is gone.
+
+    Its own gradients, which are yet to come, are then nobody's error: see :func:`is_failed_send`.
+    """
+    _failed_sends.append(waiting_id)
+    call = dict(_dropped_sends).get(message_id)
+    if call is None:
+        reason = (
+            f"its delegate variable was dropped, or backward ran more often on rank {peer} than "
+            "here"
+        )
+    else:
+        reason = f"the delegate variable that {call} returned was dropped"
+    return RuntimeError(
+        f"rank {rank}: rank {peer} ran backward through a variable whose send on "
+        f"rank {rank} is gone: {reason}. Keep the result of send with pseudo_connect or as "
+        "delegate_variable of the next recv, and run backward equally often on both; or send "
+        "without gradients (the variable's array)"
+    )
 
 
-def was_abandoned(number: int) -> bool:
-    """Whether :func:`abandon` was called for the send."""
-    return number in _abandoned
-
-
-def call_of_dropped(number: int) -> str | None:
-    """How the send was called that was dropped and had this number; None if there is none."""
-    return dict(_dropped).get(number)
+def is_failed_send(message_id: int) -> bool:
+    """Return whether backward of the send raised :func:`unknown_gradient_error`."""
+    return message_id in _failed_sends

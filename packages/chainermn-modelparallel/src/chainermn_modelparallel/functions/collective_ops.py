@@ -1,14 +1,13 @@
-"""The collective verbs as functions of Chainer, each with the verb that takes its gradients back.
+"""Collective operations as functions of Chainer, each with the operation for its gradients.
 
-What moves arrays from rank to rank is linear, so backward is again such a verb, its adjoint; and
-so on for higher derivatives. The loss whose gradients these are is the sum of all ranks' losses.
+What moves arrays between ranks is linear, so backward is the adjoint operation, and so on for
+higher derivatives. The loss that is differentiated is the sum of all ranks' losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
@@ -17,24 +16,29 @@ from chainer import Variable, backend
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import part_of
 
-from .consensus import NO_CALL, View, agree
-from .control_dependencies import empty_beside, go_on, pseudo_connect
-from .ordered_function import FUNCTIONS, Communication, setting
+from .consensus import NO_CALL, Signature, capture_error, check_communicator, check_consistent
+from .control_dependencies import keep_control_dependencies, pseudo_connect
+from .ordered_function import (
+    SCOPE,
+    OrderedFunctionNode,
+    empty_on_device_of,
+    requires_grad_mask,
+)
 
 Arrays = tuple[Any, ...]
+Variables = tuple[Variable, ...]
 
 
-@dataclass(frozen=True)
-class Verb:
-    """How arrays move, and the verb that moves their gradients.
+class CollectiveOp(NamedTuple):
+    """An operation on arrays, and the one on their gradients.
 
     Attributes:
-        move: takes the communicator, this rank's arrays and the root; returns this rank's
+        run: takes the communicator, this rank's arrays and the root; returns this rank's
             results. Either is empty on ranks that give or get nothing. Collective.
-        adjoint: the name of the verb for the gradients.
+        adjoint: the name of the operation for the gradients.
     """
 
-    move: Callable[[CommunicatorBase, Arrays, int], Arrays]
+    run: Callable[[CommunicatorBase, Arrays, int], Arrays]
     adjoint: str
 
 
@@ -48,12 +52,20 @@ def _reduce(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
 
 
 def _gather(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
-    found = comm.gather(arrays[0], root=root)
-    return tuple(found) if comm.rank == root else ()
+    gathered = comm.gather(arrays[0], root=root)
+    return tuple(gathered) if comm.rank == root else ()
+
+
+def _allgather(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
+    return tuple(comm.allgather(arrays[0]))
+
+
+def _allreduce(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
+    return (comm.allreduce(arrays[0]),)
 
 
 def _reduce_scatter(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
-    """The sum of what all ranks have for this one, in rank order, in float32 or wider."""
+    """Return the sum of what all ranks have for this one, in rank order, in float32 or wider."""
     rows = comm.alltoall(arrays)
     dtype = rows[0].dtype
     total = rows[0].astype(np.float32 if dtype == np.float16 else dtype)
@@ -62,138 +74,170 @@ def _reduce_scatter(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
     return (total.astype(dtype, copy=False),)
 
 
-VERBS = {
-    "bcast": Verb(_bcast, "reduce"),
-    "reduce": Verb(_reduce, "bcast"),
-    "gather": Verb(_gather, "scatter"),
-    "scatter": Verb(lambda comm, xs, root: (comm.scatter(xs or None, root=root),), "gather"),
-    "alltoall": Verb(lambda comm, xs, _: tuple(comm.alltoall(xs)), "alltoall"),
-    "allgather": Verb(lambda comm, xs, _: tuple(comm.allgather(xs[0])), "reduce_scatter"),
-    "reduce_scatter": Verb(_reduce_scatter, "allgather"),
-    "allreduce": Verb(lambda comm, xs, _: (comm.allreduce(xs[0]),), "allreduce"),
-    "mean": Verb(lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
-    # For values that are the same on all ranks, whose loss is counted once: see replicas.py.
-    "copy": Verb(lambda comm, xs, _: xs, "total"),
-    "total": Verb(lambda comm, xs, _: (comm.allreduce(xs[0]),), "copy"),
-    "pick": Verb(lambda comm, xs, _: (xs[comm.rank],), "join"),
-    "join": Verb(lambda comm, xs, _: tuple(comm.allgather(xs[0])), "pick"),
+OPS = {
+    "bcast": CollectiveOp(_bcast, "reduce"),
+    "reduce": CollectiveOp(_reduce, "bcast"),
+    "gather": CollectiveOp(_gather, "scatter"),
+    "scatter": CollectiveOp(
+        lambda comm, xs, root: (comm.scatter(xs or None, root=root),), "gather"
+    ),
+    "alltoall": CollectiveOp(lambda comm, xs, _: tuple(comm.alltoall(xs)), "alltoall"),
+    "allgather": CollectiveOp(_allgather, "reduce_scatter"),
+    "reduce_scatter": CollectiveOp(_reduce_scatter, "allgather"),
+    "allreduce": CollectiveOp(_allreduce, "allreduce"),
+    "mean": CollectiveOp(lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
+    # For values that are equal on all ranks, whose loss counts once: see tensor_parallel_ops.py.
+    "copy_to_region": CollectiveOp(lambda comm, xs, _: xs, "reduce_from_region"),
+    "reduce_from_region": CollectiveOp(_allreduce, "copy_to_region"),
+    "split_to_region": CollectiveOp(lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
+    "gather_from_region": CollectiveOp(_allgather, "split_to_region"),
 }
 
 
-def carry_out(
+class Inputs(NamedTuple):
+    """What this rank gives to a collective operation.
+
+    Attributes:
+        variables: the operation's inputs on this rank.
+        control_inputs: variables that the operation doesn't use, but that backward is to visit
+            too; they get gradients of zeros.
+        root: for operations that have one.
+        signature: what else must be equal on all ranks.
+    """
+
+    variables: Variables
+    control_inputs: Variables = ()
+    root: int | None = None
+    signature: Signature = ()
+
+
+def apply_collective(
     comm: CommunicatorBase,
-    verb: str,
-    variables: tuple[Variable, ...] | None,
-    root: int = 0,
-    view: View = (),
-    problem: BaseException | None = None,
-    bystanders: tuple[Variable, ...] = (),
-    forward: int = NO_CALL,
-) -> tuple[Variable, ...]:
-    """Call a verb on variables (collective).
+    op: str,
+    make_inputs: Callable[[], Inputs],
+    operation: str = "",
+    forward_id: int = NO_CALL,
+) -> Variables:
+    """Apply a collective operation to variables (collective).
 
     Args:
         comm: the ranks that take part.
-        verb: one of ``VERBS``.
-        variables: what this rank gives; anything if there is a problem.
-        root: for verbs that have one.
-        view: what must be equal on all ranks; by default the verb and its root.
-        problem: why this rank can't take part.
-        bystanders: variables that are not used, but that backward is to visit too; they get
-            gradients of zeros.
-        forward: for backward, the number of the call; see :func:`agree`.
+        op: one of ``OPS``.
+        make_inputs: returns what this rank gives. What it raises is raised here, and makes the
+            other ranks raise.
+        operation: the name in reports and errors; by default ``op``.
+        forward_id: for backward, the id of the call; see :func:`check_consistent`.
 
     Returns:
         This rank's results. A rank that gets none has an empty delegate variable instead if
         backward has to run, else nothing.
+
+    Raises:
+        TypeError: ``comm`` is no communicator.
+        PeerError, RankMismatchError: as for :func:`check_consistent`.
     """
-    view = view or (("operation", verb), ("root", root))
-    if problem is not None or variables is None:
-        variables = ()
-    given = variables + bystanders
-    call = agree(comm, view, problem, wants=True in wanted(given), forward=forward)
-    node = Collective(comm, verb, root, len(variables), (view[0][1], call.number))
-    if not call.wanted:  # on no rank, so no backward shall ever wait here
+    check_communicator(comm)
+    operation = operation or op
+    made, error = capture_error(make_inputs)
+    variables, control_inputs, root, signature = made or Inputs(())
+    if root is not None:
+        signature = (("root", root), *signature)
+    inputs = variables + control_inputs
+    call = check_consistent(
+        comm,
+        operation,
+        signature,
+        error=error,
+        requires_grad=1 in requires_grad_mask(inputs),
+        forward_id=forward_id,
+    )
+    node = CollectiveFunction(comm, op, root, len(variables), operation, call.call_id)
+    if not call.requires_grad:  # on no rank, so no backward shall ever wait here
         with chainer.using_config("enable_backprop", False):
-            outputs = node.apply(given)
-        return tuple([Variable(y.array, requires_grad=False) for y in outputs if node.forms])
+            outputs = node.apply(inputs)
+        return tuple([Variable(y.array, requires_grad=False) for y in outputs if node.specs])
     # Without an input that requires a gradient, Chainer would not call backward on this rank.
-    xp = backend.get_array_module(*given)
-    return node.apply((*given, Variable(xp.empty(0, np.float32))))
+    xp = backend.get_array_module(*inputs)
+    return node.apply((*inputs, Variable(xp.empty(0, np.float32))))
 
 
-def wanted(variables: tuple[Variable, ...]) -> list[bool]:
-    """For each of the variables, whether this process needs its gradient."""
-    builds_graph = bool(setting("enable_backprop"))
-    return [builds_graph and x.requires_grad and x.dtype.kind == "f" for x in variables]
+def array_specs(variables: Variables) -> Signature:
+    """Return the signature that makes dtypes and shapes equal on all ranks."""
+    return tuple(
+        (f"dtype and shape of variable {index}", variable.dtype, variable.shape)
+        for index, variable in enumerate(variables)
+    )
 
 
-class Collective(Communication):
-    """One call of a verb.
+class CollectiveFunction(OrderedFunctionNode):
+    """One call of a collective operation.
 
-    Inputs: what it uses, bystanders, and an empty leaf if backward will run. Outputs: this rank's
-    results, or an empty one if there are none.
+    Inputs: those of the operation, control inputs, and an empty leaf if backward will run.
+    Outputs: this rank's results, or an empty one if there are none.
 
     After ``forward``:
 
     Attributes:
-        forms: shape and dtype of each result; none on ranks that get nothing.
+        specs: shape and dtype of each result; none on ranks that get nothing.
     """
 
     def __init__(
-        self, comm: CommunicatorBase, verb: str, root: int, used: int, name: tuple[str, int]
+        self,
+        comm: CommunicatorBase,
+        op: str,
+        root: int | None,
+        num_inputs: int,
+        operation: str,
+        call_id: int,
     ) -> None:
         self._comm = comm
-        self._verb = verb
+        self._op = op
         self._root = root
-        self._used = used
-        self._name = name
-        self.forms: list[tuple[tuple[int, ...], np.dtype]] = []
+        self._num_inputs = num_inputs
+        self._operation = operation
+        self._call_id = call_id
+        self.specs: list[tuple[tuple[int, ...], np.dtype]] = []
 
     @property
     def label(self) -> str:
-        return self._verb
+        return self._op
 
     def forward(self, inputs: Arrays) -> Arrays:
-        with part_of(FUNCTIONS + self._name[0]):
-            found = VERBS[self._verb].move(self._comm, inputs[: self._used], self._root)
-        outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in found)
-        self.empty = empty_beside((*outputs, *inputs, None)[0])
-        self.forms = [(y.shape, y.dtype) for y in outputs]
-        return outputs or (self.empty,)
+        with part_of(SCOPE + self._operation):
+            run = OPS[self._op].run
+            results = run(self._comm, inputs[: self._num_inputs], self._root or 0)
+        outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in results)
+        self.empty_array = empty_on_device_of((*outputs, *inputs, None)[0])
+        self.specs = [(y.shape, y.dtype) for y in outputs]
+        return outputs or (self.empty_array,)
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
-        operation, number = self._name
         gradients = tuple(
-            Variable(self._xp.zeros(*form), requires_grad=False) if gradient is None else gradient
-            for form, gradient in zip(self.forms, grad_outputs, strict=False)
+            Variable(self._xp.zeros(*spec), requires_grad=False) if gradient is None else gradient
+            for spec, gradient in zip(self.specs, grad_outputs, strict=False)
         )
-        bystanders: tuple[Variable, ...] = ()
+        control: Variables = ()
         if chainer.config.enable_backprop:
-            bystanders = (self.thread(),)
-            bystanders = go_on(grad_outputs[len(self.forms) :], bystanders)
-            gradients = tuple(pseudo_connect(*bystanders, each) for each in gradients)
-        view: View = (("operation", f"backward of {operation}"),)
-        adjoint = VERBS[self._verb].adjoint
-        found = carry_out(
+            hidden = grad_outputs[len(self.specs) :]
+            control = keep_control_dependencies(hidden, (self.control_output(),))
+            gradients = tuple(pseudo_connect(*control, each) for each in gradients)
+        results = apply_collective(
             self._comm,
-            adjoint,
-            gradients,
-            self._root,
-            view,
-            bystanders=bystanders,
-            forward=number,
+            OPS[self._op].adjoint,
+            lambda: Inputs(gradients, control, self._root),
+            f"backward of {self._operation}",
+            self._call_id,
         )
-        return tuple(self._gradient(index, found) for index in indexes)
+        return tuple(self._input_gradient(index, results) for index in indexes)
 
-    def _gradient(self, index: int, found: tuple[Variable, ...]) -> Variable | None:
+    def _input_gradient(self, index: int, results: Variables) -> Variable | None:
         node = self.inputs[index]
         if node.dtype.kind != "f" or index == len(self.inputs) - 1:  # the last is the empty leaf
             return None
-        if index < self._used:
-            return found[index]
+        if index < self._num_inputs:
+            return results[index]
         zeros = Variable(self._xp.zeros(node.shape, node.dtype), requires_grad=False)
-        # The way to this rank's part in a second backward.
-        return pseudo_connect(found[0], zeros) if found else zeros
+        # A second backward comes to this rank's part through it.
+        return pseudo_connect(results[0], zeros) if results else zeros

@@ -1,9 +1,9 @@
-"""Letters: arrays that travel with a note of what they are and who waits for an answer.
+"""Messages between `send` and `recv`: arrays, and a header that says who waits for gradients.
 
-Gradients travel back on a tag of their own, each with the number of the letter it answers.
+Gradients travel back on a tag of the library's own, each with the id of the message it answers.
 So neither the order in which Chainer walks the graph on the two ranks nor the tags of the
-letters can pair a gradient with the wrong send. Ranks that each send a large one first still wait
-for each other, as MPI does.
+messages can pair a gradient with the wrong send. Ranks that each send a large message first still
+wait for each other, as MPI does.
 """
 
 from __future__ import annotations
@@ -11,100 +11,125 @@ from __future__ import annotations
 import operator
 import struct
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from chainer import backend
 
 from chainermn_comm import CommunicatorBase
 
-from .ordered_function import FUNCTIONS
+from .ordered_function import SCOPE
 
-# What a letter's note begins with, so that no other is taken for one.
-_MARK = b"letter"
-# Mark, graph, refusal, final, own number, how many bytes of wants come before positions.
-_HEAD = struct.Struct("<6s?B?qI")
-# The greatest tag that every MPI has, less one.
-GRADIENT_TAG = 32766
-# Stands for an own number where there is none.
-UNNUMBERED = -1
+# A header begins with it, so that no other metadata is taken for one.
+_MAGIC = b"CMNMSG"
+# Magic, differentiable, cancellation, not_twice_differentiable, reply_id, bytes of the mask.
+_FIXED = struct.Struct("<6s?B?qI")
+# Stands for an id where there is none.
+NO_REPLY = -1
 # How the calls are named in reports.
-SEND, RECV = FUNCTIONS + "send", FUNCTIONS + "recv"
+SEND, RECV = SCOPE + "send", SCOPE + "recv"
 
 
-class Said(NamedTuple):
-    """What a letter's note says.
+class Header(NamedTuple):
+    """What the metadata of a message say.
 
     Attributes:
-        wants: a byte for each array: 1 where the sender's backward will wait for its gradient.
-        positions: for each array, which of the answered letter's arrays it belongs to, if some of
+        requires_grad_mask: a byte for each array: 1 where the sender's backward will wait for its
+            gradient.
+        positions: for each array, which of the answered message's arrays it belongs to, if some of
             these are left out because they have no gradient; else empty.
-        graph: whether backward made a graph of these gradients, to be differentiated again.
-        refusal: if it brings no gradients because there will be none, why: an index to
-            ``refusals.REASONS``; else 0.
-        final: of gradients with a graph, whether a second backward must not come by the rank that
-            sent them, because it has no variable from which it could take part.
-        own: number of an answer that may itself be answered; else UNNUMBERED.
+        differentiable: whether backward made a graph of these gradients.
+        cancellation: if there will be no gradients, why: a key of ``cancellation.REASONS``; else 0.
+        not_twice_differentiable: of differentiable gradients, whether a second backward must not
+            reach the rank that sent them, because it has no variable from which it could take part.
+        reply_id: id by which these gradients may themselves be answered; else NO_REPLY.
     """
 
-    wants: bytes
-    positions: tuple[int, ...]
-    graph: bool
-    refusal: int
-    final: bool
-    own: int
+    requires_grad_mask: bytes
+    positions: tuple[int, ...] = ()
+    differentiable: bool = False
+    cancellation: int = 0
+    not_twice_differentiable: bool = False
+    reply_id: int = NO_REPLY
 
 
-# The number of the letter, or of the one that it answers; what it says; and its arrays, of any
-# shape, memory order and dtype, of which the receiver owns fresh ones.
-Letter: TypeAlias = tuple[int, Said, tuple[Any, ...]]
+class Message(NamedTuple):
+    """What was received.
+
+    Attributes:
+        message_id: the message's id, or that of the message that it answers.
+        header: what it says of itself.
+        arrays: new arrays of any shape, memory order and dtype.
+    """
+
+    message_id: int
+    header: Header
+    arrays: tuple[Any, ...]
 
 
 @lru_cache(maxsize=256)  # loops send the same few again and again
-def note(
-    wants: bytes,
+def encode_header(
+    requires_grad_mask: bytes,
     positions: tuple[int, ...] = (),
-    graph: bool = False,
-    refusal: int = 0,
-    final: bool = False,
-    own: int = UNNUMBERED,
+    differentiable: bool = False,
+    cancellation: int = 0,
+    not_twice_differentiable: bool = False,
+    reply_id: int = NO_REPLY,
 ) -> bytes:
-    """The note that goes with arrays and a number by ``send_noted``; see :class:`Said`."""
-    head = _HEAD.pack(_MARK, graph, refusal, final, own, len(wants))
-    return head + wants + struct.pack(f"<{len(positions)}I", *positions)
+    """Return the metadata of a message; see :class:`Header`."""
+    flags = differentiable, cancellation, not_twice_differentiable
+    fixed = _FIXED.pack(_MAGIC, *flags, reply_id, len(requires_grad_mask))
+    return fixed + requires_grad_mask + struct.pack(f"<{len(positions)}I", *positions)
 
 
 @lru_cache(maxsize=256)
-def _read(written: bytes) -> Said:
-    if len(written) < _HEAD.size or not written.startswith(_MARK):
-        raise TypeError(f"got {written[:20]!r} (now discarded)")
-    _, graph, refusal, final, own, count = _HEAD.unpack_from(written)
-    wants, places = written[_HEAD.size :][:count], written[_HEAD.size + count :]
-    positions = struct.unpack(f"<{len(places) // 4}I", places)
-    return Said(wants, positions, graph, refusal, final, own)
+def _decode_header(metadata: bytes) -> Header:
+    if len(metadata) < _FIXED.size or not metadata.startswith(_MAGIC):
+        raise TypeError(f"got {metadata[:20]!r} (now discarded)")
+    _, graph, cancellation, last, reply_id, count = _FIXED.unpack_from(metadata)
+    mask, rest = metadata[_FIXED.size :][:count], metadata[_FIXED.size + count :]
+    positions = struct.unpack(f"<{len(rest) // 4}I", rest)
+    return Header(mask, positions, graph, cancellation, last, reply_id)
 
 
-def fetch(communicator: CommunicatorBase, rank: int, tag: int, label: str = RECV) -> Letter:
-    """Wait for a letter of ``rank``; reports of the watchdog name the call by the label.
+def send_message(
+    header: bytes,
+    arrays: tuple[Any, ...],
+    communicator: CommunicatorBase,
+    rank: int,
+    tag: int,
+    message_id: int,
+    label: str = SEND,
+) -> None:
+    """Send a message to ``rank``; reports of the watchdog name the call by the label."""
+    if not arrays or type(arrays[0]) is np.ndarray:  # then all are
+        communicator.send_noted(header, arrays, rank, tag, label, message_id)
+    else:
+        with chainer.using_device(backend.get_device_from_array(*arrays)):
+            communicator.send_noted(header, arrays, rank, tag, label, message_id)
+
+
+def receive_message(
+    communicator: CommunicatorBase, rank: int, tag: int, label: str = RECV
+) -> Message:
+    """Wait for a message of ``rank``; reports of the watchdog name the call by the label.
 
     Raises:
         TypeError: it sent something else with this tag.
     """
+    expected = "rank {}: expected what rank {} sends with chainermn.functions.send and tag {}"
     try:
-        written, arrays, number = communicator.recv_noted(rank, tag, label)
+        metadata, arrays, message_id = communicator.recv_noted(rank, tag, label)
     except TypeError as error:
         raise TypeError(
-            f"{_expected(communicator, rank, tag)}, but {error}, or use different tags for "
-            "different kinds of messages"
+            f"{expected.format(communicator.rank, rank, tag)}, but {error}, or use different tags "
+            "for different kinds of messages"
         ) from error
     try:
-        return number, _read(written), arrays
+        return Message(message_id, _decode_header(metadata), arrays)
     except TypeError as error:
-        raise TypeError(f"{_expected(communicator, rank, tag)}, {error}") from None
-
-
-def _expected(communicator: CommunicatorBase, rank: int, tag: int) -> str:
-    return (
-        f"rank {communicator.rank}: expected what rank {rank} sends with "
-        f"chainermn.functions.send and tag {tag}"
-    )
+        raise TypeError(f"{expected.format(communicator.rank, rank, tag)}, {error}") from None
 
 
 @lru_cache(maxsize=256)  # `isinstance` takes a tenth of all that a send does before it sends
@@ -112,8 +137,8 @@ def _is_communicator(kind: type) -> bool:
     return issubclass(kind, CommunicatorBase)
 
 
-def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:
-    """The rank and the tag as plain integers.
+def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
+    """Return the rank and the tag as plain integers.
 
     Raises:
         TypeError: an argument is of the wrong type; the text names this process's rank.
@@ -122,26 +147,28 @@ def check_peer(communicator: Any, rank: Any, tag: Any) -> tuple[int, int]:
     kind: type = type(communicator)
     if not _is_communicator(kind):
         raise TypeError(f"communicator must be a communicator, got {kind.__name__}")
-    mine, size = communicator.rank, communicator.size
+    this_rank, size = communicator.rank, communicator.size
     if type(rank) is not int or type(tag) is not int:
-        rank, tag = as_integer("rank", rank, mine), as_integer("tag", tag, mine)
+        rank, tag = as_integer("rank", rank, this_rank), as_integer("tag", tag, this_rank)
     if not 0 <= rank < size:
-        raise ValueError(f"rank {mine}: there is no rank {rank}; ranks go from 0 to {size - 1}")
-    if rank == mine:
         raise ValueError(
-            f"rank {mine}: a rank can't send to itself or receive from itself; use the variable "
-            "as it is"
+            f"rank {this_rank}: there is no rank {rank}; ranks go from 0 to {size - 1}"
         )
-    if tag < 0 or tag == GRADIENT_TAG:
+    if rank == this_rank:
         raise ValueError(
-            f"rank {mine}: tag must be 0 or more and not {GRADIENT_TAG}, which gradients take; "
-            f"got {tag}"
+            f"rank {this_rank}: a rank can't send to itself or receive from itself; use the "
+            "variable as it is"
+        )
+    if tag < 0 or tag == communicator.reserved_tag:
+        raise ValueError(
+            f"rank {this_rank}: tag must be 0 or more and not {communicator.reserved_tag}, which "
+            f"gradients take; got {tag}"
         )
     return rank, tag
 
 
-def as_integer(name: str, value: Any, mine: int) -> int:
-    """The value as an int; TypeError, with this rank and the argument's name, if it is none.
+def as_integer(name: str, value: Any, this_rank: int) -> int:
+    """Return the value as an int; raise TypeError, naming rank and argument, if it is none.
 
     True and False are none: a ``force_tuple`` given as the tag would be waited for in vain.
     """
@@ -150,4 +177,4 @@ def as_integer(name: str, value: Any, mine: int) -> int:
             return operator.index(value)
     except TypeError:
         pass
-    raise TypeError(f"rank {mine}: {name} must be an integer, got {type(value).__name__}")
+    raise TypeError(f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}")

@@ -1,56 +1,64 @@
-"""Functions for values that all ranks hold alike, whose loss is counted once.
+"""Operations between values that are equal on all ranks and a region that ranks share out.
 
 Ranks that split one model's arithmetic, rather than its data, all compute the same loss from the
 same values. So the gradient of a sum over ranks is, for each rank's term, the sum's own gradient,
 of which every rank has a copy; and the gradient of a value that all ranks use is the sum of what
-each of them finds. In ``collectives.py`` every rank's loss counts instead.
+each of them computes. In ``collectives.py`` every rank's loss counts instead.
 
-All are collective, backward too, and differentiable any number of times.
+All are collective, backward too, and differentiable any number of times. Each takes a function
+that makes this rank's input; what it raises is raised here, and as PeerError on the other ranks.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import chainer.functions as F
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_ops import carry_out
-from .consensus import Form, View
+from .collective_ops import Inputs, Variables, apply_collective, array_specs
 
 
-def use_everywhere(
-    comm: CommunicatorBase, x: Variable, problem: BaseException | None = None
+def copy_to_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:
+    """Return ``x``, the same on all ranks; backward sums the ranks' gradients."""
+    return _apply(comm, "copy_to_region", make_x, lambda x: (x,))
+
+
+def reduce_from_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:
+    """Return the sum of the ranks' ``x``; backward gives each of them its gradient as it is."""
+    return _apply(comm, "reduce_from_region", make_x, lambda x: (x,))
+
+
+def split_to_region(
+    comm: CommunicatorBase, make_x: Callable[[], Variable], ends: list[int]
 ) -> Variable:
-    """``x`` as it is, the same on all ranks; backward adds up the ranks' gradients."""
-    return carry_out(comm, "copy", (x,), view=_view("use_everywhere", x), problem=problem)[0]
+    """Return this rank's columns of ``x``, the same on all ranks; backward gathers gradients.
 
-
-def total(comm: CommunicatorBase, x: Variable, problem: BaseException | None = None) -> Variable:
-    """The sum of the ranks' ``x``; backward gives each of them its gradient as it is."""
-    return carry_out(comm, "total", (x,), view=_view("total", x), problem=problem)[0]
-
-
-def join(comm: CommunicatorBase, x: Variable) -> Variable:
-    """The ranks' ``x``, of shape ``(N, n)``, side by side; backward gives each its own columns."""
-    return F.concat(carry_out(comm, "join", (x,)), axis=1)
-
-
-def pick(
-    comm: CommunicatorBase, x: Variable, ends: list[int], problem: BaseException | None = None
-) -> Variable:
-    """This rank's columns of ``x``, the same on all ranks; backward joins the ranks' gradients.
-
-    Args:
-        comm: the ranks.
-        x: of shape ``(N, ends[-1])``.
-        ends: where each rank's columns end.
-        problem: why this rank can't take part, with anything for ``x``; raised on all ranks.
+    ``x`` has shape ``(N, ends[-1])``, and ``ends`` says where each rank's columns end.
     """
-    parts = F.split_axis(x, ends[:-1], axis=1, force_tuple=True) if problem is None else None
-    return carry_out(comm, "pick", parts, view=_view("pick", x), problem=problem)[0]
+
+    def split(x: Variable) -> Variables:
+        columns: Variables = F.split_axis(x, ends[:-1], axis=1, force_tuple=True)
+        return columns
+
+    return _apply(comm, "split_to_region", make_x, split)
 
 
-def _view(operation: str, x: Variable | None) -> View:
-    form = "none" if x is None else Form(x.dtype, x.shape)
-    return (("operation", operation), ("dtype and shape of x", form))
+def gather_from_region(comm: CommunicatorBase, x: Variable) -> Variable:
+    """Concatenate the ranks' ``x`` of shape ``(N, n)``; backward gives each its own columns."""
+    return F.concat(apply_collective(comm, "gather_from_region", lambda: Inputs((x,))), axis=1)
+
+
+def _apply(
+    comm: CommunicatorBase,
+    op: str,
+    make_x: Callable[[], Variable],
+    split: Callable[[Variable], Variables],
+) -> Variable:
+    def make_inputs() -> Inputs:
+        x = make_x()
+        return Inputs(split(x), signature=array_specs((x,)))
+
+    return apply_collective(comm, op, make_inputs)[0]

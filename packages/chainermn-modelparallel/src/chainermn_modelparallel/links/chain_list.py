@@ -11,7 +11,7 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from ..functions import as_integer, check_peer, connect, receive, send
+from ..functions import as_integer, check_peer, connect_outputs, recv_variables, send
 
 # A component's ranks, in the order in which it sends or receives; None: the model's own.
 Route = tuple[int, ...] | None
@@ -80,7 +80,7 @@ class MultiNodeChainList(chainer.ChainList):
             raise TypeError(
                 f"rank {here}: a component must be a chainer.Link, not {type(link).__name__}"
             )
-        route = self._checked("rank_in", rank_in), self._checked("rank_out", rank_out)
+        route = self._check_ranks("rank_in", rank_in), self._check_ranks("rank_out", rank_out)
         if route[1] is None and any(rank_out is None for _, rank_out in self._routes):
             raise ValueError(
                 f"rank {here}: another component has rank_out=None already, and a model has one "
@@ -89,7 +89,7 @@ class MultiNodeChainList(chainer.ChainList):
         super().add_link(link)
         self._routes = [*self._routes, route]  # a new list: a copy of the model has the old one
 
-    def _checked(self, name: str, ranks: Any) -> Route:
+    def _check_ranks(self, name: str, ranks: Any) -> Route:
         if ranks is None:
             return None
         several = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
@@ -97,7 +97,7 @@ class MultiNodeChainList(chainer.ChainList):
             raise ValueError(f"rank {self._comm.rank}: {name} must not be empty; None means none")
         here = self._comm.rank
         numbers = [as_integer("rank", rank, here) for rank in several]
-        return tuple(r if r == here else check_peer(self._comm, r, 0)[0] for r in numbers)
+        return tuple(r if r == here else check_peer(self._comm, r)[0] for r in numbers)
 
     def forward(self, *inputs: Any) -> Any:
         """Run this rank's components; see the class (all ranks with components must call it).
@@ -113,7 +113,7 @@ class MultiNodeChainList(chainer.ChainList):
             raise ValueError(f"rank {here}: add each component with add_link, and at least one")
         outputs: Any = None
         delegate: Variable | None = None  # leads back to all that was sent and received so far
-        leads_nowhere = True  # unless that begins with something that this rank sent
+        not_twice_differentiable = True  # unless that begins with something that this rank sent
         own: deque[Any] = deque()
         for index, (link, (rank_in, rank_out)) in enumerate(zip(self, self._routes, strict=True)):
             arguments = inputs
@@ -123,10 +123,13 @@ class MultiNodeChainList(chainer.ChainList):
                     if rank == here:
                         received.append(_take_own(own, here))
                     else:
-                        variables, node = receive(
-                            self._comm, rank, delegate, leads_nowhere=leads_nowhere
+                        variables, node = recv_variables(
+                            self._comm,
+                            rank,
+                            delegate,
+                            not_twice_differentiable=not_twice_differentiable,
                         )
-                        delegate = delegate if node is None else node.thread()
+                        delegate = delegate if node is None else node.control_output()
                         received.append(variables[0] if len(variables) == 1 else variables)
                 arguments = tuple(received)
             returned = link(*arguments)
@@ -138,8 +141,8 @@ class MultiNodeChainList(chainer.ChainList):
                 if rank == here:
                     own.append(returned)
                 else:
-                    leads_nowhere = leads_nowhere and delegate is not None
-                    delegate = send(connect(delegate, returned), self._comm, rank)
+                    not_twice_differentiable &= delegate is not None
+                    delegate = send(connect_outputs(delegate, returned), self._comm, rank)
         if own:
             raise ValueError(
                 f"rank {here}: a component sends to its own rank {here}, and no later one has "
@@ -147,7 +150,7 @@ class MultiNodeChainList(chainer.ChainList):
             )
         if outputs is None:
             return delegate
-        return connect(delegate, outputs)
+        return connect_outputs(delegate, outputs)
 
 
 def _check_returned(returned: Any, component: str) -> None:

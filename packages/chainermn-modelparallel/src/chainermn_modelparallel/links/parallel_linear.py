@@ -13,7 +13,13 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from ..functions import attempt, join, pick, require_communicator, total, use_everywhere
+from ..functions import (
+    check_communicator,
+    copy_to_region,
+    gather_from_region,
+    reduce_from_region,
+    split_to_region,
+)
 
 
 class _ParallelLinear(chainer.Link):
@@ -35,7 +41,7 @@ class _ParallelLinear(chainer.Link):
         initialW: Any = None,
         initial_bias: Any = None,
     ) -> None:
-        require_communicator(comm)
+        check_communicator(comm)
         super().__init__()
         self.comm = comm
         self.in_size, self.out_size = in_size, out_size
@@ -44,13 +50,13 @@ class _ParallelLinear(chainer.Link):
         # The whole of it is drawn, so that it is what one process would draw from this seed.
         whole = L.Linear(in_size, out_size, nobias, initialW, initial_bias)
         ends = self._ends()
-        part = slice([0, *ends][comm.rank], ends[comm.rank])
-        mine = whole.W.array[part] if self._axis == 0 else whole.W.array[:, part]
+        shard = slice([0, *ends][comm.rank], ends[comm.rank])
+        weights = whole.W.array[shard] if self._axis == 0 else whole.W.array[:, shard]
         with self.init_scope():
-            self.W = chainer.Parameter(mine.copy())
+            self.W = chainer.Parameter(weights.copy())
             self.b = None
             if not nobias:
-                bias = whole.b.array[part] if self._axis == 0 else whole.b.array
+                bias = whole.b.array[shard] if self._axis == 0 else whole.b.array
                 self.b = chainer.Parameter(bias.copy())
 
     def copy(self, mode: str = "share") -> Any:
@@ -80,7 +86,7 @@ class _ParallelLinear(chainer.Link):
         each, more = divmod(self.in_size if self._axis else self.out_size, self.comm.size)
         return [each * rank + min(rank, more) for rank in range(1, self.comm.size + 1)]
 
-    def _input(self, x: Any, columns: int) -> Variable:
+    def _check_input(self, x: Any, columns: int) -> Variable:
         rank = self.comm.rank
         if not isinstance(x, (Variable, *chainer.get_array_types())):
             kind = type(x).__name__
@@ -158,9 +164,9 @@ class ColumnParallelLinear(_ParallelLinear):
             PeerError: another rank raised one of these.
             RankMismatchError: on all ranks, when shapes differ or they call something else.
         """
-        x, problem = attempt(lambda: self._input(x, self.in_size))
-        y = F.linear(use_everywhere(self.comm, x, problem), self.W, self.b)
-        return join(self.comm, y) if self.gather_output else y
+        x = copy_to_region(self.comm, lambda: self._check_input(x, self.in_size))
+        y = F.linear(x, self.W, self.b)
+        return gather_from_region(self.comm, y) if self.gather_output else y
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -214,10 +220,9 @@ class RowParallelLinear(_ParallelLinear):
             TypeError, ValueError, PeerError, RankMismatchError: as for
                 :meth:`ColumnParallelLinear.forward`.
         """
-        if self.input_is_parallel:
-            y, problem = attempt(lambda: F.linear(self._input(x, self.W.shape[1]), self.W))
-        else:
-            x, problem = attempt(lambda: self._input(x, self.in_size))
-            y, problem = F.linear(pick(self.comm, x, self._ends(), problem), self.W), None
-        y = total(self.comm, y, problem)
+        if not self.input_is_parallel:
+            x = split_to_region(self.comm, lambda: self._check_input(x, self.in_size), self._ends())
+        y = reduce_from_region(
+            self.comm, lambda: F.linear(self._check_input(x, self.W.shape[1]), self.W)
+        )
         return y if self.b is None else y + F.broadcast_to(self.b, y.shape)
