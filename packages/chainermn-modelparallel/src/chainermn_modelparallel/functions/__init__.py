@@ -12,6 +12,7 @@ from .collectives import (
 from .consensus import capture_error, check_communicator, check_consistent
 from .control_dependencies import connect_outputs, pseudo_connect
 from .messages import as_integer, check_peer
+from .ordered_function import check_variable
 from .recv_function import recv, recv_variables
 from .send_function import send
 from .sync_batch_norm import NAME, SyncBatchNormFunction, sync_batch_norm
@@ -34,6 +35,7 @@ __all__ = [
     "check_communicator",
     "check_consistent",
     "check_peer",
+    "check_variable",
     "connect_outputs",
     "copy_to_region",
     "gather",

@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import chainer
 import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
 from .collective_ops import Inputs, Variables, apply_collective, array_specs
+from .ordered_function import check_variable
 
 
 def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
@@ -243,11 +243,7 @@ def _check_root(comm: CommunicatorBase, root: Any) -> int:
 
 def _variable(comm: CommunicatorBase, name: str, x: Any) -> Variable:
     """Return what the user gave as a variable; raise if it is none."""
-    if not isinstance(x, (Variable, *chainer.get_array_types())):
-        raise TypeError(
-            f"rank {comm.rank}: {name} must be a variable or an array, got {type(x).__name__}"
-        )
-    variable = chainer.as_variable(x)
+    variable = check_variable(name, x, comm.rank)
     if variable.array is None:
         raise ValueError(
             f"rank {comm.rank}: {name} is a parameter that is not initialised yet "

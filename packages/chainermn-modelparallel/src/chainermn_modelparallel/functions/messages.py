@@ -69,24 +69,18 @@ class Message(NamedTuple):
 
 
 @lru_cache(maxsize=256)  # loops send the same few again and again
-def encode_header(
-    requires_grad_mask: bytes,
-    positions: tuple[int, ...] = (),
-    differentiable: bool = False,
-    cancellation: int = 0,
-    not_twice_differentiable: bool = False,
-    reply_id: int = NO_REPLY,
-) -> bytes:
-    """Return the metadata of a message; see :class:`Header`."""
-    flags = differentiable, cancellation, not_twice_differentiable
-    fixed = _FIXED.pack(_MAGIC, *flags, reply_id, len(requires_grad_mask))
-    return fixed + requires_grad_mask + struct.pack(f"<{len(positions)}I", *positions)
+def _encode_header(header: Header) -> bytes:
+    mask, positions, *flags, reply_id = header
+    fixed = _FIXED.pack(_MAGIC, *flags, reply_id, len(mask))
+    return fixed + mask + struct.pack(f"<{len(positions)}I", *positions)
 
 
 @lru_cache(maxsize=256)
 def _decode_header(metadata: bytes) -> Header:
     if len(metadata) < _FIXED.size or not metadata.startswith(_MAGIC):
-        raise TypeError(f"got {metadata[:20]!r} (now discarded)")
+        raise TypeError(
+            f"got metadata {metadata[:20]!r} (now discarded); receive it with recv_noted"
+        )
     _, graph, cancellation, last, reply_id, count = _FIXED.unpack_from(metadata)
     mask, rest = metadata[_FIXED.size :][:count], metadata[_FIXED.size + count :]
     positions = struct.unpack(f"<{len(rest) // 4}I", rest)
@@ -94,7 +88,7 @@ def _decode_header(metadata: bytes) -> Header:
 
 
 def send_message(
-    header: bytes,
+    header: Header,
     arrays: tuple[Any, ...],
     communicator: CommunicatorBase,
     rank: int,
@@ -103,11 +97,12 @@ def send_message(
     label: str = SEND,
 ) -> None:
     """Send a message to ``rank``; reports of the watchdog name the call by the label."""
+    metadata = _encode_header(header)
     if not arrays or type(arrays[0]) is np.ndarray:  # then all are
-        communicator.send_noted(header, arrays, rank, tag, label, message_id)
+        communicator.send_noted(metadata, arrays, rank, tag, label, message_id)
     else:
         with chainer.using_device(backend.get_device_from_array(*arrays)):
-            communicator.send_noted(header, arrays, rank, tag, label, message_id)
+            communicator.send_noted(metadata, arrays, rank, tag, label, message_id)
 
 
 def receive_message(
@@ -118,18 +113,15 @@ def receive_message(
     Raises:
         TypeError: it sent something else with this tag.
     """
-    expected = "rank {}: expected what rank {} sends with chainermn.functions.send and tag {}"
     try:
         metadata, arrays, message_id = communicator.recv_noted(rank, tag, label)
-    except TypeError as error:
-        raise TypeError(
-            f"{expected.format(communicator.rank, rank, tag)}, but {error}, or use different tags "
-            "for different kinds of messages"
-        ) from error
-    try:
         return Message(message_id, _decode_header(metadata), arrays)
     except TypeError as error:
-        raise TypeError(f"{expected.format(communicator.rank, rank, tag)}, {error}") from None
+        raise TypeError(
+            f"rank {communicator.rank}: expected what rank {rank} sends with "
+            f"chainermn.functions.send and tag {tag}, but {error}, or use different tags for "
+            "different kinds of messages"
+        ) from error
 
 
 @lru_cache(maxsize=256)  # `isinstance` takes a tenth of all that a send does before it sends

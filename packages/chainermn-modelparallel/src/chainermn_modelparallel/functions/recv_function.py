@@ -24,14 +24,7 @@ from .control_dependencies import (
     keep_control_dependencies,
     zeros_for_input,
 )
-from .messages import (
-    NO_REPLY,
-    Message,
-    check_peer,
-    encode_header,
-    receive_message,
-    send_message,
-)
+from .messages import NO_REPLY, Message, check_peer, receive_message
 from .ordered_function import (
     EMPTY,
     SCOPE,
@@ -157,7 +150,8 @@ def make_outputs(
     That function, which goes on to the delegate, is None if backward has nothing to do.
     """
     mask, arrays = message.header.requires_grad_mask, message.arrays
-    if 1 not in mask and (delegate is None or not delegate.requires_grad):
+    is_needed = 1 in mask or (delegate is not None and delegate.requires_grad)
+    if not is_needed or not chainer_config("enable_backprop"):
         return tuple([make_variable(array, False) for array in arrays]), None
     outputs: tuple[Variable, ...]
     if prebuilt is not None and len(arrays) == 1 and type(arrays[0]) is np.ndarray:
@@ -167,8 +161,6 @@ def make_outputs(
     elif prebuilt is not None and all([type(array) is np.ndarray for array in arrays]):
         node, inputs, _ = prebuilt
         outputs = node.build_outputs(inputs, arrays)
-    elif not chainer_config("enable_backprop"):
-        return tuple([make_variable(array, False) for array in arrays]), None
     else:
         inputs = ()
         if delegate is not None:
@@ -251,8 +243,8 @@ class RecvFunction(OrderedFunctionNode):
             if self._is_last_derivative:
                 if gradients:
                     raise self._last_derivative_error()
-            elif chainer_config("enable_backprop"):
-                if gradients:
+            else:
+                if gradients and chainer_config("enable_backprop"):
                     gradients = connect_all(self.control_output(), gradients)
                 sent = send_gradients(
                     self._message_id,
@@ -260,17 +252,8 @@ class RecvFunction(OrderedFunctionNode):
                     positions,
                     self._communicator,
                     self._peer,
-                    self._not_twice_differentiable or 0 not in indexes,
-                )
-            else:
-                send_message(
-                    encode_header(bytes(len(gradients)), positions),
-                    tuple([gradient.array for gradient in gradients]),
-                    self._communicator,
-                    self._peer,
-                    self._communicator.reserved_tag,
-                    self._message_id,
                     self._label,
+                    self._not_twice_differentiable or 0 not in indexes,
                 )
         if not self._has_delegate:
             return (None,) * len(indexes)

@@ -26,7 +26,7 @@ from .cancellation import (
     warn_dropped_send,
 )
 from .control_dependencies import keep_control_dependencies, zeros_for_input
-from .messages import Header, Message, check_peer, encode_header, receive_message, send_message
+from .messages import NO_REPLY, Header, Message, check_peer, receive_message, send_message
 from .ordered_function import (
     SCOPE,
     OrderedFunctionNode,
@@ -83,7 +83,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     variables, arrays = _check_variables(x, communicator.rank)
     send_pending_cancellations(communicator)
     message_id, mask = next(_message_ids), requires_grad_mask(variables)
-    send_message(encode_header(mask), arrays, communicator, rank, tag, message_id)
+    send_message(Header(mask), arrays, communicator, rank, tag, message_id)
     # The graph is built while the other rank goes on with the message.
     node = SendFunction(message_id, communicator, rank, tag, mask)
     (delegate,) = node.apply(variables)
@@ -97,17 +97,22 @@ def send_gradients(
     positions: tuple[int, ...],
     communicator: CommunicatorBase,
     rank: int,
+    label: str,
     not_twice_differentiable: bool,
-) -> Variable:
-    """Send gradients that can be differentiated, for the message of this id.
+) -> Variable | None:
+    """Send gradients for the message of this id; see :class:`Header` for the other arguments.
 
-    See :class:`Header` for positions and not_twice_differentiable. Returns a delegate variable.
+    Returns a delegate variable where the gradients can be differentiated again, else None.
     """
-    reply_id, mask = next(_message_ids), requires_grad_mask(gradients)
-    header = encode_header(mask, positions, True, 0, not_twice_differentiable, reply_id)
+    differentiable = bool(chainer_config("enable_backprop"))
+    reply_id = next(_message_ids) if differentiable else NO_REPLY
+    mask, tag = requires_grad_mask(gradients), communicator.reserved_tag
+    last = differentiable and not_twice_differentiable
+    header = Header(mask, positions, differentiable, 0, last, reply_id)
     arrays = tuple([gradient.array for gradient in gradients])
-    tag = communicator.reserved_tag
-    send_message(header, arrays, communicator, rank, tag, message_id)
+    send_message(header, arrays, communicator, rank, tag, message_id, label)
+    if not differentiable:
+        return None
     return SendFunction(reply_id, communicator, rank, tag, mask).apply(gradients)[0]
 
 

@@ -17,6 +17,7 @@ from ..functions import (
     capture_error,
     check_communicator,
     check_consistent,
+    check_variable,
     sync_batch_norm,
 )
 
@@ -150,11 +151,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
 
     def _check_input(self, x: Any) -> Variable:
         rank = self.comm.rank
-        if not isinstance(x, (Variable, *chainer.get_array_types())):
-            raise TypeError(
-                f"rank {rank}: x must be a variable or an array, got {type(x).__name__}"
-            )
-        x = chainer.as_variable(x)
+        x = check_variable("x", x, rank)
         if x.array is None or x.dtype.kind != "f":
             kind = "a parameter that is not initialised" if x.array is None else x.dtype
             raise TypeError(f"rank {rank}: x must hold floats, got {kind}")

@@ -15,6 +15,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..functions import (
     check_communicator,
+    check_variable,
     copy_to_region,
     gather_from_region,
     reduce_from_region,
@@ -88,10 +89,7 @@ class _ParallelLinear(chainer.Link):
 
     def _check_input(self, x: Any, columns: int) -> Variable:
         rank = self.comm.rank
-        if not isinstance(x, (Variable, *chainer.get_array_types())):
-            kind = type(x).__name__
-            raise TypeError(f"rank {rank}: x must be a variable or an array, got {kind}")
-        x = chainer.as_variable(x)
+        x = check_variable("x", x, rank)
         fits = x.array is not None and x.ndim > 1 and math.prod(x.shape[1:]) == columns
         if not fits or x.dtype != self.W.dtype:
             got = "a parameter that is not initialised"
