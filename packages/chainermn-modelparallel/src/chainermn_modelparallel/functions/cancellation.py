@@ -31,7 +31,7 @@ MAX_CANCELLATIONS = 1000
 
 # The sends that were dropped though a gradient may come for them: id, and how they were called.
 _dropped_sends: deque[tuple[int, str]] = deque(maxlen=MAX_CANCELLATIONS)
-# Sends whose backward raised when it received such a one's gradients instead of its own.
+# Sends whose backward raised when it received the gradients of one of those.
 _failed_sends: deque[int] = deque(maxlen=MAX_CANCELLATIONS)
 # Cancellations to be sent: the communicator, the other rank, and the message's id.
 _pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(maxlen=MAX_CANCELLATIONS)
@@ -77,7 +77,7 @@ def warn_dropped_send(message_id: int, rank: int, peer: int, tag: int) -> None:
 
 
 def warn_dropped_recv(communicator: CommunicatorBase, peer: int, tag: int, message_id: int) -> None:
-    """Warn likewise; the other rank is told by the next call, as nothing may be sent here."""
+    """Warn likewise; the next call sends the cancellation, as nothing may be sent here."""
     if sys.is_finalizing():
         return
     _pending.append((ref(communicator), peer, message_id))

@@ -152,7 +152,7 @@ def apply_collective(
         forward_id=forward_id,
     )
     node = CollectiveFunction(comm, op, root, len(variables), operation, call.call_id)
-    if not call.requires_grad:  # on no rank, so no backward shall ever wait here
+    if not call.requires_grad:  # on no rank, so backward must not wait here
         with chainer.using_config("enable_backprop", False):
             outputs = node.apply(inputs)
         return tuple([Variable(y.array, requires_grad=False) for y in outputs if node.specs])

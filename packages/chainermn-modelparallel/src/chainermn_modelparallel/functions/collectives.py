@@ -3,15 +3,16 @@
 Every function is collective, and so is its backward, unless no rank needs a gradient:
 
 - The loss that is differentiated is the sum of the losses from which the ranks start backward. So
-  what one rank gives to several gets the sum of their gradients.
+  a variable that one rank gives to several gets the sum of their gradients.
 - Once an input needs a gradient on any rank, backward has to come to the function on every rank,
   and to several functions in the same order; one ``backward`` comes to them in the reverse of the
   order in which they were called. A result without a gradient counts as having one of zeros; but
-  a rank where backward doesn't come by at all keeps the others waiting, until it calls something
-  else on the same communicator (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where a rank's
-  loss depends on none of the results, connect one to it: ``loss = pseudo_connect(result, loss)``.
+  a rank where backward doesn't reach the function at all keeps the others waiting, until it calls
+  something else on the same communicator (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where
+  a rank's loss depends on none of the results, connect one to it:
+  ``loss = pseudo_connect(result, loss)``.
 - Gradients can be differentiated again (``enable_double_backprop=True``, on all ranks).
-- Nothing is converted: each array and each gradient travels in its own dtype. Sums are taken in
+- Nothing is converted: each array and each gradient is sent in its own dtype. Sums are taken in
   float32 or wider and rounded once, by the communicators of ``create_communicator``.
 """
 
@@ -157,7 +158,7 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
 
 
 def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
-    """The sum or the mean of all ranks' variables, on every rank (collective).
+    """Return the sum or the mean of all ranks' variables, on every rank (collective).
 
     Backward gives ``x`` the sum (or the mean) of the gradients that the result has on all ranks.
 
@@ -190,7 +191,7 @@ def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
-    """The sum over ranks of the variables that they have for this rank (collective).
+    """Return the sum over ranks of the variables that they have for this rank (collective).
 
     Backward gives each ``xs[i]`` the gradient that the result has on rank i.
 

@@ -109,6 +109,6 @@ def capture_error(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 def check_communicator(comm: Any) -> None:
-    """Raise TypeError unless ``comm`` is a communicator (without one no rank can be told)."""
+    """Raise TypeError unless ``comm`` is a communicator; other ranks can't learn of that error."""
     if not isinstance(comm, CommunicatorBase):
         raise TypeError(f"comm must be a communicator, got {type(comm).__name__}")

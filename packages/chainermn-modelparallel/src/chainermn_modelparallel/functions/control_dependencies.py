@@ -11,10 +11,10 @@ from .ordered_function import chainer_config, empty_on_device_of
 
 
 def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
-    """Make some variables depend on another one, for the sake of backward.
+    """Make variables depend on another one, so that backward reaches it.
 
     The results hold the actual variables' data. Backward through any of them gives the actual
-    variables their gradients as they are, and goes on to ``delegate_variable`` with a gradient
+    variables their gradients as they are, and continues to ``delegate_variable`` with a gradient
     of zeros. So one ``backward`` reaches parts of the graph that only communication connects.
     Where it begins at a single result without a gradient, as of a delegate, both get zeros.
     Not collective; differentiable any number of times.

@@ -46,12 +46,12 @@ def recv(
     """Receive the variables that another rank sends with :func:`send`.
 
     Not collective: the two ranks take part. ``backward`` of the result sends the gradients to
-    the other rank, if that rank has use for them; then it goes on to ``delegate_variable``.
+    the other rank, if that rank has use for them; then it continues to ``delegate_variable``.
     Received variables without a gradient of their own count as having one of zeros there. Call
     several ``backward`` in the reverse order of the sends, as for :func:`send`. The
     gradient itself can be differentiated (``enable_double_backprop=True`` on both ranks); the
     gradient of ``delegate_variable`` is then where this rank's second backward starts. Without
-    one, a second backward that comes by these gradients raises RankMismatchError on the other
+    one, a second backward through these gradients raises RankMismatchError on the other
     rank.
 
     Args:
@@ -87,7 +87,7 @@ def recv_variables(
 ) -> tuple[tuple[Variable, ...], RecvFunction | None]:
     """Return what :func:`recv` does as a tuple, and the function that sends the gradients.
 
-    That is None where there are none to send, and no delegate to go on to. If the delegate
+    That is None where there are none to send, and no delegate to continue to. If the delegate
     variable is ``not_twice_differentiable``, because it leads to no variable of this rank's own, it
     is as good as none for a second backward.
     """
@@ -147,7 +147,7 @@ def make_outputs(
 ) -> tuple[tuple[Variable, ...], RecvFunction | None]:
     """Return the message's arrays as variables, and the function that sends their gradients.
 
-    That function, which goes on to the delegate, is None if backward has nothing to do.
+    That function, which continues to the delegate, is None if backward has nothing to do.
     """
     mask, arrays = message.header.requires_grad_mask, message.arrays
     is_needed = 1 in mask or (delegate is not None and delegate.requires_grad)
@@ -237,9 +237,9 @@ class RecvFunction(OrderedFunctionNode):
         if 1 in mask:
             gradients = grad_outputs[: len(mask)]
             if 0 in mask or gradients[0] is None or len(mask) > 1:
-                found = {i: g for i, g in enumerate(gradients) if mask[i] and g is not None}
-                gradients = tuple(found.values())
-                positions = () if len(found) == len(mask) else tuple(found)
+                given = {i: g for i, g in enumerate(gradients) if mask[i] and g is not None}
+                gradients = tuple(given.values())
+                positions = () if len(given) == len(mask) else tuple(given)
             if self._is_last_derivative:
                 if gradients:
                     raise self._last_derivative_error()

@@ -45,7 +45,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     """Send variables to another rank, which calls :func:`recv`.
 
     Not collective: the two ranks take part. ``backward`` of the result waits for the gradients
-    from the other rank and goes on with them; so the other rank has to run backward too. No
+    from the other rank and continues with them; so the other rank has to run backward too. No
     gradients are waited for, nor sent there, for variables that need none here: arrays,
     integers, ``requires_grad=False``, and all of them under ``chainer.no_backprop_mode()``.
     One ``backward`` comes to what was sent, received and communicated collectively in the reverse
@@ -84,7 +84,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     send_pending_cancellations(communicator)
     message_id, mask = next(_message_ids), requires_grad_mask(variables)
     send_message(Header(mask), arrays, communicator, rank, tag, message_id)
-    # The graph is built while the other rank goes on with the message.
+    # The graph is built while the other rank works on the message.
     node = SendFunction(message_id, communicator, rank, tag, mask)
     (delegate,) = node.apply(variables)
     node.expect_backward()
@@ -177,12 +177,12 @@ class SendFunction(OrderedFunctionNode):
                 results = (first, *[make_variable(array, False) for array in arrays[1:]])
             positions = header.positions
         if positions or len(results) != len(indexes):
-            found = dict(zip(positions or range(len(results)), results, strict=True))
+            by_index = dict(zip(positions or range(len(results)), results, strict=True))
             # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
             # other ranks may wait for it.
             results = tuple(
                 [
-                    found[index] if index in found else zeros_for_input(self, index, self._xp)
+                    by_index[index] if index in by_index else zeros_for_input(self, index, self._xp)
                     for index in indexes
                 ]
             )

@@ -1,4 +1,4 @@
-"""Normalization by the mean and variance of all ranks' batches, as a function of Chainer."""
+"""Batch normalization by the mean and variance of all ranks' batches, as a function of Chainer."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def sync_batch_norm(
         comm: the ranks that share the batch.
         x: floats of any shape; parts may be of different sizes, or empty.
         gamma: scale, of the shape that is left of x's without ``axis``; the same on all ranks.
-        beta: what is added then; likewise.
+        beta: added after the scale; likewise.
         eps: added to the variance.
-        axis: what is averaged over, in ascending order.
+        axis: the axes that are averaged over, in ascending order.
 
     Returns:
         The result, of x's shape and dtype, and the function, which knows the statistics.
@@ -94,36 +94,36 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         )
         expander = self._expander
         count = x.size // gamma.size if gamma.size else 0
-        own = xp.zeros((2, *gamma.shape), self._dtype)  # mean of each channel; squares about it
+        local = xp.zeros((2, *gamma.shape), self._dtype)  # mean of each channel; squares about it
         if count:
-            x.sum(axis=self._axis, dtype=self._dtype, out=own[0, ...])
-            own[0] /= count
-        centred = xp.subtract(x, own[0][expander], dtype=self._dtype)
-        xp.square(centred).sum(axis=self._axis, out=own[1, ...])
-        self._combine_statistics(count, cuda.to_cpu(own))
-        centred += (own[0] - self.mean)[expander]
+            x.sum(axis=self._axis, dtype=self._dtype, out=local[0, ...])
+            local[0] /= count
+        centred = xp.subtract(x, local[0][expander], dtype=self._dtype)
+        xp.square(centred).sum(axis=self._axis, out=local[1, ...])
+        self._combine_statistics(count, cuda.to_cpu(local))
+        centred += (local[0] - self.mean)[expander]
         self._inv_std = 1 / xp.sqrt(self.var + self._dtype.type(self._eps))
         centred *= (self._inv_std * gamma)[expander]
         centred += beta[expander]
         return (centred.astype(x.dtype, copy=False),)
 
-    def _combine_statistics(self, count: int, own: np.ndarray) -> None:
+    def _combine_statistics(self, count: int, local: np.ndarray) -> None:
         """Set count, mean and variance of the whole batch, combining the ranks' in rank order.
 
         Deviations are from each rank's own mean, so that no digits are lost where the mean is
         large; the sums over ranks are taken in float64.
         """
-        shape = own.shape[1:]
+        shape = local.shape[1:]
         self._call: ConsistentCall = check_consistent(
             self._comm,
             NAME,
-            (("dtype and channels", own.dtype, shape),),
+            (("dtype and channels", local.dtype, shape),),
             requires_grad=self._x_requires_grad,
-            payload=_COUNT.pack(count) + own.tobytes(),
+            payload=_COUNT.pack(count) + local.tobytes(),
         )
         counts = [_COUNT.unpack_from(row)[0] for row in self._call.payloads]
         self.count = sum(counts)
-        means, squares = _stack_ranks([row[_COUNT.size :] for row in self._call.payloads], own)
+        means, squares = _stack_ranks([row[_COUNT.size :] for row in self._call.payloads], local)
         # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of one.
         per_value = np.array(1 / max(self.count, 1))
         weights = np.array(float(counts[0]))  # nearly always that of all ranks
@@ -137,8 +137,8 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         means += squares
         var = np.add.reduce(means)
         var *= per_value
-        self.mean = self._xp.asarray(center.astype(own.dtype))
-        self.var = self._xp.asarray(var.astype(own.dtype))
+        self.mean = self._xp.asarray(center.astype(local.dtype))
+        self.var = self._xp.asarray(var.astype(local.dtype))
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
@@ -168,10 +168,10 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         ggamma = (gy * x_hat).sum(axis=self._axis)
         gx = None
         if self._call.requires_grad:
-            own = xp.empty((2, *gamma.shape), dtype)
-            xp.multiply(scale, ggamma, out=own[0, ...])
-            xp.multiply(scale, gbeta, out=own[1, ...])
-            host = cuda.to_cpu(own)
+            local = xp.empty((2, *gamma.shape), dtype)
+            xp.multiply(scale, ggamma, out=local[0, ...])
+            xp.multiply(scale, gbeta, out=local[1, ...])
+            host = cuda.to_cpu(local)
             call = check_consistent(
                 self._comm,
                 f"backward of {NAME}",
@@ -217,7 +217,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             sums = allreduce(self._comm, F.stack([scale * ggamma, scale * gbeta])) * per_value
             gx = spread(scale) * gy - (x_hat * spread(sums[0]) + spread(sums[1]))
             gx = F.cast(gx * inv_std, x.dtype)
-            # Whichever of the three a rank goes on from, it comes by the exchanges above.
+            # A second backward from any of the three then takes part in the exchanges above.
             ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
         return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
 

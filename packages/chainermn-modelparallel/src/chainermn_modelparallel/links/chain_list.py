@@ -1,4 +1,4 @@
-"""A model whose components lie on several ranks: each rank lists its own, and where data go."""
+"""`MultiNodeChainList`: a model whose components lie on several ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from chainermn_comm import CommunicatorBase
 
 from ..functions import as_integer, check_peer, connect_outputs, recv_variables, send
 
-# A component's ranks, in the order in which it sends or receives; None: the model's own.
+# The ranks to which a component sends, or from which it receives, in order; None stands for the
+# model's arguments or output.
 Route = tuple[int, ...] | None
 
 
@@ -106,22 +107,27 @@ class MultiNodeChainList(chainer.ChainList):
             TypeError: a component returned something else than a variable, an array, or a tuple or
                 list of them; None, if it has no ``return``.
             ValueError: there is no component, or what goes to or from a component of this rank has
-                no other end here.
+                no counterpart here.
         """
         here = self._comm.rank
         if not self._routes or len(self._routes) != len(self):
             raise ValueError(f"rank {here}: add each component with add_link, and at least one")
         outputs: Any = None
-        delegate: Variable | None = None  # leads back to all that was sent and received so far
-        not_twice_differentiable = True  # unless that begins with something that this rank sent
-        own: deque[Any] = deque()
+        delegate: Variable | None = None  # depends on all that was sent and received so far
+        not_twice_differentiable = True  # unless this rank sent before it received
+        local: deque[Any] = deque()  # sent to a later component of this rank
         for index, (link, (rank_in, rank_out)) in enumerate(zip(self, self._routes, strict=True)):
             arguments = inputs
             if rank_in is not None:
                 received = []
                 for rank in rank_in:
                     if rank == here:
-                        received.append(_take_own(own, here))
+                        if not local:
+                            raise ValueError(
+                                f"rank {here}: a component receives from its own rank {here}, and "
+                                f"no earlier one has rank_out={here} for it"
+                            )
+                        received.append(local.popleft())
                     else:
                         variables, node = recv_variables(
                             self._comm,
@@ -139,11 +145,11 @@ class MultiNodeChainList(chainer.ChainList):
                 continue
             for rank in rank_out:
                 if rank == here:
-                    own.append(returned)
+                    local.append(returned)
                 else:
                     not_twice_differentiable &= delegate is not None
                     delegate = send(connect_outputs(delegate, returned), self._comm, rank)
-        if own:
+        if local:
             raise ValueError(
                 f"rank {here}: a component sends to its own rank {here}, and no later one has "
                 f"rank_in={here}"
@@ -162,12 +168,3 @@ def _check_returned(returned: Any, component: str) -> None:
             f"{component} must return a variable, an array, or a tuple or list of them, got "
             f"{wrong[0] if wrong else 'an empty one'}"
         )
-
-
-def _take_own(own: deque[Any], here: int) -> Any:
-    if not own:
-        raise ValueError(
-            f"rank {here}: a component receives from its own rank {here}, and no earlier one has "
-            f"rank_out={here} for it"
-        )
-    return own.popleft()

@@ -44,7 +44,7 @@ def create_mnbn_model(
     check_backend(communication_backend)
     if not isinstance(link, chainer.Link):
         raise TypeError(f"rank {comm.rank}: link must be a chainer.Link, got {type(link).__name__}")
-    # What a deep copy shall not copy is entered as its own copy.
+    # Objects that the deep copy must share are entered as copies of themselves.
     memo: dict[int, Any] = {}
     pairs: list[tuple[chainer.Link, chainer.Link]] = []
     for path, part in link.namedlinks():
@@ -52,7 +52,7 @@ def create_mnbn_model(
         kind: Any = type(part)
         if kind is L.BatchNormalization:
             kind = MultiNodeBatchNormalization
-        elif not isinstance(part, chainer.Sequential):  # whose own way to copy refuses lambdas
+        elif not isinstance(part, chainer.Sequential):  # whose copy method refuses lambdas
             _warn_about_subclass(path, part)
             continue
         if id(part) not in memo:

@@ -30,7 +30,7 @@ def create_multi_node_n_step_rnn(
     rank_in: int | None = None,
     rank_out: int | None = None,
 ) -> MultiNodeNStepRNN:
-    """Make a stacked RNN take its first states from another rank, and pass its last ones on.
+    """Make a stacked RNN receive its first states from another rank, and send its last ones to one.
 
     An encoder and a decoder on two ranks::
 
@@ -68,7 +68,7 @@ def create_multi_node_n_step_rnn(
 
 
 class MultiNodeNStepRNN(chainer.Chain):
-    """A stacked RNN whose states cross ranks.
+    """A stacked RNN that receives its first states, or sends its last ones.
 
     A call takes ``xs``, as ``actual_rnn`` does; before it the initial states (``hx, cx`` of an
     LSTM, ``hx`` of the others) may be given if there is no ``rank_in``. It returns what
