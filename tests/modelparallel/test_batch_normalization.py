@@ -315,7 +315,8 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm):
 @pytest.mark.sizes(2, 3, 4)
 def test_ranks_that_differ_raise_on_all(comm):
     channels = MultiNodeBatchNormalization(3 + (comm.rank == 1), comm)
-    with pytest.raises(RankMismatchError, match=r"\(3,\) on ranks? 0.*; float32 \(4,\) on ranks? 1"):
+    text = r"\(3,\) on ranks? 0.*; float32 \(4,\) on ranks? 1"
+    with pytest.raises(RankMismatchError, match=text):
         channels(np.ones((2, channels.avg_mean.size), "f"))
     link = MultiNodeBatchNormalization(3, comm)
     x = Variable(np.ones((2, 3), "f"))
