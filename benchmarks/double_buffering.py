@@ -27,7 +27,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+import jobs
+from jobs import RESULT
+
 INSIDE = "CHAINERMN_BENCHMARK_DOUBLE"  # set for the ranks
 RANKS = {"alpha": 1, "beta": 1}
 MODES = ("alone", "synchronous", "double buffering")
@@ -39,9 +41,7 @@ TRIAL_UNITS = 500
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = jobs.parser(__doc__)
     parser.add_argument("--rate", default="1gbit", help="what each host may send (1gbit)")
     parser.add_argument("--model", default="ResNet-50", metavar="NAME", help="of shapes.py")
     parser.add_argument("--communicator", default="hierarchical")
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="steps timed in a turn (3)")
     parser.add_argument("--repeat", type=int, default=5, help="rounds (5)")
     parser.add_argument(
-        "--json", type=Path, default=ROOT / "result" / "double_buffering.json", metavar="FILE"
+        "--json", type=Path, default=RESULT / "double_buffering.json", metavar="FILE"
     )
     parser.add_argument("--timeout", type=float, default=550, help="seconds for the whole run")
     args = parser.parse_args()
@@ -65,23 +65,9 @@ def arguments() -> argparse.Namespace:
 
 def launch(args: argparse.Namespace) -> int:
     """Make the hosts and run this script on their ranks; return mpiexec's exit status."""
-    sys.path.insert(0, str(ROOT))
-    from tests.support.virtual_hosts import Cluster, missing
-
-    lacking = missing()
-    if lacking:
-        raise SystemExit(f"no hosts can be made here: {lacking}")
-    with Cluster(tuple(RANKS)) as cluster:
-        cluster.limit(args.rate)
-        job = cluster.job(
-            RANKS,
-            *(Path(__file__).resolve(), *sys.argv[1:], "--json", args.json),
-            environment={INSIDE: "1", "OMP_NUM_THREADS": "1"},
-            seconds=args.timeout,
-        )
-    print(job.out, end="")
-    print(job.err, end="", file=sys.stderr)
-    return 124 if job.returncode is None else job.returncode
+    files = ["--json", args.json]
+    environment = {INSIDE: "1", "OMP_NUM_THREADS": "1"}
+    return jobs.start_on_hosts(RANKS, files, environment, args.rate, args.timeout)
 
 
 def work_in_blas(units: int) -> None:

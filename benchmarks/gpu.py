@@ -20,8 +20,7 @@ import numpy as np
 import peers
 from limits import AT_LEAST, judge
 from mpi4py import MPI
-from report import limits_table, number
-from rich.box import SIMPLE_HEAD
+from report import limits_table, new_table, number
 from rich.console import Console
 from rich.table import Table
 from shapes import Shapes, resnet50
@@ -213,9 +212,7 @@ def bundled(
 
 
 def _kernels_table(rates: dict[str, dict[str, np.ndarray]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("GB/s read and written", no_wrap=True)
-    table.add_column("median", justify="right")
+    table = new_table("GB/s read and written", ("median",))
     for wire, found in rates.items():
         for name, rate in found.items():
             table.add_row(f"{name}, wire {wire}", f"{np.median(rate):.0f}")
@@ -223,10 +220,7 @@ def _kernels_table(rates: dict[str, dict[str, np.ndarray]]) -> Table:
 
 
 def _calls_table(title: str, ms: dict[str, np.ndarray]) -> Table:
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title=title)
-    table.add_column("milliseconds", no_wrap=True)
-    for column in ("median", "x NCCL", "x bundled"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = new_table("milliseconds", ("median", "x NCCL", "x bundled"), title)
     for name, times in ms.items():
         ratios = [
             number(float(np.median(times / ms[peer]))) if peer in ms else ""

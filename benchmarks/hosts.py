@@ -16,16 +16,15 @@ import signal
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "result"
+import jobs
+from jobs import RESULT
+
 RANKS = {"alpha": 2, "beta": 2}
 INSIDE = "CHAINERMN_BENCHMARK_HOSTS"  # set for the ranks
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = jobs.parser(__doc__)
     parser.add_argument("--rate", default="1gbit", help="what each host may send (1gbit)")
     parser.add_argument("--model", default="ResNet-50", metavar="NAME", help="of shapes.py")
     parser.add_argument("--repeat", type=int, default=9, help="rounds (9)")
@@ -39,24 +38,9 @@ def arguments() -> argparse.Namespace:
 
 def launch(args: argparse.Namespace) -> int:
     """Make the hosts and run this script on their ranks; return mpiexec's exit status."""
-    sys.path.insert(0, str(ROOT))
-    from tests.support.virtual_hosts import Cluster, missing
-
-    lacking = missing()
-    if lacking:
-        raise SystemExit(f"no hosts can be made here: {lacking}")
     files = ["--json", args.json, "--plot", args.plot]
-    with Cluster(tuple(RANKS)) as cluster:
-        cluster.limit(args.rate)
-        job = cluster.job(
-            RANKS,
-            *(Path(__file__).resolve(), *sys.argv[1:], *files),
-            environment={INSIDE: "1", "TERM": "dumb", "COLUMNS": "110"},
-            seconds=args.timeout,
-        )
-    print(job.out, end="")
-    print(job.err, end="", file=sys.stderr)
-    return 124 if job.returncode is None else job.returncode
+    environment = {INSIDE: "1", "TERM": "dumb", "COLUMNS": "110"}
+    return jobs.start_on_hosts(RANKS, files, environment, args.rate, args.timeout)
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +71,26 @@ def measure(
 def time_one(contestant: peers.Contestant, comm: MPI.Intracomm, realtime: bool) -> float:
     """Seconds that one call took on this rank."""
     contestant.prepare()
+    call = contestant.call if comm.rank == 0 or not contestant.alone else None
     with priority(realtime):
-        return _time_call(contestant, comm)
+        return time_call(call, comm, sleeps=contestant.alone)
 
 
-def _time_call(contestant: peers.Contestant, comm: MPI.Intracomm) -> float:
+def time_call(call: Callable[[], Any] | None, comm: MPI.Intracomm, sleeps: bool) -> float:
+    """Return the seconds that a call took on this rank, which all ranks begin together.
+
+    Args:
+        call: None on ranks that have nothing to do.
+        comm: all ranks.
+        sleeps: whether ranks sleep until all are done; in a barrier they would keep a core busy.
+    """
     comm.Barrier()
     took = 0.0
-    if comm.rank == 0 or not contestant.alone:
+    if call is not None:
         start = time.perf_counter()
-        contestant.call()
+        _kept = call()  # what it returned is freed after the time was taken
         took = time.perf_counter() - start
-    if contestant.alone:  # a rank that waits in a barrier would keep its core busy
+    if sleeps:
         done = comm.Ibarrier()
         while not done.Test():
             time.sleep(NAP_SECONDS)

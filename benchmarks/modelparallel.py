@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from allreduce import RANK_VARIABLES, RESULT, THREADS, end_after, start
+import jobs
+from jobs import RESULT
 
 # Floats that travel: small enough for the calls themselves to count, and 64 MB.
 SMALL, LARGE = (1, 1024, 16_384), 16 << 20
@@ -33,9 +33,7 @@ MOST_OVER_LOCAL_US = 200
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = jobs.parser(__doc__)
     parser.add_argument("--repeat", type=int, default=200, help="calls (200; 64 MB: a tenth)")
     parser.add_argument("--realtime", action="store_true", help="see allreduce.py; needs root")
     parser.add_argument("--json", type=Path, default=RESULT / "modelparallel.json", metavar="FILE")
@@ -250,15 +248,5 @@ def report(results: list[Any]) -> None:
         )
 
 
-def main() -> int:
-    args = arguments()
-    if not any(variable in os.environ for variable in RANK_VARIABLES):
-        return start(2, [], args.timeout)
-    end_after(args.timeout)
-    for variable in THREADS:
-        os.environ.setdefault(variable, "1")  # before NumPy loads its BLAS
-    return 0 if run(args) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(jobs.start_and_run(arguments(), 2, run))
