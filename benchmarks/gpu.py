@@ -5,7 +5,7 @@
 
 The kernels must reach 80 % of the copy's bandwidth; the device's own clock times them, by CUDA's
 events. A whole call is timed by the host's, as its caller waits for it, on the slowest rank. All
-contestants take turns, round after round, and ratios are taken round by round.
+cases take turns, round after round, and ratios are taken round by round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMES = ("pure_nccl", "hierarchical", "two_dimensional", "flat", "naive")
 WIRES = ("float32", "float16")
 RAW, BUNDLED = "NCCL's allReduce of one buffer", "bundled pure_nccl"
 
-Contestants = dict[str, Callable[[], Any]]
+Cases = dict[str, Callable[[], Any]]
 
 
 def main() -> None:
@@ -101,14 +101,14 @@ def copy_on_device(source: Any, target: Any) -> None:
     runtime.memcpyAsync(there, here, source.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
 
 
-def on_device(contestants: Contestants) -> dict[str, np.ndarray]:
+def on_device(cases: Cases) -> dict[str, np.ndarray]:
     """Milliseconds that a launch takes the device, in each round; all go to the current stream."""
     import cupy
 
-    ms = {name: np.zeros(ROUNDS) for name in contestants}
+    ms = {name: np.zeros(ROUNDS) for name in cases}
     stream = devices.current_stream()
     for turn in range(-1, ROUNDS):  # the first, which compiles, doesn't count
-        for name, launch in contestants.items():
+        for name, launch in cases.items():
             start, stop = cupy.cuda.Event(), cupy.cuda.Event()
             launch()  # keeps the device busy until the host has put the others in its queue
             start.record(stream)
@@ -145,7 +145,7 @@ def whole_calls(
     params = [(f"/p{i:03}", SimpleNamespace(data=g, grad=g)) for i, g in enumerate(grads)]
     model = SimpleNamespace(namedparams=lambda: iter(params))
     comms = {name: create_communicator(name, allreduce_grad_dtype=wire) for name in NAMES}
-    calls: Contestants = {name: partial(c.allreduce_grad, model) for name, c in comms.items()}
+    calls: Cases = {name: partial(c.allreduce_grad, model) for name, c in comms.items()}
     notes = [f"{name}: WRONG" for name, call in calls.items() if not is_mean(world, grads, call)]
     nccl = NcclTransport(world) if world.size > 1 else None
     if nccl is not None:

@@ -3,7 +3,7 @@
     python benchmarks/hosts.py
 
 The hosts are namespaces of this machine (`tests/cluster/virtual_hosts.py`), so it needs root,
-iproute2 and openssh-server. All contestants take turns, round after round, and ratios are taken
+iproute2 and openssh-server. All cases take turns, round after round, and ratios are taken
 round by round. The link's limit is measured among them: two ranks that swap the model's bytes.
 """
 

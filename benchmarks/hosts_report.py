@@ -39,7 +39,7 @@ def document(
         hosts: the host of each rank.
         rate: what each host may send.
         model, floats: its name and size.
-        rounds: how often each contestant had its turn.
+        rounds: how often each case had its turn.
         rows: what `measure` returned.
     """
     ms = {row["name"]: np.array(row["ms"]) for row in rows}

@@ -46,7 +46,7 @@ def travel(comm: Any, floats: int) -> list[Any]:
     import numpy as np
     from chainer import FunctionNode, Variable
     from mpi4py import MPI
-    from peers import Contestant
+    from peers import Case
 
     from chainermn_comm import create_communicator
     from chainermn_modelparallel import recv, send
@@ -112,9 +112,9 @@ def travel(comm: Any, floats: int) -> list[Any]:
         return bool(comm.allreduce(np.array_equal(found["array"], expected), MPI.LAND))
 
     return [
-        Contestant("raw MPI", "mpi", found.clear, raw, right),
-        Contestant("in Chainer's functions", "peer", found.clear, bare, right),
-        Contestant("send and recv", "ours", found.clear, ours, right),
+        Case("raw MPI", "mpi", found.clear, raw, right),
+        Case("in Chainer's functions", "peer", found.clear, bare, right),
+        Case("send and recv", "ours", found.clear, ours, right),
     ]
 
 
@@ -124,7 +124,7 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
     import numpy as np
     from chainer import Variable
     from mpi4py import MPI
-    from peers import Contestant
+    from peers import Case
 
     from chainermn_comm import create_communicator
     from chainermn_modelparallel import MultiNodeBatchNormalization
@@ -134,7 +134,7 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
     whole, gy = random.standard_normal((2, 2, *shape)).astype("f")
     found: dict[str, Any] = {}
 
-    def contestant(name: str, kind: str, link: Any, expected: Callable[[], Any]) -> Contestant:
+    def case(name: str, kind: str, link: Any, expected: Callable[[], Any]) -> Case:
         def call() -> None:
             link.cleargrads()
             x = Variable(whole[comm.rank])
@@ -147,7 +147,7 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
             close = np.allclose(found["gx"], expected(), atol=1e-4)
             return bool(comm.allreduce(close, MPI.LAND))
 
-        return Contestant(name, kind, found.clear, call, right)
+        return Case(name, kind, found.clear, call, right)
 
     def gradient(data: Any, gy: Any) -> Any:
         x = Variable(data)
@@ -158,13 +158,13 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
 
     both = gradient(whole.reshape(-1, *shape[1:]), gy.reshape(-1, *shape[1:]))
     return [
-        contestant(
+        case(
             "local",
             "peer",
             L.BatchNormalization(shape[1]),
             lambda: gradient(whole[comm.rank], gy[comm.rank]),
         ),
-        contestant(
+        case(
             "multi-node",
             "ours",
             MultiNodeBatchNormalization(shape[1], communicator),
@@ -174,9 +174,9 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
 
 
 def compare(
-    title: str, contestants: list[Any], comm: Any, args: argparse.Namespace, in_a_row: int
+    title: str, cases: list[Any], comm: Any, args: argparse.Namespace, in_a_row: int
 ) -> Any:
-    """Time contestants (collective): milliseconds, and by how much the first and last differ."""
+    """Time cases (collective): milliseconds, and by how much the first and last differ."""
     import numpy as np
     from measure import measure
 
@@ -188,7 +188,7 @@ def compare(
         return calls
 
     rows = measure(
-        [replace(one, call=row_of(one.call)) for one in contestants],
+        [replace(one, call=row_of(one.call)) for one in cases],
         comm,
         max(3, args.repeat // 10),
         args.realtime,

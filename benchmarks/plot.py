@@ -1,4 +1,4 @@
-"""The times as a picture: a panel for each model, a row for each contestant."""
+"""The times as a picture: a panel for each model, a row for each case."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def draw_rows(
     remark: Callable[[dict[str, Any]], str] = lambda row: "",
     scale: float = 1,
 ) -> None:
-    """Draw a row for each contestant: its median, quartiles and extremes.
+    """Draw a row for each case: its median, quartiles and extremes.
 
     Args:
         axes: an empty panel.

@@ -35,7 +35,7 @@ def document(
 
     Args:
         cores: for each rank its host and the cores that it may use.
-        rounds: how often each contestant had its turn.
+        rounds: how often each case had its turn.
         realtime: whether it had its core to itself then.
         models: for each its name and sizes, the bytes moved, and what `measure` returned.
     """
@@ -228,7 +228,7 @@ def title(model: dict[str, Any]) -> str:
 
 
 def cells(row: dict[str, Any], reference: str) -> list[str]:
-    """A contestant's row of a table; ``reference`` is the key of its ratio to the first peer."""
+    """A case's row of a table; ``reference`` is the key of its ratio to the first peer."""
     return [
         f"[bold]{row['name']}[/]" if row["kind"] == "ours" else row["name"],
         number(row["median_ms"]),
@@ -243,7 +243,7 @@ def cells(row: dict[str, Any], reference: str) -> list[str]:
 def times_table(
     rows: list[dict[str, Any]], reference: str, peer: str, title: str | None = None
 ) -> Table:
-    """Return the times of all contestants; see :func:`cells` for ``reference``, named ``peer``."""
+    """Return the times of all cases; see :func:`cells` for ``reference``, named ``peer``."""
     columns = ("median", "min - max", f"x {peer}", "x bundled", "+ MB", "right")
     table = new_table("milliseconds", columns, title)
     for row in rows:

@@ -3,7 +3,7 @@
     python benchmarks/scatter.py              starts four ranks by itself
     mpiexec -n 2 python benchmarks/scatter.py
 
-All contestants take turns, in another order each round, and each twice in its turn: memory that was
+All cases take turns, in another order each round, and each twice in its turn: memory that was
 just freed is faster to get than memory that nobody had for a while, above all in a virtual machine.
 Memory added is what a node's ranks together have more than before, as proportional set size, once
 each rank has read its part: pages that several map count once. Exits 1 where a limit doesn't hold.
@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def contestants(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
+def cases(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
     """What is timed, by name; each returns what holds the memory."""
     os.environ["CHAINERMN_USE_BUNDLED"] = "1"  # `import chainermn` is Chainer's own
     import chainermn  # type: ignore[import-untyped,unused-ignore]
@@ -105,7 +105,7 @@ def verdicts(took: dict[str, Any], memory: dict[str, float]) -> list[dict[str, A
     """What must hold, and whether it does.
 
     Args:
-        took: seconds by contestant, of shape (rounds, 2).
+        took: seconds by case, of shape (rounds, 2).
         memory: what each adds, as a multiple of the array.
     """
     import numpy as np
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> bool:
     shape = rows, ROW_FLOATS
     whole = np.random.default_rng(0).random(shape, np.float32) if comm.rank == 0 else None
     nbytes = rows * ROW_FLOATS * 4
-    calls = contestants(comm, whole)
+    calls = cases(comm, whole)
     memory = {name: grown(comm, call) / nbytes for name, call in calls.items()}
     took: dict[str, list[list[float]]] = {name: [] for name in calls}
     names = list(calls)

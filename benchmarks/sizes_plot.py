@@ -1,4 +1,4 @@
-"""Time against bytes as a picture: a line for each contestant, and below it bytes a second."""
+"""Time against bytes as a picture: a line for each case, and below it bytes a second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, f
 
     Args:
         results: what `report.of_sizes` says of each size.
-        limits: contestants that bound the others, the tightest first.
+        limits: cases that bound the others, the tightest first.
         heading: when, on what, and how.
         file: is overwritten.
     """
