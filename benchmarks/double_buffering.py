@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -30,7 +28,6 @@ from typing import Any
 import jobs
 from jobs import RESULT
 
-INSIDE = "CHAINERMN_BENCHMARK_DOUBLE"  # set for the ranks
 RANKS = {"alpha": 1, "beta": 1}
 MODES = ("alone", "synchronous", "double buffering")
 # What must hold for the medians over rounds: of what is hidden of steps in BLAS, and of double
@@ -58,16 +55,7 @@ def arguments() -> argparse.Namespace:
         "--json", type=Path, default=RESULT / "double_buffering.json", metavar="FILE"
     )
     parser.add_argument("--timeout", type=float, default=550, help="seconds for the whole run")
-    args = parser.parse_args()
-    args.json = args.json.resolve()
-    return args
-
-
-def launch(args: argparse.Namespace) -> int:
-    """Make the hosts and run this script on their ranks; return mpiexec's exit status."""
-    files = ["--json", args.json]
-    environment = {INSIDE: "1", "OMP_NUM_THREADS": "1"}
-    return jobs.start_on_hosts(RANKS, files, environment, args.rate, args.timeout)
+    return parser.parse_args()
 
 
 def work_in_blas(units: int) -> None:
@@ -220,13 +208,6 @@ def print_table(results: dict[str, Any]) -> None:
     Console().print(limits_table([limit for row in results.values() for limit in row["limits"]]))
 
 
-def main() -> int:
-    args = arguments()
-    if INSIDE not in os.environ:
-        return launch(args)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # when it has lasted too long
-    return 0 if run(args) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    threads = {"OMP_NUM_THREADS": "1"}
+    sys.exit(jobs.start_on_hosts_and_run(arguments(), RANKS, run, ["json"], threads))

@@ -10,9 +10,6 @@ round by round. The link's limit is measured among them: two ranks that swap the
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -20,7 +17,6 @@ import jobs
 from jobs import RESULT
 
 RANKS = {"alpha": 2, "beta": 2}
-INSIDE = "CHAINERMN_BENCHMARK_HOSTS"  # set for the ranks
 
 
 def arguments() -> argparse.Namespace:
@@ -31,27 +27,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=RESULT / "hosts.json", metavar="FILE")
     parser.add_argument("--plot", type=Path, default=RESULT / "hosts.png", metavar="FILE")
     parser.add_argument("--timeout", type=float, default=700, help="seconds for the whole run")
-    args = parser.parse_args()
-    args.json, args.plot = args.json.resolve(), args.plot.resolve()
-    return args
+    return parser.parse_args()
 
 
-def launch(args: argparse.Namespace) -> int:
-    """Make the hosts and run this script on their ranks; return mpiexec's exit status."""
-    files = ["--json", args.json, "--plot", args.plot]
-    environment = {INSIDE: "1", "TERM": "dumb", "COLUMNS": "110"}
-    return jobs.start_on_hosts(RANKS, files, environment, args.rate, args.timeout)
+def run(args: argparse.Namespace) -> bool:
+    import over_hosts
 
-
-def main() -> int:
-    args = arguments()
-    if INSIDE not in os.environ:
-        return launch(args)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # when it has lasted too long
-    from over_hosts import run
-
-    return 0 if run(args) else 1
+    return over_hosts.run(args)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    text = {"TERM": "dumb", "COLUMNS": "110"}
+    sys.exit(jobs.start_on_hosts_and_run(arguments(), RANKS, run, ["json", "plot"], text))

@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "result"
 # Set by the process managers of MPICH and its kin, of Open MPI, and of Slurm's PMIx.
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+# Set for the ranks of `start_on_hosts_and_run`.
+ON_HOSTS = "CHAINERMN_BENCHMARK_ON_HOSTS"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 GRACE_SECONDS = 5.0  # between the stacks and the end, for every rank to print its own
 
@@ -83,33 +85,39 @@ def end_after(seconds: float) -> None:
     timer.start()
 
 
-def start_on_hosts(
+def start_on_hosts_and_run(
+    args: argparse.Namespace,
     ranks: Mapping[str, int],
-    arguments: Sequence[object],
+    run: Callable[[argparse.Namespace], bool],
+    files: Sequence[str],
     environment: Mapping[str, str],
-    rate: str,
-    timeout: float,
 ) -> int:
-    """Make hosts and run this script on their ranks; return mpiexec's exit status.
+    """Make hosts and run this script on their ranks, or run as one of these; return the status.
 
     Args:
+        args: of the script; ``rate`` is what each host may send, such as ``"1gbit"``, and
+            ``timeout`` the seconds for the whole run.
         ranks: how many ranks each host has, by its name.
-        arguments: after the script's own.
+        run: the benchmark, on a rank.
+        files: arguments that name files, which the ranks must find from any folder.
         environment: variables of the ranks.
-        rate: what each host may send, such as ``"1gbit"``.
-        timeout: seconds for the whole run.
     """
+    if ON_HOSTS in os.environ:
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # when it has lasted too long
+        return 0 if run(args) else 1
     sys.path.insert(0, str(ROOT))
     from tests.support.virtual_hosts import Cluster, missing
 
     lacking = missing()
     if lacking:
         raise SystemExit(f"no hosts can be made here: {lacking}")
+    words = [Path(sys.argv[0]).resolve(), *sys.argv[1:]]
+    for name in files:
+        words += [f"--{name}", getattr(args, name).resolve()]
     with Cluster(tuple(ranks)) as cluster:
-        cluster.limit(rate)
-        script = Path(sys.argv[0]).resolve()
-        words = (script, *sys.argv[1:], *arguments)
-        job = cluster.job(dict(ranks), *words, environment=dict(environment), seconds=timeout)
+        cluster.limit(args.rate)
+        variables = {ON_HOSTS: "1", **environment}
+        job = cluster.job(dict(ranks), *words, environment=variables, seconds=args.timeout)
     print(job.out, end="")
     print(job.err, end="", file=sys.stderr)
     return 124 if job.returncode is None else job.returncode
