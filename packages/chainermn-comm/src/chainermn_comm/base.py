@@ -30,11 +30,14 @@ class CommunicatorBase(ABC):
     same order. An *array* is anything that NumPy can put in a buffer: any shape,
     memory order and dtype but ``object``; a scalar; or a tuple or list of arrays,
     which arrives as a tuple. Methods ending in ``_obj`` carry any picklable object.
+
+    Attributes:
+        reserved_tag: tag of messages between the library's own functions, such as the gradients
+            that ``functions.recv`` sends back by :meth:`send_noted`. Communicators made by
+            ``create_communicator`` have one that :meth:`send` and :meth:`recv` refuse; elsewhere
+            it is the greatest tag that every MPI has, less one, and not for users.
     """
 
-    # Tag of messages between the library's own functions, such as gradients that `functions.recv`
-    # sends back. This is the greatest tag that every MPI has, less one; communicators made by
-    # `create_communicator` have one that `send` and `recv` don't take.
     reserved_tag: int = 32766
 
     # Where this process is.
