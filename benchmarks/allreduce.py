@@ -5,7 +5,7 @@
 
 The gradients are those of some models and, for time against bytes, single arrays.
 
-All contestants take turns, round after round, since a shared machine changes within seconds:
+All cases take turns, round after round, since a shared machine changes within seconds:
 a figure is to be compared with its neighbours of the same run, and ratios are taken round by
 round before their median.
 """
@@ -13,27 +13,15 @@ round before their median.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import faulthandler
-import os
-import shutil
-import signal
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
-RESULT = Path(__file__).resolve().parents[1] / "result"
-# Set by the process managers of MPICH and its kin, of Open MPI, and of Slurm's PMIx.
-RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-GRACE_SECONDS = 5.0  # between the stacks and the end, for every rank to print its own
+import jobs
+from jobs import RESULT
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = jobs.parser(__doc__)
     parser.add_argument(
         "--ranks",
         type=int,
@@ -71,14 +59,14 @@ def arguments() -> argparse.Namespace:
 
 def launch(args: argparse.Namespace) -> int:
     """Run this script on each number of ranks; return mpiexec's first bad exit status."""
-    status = start(args.ranks[0], [], args.timeout)
+    status = jobs.start(args.ranks[0], [], args.timeout)
     for ranks in args.ranks[1:] if args.only != "sizes" else []:
         files = [
             word
             for option in ("json", "plot")
             for word in (f"--{option}", str(beside(getattr(args, option), ranks)))
         ]
-        status = start(ranks, ["--only", "models", *files], args.timeout) or status
+        status = jobs.start(ranks, ["--only", "models", *files], args.timeout) or status
     return status
 
 
@@ -87,48 +75,15 @@ def beside(file: Path, addition: object) -> Path:
     return file.with_stem(f"{file.stem}-{addition}")
 
 
-def start(ranks: int, arguments: list[str], timeout: float) -> int:
-    """Run this script on so many ranks, with arguments after its own; return mpiexec's status."""
-    from_wheel = Path(sys.executable).with_name("mpiexec")
-    mpiexec = str(from_wheel) if from_wheel.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        raise SystemExit("no mpiexec found: install one, such as `pip install mpich`")
-    command = [mpiexec, "-n", str(ranks), sys.executable, *sys.argv, *arguments]
-    # The ranks can't know: MPICH gives them a pipe in any case, Open MPI a terminal.
-    colour = {"FORCE_COLOR": "1"} if sys.stdout.isatty() else {"TERM": "dumb"}
-    columns = {"COLUMNS": str(max(110, shutil.get_terminal_size().columns))}
-    environment = os.environ | dict.fromkeys(THREADS, "1") | colour | columns
-    process = subprocess.Popen(command, env=environment)
-    try:
-        return process.wait(timeout + 2 * GRACE_SECONDS)
-    finally:  # the ranks end by themselves; this is for an mpiexec that doesn't
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_SECONDS)
-            process.kill()
+def run(args: argparse.Namespace) -> bool:
+    import ranks
 
-
-def end_after(seconds: float) -> None:
-    """Print this rank's stacks after so many seconds and end the job."""
-    # By a signal: a thread that reads the main one's frames while that runs on may crash.
-    faulthandler.register(signal.SIGALRM)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    timer = threading.Timer(seconds + GRACE_SECONDS, os._exit, (124,))
-    timer.daemon = True
-    timer.start()
+    return ranks.run(args)
 
 
 def main() -> int:
     args = arguments()
-    if not any(variable in os.environ for variable in RANK_VARIABLES):
-        return launch(args)
-    end_after(args.timeout)
-    for variable in THREADS:
-        os.environ.setdefault(variable, "1")  # before NumPy loads its BLAS
-    from ranks import run
-
-    return 0 if run(args) else 1
+    return jobs.run_as_rank(args, run) if jobs.is_rank() else launch(args)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,18 @@ others share the machine.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jobs
+
 LIMIT = 0.1
 ARRAYS = 160  # as many as ResNet-50's parameters
 POLL_SECONDS = 0.02
+TIMEOUT_SECONDS = 1800
 
 
 def main() -> int:
@@ -32,16 +34,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; made and removed")
     parser.add_argument("--realtime", action="store_true", help="see allreduce.py; needs root")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
+    if jobs.is_rank():
         return measure(options.megabytes, options.rounds, options.folder, options.realtime)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        arguments = [f"--megabytes={options.megabytes}", f"--rounds={options.rounds}"]
-        mpiexec = Path(sys.executable).parent / "mpiexec"
-        command = [mpiexec, "-n", options.ranks, sys.executable, __file__, "--measure"]
-        command += [*arguments, f"--folder={folder}", *["--realtime"] * options.realtime]
-        return subprocess.run(list(map(str, command)), timeout=1800).returncode
+        return jobs.start(options.ranks, [f"--folder={folder}"], TIMEOUT_SECONDS)
 
 
 def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:

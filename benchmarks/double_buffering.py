@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -27,8 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-INSIDE = "CHAINERMN_BENCHMARK_DOUBLE"  # set for the ranks
+import jobs
+from jobs import RESULT
+
 RANKS = {"alpha": 1, "beta": 1}
 MODES = ("alone", "synchronous", "double buffering")
 # What must hold for the medians over rounds: of what is hidden of steps in BLAS, and of double
@@ -39,9 +38,7 @@ TRIAL_UNITS = 500
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = jobs.parser(__doc__)
     parser.add_argument("--rate", default="1gbit", help="what each host may send (1gbit)")
     parser.add_argument("--model", default="ResNet-50", metavar="NAME", help="of shapes.py")
     parser.add_argument("--communicator", default="hierarchical")
@@ -55,33 +52,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="steps timed in a turn (3)")
     parser.add_argument("--repeat", type=int, default=5, help="rounds (5)")
     parser.add_argument(
-        "--json", type=Path, default=ROOT / "result" / "double_buffering.json", metavar="FILE"
+        "--json", type=Path, default=RESULT / "double_buffering.json", metavar="FILE"
     )
     parser.add_argument("--timeout", type=float, default=550, help="seconds for the whole run")
-    args = parser.parse_args()
-    args.json = args.json.resolve()
-    return args
-
-
-def launch(args: argparse.Namespace) -> int:
-    """Make the hosts and run this script on their ranks; return mpiexec's exit status."""
-    sys.path.insert(0, str(ROOT))
-    from tests.support.virtual_hosts import Cluster, missing
-
-    lacking = missing()
-    if lacking:
-        raise SystemExit(f"no hosts can be made here: {lacking}")
-    with Cluster(tuple(RANKS)) as cluster:
-        cluster.limit(args.rate)
-        job = cluster.job(
-            RANKS,
-            *(Path(__file__).resolve(), *sys.argv[1:], "--json", args.json),
-            environment={INSIDE: "1", "OMP_NUM_THREADS": "1"},
-            seconds=args.timeout,
-        )
-    print(job.out, end="")
-    print(job.err, end="", file=sys.stderr)
-    return 124 if job.returncode is None else job.returncode
+    return parser.parse_args()
 
 
 def work_in_blas(units: int) -> None:
@@ -234,13 +208,6 @@ def print_table(results: dict[str, Any]) -> None:
     Console().print(limits_table([limit for row in results.values() for limit in row["limits"]]))
 
 
-def main() -> int:
-    args = arguments()
-    if INSIDE not in os.environ:
-        return launch(args)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # when it has lasted too long
-    return 0 if run(args) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    threads = {"OMP_NUM_THREADS": "1"}
+    sys.exit(jobs.start_on_hosts_and_run(arguments(), RANKS, run, ["json"], threads))

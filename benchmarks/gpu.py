@@ -5,7 +5,7 @@
 
 The kernels must reach 80 % of the copy's bandwidth; the device's own clock times them, by CUDA's
 events. A whole call is timed by the host's, as its caller waits for it, on the slowest rank. All
-contestants take turns, round after round, and ratios are taken round by round.
+cases take turns, round after round, and ratios are taken round by round.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 import peers
 from limits import AT_LEAST, judge
 from mpi4py import MPI
-from report import limits_table, number
-from rich.box import SIMPLE_HEAD
+from report import limits_table, new_table, number
 from rich.console import Console
 from rich.table import Table
 from shapes import Shapes, resnet50
@@ -39,7 +38,7 @@ NAMES = ("pure_nccl", "hierarchical", "two_dimensional", "flat", "naive")
 WIRES = ("float32", "float16")
 RAW, BUNDLED = "NCCL's allReduce of one buffer", "bundled pure_nccl"
 
-Contestants = dict[str, Callable[[], Any]]
+Cases = dict[str, Callable[[], Any]]
 
 
 def main() -> None:
@@ -103,14 +102,14 @@ def copy_on_device(source: Any, target: Any) -> None:
     runtime.memcpyAsync(there, here, source.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
 
 
-def on_device(contestants: Contestants) -> dict[str, np.ndarray]:
+def on_device(cases: Cases) -> dict[str, np.ndarray]:
     """Milliseconds that a launch takes the device, in each round; all go to the current stream."""
     import cupy
 
-    ms = {name: np.zeros(ROUNDS) for name in contestants}
+    ms = {name: np.zeros(ROUNDS) for name in cases}
     stream = devices.current_stream()
     for turn in range(-1, ROUNDS):  # the first, which compiles, doesn't count
-        for name, launch in contestants.items():
+        for name, launch in cases.items():
             start, stop = cupy.cuda.Event(), cupy.cuda.Event()
             launch()  # keeps the device busy until the host has put the others in its queue
             start.record(stream)
@@ -147,7 +146,7 @@ def whole_calls(
     params = [(f"/p{i:03}", SimpleNamespace(data=g, grad=g)) for i, g in enumerate(grads)]
     model = SimpleNamespace(namedparams=lambda: iter(params))
     comms = {name: create_communicator(name, allreduce_grad_dtype=wire) for name in NAMES}
-    calls: Contestants = {name: partial(c.allreduce_grad, model) for name, c in comms.items()}
+    calls: Cases = {name: partial(c.allreduce_grad, model) for name, c in comms.items()}
     notes = [f"{name}: WRONG" for name, call in calls.items() if not is_mean(world, grads, call)]
     nccl = NcclTransport(world) if world.size > 1 else None
     if nccl is not None:
@@ -214,9 +213,7 @@ def bundled(
 
 
 def _kernels_table(rates: dict[str, dict[str, np.ndarray]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("GB/s read and written", no_wrap=True)
-    table.add_column("median", justify="right")
+    table = new_table("GB/s read and written", ("median",))
     for wire, found in rates.items():
         for name, rate in found.items():
             table.add_row(f"{name}, wire {wire}", f"{np.median(rate):.0f}")
@@ -224,10 +221,7 @@ def _kernels_table(rates: dict[str, dict[str, np.ndarray]]) -> Table:
 
 
 def _calls_table(title: str, ms: dict[str, np.ndarray]) -> Table:
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title=title)
-    table.add_column("milliseconds", no_wrap=True)
-    for column in ("median", "x NCCL", "x bundled"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = new_table("milliseconds", ("median", "x NCCL", "x bundled"), title)
     for name, times in ms.items():
         ratios = [
             number(float(np.median(times / ms[peer]))) if peer in ms else ""

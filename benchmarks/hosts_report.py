@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +10,9 @@ import numpy as np
 import sizes_plot
 from limits import AT_LEAST, AT_MOST, judge, quartiles
 from peers import BUNDLED, LINK
-from plot import COLORS
-from report import cells, limits_table, machine, mpi_library, sizes_table
-from rich.box import SIMPLE_HEAD
+from plot import COLORS, draw_rows
+from report import environment, limits_table, sizes_table, times_table
 from rich.console import Console
-from rich.table import Table
 
 STREAMS = ("two_dimensional", "hierarchical")
 # At least this part of what the link allows; float16 so many times as fast as float32; the
@@ -44,19 +39,12 @@ def document(
         hosts: the host of each rank.
         rate: what each host may send.
         model, floats: its name and size.
-        rounds: how often each contestant had its turn.
+        rounds: how often each case had its turn.
         rows: what `measure` returned.
     """
     ms = {row["name"]: np.array(row["ms"]) for row in rows}
     return {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": {
-            "Python": platform.python_version(),
-            "MPI": mpi_library(),
-            "NumPy": version("numpy"),
-            **{name: version(name) for name in ("mpi4py", "chainer", "chainermn-comm")},
-        },
+        **environment(),
         "hosts": hosts,
         "rate": rate,
         "model": model,
@@ -95,7 +83,7 @@ def publish(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
     draw(results, plot_file)
     console = Console(highlight=False)
     console.print(heading(results), soft_wrap=True)
-    console.print(_times(results))
+    console.print(times_table(results["contestants"], "over_link", "link"))
     console.print(limits_table(results["limits"]))
     print(f"{json_file}\n{plot_file}", flush=True)
 
@@ -120,16 +108,6 @@ def heading(results: dict[str, Any], what: str | None = None) -> str:
     )
 
 
-def _times(results: dict[str, Any]) -> Table:
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("milliseconds", no_wrap=True)
-    for column in ("median", "min - max", "x link", "x bundled", "+ MB", "right"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in results["contestants"]:
-        table.add_row(*cells(row, "over_link"))
-    return table
-
-
 def draw(results: dict[str, Any], file: Path) -> None:
     """Draw medians with quartiles and extremes into an image file."""
     import matplotlib
@@ -140,28 +118,11 @@ def draw(results: dict[str, Any], file: Path) -> None:
     rows = results["contestants"]
     figure, axes = plt.subplots(figsize=(9, 1.5 + 0.3 * len(rows)), layout="constrained")
     figure.suptitle(heading(results), fontsize=8, x=0.01, ha="left", wrap=True)
-    for y, row in enumerate(rows):
-        low, first, third, high = np.percentile(row["ms"], (0, 25, 75, 100)) / 1e3
-        color, median = COLORS[row["kind"]], row["median_ms"] / 1e3
-        axes.plot([low, high], [y, y], color=color, lw=1)
-        axes.plot([first, third], [y, y], color=color, lw=5, alpha=0.45, solid_capstyle="butt")
-        axes.plot(median, y, "o", color=color, ms=7)
-        if row["name"] == LINK:
-            axes.axvline(median, color=color, ls=":", lw=1.2, zorder=0)
-            axes.axvline(median / OF_THE_LINK, color=color, ls="--", lw=1.2, zorder=0)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    draw_rows(axes, rows, lambda row: f"{row['median_ms'] / 1e3:.3f} s", scale=1e-3)
+    limit = next(row["median_ms"] for row in rows if row["name"] == LINK) / 1e3
+    axes.axvline(limit, color=COLORS["copy"], ls=":", lw=1.2, zorder=0)
+    axes.axvline(limit / OF_THE_LINK, color=COLORS["copy"], ls="--", lw=1.2, zorder=0)
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds   ·   dotted: the link's limit; dashed: 90 % of it", fontsize=8)
-    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_fontweight("bold" if row["kind"] == "ours" else "normal")
-    right = axes.secondary_yaxis("right")
-    times = [f"{row['median_ms'] / 1e3:.3f} s" + "  WRONG" * (not row["right"]) for row in rows]
-    right.set_yticks(range(len(rows)), times, fontsize=9)
-    right.tick_params(length=0)
-    right.spines.right.set_visible(False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", alpha=0.25)
     figure.savefig(file, dpi=130)
     plt.close(figure)

@@ -13,10 +13,10 @@ AT_MOST, AT_LEAST = "at most", "at least"
 
 
 class Limit(NamedTuple):
-    """A contestant takes at most so many times what another takes, or is so many times as fast.
+    """A case takes at most so many times what another takes, or is so many times as fast.
 
     Attributes:
-        name: the contestant.
+        name: the case.
         reference: the other of the same run.
         sense: `AT_MOST`, of the ratio of its time to the other's, or `AT_LEAST`, of the inverse.
         bound: of that ratio.
@@ -32,7 +32,7 @@ class Limit(NamedTuple):
     model: str | None = None
 
     def judge(self, ms: dict[str, np.ndarray]) -> dict[str, Any]:
-        """See :func:`judge`; ``ms`` are the times of each round by contestant."""
+        """See :func:`judge`; ``ms`` are the times of each round by case."""
         if self.sense == AT_MOST:
             what, pair = f"{self.name}: time over that of", (self.name, self.reference)
         else:

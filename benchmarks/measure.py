@@ -1,4 +1,4 @@
-"""Times contestants in turn on this rank, and tells what their first calls add to its memory."""
+"""Times cases in turn on this rank, and tells what their first calls add to its memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ WARM_UP_CALLS = 10
 
 
 def measure(
-    contestants: list[peers.Contestant],
+    cases: list[peers.Case],
     comm: MPI.Intracomm,
     rounds: int,
     realtime: bool,
     warm_up: int = WARM_UP_CALLS,
 ) -> list[dict[str, Any]]:
-    """Time the contestants in turn, each once a round (collective).
+    """Time the cases in turn, each once a round (collective).
 
     It is called twice then, and the second call counts: as in a loop, its code and what it
     works on lie in the caches, whoever's turn was before.
@@ -37,52 +37,60 @@ def measure(
         the most that its first call added to a rank's memory, or None where unknown.
     """
     extra, right = [], []
-    for contestant in contestants:
+    for case in cases:
         before = forget_peak()
-        time_one(contestant, comm, realtime)  # not counted: the first call allocates
+        time_one(case, comm, realtime)  # not counted: the first call allocates
         grown = comm.allgather(peak() - before if before else None)
         extra.append(None if None in grown else max(grown))
-        right.append(contestant.right())
-    seconds = np.zeros((rounds, len(contestants)))
+        right.append(case.right())
+    seconds = np.zeros((rounds, len(cases)))
     gc.collect()
     gc.disable()
-    for contestant in contestants:
+    for case in cases:
         for _ in range(warm_up):
-            time_one(contestant, comm, realtime)
+            time_one(case, comm, realtime)
     for turn, i in np.ndindex(seconds.shape):
-        time_one(contestants[i], comm, realtime)
-        seconds[turn, i] = time_one(contestants[i], comm, realtime)
+        time_one(cases[i], comm, realtime)
+        seconds[turn, i] = time_one(cases[i], comm, realtime)
         if turn == rounds - 1:
-            right[i] &= contestants[i].right()
+            right[i] &= cases[i].right()
     gc.enable()
     comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
     return [
         {
-            "name": contestant.name,
-            "kind": contestant.kind,
+            "name": case.name,
+            "kind": case.kind,
             "ms": (seconds[:, i] * 1e3).round(6).tolist(),
             "right": right[i],
             "extra_bytes": extra[i],
         }
-        for i, contestant in enumerate(contestants)
+        for i, case in enumerate(cases)
     ]
 
 
-def time_one(contestant: peers.Contestant, comm: MPI.Intracomm, realtime: bool) -> float:
+def time_one(case: peers.Case, comm: MPI.Intracomm, realtime: bool) -> float:
     """Seconds that one call took on this rank."""
-    contestant.prepare()
+    case.prepare()
+    call = case.call if comm.rank == 0 or not case.alone else None
     with priority(realtime):
-        return _time_call(contestant, comm)
+        return time_call(call, comm, sleeps=case.alone)
 
 
-def _time_call(contestant: peers.Contestant, comm: MPI.Intracomm) -> float:
+def time_call(call: Callable[[], Any] | None, comm: MPI.Intracomm, sleeps: bool) -> float:
+    """Return the seconds that a call took on this rank, which all ranks begin together.
+
+    Args:
+        call: None on ranks that have nothing to do.
+        comm: all ranks.
+        sleeps: whether ranks sleep until all are done; in a barrier they would keep a core busy.
+    """
     comm.Barrier()
     took = 0.0
-    if comm.rank == 0 or not contestant.alone:
+    if call is not None:
         start = time.perf_counter()
-        contestant.call()
+        _kept = call()  # what it returned is freed after the time was taken
         took = time.perf_counter() - start
-    if contestant.alone:  # a rank that waits in a barrier would keep its core busy
+    if sleeps:
         done = comm.Ibarrier()
         while not done.Test():
             time.sleep(NAP_SECONDS)

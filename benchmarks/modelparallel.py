@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from allreduce import RANK_VARIABLES, RESULT, THREADS, end_after, start
+import jobs
+from jobs import RESULT
 
 # Floats that travel: small enough for the calls themselves to count, and 64 MB.
 SMALL, LARGE = (1, 1024, 16_384), 16 << 20
@@ -33,9 +33,7 @@ MOST_OVER_LOCAL_US = 200
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = jobs.parser(__doc__)
     parser.add_argument("--repeat", type=int, default=200, help="calls (200; 64 MB: a tenth)")
     parser.add_argument("--realtime", action="store_true", help="see allreduce.py; needs root")
     parser.add_argument("--json", type=Path, default=RESULT / "modelparallel.json", metavar="FILE")
@@ -48,7 +46,7 @@ def travel(comm: Any, floats: int) -> list[Any]:
     import numpy as np
     from chainer import FunctionNode, Variable
     from mpi4py import MPI
-    from peers import Contestant
+    from peers import Case
 
     from chainermn_comm import create_communicator
     from chainermn_modelparallel import recv, send
@@ -114,9 +112,9 @@ def travel(comm: Any, floats: int) -> list[Any]:
         return bool(comm.allreduce(np.array_equal(found["array"], expected), MPI.LAND))
 
     return [
-        Contestant("raw MPI", "mpi", found.clear, raw, right),
-        Contestant("in Chainer's functions", "peer", found.clear, bare, right),
-        Contestant("send and recv", "ours", found.clear, ours, right),
+        Case("raw MPI", "mpi", found.clear, raw, right),
+        Case("in Chainer's functions", "peer", found.clear, bare, right),
+        Case("send and recv", "ours", found.clear, ours, right),
     ]
 
 
@@ -126,7 +124,7 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
     import numpy as np
     from chainer import Variable
     from mpi4py import MPI
-    from peers import Contestant
+    from peers import Case
 
     from chainermn_comm import create_communicator
     from chainermn_modelparallel import MultiNodeBatchNormalization
@@ -136,7 +134,7 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
     whole, gy = random.standard_normal((2, 2, *shape)).astype("f")
     found: dict[str, Any] = {}
 
-    def contestant(name: str, kind: str, link: Any, expected: Callable[[], Any]) -> Contestant:
+    def case(name: str, kind: str, link: Any, expected: Callable[[], Any]) -> Case:
         def call() -> None:
             link.cleargrads()
             x = Variable(whole[comm.rank])
@@ -149,7 +147,7 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
             close = np.allclose(found["gx"], expected(), atol=1e-4)
             return bool(comm.allreduce(close, MPI.LAND))
 
-        return Contestant(name, kind, found.clear, call, right)
+        return Case(name, kind, found.clear, call, right)
 
     def gradient(data: Any, gy: Any) -> Any:
         x = Variable(data)
@@ -160,13 +158,13 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
 
     both = gradient(whole.reshape(-1, *shape[1:]), gy.reshape(-1, *shape[1:]))
     return [
-        contestant(
+        case(
             "local",
             "peer",
             L.BatchNormalization(shape[1]),
             lambda: gradient(whole[comm.rank], gy[comm.rank]),
         ),
-        contestant(
+        case(
             "multi-node",
             "ours",
             MultiNodeBatchNormalization(shape[1], communicator),
@@ -176,9 +174,9 @@ def normalizations(comm: Any, shape: tuple[int, ...]) -> list[Any]:
 
 
 def compare(
-    title: str, contestants: list[Any], comm: Any, args: argparse.Namespace, in_a_row: int
+    title: str, cases: list[Any], comm: Any, args: argparse.Namespace, in_a_row: int
 ) -> Any:
-    """Time contestants (collective): milliseconds, and by how much the first and last differ."""
+    """Time cases (collective): milliseconds, and by how much the first and last differ."""
     import numpy as np
     from measure import measure
 
@@ -190,7 +188,7 @@ def compare(
         return calls
 
     rows = measure(
-        [replace(one, call=row_of(one.call)) for one in contestants],
+        [replace(one, call=row_of(one.call)) for one in cases],
         comm,
         max(3, args.repeat // 10),
         args.realtime,
@@ -250,15 +248,5 @@ def report(results: list[Any]) -> None:
         )
 
 
-def main() -> int:
-    args = arguments()
-    if not any(variable in os.environ for variable in RANK_VARIABLES):
-        return start(2, [], args.timeout)
-    end_after(args.timeout)
-    for variable in THREADS:
-        os.environ.setdefault(variable, "1")  # before NumPy loads its BLAS
-    return 0 if run(args) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(jobs.start_and_run(arguments(), 2, run))

@@ -15,7 +15,7 @@ from gradients import Gradients, source_of
 from hosts_report import STREAMS, alone, as_float16
 from measure import WARM_UP_CALLS, measure
 from mpi4py import MPI
-from peers import LINK, Contestant
+from peers import LINK, Case
 from report import of_sizes
 from shapes import MODELS, SIZES, elements
 
@@ -50,15 +50,15 @@ def run(args: argparse.Namespace) -> bool:
         ],
     ]
     streams = {name: wire_alone(comm, name) for name in STREAMS}
-    contestants = [link(gradients), peers.raw_mpi(gradients), *peers.gloo(gradients)]
+    cases = [link(gradients), peers.raw_mpi(gradients), *peers.gloo(gradients)]
     for name, kind, communicator in communicators:
         like = gradients
         if name.endswith("float16"):
             like = copy.copy(gradients)
             like.bound = gradients.bound * COARSER
-        contestants.append(peers.communicator(name, kind, communicator, like))
-    contestants += [moved(name, stream, gradients) for name, stream in streams.items()]
-    rows = measure(contestants, comm, args.repeat, realtime=False)
+        cases.append(peers.communicator(name, kind, communicator, like))
+    cases += [moved(name, stream, gradients) for name, stream in streams.items()]
+    rows = measure(cases, comm, args.repeat, realtime=False)
     hosts = comm.allgather(MPI.Get_processor_name())
     floats = elements(MODELS[args.model])
     results = hosts_report.document(hosts, args.rate, args.model, floats, args.repeat, rows)
@@ -81,19 +81,19 @@ def size(
 ) -> dict[str, Any]:
     """Measure all that move a gradient of so many bytes in its own dtype (collective)."""
     gradients = Gradients({"array": (nbytes // 4,)}, comm)
-    contestants = [link(gradients), peers.raw_mpi(gradients), *peers.gloo(gradients)]
-    contestants += [
+    cases = [link(gradients), peers.raw_mpi(gradients), *peers.gloo(gradients)]
+    cases += [
         peers.communicator(name, kind, communicator, gradients)
         for name, kind, communicator in communicators
         if not name.endswith("float16")
     ]
     less = max([times for least, times in LESS_OFTEN.items() if nbytes >= least], default=1)
     warm_up = WARM_UP_CALLS if less == 1 else 1
-    rows = measure(contestants, comm, -(-rounds // less), realtime=False, warm_up=warm_up)
+    rows = measure(cases, comm, -(-rounds // less), realtime=False, warm_up=warm_up)
     return {"bytes": nbytes, "contestants": rows}
 
 
-def link(gradients: Gradients) -> Contestant:
+def link(gradients: Gradients) -> Case:
     """The first ranks of two hosts swap a model's bytes: what any mean has to move."""
     comm = gradients.comm
     leaders = [Topology.discover(comm).nodes.index(node) for node in range(2)]
@@ -116,7 +116,7 @@ def link(gradients: Gradients) -> Contestant:
             requests += [comm.Irecv(flat[piece], peer), comm.Isend(source[piece], peer)]
         MPI.Request.Waitall(requests)
 
-    return Contestant(LINK, "copy", lambda: flat.fill(0), swap, right)
+    return Case(LINK, "copy", lambda: flat.fill(0), swap, right)
 
 
 class WireAlone(NetworkStream):
@@ -144,9 +144,9 @@ def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:
     return WireAlone(comm, topology, lanes)
 
 
-def moved(name: str, stream: WireAlone, gradients: Gradients) -> Contestant:
+def moved(name: str, stream: WireAlone, gradients: Gradients) -> Case:
     """The messages that this communicator would send for these gradients."""
     grads = gradients.grads
     move = partial(stream.mean, grads, grads, [grad.dtype for grad in grads])
     # What it receives is of no use; that it took all the messages is in its schedule.
-    return Contestant(alone(name), "copy", gradients.restore, move, lambda: True)
+    return Case(alone(name), "copy", gradients.restore, move, lambda: True)

@@ -29,7 +29,7 @@ LINK = "two ranks swap the bytes"  # of two hosts
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Case:
     """One thing to time.
 
     Attributes:
@@ -49,7 +49,7 @@ class Contestant:
     alone: bool = False
 
 
-def probes() -> list[Contestant]:
+def probes() -> list[Case]:
     """Arithmetic in a core's own cache, which only ranks that share a core slow down."""
     numbers = np.ones(4096)  # 32 KiB
 
@@ -61,12 +61,12 @@ def probes() -> list[Contestant]:
         return True
 
     return [
-        Contestant(ONE_COUNTS, "probe", nothing, work, nothing, alone=True),
-        Contestant(ALL_COUNT, "probe", nothing, work, nothing),
+        Case(ONE_COUNTS, "probe", nothing, work, nothing, alone=True),
+        Case(ALL_COUNT, "probe", nothing, work, nothing),
     ]
 
 
-def copies(gradients: Gradients, handoff: Handoff) -> list[Contestant]:
+def copies(gradients: Gradients, handoff: Handoff) -> list[Case]:
     """The bytes moved and nothing else: memcpy and the handoff."""
     comm, flat, source, grads = gradients.comm, gradients.flat, gradients.source, gradients.grads
     spoil = partial(np.negative, source, flat)  # brings both into the cache, if they fit
@@ -83,16 +83,16 @@ def copies(gradients: Gradients, handoff: Handoff) -> list[Contestant]:
 
     first, everyone = partial(copied, range(1)), partial(copied, range(comm.size))
     return [
-        Contestant(ONE_RANK, "copy", spoil, copy, first, alone=True),
-        Contestant(ALL_RANKS, "copy", spoil, copy, everyone),
-        Contestant(HANDOFF, "copy", gradients.restore, partial(handoff, chunks), handed_off),
+        Case(ONE_RANK, "copy", spoil, copy, first, alone=True),
+        Case(ALL_RANKS, "copy", spoil, copy, everyone),
+        Case(HANDOFF, "copy", gradients.restore, partial(handoff, chunks), handed_off),
     ]
 
 
-def raw_mpi(gradients: Gradients) -> Contestant:
+def raw_mpi(gradients: Gradients) -> Case:
     """The sum of one flat buffer, in place, by MPI alone."""
     comm, flat = gradients.comm, gradients.flat
-    return Contestant(
+    return Case(
         RAW,
         "mpi",
         partial(np.copyto, flat, gradients.source),
@@ -101,7 +101,7 @@ def raw_mpi(gradients: Gradients) -> Contestant:
     )
 
 
-def gloo(gradients: Gradients) -> list[Contestant]:
+def gloo(gradients: Gradients) -> list[Case]:
     """PyTorch's allreduce of one flat buffer on CPUs; nothing where PyTorch is not installed."""
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
@@ -122,7 +122,7 @@ def gloo(gradients: Gradients) -> list[Contestant]:
             "gloo", init_method=where, rank=comm.rank, world_size=comm.size
         )
     return [
-        Contestant(
+        Case(
             GLOO,
             "mpi",
             partial(np.copyto, flat, gradients.source),
@@ -132,13 +132,13 @@ def gloo(gradients: Gradients) -> list[Contestant]:
     ]
 
 
-def meeting(gradients: Gradients) -> Contestant:
+def meeting(gradients: Gradients) -> Case:
     """What the agreement also serves as, in a call whose gradients are packed by then."""
     comm = gradients.comm
-    return Contestant(MEETING, "part", gradients.restore, partial(barrier, comm), lambda: True)
+    return Case(MEETING, "part", gradients.restore, partial(barrier, comm), lambda: True)
 
 
-def agreement(gradients: Gradients) -> Contestant:
+def agreement(gradients: Gradients) -> Case:
     """All that ranks tell each other of a call of `allreduce_grad` before gradients move."""
     comm, agree, settings = gradients.comm, Agreement(gradients.comm), Settings()
     names = tuple(sorted(gradients.shapes))
@@ -155,7 +155,7 @@ def agreement(gradients: Gradients) -> Contestant:
             return True
         return comm.size == 1
 
-    return Contestant(
+    return Case(
         AGREEMENT,
         "part",
         gradients.restore,
@@ -164,10 +164,10 @@ def agreement(gradients: Gradients) -> Contestant:
     )
 
 
-def communicator(name: str, kind: str, communicator: Any, gradients: Gradients) -> Contestant:
+def communicator(name: str, kind: str, communicator: Any, gradients: Gradients) -> Case:
     """The mean by a ChainerMN communicator; as a "part", by `dummy`, which takes none."""
     wanted = gradients.are_own if kind == "part" else gradients.is_mean
-    return Contestant(
+    return Case(
         name,
         kind,
         gradients.restore,

@@ -1,7 +1,8 @@
-"""The times as a picture: a panel for each model, a row for each contestant."""
+"""The times as a picture: a panel for each model, a row for each case."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,40 +55,60 @@ def _shown(model: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _panel(axes: Any, model: dict[str, Any]) -> None:
-    import numpy as np
     from matplotlib.ticker import LogLocator, NullFormatter
 
+    def said(row: dict[str, Any]) -> str:
+        return f"{number(row['median_ms'])} ms"
+
+    def remark(row: dict[str, Any]) -> str:
+        ours = row["kind"] == "ours"
+        return f"  ({number(row['over_bundled'][1])} x bundled)" if ours else ""
+
     rows = _shown(model)
+    draw_rows(axes, rows, said, remark)
+    for row in rows:
+        if row["name"] in FLOORS:
+            style, color = FLOORS[row["name"]], COLORS[row["kind"]]
+            axes.axvline(row["median_ms"], color=color, ls=style, lw=1.2, zorder=0)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_rows(
+    axes: Any,
+    rows: list[dict[str, Any]],
+    time: Callable[[dict[str, Any]], str],
+    remark: Callable[[dict[str, Any]], str] = lambda row: "",
+    scale: float = 1,
+) -> None:
+    """Draw a row for each case: its median, quartiles and extremes.
+
+    Args:
+        axes: an empty panel.
+        rows: what `measure` returned, with medians.
+        time: the text at the right edge, from a row.
+        remark: what follows it.
+        scale: the unit of the axis in milliseconds is one over this.
+    """
+    import numpy as np
+
     for y, row in enumerate(rows):
-        low, first, third, high = np.percentile(row["ms"], (0, 25, 75, 100))
+        low, first, third, high = np.percentile(row["ms"], (0, 25, 75, 100)) * scale
         color = COLORS[row["kind"]]
         axes.plot([low, high], [y, y], color=color, lw=1)
         axes.plot([first, third], [y, y], color=color, lw=5, alpha=0.45, solid_capstyle="butt")
-        axes.plot(row["median_ms"], y, "o", color=color, ms=7)
-        if row["name"] in FLOORS:
-            style = FLOORS[row["name"]]
-            axes.axvline(row["median_ms"], color=color, ls=style, lw=1.2, zorder=0)
-    axes.set_xscale("log")
+        axes.plot(row["median_ms"] * scale, y, "o", color=color, ms=7)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_fontweight("bold" if row["kind"] == "ours" else "normal")
     right = axes.secondary_yaxis("right")
-    right.set_yticks(
-        range(len(rows)),
-        [
-            f"{number(row['median_ms'])} ms"
-            + ("" if row["right"] else "  WRONG")
-            + (f"  ({number(row['over_bundled'][1])} x bundled)" if row["kind"] == "ours" else "")
-            for row in rows
-        ],
-        fontsize=9,
-    )
+    texts = [time(row) + "  WRONG" * (not row["right"]) + remark(row) for row in rows]
+    right.set_yticks(range(len(rows)), texts, fontsize=9)
     right.tick_params(length=0)
     right.spines.right.set_visible(False)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="x", alpha=0.25)

@@ -32,7 +32,7 @@ COUNTED_CALLS = 4
 # Arrays from here on have their turn less often: they take longer, and vary less.
 LARGE_BYTES, LESS_OFTEN = 16 << 20, 5
 
-Communicators = dict[str, tuple[str, Any]]  # by name: kind of contestant, communicator
+Communicators = dict[str, tuple[str, Any]]  # by name: kind of case, communicator
 
 
 def run(args: argparse.Namespace) -> bool:
@@ -70,16 +70,16 @@ def model(
 ) -> dict[str, Any]:
     """Measure everything for one model's gradients (collective)."""
     gradients = Gradients(MODELS[name], handoff.comm)
-    contestants = [*peers.probes(), *peers.copies(gradients, handoff)]
-    contestants += [peers.raw_mpi(gradients), *peers.gloo(gradients)]
-    contestants += of(communicators, gradients)
-    contestants += [peers.agreement(gradients), peers.meeting(gradients)]
+    cases = [*peers.probes(), *peers.copies(gradients, handoff)]
+    cases += [peers.raw_mpi(gradients), *peers.gloo(gradients)]
+    cases += of(communicators, gradients)
+    cases += [peers.agreement(gradients), peers.meeting(gradients)]
     return {
         "model": name,
         "arrays": len(MODELS[name]),
         "floats": elements(MODELS[name]),
         "moved": {one: moved(one, gradients) for one in IN_A_NODE if one in communicators},
-        "contestants": measure(contestants, handoff.comm, args.repeat, args.realtime),
+        "contestants": measure(cases, handoff.comm, args.repeat, args.realtime),
     }
 
 
@@ -89,17 +89,17 @@ def size(
     """Measure all that move a gradient of so many bytes (collective)."""
     gradients = Gradients({"array": (nbytes // 4,)}, handoff.comm)
     copies = [one for one in peers.copies(gradients, handoff) if not one.alone]
-    contestants = [*copies, peers.raw_mpi(gradients), *peers.gloo(gradients)]
-    contestants += [one for one in of(communicators, gradients) if one.kind != "part"]
+    cases = [*copies, peers.raw_mpi(gradients), *peers.gloo(gradients)]
+    cases += [one for one in of(communicators, gradients) if one.kind != "part"]
     rounds = args.repeat if nbytes < LARGE_BYTES else max(3, args.repeat // LESS_OFTEN)
     return {
         "bytes": nbytes,
-        "contestants": measure(contestants, handoff.comm, rounds, args.realtime),
+        "contestants": measure(cases, handoff.comm, rounds, args.realtime),
     }
 
 
-def of(communicators: Communicators, gradients: Gradients) -> list[peers.Contestant]:
-    """The communicators as contestants."""
+def of(communicators: Communicators, gradients: Gradients) -> list[peers.Case]:
+    """The communicators as cases."""
     return [
         peers.communicator(name, kind, communicator, gradients)
         for name, (kind, communicator) in communicators.items()

@@ -6,6 +6,7 @@ import datetime
 import math
 import platform
 import re
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from peers import ALL_COUNT, ALL_RANKS, BUNDLED, HANDOFF, ONE_COUNTS, ONE_RANK
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from chainermn_tools.words import bytes_in_words
 
 # All ranks at once take twice as long as one alone where two of them share a core, or the way
 # to memory, and about as long where they don't.
@@ -32,13 +35,25 @@ def document(
 
     Args:
         cores: for each rank its host and the cores that it may use.
-        rounds: how often each contestant had its turn.
+        rounds: how often each case had its turn.
         realtime: whether it had its core to itself then.
         models: for each its name and sizes, the bytes moved, and what `measure` returned.
     """
     hosts: dict[str, set[int]] = {}
     for host, mine in cores:
         hosts.setdefault(host, set()).update(mine)
+    return {
+        **environment(),
+        "ranks": len(cores),
+        "cores": [len(union) for union in hosts.values()],
+        "rounds": rounds,
+        "realtime": realtime,
+        "models": [summary(**model, ranks=len(cores)) for model in models],
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Return when and on what it was measured."""
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "machine": machine(),
@@ -48,12 +63,22 @@ def document(
             "NumPy": version("numpy"),
             **{name: version(name) for name in ("mpi4py", "chainer", "chainermn-comm")},
         },
-        "ranks": len(cores),
-        "cores": [len(union) for union in hosts.values()],
-        "rounds": rounds,
-        "realtime": realtime,
-        "models": [summary(**model, ranks=len(cores)) for model in models],
     }
+
+
+def new_table(first: str, columns: Sequence[str], title: str | None = None) -> Table:
+    """Return a table without rows: a column of names, and columns of numbers."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
 
 
 def machine() -> str:
@@ -144,17 +169,14 @@ def show(results: dict[str, Any], console: Console) -> None:
     """Print the results; without colours where the console is no terminal."""
     console.print(heading(results), "", sep="\n", highlight=False, soft_wrap=True)
     for model in results["models"]:
-        console.print(_table(model))
+        console.print(times_table(model["contestants"], "over_handoff", "handoff", title(model)))
         console.print(cores(model, results["rounds"]), highlight=False, soft_wrap=True)
         console.print(limits_table(model["limits"]))
 
 
 def limits_table(rows: list[dict[str, Any]]) -> Table:
     """What `limits.judge` said, line by line."""
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("limit", no_wrap=True)
-    for column in ("must be", "median", "quartiles", ""):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = new_table("limit", ("must be", "median", "quartiles", ""))
     for row in rows:
         found = ["-", "", "not measured"]
         if row["ratio"] is not None:
@@ -206,7 +228,7 @@ def title(model: dict[str, Any]) -> str:
 
 
 def cells(row: dict[str, Any], reference: str) -> list[str]:
-    """A contestant's row of a table; ``reference`` is the key of its ratio to the first peer."""
+    """A case's row of a table; ``reference`` is the key of its ratio to the first peer."""
     return [
         f"[bold]{row['name']}[/]" if row["kind"] == "ours" else row["name"],
         number(row["median_ms"]),
@@ -218,34 +240,21 @@ def cells(row: dict[str, Any], reference: str) -> list[str]:
     ]
 
 
-def _table(model: dict[str, Any]) -> Table:
-    table = Table(
-        title=title(model),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    table.add_column("milliseconds", no_wrap=True)
-    for column in ("median", "min - max", "x handoff", "x bundled", "+ MB", "right"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in model["contestants"]:
-        table.add_row(*cells(row, "over_handoff"))
+def times_table(
+    rows: list[dict[str, Any]], reference: str, peer: str, title: str | None = None
+) -> Table:
+    """Return the times of all cases; see :func:`cells` for ``reference``, named ``peer``."""
+    columns = ("median", "min - max", f"x {peer}", "x bundled", "+ MB", "right")
+    table = new_table("milliseconds", columns, title)
+    for row in rows:
+        table.add_row(*cells(row, reference))
     return table
 
 
 def sizes_table(sizes: list[dict[str, Any]]) -> Table:
     """Median times, a column for each number of bytes; an exclamation mark is a wrong result."""
-    table = Table(
-        title="one array of float32, median milliseconds",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    table.add_column("", no_wrap=True)
-    for size in sizes:
-        table.add_column(in_units(size["bytes"]), justify="right", no_wrap=True)
+    columns = [bytes_in_words(size["bytes"]) for size in sizes]
+    table = new_table("", columns, "one array of float32, median milliseconds")
     for rows in zip(*(size["contestants"] for size in sizes), strict=True):
         times = [
             number(row["median_ms"]) if row["right"] else f"[red]{number(row['median_ms'])}!"
@@ -253,8 +262,3 @@ def sizes_table(sizes: list[dict[str, Any]]) -> Table:
         ]
         table.add_row(rows[0]["name"], *times)
     return table
-
-
-def in_units(nbytes: float) -> str:
-    """Such as "64 KiB"."""
-    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"

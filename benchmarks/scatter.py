@@ -3,7 +3,7 @@
     python benchmarks/scatter.py              starts four ranks by itself
     mpiexec -n 2 python benchmarks/scatter.py
 
-All contestants take turns, in another order each round, and each twice in its turn: memory that was
+All cases take turns, in another order each round, and each twice in its turn: memory that was
 just freed is faster to get than memory that nobody had for a while, above all in a virtual machine.
 Memory added is what a node's ranks together have more than before, as proportional set size, once
 each rank has read its part: pages that several map count once. Exits 1 where a limit doesn't hold.
@@ -14,17 +14,15 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allreduce import RANK_VARIABLES, THREADS, end_after, start
+import jobs
 
 COPY = "one copy into fresh memory"
 # Of the kind that processes can share; in one thread.
 SHARED = "one copy into fresh shared memory"
-NAP_SECONDS = 0.0005
 ROW_FLOATS = 784  # of an MNIST image
 OURS = "scatter_dataset"
 SHUFFLED = f"{OURS}, shuffled"
@@ -34,9 +32,7 @@ COPIES, MEMORY = 1.5, 1.1
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = jobs.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="ranks to start (4)")
     parser.add_argument("--megabytes", type=float, default=400, help="size of the array (400)")
     parser.add_argument("--repeat", type=int, default=7, help="rounds (7)")
@@ -45,7 +41,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def contestants(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
+def cases(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
     """What is timed, by name; each returns what holds the memory."""
     os.environ["CHAINERMN_USE_BUNDLED"] = "1"  # `import chainermn` is Chainer's own
     import chainermn  # type: ignore[import-untyped,unused-ignore]
@@ -76,16 +72,10 @@ def contestants(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
 
 
 def seconds(comm: Any, call: Callable[[], Any], alone: bool) -> float:
-    """Of the slowest rank. Ranks that have nothing to do sleep: they'd keep a core busy."""
-    comm.Barrier()
-    begin = time.perf_counter()
-    kept = call()
-    took = time.perf_counter() - begin
-    if alone:
-        done = comm.Ibarrier()
-        while not done.Test():
-            time.sleep(NAP_SECONDS)
-    del kept
+    """Return the seconds of the slowest rank (collective)."""
+    from measure import time_call
+
+    took = time_call(call, comm, sleeps=alone)
     gc.collect()
     return float(max(comm.allgather(took)))
 
@@ -115,7 +105,7 @@ def verdicts(took: dict[str, Any], memory: dict[str, float]) -> list[dict[str, A
     """What must hold, and whether it does.
 
     Args:
-        took: seconds by contestant, of shape (rounds, 2).
+        took: seconds by case, of shape (rounds, 2).
         memory: what each adds, as a multiple of the array.
     """
     import numpy as np
@@ -140,16 +130,15 @@ def run(args: argparse.Namespace) -> bool:
     """
     import numpy as np
     from mpi4py import MPI
-    from rich.box import SIMPLE_HEAD
+    from report import limits_table, new_table
     from rich.console import Console
-    from rich.table import Table
 
     comm = MPI.COMM_WORLD.Dup()
     rows = max(1, int(args.megabytes * 1e6 / 4 / ROW_FLOATS))
     shape = rows, ROW_FLOATS
     whole = np.random.default_rng(0).random(shape, np.float32) if comm.rank == 0 else None
     nbytes = rows * ROW_FLOATS * 4
-    calls = contestants(comm, whole)
+    calls = cases(comm, whole)
     memory = {name: grown(comm, call) / nbytes for name, call in calls.items()}
     took: dict[str, list[list[float]]] = {name: [] for name in calls}
     names = list(calls)
@@ -161,16 +150,11 @@ def run(args: argparse.Namespace) -> bool:
             )
     if comm.rank:
         return True
-    table = Table(
-        title=f"{nbytes / 1e6:.0f} MB over {comm.size} ranks, {args.repeat} rounds",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
+    table = new_table(
+        "",
+        ("ms", "x copy", "at once again, ms", "x copy", "memory added, x size"),
+        f"{nbytes / 1e6:.0f} MB over {comm.size} ranks, {args.repeat} rounds",
     )
-    for heading in "", "ms", "x copy", "at once again, ms", "x copy", "memory added, x size":
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    from report import limits_table
-
     times = {name: np.array(rounds) for name, rounds in took.items()}
     for name in names:
         cells = []
@@ -187,15 +171,10 @@ def run(args: argparse.Namespace) -> bool:
 
 def main() -> int:
     args = arguments()
-    if not any(variable in os.environ for variable in RANK_VARIABLES):
-        return start(args.ranks, [], args.timeout)
-    end_after(args.timeout)
-    if args.first:
+    if args.first and jobs.is_rank():
         Path("/proc/self/autogroup").write_text("-20")
         os.nice(-20)
-    for variable in THREADS:
-        os.environ.setdefault(variable, "1")  # before NumPy loads its BLAS
-    return 0 if run(args) else 1
+    return jobs.start_and_run(args, args.ranks, run)
 
 
 if __name__ == "__main__":

@@ -315,7 +315,8 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm):
 @pytest.mark.sizes(2, 3, 4)
 def test_ranks_that_differ_raise_on_all(comm):
     channels = MultiNodeBatchNormalization(3 + (comm.rank == 1), comm)
-    with pytest.raises(RankMismatchError, match=r"\(3,\) on rank 0; float32 \(4,\) on rank 1"):
+    text = r"\(3,\) on ranks? 0.*; float32 \(4,\) on ranks? 1"
+    with pytest.raises(RankMismatchError, match=text):
         channels(np.ones((2, channels.avg_mean.size), "f"))
     link = MultiNodeBatchNormalization(3, comm)
     x = Variable(np.ones((2, 3), "f"))
@@ -383,11 +384,11 @@ def test_forward_and_backward_take_one_exchange_each(comm, random, monkeypatch):
         return lambda *arguments, **options: called.append(name) or call(*arguments, **options)
 
     link = MultiNodeBatchNormalization(3, comm)
-    for name in ("allgather_bytes", "allreduce", "alltoall", "bcast", "gather", "multi_node_mean"):
+    for name in ("handshake", "allreduce", "alltoall", "bcast", "gather", "multi_node_mean"):
         monkeypatch.setattr(comm, name, counted(name))
     y = link(Variable(random.standard_normal((4, 3)).astype("f")))
-    assert called.count("allgather_bytes") == 1
+    assert called.count("handshake") == 1
     own = len(called)  # of a stranger's communicator it is made of other calls
     F.sum(y * y).backward()
-    assert called.count("allgather_bytes") == 2
+    assert called.count("handshake") == 2
     assert len(called) == 2 * own

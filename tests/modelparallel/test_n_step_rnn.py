@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chainermn_modelparallel import pseudo_connect
-from chainermn_modelparallel.n_step_rnn import KINDS, create_multi_node_n_step_rnn
+from chainermn_modelparallel.links.n_step_rnn import KINDS, create_multi_node_n_step_rnn
 
 pytestmark = pytest.mark.world
 

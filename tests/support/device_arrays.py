@@ -12,7 +12,11 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
-from chainermn_modelparallel import communication, delegates, edges
+from chainermn_modelparallel.functions import (
+    control_dependencies,
+    messages,
+    ordered_function,
+)
 
 
 class Device(np.ndarray):
@@ -50,7 +54,7 @@ def received_on_devices(comm: Any) -> Iterator[None]:
         patch.setattr(cuda, "ndarray", Device)
         patch.setattr(cuda.GpuDevice, "from_array", staticmethod(lambda array: None))
         patch.setattr(chainer, "is_arrays_compatible", compatible)
-        for module in (communication, delegates, edges):
+        for module in (ordered_function, control_dependencies, messages):
             patch.setattr(module, "backend", ours)
         patch.setattr(comm, "recv_noted", on_device)
         yield

@@ -279,7 +279,7 @@ comm.bcast_obj("met again")
 WAITS = {
     "other_orders": [
         r"rank 0 .* waits in recv \(from rank 1, tag 7\), inside chainermn.functions: recv",
-        r"rank 1 .* waits in chainermn.functions: bcast \(collective call 1",
+        r"rank 1 .* waits in chainermn.functions: bcast \(root 0, collective call 1",
     ],
     "backward_never_comes": [
         r"rank 0 .* waits in recv \(from rank 1, .* backward of send\(rank=1, tag=7\)"

@@ -30,7 +30,15 @@ class CommunicatorBase(ABC):
     same order. An *array* is anything that NumPy can put in a buffer: any shape,
     memory order and dtype but ``object``; a scalar; or a tuple or list of arrays,
     which arrives as a tuple. Methods ending in ``_obj`` carry any picklable object.
+
+    Attributes:
+        reserved_tag: tag of messages between the library's own functions, such as the gradients
+            that ``functions.recv`` sends back by :meth:`send_noted`. Communicators made by
+            ``create_communicator`` have one that :meth:`send` and :meth:`recv` refuse; elsewhere
+            it is the greatest tag that every MPI has, less one, and not for users.
     """
+
+    reserved_tag: int = 32766
 
     # Where this process is.
 
@@ -123,7 +131,7 @@ class CommunicatorBase(ABC):
             note: some kilobytes at most, since it is copied.
             data: a tuple of arrays, which may be empty, as for :meth:`send`.
             dest: the rank that receives it.
-            tag: tells messages between the same ranks apart; from 0 on.
+            tag: tells messages between the same ranks apart; from 0 on, or ``reserved_tag``.
             label: what the call is made for, as the watchdog's reports name it.
             number: of 64 bits, signed.
 

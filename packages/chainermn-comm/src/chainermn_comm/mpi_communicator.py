@@ -89,14 +89,16 @@ class MpiCommunicator(CommunicatorBase):
         watchdogs = join(own, MPI.COMM_WORLD.rank, settings.limit)
         self._record = traced.record(own, watchdogs, settings.trace)
         self._topology = topology or Topology.discover(own)
-        # Users have all tags but the largest, which carries the messages of collectives. Open MPI's
-        # communicators that were split don't know it.
-        self._max_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
+        # Users have all tags but the two largest: for `send_noted` of the library's own functions,
+        # and for the messages of collectives. Open MPI's communicators that were split don't know
+        # the largest tag.
+        self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
+        self._max_tag = self.reserved_tag - 1
         self._interruption = ""
         self._interrupted: _Resources | None = None
         self._resources: _Resources | None = _Resources(
-            Group(own, traced.agreement(own, self._record), self._max_tag + 1),
-            MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),
+            Group(own, traced.agreement(own, self._record), self.reserved_tag + 1),
+            MpiTransport(own, self.reserved_tag + 1, settings.chunk_bytes),
             (own, mpi_comm) if owns_mpi_comm else (own,),
         )
         self._reducers = self._new_reducers()
@@ -162,7 +164,7 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         if type(note) is not bytes or type(data) is not tuple or type(number) is not int:
             check_noted(note, data, number, self._rank)
-        peer = self._peer(dest, tag, "dest")
+        peer = self._peer(dest, tag, "dest", self.reserved_tag)
         try:
             if not small_messages.send(note, data, number, peer, label, self._record):
                 message = messages.noted(data, self._rank)
@@ -174,9 +176,8 @@ class MpiCommunicator(CommunicatorBase):
     def recv_noted(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
-        return small_messages.recv(
-            self._peer(source, tag, "source"), label, self._record, self._rank
-        )
+        peer = self._peer(source, tag, "source", self.reserved_tag)
+        return small_messages.recv(peer, label, self._record, self._rank)
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -345,7 +346,7 @@ class MpiCommunicator(CommunicatorBase):
                     f"rank {self._rank}: chunk_bytes can't be changed any more, since gradients "
                     "have travelled; change it right after making the communicator"
                 )
-            transport = MpiTransport(self._group.comm, self._max_tag + 1, settings.chunk_bytes)
+            transport = MpiTransport(self._group.comm, self.reserved_tag + 1, settings.chunk_bytes)
             self._open.transport.close()
             self._resources = replace(self._open, transport=transport)
             self._settings = settings
@@ -449,22 +450,23 @@ class MpiCommunicator(CommunicatorBase):
 
         return make
 
-    def _peer(self, rank: int, tag: int, name: str) -> Peer:
+    def _peer(self, rank: int, tag: int, name: str, max_tag: int | None = None) -> Peer:
         """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
         mine, resources = self._rank, self._resources
+        max_tag = self._max_tag if max_tag is None else max_tag
         if resources is None or os.getpid() != self._process:
             resources = self._open  # raises
         group = resources.group
         is_plain = type(rank) is type(tag) is int and rank != mine  # nearly always
-        if is_plain and 0 <= rank < self._size and 0 <= tag <= self._max_tag:
+        if is_plain and 0 <= rank < self._size and 0 <= tag <= max_tag:
             return group.comm, rank, tag
         index = collectives.check_rank(group, rank, name)
         if index == mine:
             raise ValueError(f"rank {mine}: {name} is this rank itself, which would wait for ever")
         number = as_integer(tag)
-        if number is None or not 0 <= number <= self._max_tag:
+        if number is None or not 0 <= number <= max_tag:
             raise ValueError(
-                f"rank {self._rank}: tag must be an integer from 0 to {self._max_tag}, got {tag!r}"
+                f"rank {self._rank}: tag must be an integer from 0 to {max_tag}, got {tag!r}"
             )
         return group.comm, index, number
 

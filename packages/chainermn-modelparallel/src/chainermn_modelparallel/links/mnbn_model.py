@@ -10,8 +10,9 @@ import chainer
 import chainer.links as L
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.batch_normalization import MultiNodeBatchNormalization, check_backend
-from chainermn_modelparallel.calls import require_communicator
+
+from ..functions import check_communicator
+from .batch_normalization import MultiNodeBatchNormalization, check_backend
 
 
 def create_mnbn_model(
@@ -39,32 +40,32 @@ def create_mnbn_model(
         TypeError: ``link`` is no link, or ``comm`` no communicator.
         ValueError: there is no such ``communication_backend``.
     """
-    require_communicator(comm)
+    check_communicator(comm)
     check_backend(communication_backend)
     if not isinstance(link, chainer.Link):
         raise TypeError(f"rank {comm.rank}: link must be a chainer.Link, got {type(link).__name__}")
-    # What a deep copy shall not copy is entered as its own copy.
+    # Objects that the deep copy must share are entered as copies of themselves.
     memo: dict[int, Any] = {}
-    twins: list[tuple[chainer.Link, chainer.Link]] = []
+    pairs: list[tuple[chainer.Link, chainer.Link]] = []
     for path, part in link.namedlinks():
         memo.update({id(hook): hook for hook in part.local_link_hooks.values()})
         kind: Any = type(part)
         if kind is L.BatchNormalization:
             kind = MultiNodeBatchNormalization
-        elif not isinstance(part, chainer.Sequential):  # whose own way to copy refuses lambdas
-            _warn_of_subclass(path, part)
+        elif not isinstance(part, chainer.Sequential):  # whose copy method refuses lambdas
+            _warn_about_subclass(path, part)
             continue
         if id(part) not in memo:
-            twin = memo[id(part)] = kind.__new__(kind)
-            twins.append((part, twin))
-    for part, twin in twins:
-        vars(twin).update(copy.deepcopy(vars(part), memo))
+            replacement = memo[id(part)] = kind.__new__(kind)
+            pairs.append((part, replacement))
+    for part, replacement in pairs:
+        vars(replacement).update(copy.deepcopy(vars(part), memo))
         if type(part) is L.BatchNormalization:
-            vars(twin).update(comm=comm, communication_backend=communication_backend)
+            vars(replacement).update(comm=comm, communication_backend=communication_backend)
     return copy.deepcopy(link, memo)
 
 
-def _warn_of_subclass(path: str, part: chainer.Link) -> None:
+def _warn_about_subclass(path: str, part: chainer.Link) -> None:
     if isinstance(part, L.BatchNormalization) and not isinstance(part, MultiNodeBatchNormalization):
         warnings.warn(
             f"create_mnbn_model leaves {path} as it is: {type(part).__name__} is a subclass of "

@@ -12,8 +12,15 @@ import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import attempt, require_communicator
-from chainermn_modelparallel.replicas import join, pick, total, use_everywhere
+
+from ..functions import (
+    check_communicator,
+    check_variable,
+    copy_to_region,
+    gather_from_region,
+    reduce_from_region,
+    split_to_region,
+)
 
 
 class _ParallelLinear(chainer.Link):
@@ -35,33 +42,33 @@ class _ParallelLinear(chainer.Link):
         initialW: Any = None,
         initial_bias: Any = None,
     ) -> None:
-        require_communicator(comm)
+        check_communicator(comm)
         super().__init__()
         self.comm = comm
         self.in_size, self.out_size = in_size, out_size
         self._initial = (nobias, initialW, initial_bias)
         self._check_sizes()
-        # The whole of it is drawn, so that it is what one process would draw from this seed.
+        # The whole matrix is drawn, so that shards are those of what one process would draw.
         whole = L.Linear(in_size, out_size, nobias, initialW, initial_bias)
-        ends = self._ends()
-        part = slice([0, *ends][comm.rank], ends[comm.rank])
-        mine = whole.W.array[part] if self._axis == 0 else whole.W.array[:, part]
+        ends = self._shard_ends()
+        shard = slice([0, *ends][comm.rank], ends[comm.rank])
+        weights = whole.W.array[shard] if self._axis == 0 else whole.W.array[:, shard]
         with self.init_scope():
-            self.W = chainer.Parameter(mine.copy())
+            self.W = chainer.Parameter(weights.copy())
             self.b = None
             if not nobias:
-                bias = whole.b.array[part] if self._axis == 0 else whole.b.array
+                bias = whole.b.array[shard] if self._axis == 0 else whole.b.array
                 self.b = chainer.Parameter(bias.copy())
 
     def copy(self, mode: str = "share") -> Any:
-        """A copy that talks to the same ranks; for ``mode="init"`` it is drawn anew as a whole."""
+        """Return a copy on the same communicator; ``mode="init"`` draws the whole matrix anew."""
         if mode != "init":
             return super().copy(mode)
-        twin = super().copy("copy")
+        duplicate = super().copy("copy")
         fresh = type(self)(self.in_size, self.out_size, self.comm, *self._initial)
         fresh.to_device(self.device)
-        twin.copyparams(fresh)
-        return twin
+        duplicate.copyparams(fresh)
+        return duplicate
 
     def _check_sizes(self) -> None:
         rank, ranks = self.comm.rank, self.comm.size
@@ -75,17 +82,14 @@ class _ParallelLinear(chainer.Link):
                     f"{size!r}"
                 )
 
-    def _ends(self) -> list[int]:
-        """Where each rank's part ends: the first ranks have one more where it doesn't divide."""
+    def _shard_ends(self) -> list[int]:
+        """Return where each rank's shard ends; the first shards hold the remainder, one each."""
         each, more = divmod(self.in_size if self._axis else self.out_size, self.comm.size)
         return [each * rank + min(rank, more) for rank in range(1, self.comm.size + 1)]
 
-    def _input(self, x: Any, columns: int) -> Variable:
+    def _check_input(self, x: Any, columns: int) -> Variable:
         rank = self.comm.rank
-        if not isinstance(x, (Variable, *chainer.get_array_types())):
-            kind = type(x).__name__
-            raise TypeError(f"rank {rank}: x must be a variable or an array, got {kind}")
-        x = chainer.as_variable(x)
+        x = check_variable("x", x, rank)
         fits = x.array is not None and x.ndim > 1 and math.prod(x.shape[1:]) == columns
         if not fits or x.dtype != self.W.dtype:
             got = "a parameter that is not initialised"
@@ -101,7 +105,7 @@ class ColumnParallelLinear(_ParallelLinear):
     """A linear layer whose outputs are divided among the ranks: each has some columns of y.
 
     Rank r holds the rows of ``W``, and the elements of ``b``, that make its columns. All ranks
-    call the link with the same x (collective, as is backward) and go on to the same loss, which
+    call the link with the same x (collective, as is backward) and compute the same loss, which
     counts once: gradients are those of one process with :class:`chainer.links.Linear`.
 
     Seed all ranks alike: then the parts are those of the matrix that one process would draw, and
@@ -120,7 +124,7 @@ class ColumnParallelLinear(_ParallelLinear):
             matrix; as for :class:`chainer.links.Linear`.
         initial_bias: likewise, of shape ``(out_size,)``.
         gather_output: whether every rank gets all of y. Without it, a
-            :class:`RowParallelLinear` with ``input_is_parallel`` can go on from its own columns.
+            :class:`RowParallelLinear` with ``input_is_parallel`` can take this rank's columns.
 
     Raises:
         TypeError: ``comm`` is no communicator.
@@ -143,7 +147,7 @@ class ColumnParallelLinear(_ParallelLinear):
         self.gather_output = gather_output
 
     def forward(self, x: Any) -> Variable:
-        """The linear map of x (collective).
+        """Return the linear map of x (collective).
 
         Args:
             x: a variable or an array of shape ``(N, in_size)``, of the parameters' dtype, the
@@ -158,17 +162,17 @@ class ColumnParallelLinear(_ParallelLinear):
             PeerError: another rank raised one of these.
             RankMismatchError: on all ranks, when shapes differ or they call something else.
         """
-        x, problem = attempt(lambda: self._input(x, self.in_size))
-        y = F.linear(use_everywhere(self.comm, x, problem), self.W, self.b)
-        return join(self.comm, y) if self.gather_output else y
+        x = copy_to_region(self.comm, lambda: self._check_input(x, self.in_size))
+        y = F.linear(x, self.W, self.b)
+        return gather_from_region(self.comm, y) if self.gather_output else y
 
 
 class RowParallelLinear(_ParallelLinear):
     """A linear layer whose inputs are divided among the ranks: each takes some columns of x.
 
     Rank r holds the columns of ``W`` that take its inputs; ``b`` is the same on all ranks. The
-    ranks' products are added up, and all get the whole of y. What is said of seeds, optimizers
-    and snapshots at :class:`ColumnParallelLinear` holds here too.
+    ranks' products are summed, and all get the whole of y. See :class:`ColumnParallelLinear` for
+    seeds, optimizers and snapshots.
 
     Args:
         in_size: number of inputs of all ranks together, at least one for each.
@@ -200,7 +204,7 @@ class RowParallelLinear(_ParallelLinear):
         self.input_is_parallel = input_is_parallel
 
     def forward(self, x: Any) -> Variable:
-        """The linear map of x (collective).
+        """Return the linear map of x (collective).
 
         Args:
             x: a variable or an array of the parameters' dtype: of shape ``(N, in_size)`` and the
@@ -214,10 +218,11 @@ class RowParallelLinear(_ParallelLinear):
             TypeError, ValueError, PeerError, RankMismatchError: as for
                 :meth:`ColumnParallelLinear.forward`.
         """
-        if self.input_is_parallel:
-            y, problem = attempt(lambda: F.linear(self._input(x, self.W.shape[1]), self.W))
-        else:
-            x, problem = attempt(lambda: self._input(x, self.in_size))
-            y, problem = F.linear(pick(self.comm, x, self._ends(), problem), self.W), None
-        y = total(self.comm, y, problem)
+        if not self.input_is_parallel:
+            x = split_to_region(
+                self.comm, lambda: self._check_input(x, self.in_size), self._shard_ends()
+            )
+        y = reduce_from_region(
+            self.comm, lambda: F.linear(self._check_input(x, self.W.shape[1]), self.W)
+        )
         return y if self.b is None else y + F.broadcast_to(self.b, y.shape)

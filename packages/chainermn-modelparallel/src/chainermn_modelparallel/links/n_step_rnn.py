@@ -6,11 +6,11 @@ from typing import Any
 
 import chainer
 import chainer.links as L
+from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.delegates import connect
-from chainermn_modelparallel.letters import check_peer
-from chainermn_modelparallel.point_to_point import receive, send
+
+from ..functions import check_peer, connect_outputs, recv_variables, send
 
 KINDS = (
     L.NStepLSTM,
@@ -30,7 +30,7 @@ def create_multi_node_n_step_rnn(
     rank_in: int | None = None,
     rank_out: int | None = None,
 ) -> MultiNodeNStepRNN:
-    """Make a stacked RNN take its first states from another rank, and pass its last ones on.
+    """Make a stacked RNN receive its first states from another rank, and send its last ones to one.
 
     An encoder and a decoder on two ranks::
 
@@ -63,12 +63,12 @@ def create_multi_node_n_step_rnn(
         )
     for rank in (rank_in, rank_out):
         if rank is not None:
-            check_peer(communicator, rank, 0)
+            check_peer(communicator, rank)
     return MultiNodeNStepRNN(actual_link, communicator, rank_in, rank_out)
 
 
 class MultiNodeNStepRNN(chainer.Chain):
-    """A stacked RNN whose states cross ranks.
+    """A stacked RNN that receives its first states, or sends its last ones.
 
     A call takes ``xs``, as ``actual_rnn`` does; before it the initial states (``hx, cx`` of an
     LSTM, ``hx`` of the others) may be given if there is no ``rank_in``. It returns what
@@ -98,15 +98,15 @@ class MultiNodeNStepRNN(chainer.Chain):
         """Run the network; see the class."""
         states, xs = inputs[:-1], inputs[-1]
         cells = self.actual_rnn.n_cells
-        thread = None
+        delegate: Variable | None = None
         if self.rank_in is not None:
             if states:
                 raise TypeError(
                     f"rank {self.communicator.rank}: the states come from rank {self.rank_in}, "
                     "so the call takes xs only"
                 )
-            states, node = receive(self.communicator, self.rank_in)
-            thread = None if node is None else node.thread()
+            states, node = recv_variables(self.communicator, self.rank_in)
+            delegate = None if node is None else node.control_output()
             if len(states) != cells:
                 raise ValueError(
                     f"rank {self.communicator.rank}: {type(self.actual_rnn).__name__} has "
@@ -114,7 +114,7 @@ class MultiNodeNStepRNN(chainer.Chain):
                     "of the same kind"
                 )
         outputs = self.actual_rnn(*(states or (None,) * cells), xs)
-        delegate = None
-        if self.rank_out is not None:
-            delegate = send(connect(thread, outputs[:-1]), self.communicator, self.rank_out)
-        return *outputs, delegate
+        if self.rank_out is None:
+            return *outputs, None
+        states = connect_outputs(delegate, outputs[:-1])
+        return *outputs, send(states, self.communicator, self.rank_out)

@@ -10,8 +10,16 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.batch_statistics import NAME, Normalize, normalize
-from chainermn_modelparallel.calls import agree, attempt, require_communicator
+
+from ..functions import (
+    NAME,
+    SyncBatchNormFunction,
+    capture_error,
+    check_communicator,
+    check_consistent,
+    check_variable,
+    sync_batch_norm,
+)
 
 BACKENDS = ("auto", "mpi", "nccl")
 
@@ -44,7 +52,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         initial_gamma: initializer, number or array; 1 by default.
         initial_beta: likewise; 0 by default.
         communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the communicator's
-            ``allgather_bytes``, through host memory: statistics are small.
+            ``handshake``, through host memory: statistics are small.
             ``"nccl"`` demands inputs on a GPU.
         axis: what is averaged over, as for :class:`chainer.links.BatchNormalization`.
         initial_avg_mean: likewise.
@@ -71,7 +79,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         initial_avg_mean: Any = None,
         initial_avg_var: Any = None,
     ) -> None:
-        require_communicator(comm)
+        check_communicator(comm)
         check_backend(communication_backend)
         super().__init__(
             size,
@@ -109,17 +117,17 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         """
         if not chainer.config.train:
             return super().forward(x, finetune=finetune)
-        found, problem = attempt(lambda: self._prepare(x))
-        if problem is not None:
-            agree(self.comm, (("operation", NAME),), problem)  # raises
-        y, node = normalize(self.comm, *found)
+        arguments, error = capture_error(lambda: self._arguments(x))
+        if error is not None:
+            check_consistent(self.comm, NAME, error=error)  # raises
+        y, node = sync_batch_norm(self.comm, *arguments)
         if not chainer.config.in_recomputing:
-            self._update(node, finetune)
+            self._update_running_statistics(node, finetune)
         return y
 
-    def _prepare(self, x: Any) -> tuple[Variable, Variable, Variable, float, tuple[int, ...]]:
-        """What is normalized and how."""
-        x = self._checked(x)
+    def _arguments(self, x: Any) -> tuple[Variable, Variable, Variable, float, tuple[int, ...]]:
+        """Return x, gamma, beta, eps and axis of :func:`sync_batch_norm`, checked."""
+        x = self._check_input(x)
         axis = self.axis
         if axis is None:  # channels are from the axis after the first on
             axis = (0, *range(self.avg_mean.ndim + 1, x.ndim))
@@ -141,13 +149,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         with chainer.using_device(self.device):
             return self.xp.full(shape, value, self._highprec_dtype)
 
-    def _checked(self, x: Any) -> Variable:
+    def _check_input(self, x: Any) -> Variable:
         rank = self.comm.rank
-        if not isinstance(x, (Variable, *chainer.get_array_types())):
-            raise TypeError(
-                f"rank {rank}: x must be a variable or an array, got {type(x).__name__}"
-            )
-        x = chainer.as_variable(x)
+        x = check_variable("x", x, rank)
         if x.array is None or x.dtype.kind != "f":
             kind = "a parameter that is not initialised" if x.array is None else x.dtype
             raise TypeError(f"rank {rank}: x must hold floats, got {kind}")
@@ -164,8 +168,8 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             )
         return x
 
-    def _update(self, node: Normalize, finetune: bool) -> None:
-        """Take the batch's statistics into the running ones, which an empty batch leaves alone."""
+    def _update_running_statistics(self, node: SyncBatchNormFunction, finetune: bool) -> None:
+        """Average the batch's statistics into the running ones; an empty batch changes nothing."""
         if node.count == 0:
             return
         decay = self.decay

@@ -3,15 +3,16 @@
 Every function is collective, and so is its backward, unless no rank needs a gradient:
 
 - The loss that is differentiated is the sum of the losses from which the ranks start backward. So
-  what one rank gives to several gets the sum of their gradients.
+  a variable that one rank gives to several gets the sum of their gradients.
 - Once an input needs a gradient on any rank, backward has to come to the function on every rank,
   and to several functions in the same order; one ``backward`` comes to them in the reverse of the
   order in which they were called. A result without a gradient counts as having one of zeros; but
-  a rank where backward doesn't come by at all keeps the others waiting, until it calls something
-  else on the same communicator (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where a rank's
-  loss depends on none of the results, connect one to it: ``loss = pseudo_connect(result, loss)``.
+  a rank where backward doesn't reach the function at all keeps the others waiting, until it calls
+  something else on the same communicator (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where
+  a rank's loss depends on none of the results, connect one to it:
+  ``loss = pseudo_connect(result, loss)``.
 - Gradients can be differentiated again (``enable_double_backprop=True``, on all ranks).
-- Nothing is converted: each array and each gradient travels in its own dtype. Sums are taken in
+- Nothing is converted: each array and each gradient is sent in its own dtype. Sums are taken in
   float32 or wider and rounded once, by the communicators of ``create_communicator``.
 """
 
@@ -20,14 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import chainer
+import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import Form, View, attempt, check_root, require_communicator
-from chainermn_modelparallel.verbs import carry_out
 
-Variables = tuple[Variable, ...]
+from .collective_ops import Inputs, Variables, apply_collective, array_specs
+from .ordered_function import check_variable
 
 
 def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
@@ -53,7 +53,7 @@ def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
         RankMismatchError: on all ranks, when they call different functions, roots differ, or
             some build a graph and others don't.
     """
-    return _rooted(comm, "bcast", x, root, lambda: (_variable(comm, "x", x),))[0]
+    return _apply_from_root(comm, "bcast", x, root, lambda: (_variable(comm, "x", x),))
 
 
 def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
@@ -79,11 +79,12 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
         PeerError: another rank raised one of these.
         RankMismatchError: as for :func:`bcast`.
     """
-    require_communicator(comm)
-    found, problem = attempt(lambda: (check_root(comm, root), (_variable(comm, "x", x),)))
-    index, variables = found or (-1, None)
-    results = carry_out(comm, "gather", variables, index, problem=problem)
-    if comm.rank == index:
+
+    def make_inputs() -> Inputs:
+        return Inputs((_variable(comm, "x", x),), root=_check_root(comm, root))
+
+    results = apply_collective(comm, "gather", make_inputs)
+    if comm.rank == root:
         return results
     return results[0] if results else None
 
@@ -98,7 +99,7 @@ def scatter(comm: CommunicatorBase, xs: Sequence[Any] | None = None, root: int =
         xs: at the root, a tuple or list of ``comm.size`` variables or arrays; shapes and dtypes
             may differ. Elsewhere the values are not used and it may be None; variables get
             gradients of zeros, and are where a second backward starts.
-        root: the rank whose variables are dealt out, the same on all ranks.
+        root: the rank whose variables are scattered, the same on all ranks.
 
     Returns:
         A variable with the shape and dtype of the one that is for this rank.
@@ -111,7 +112,7 @@ def scatter(comm: CommunicatorBase, xs: Sequence[Any] | None = None, root: int =
         PeerError: another rank raised one of these.
         RankMismatchError: as for :func:`bcast`.
     """
-    return _rooted(comm, "scatter", xs, root, lambda: _one_each(comm, xs))[0]
+    return _apply_from_root(comm, "scatter", xs, root, lambda: _one_per_rank(comm, xs))
 
 
 def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
@@ -132,9 +133,7 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
         PeerError: another rank raised one of these.
         RankMismatchError: as for :func:`bcast`.
     """
-    require_communicator(comm)
-    variables, problem = attempt(lambda: _one_each(comm, xs))
-    return carry_out(comm, "alltoall", variables, problem=problem)
+    return apply_collective(comm, "alltoall", lambda: Inputs(_one_per_rank(comm, xs)))
 
 
 def allgather(comm: CommunicatorBase, x: Any) -> Variables:
@@ -155,13 +154,11 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
         PeerError: another rank raised one of these.
         RankMismatchError: as for :func:`bcast`.
     """
-    require_communicator(comm)
-    variables, problem = attempt(lambda: (_variable(comm, "x", x),))
-    return carry_out(comm, "allgather", variables, problem=problem)
+    return apply_collective(comm, "allgather", lambda: Inputs((_variable(comm, "x", x),)))
 
 
 def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
-    """The sum or the mean of all ranks' variables, on every rank (collective).
+    """Return the sum or the mean of all ranks' variables, on every rank (collective).
 
     Backward gives ``x`` the sum (or the mean) of the gradients that the result has on all ranks.
 
@@ -180,24 +177,21 @@ def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
         PeerError: another rank raised one of these.
         RankMismatchError: as for :func:`bcast`, and when shapes, dtypes or ``op`` differ.
     """
-    require_communicator(comm)
 
-    def prepare() -> Variables:
+    def make_inputs() -> Inputs:
         if op not in ("sum", "mean"):
             raise ValueError(f'rank {comm.rank}: op must be "sum" or "mean", got {op!r}')
         variable = _variable(comm, "x", x)
         if op == "mean" and variable.dtype.kind != "f":
             raise TypeError(f"rank {comm.rank}: the mean is taken of floats, got {variable.dtype}")
-        return (variable,)
+        return Inputs((variable,), signature=(("op", op), *array_specs((variable,))))
 
-    variables, problem = attempt(prepare)
-    view: View = (("operation", "allreduce"), ("op", op), *_forms(variables))
-    verb = "mean" if op == "mean" else "allreduce"
-    return carry_out(comm, verb, variables, view=view, problem=problem)[0]
+    name = "mean" if op == "mean" else "allreduce"
+    return apply_collective(comm, name, make_inputs, "allreduce")[0]
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
-    """The sum over ranks of the variables that they have for this rank (collective).
+    """Return the sum over ranks of the variables that they have for this rank (collective).
 
     Backward gives each ``xs[i]`` the gradient that the result has on rank i.
 
@@ -215,35 +209,42 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
         PeerError: another rank raised one of these.
         RankMismatchError: as for :func:`bcast`, and when shapes or dtypes differ.
     """
-    require_communicator(comm)
-    variables, problem = attempt(lambda: _one_each(comm, xs))
-    view: View = (("operation", "reduce_scatter"), *_forms(variables))
-    return carry_out(comm, "reduce_scatter", variables, view=view, problem=problem)[0]
+
+    def make_inputs() -> Inputs:
+        variables = _one_per_rank(comm, xs)
+        return Inputs(variables, signature=array_specs(variables))
+
+    return apply_collective(comm, "reduce_scatter", make_inputs)[0]
 
 
-def _rooted(
-    comm: CommunicatorBase, verb: str, x: Any, root: int, make: Callable[[], Variables]
-) -> Variables:
-    """Call a verb whose inputs count at the root alone, where ``make`` checks them."""
-    require_communicator(comm)
-    index, problem = attempt(lambda: check_root(comm, root))
-    variables: Variables | None = None
-    bystanders: Variables = ()
-    if comm.rank == index:
-        variables, problem = attempt(make)
-    else:
-        each = x if isinstance(x, (tuple, list)) else (x,)
-        bystanders = tuple(v for v in each if isinstance(v, Variable) and v.array is not None)
-    return carry_out(comm, verb, variables, index or 0, problem=problem, bystanders=bystanders)
+def _apply_from_root(
+    comm: CommunicatorBase, op: str, x: Any, root: Any, check: Callable[[], Variables]
+) -> Variable:
+    """Apply an operation whose inputs count at the root alone, where ``check`` returns them."""
+
+    def make_inputs() -> Inputs:
+        index = _check_root(comm, root)
+        if comm.rank == index:
+            return Inputs(check(), root=index)
+        others = x if isinstance(x, (tuple, list)) else (x,)
+        control = tuple(v for v in others if isinstance(v, Variable) and v.array is not None)
+        return Inputs((), control, index)
+
+    return apply_collective(comm, op, make_inputs)[0]
+
+
+def _check_root(comm: CommunicatorBase, root: Any) -> int:
+    """Return the root as an int; raise ValueError unless it is one of the ranks."""
+    if not isinstance(root, (int, np.integer)) or not 0 <= root < comm.size:
+        raise ValueError(
+            f"rank {comm.rank}: root must be an integer from 0 to {comm.size - 1}, got {root!r}"
+        )
+    return int(root)
 
 
 def _variable(comm: CommunicatorBase, name: str, x: Any) -> Variable:
-    """What the user gave, checked, as a variable."""
-    if not isinstance(x, (Variable, *chainer.get_array_types())):
-        raise TypeError(
-            f"rank {comm.rank}: {name} must be a variable or an array, got {type(x).__name__}"
-        )
-    variable = chainer.as_variable(x)
+    """Return what the user gave as a variable; raise if it is none."""
+    variable = check_variable(name, x, comm.rank)
     if variable.array is None:
         raise ValueError(
             f"rank {comm.rank}: {name} is a parameter that is not initialised yet "
@@ -254,8 +255,8 @@ def _variable(comm: CommunicatorBase, name: str, x: Any) -> Variable:
     return variable
 
 
-def _one_each(comm: CommunicatorBase, xs: Any) -> Variables:
-    """What the user gave, checked, as one variable for each rank."""
+def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
+    """Return what the user gave as one variable for each rank; raise if it isn't that."""
     if not isinstance(xs, (tuple, list)):
         raise TypeError(
             f"rank {comm.rank}: xs must be a tuple or list of {comm.size} variables, one for each "
@@ -267,11 +268,3 @@ def _one_each(comm: CommunicatorBase, xs: Any) -> Variables:
             f"{len(xs)}"
         )
     return tuple(_variable(comm, f"xs[{index}]", x) for index, x in enumerate(xs))
-
-
-def _forms(variables: Variables | None) -> View:
-    """The entries of a view that make dtypes and shapes equal on all ranks."""
-    return tuple(
-        (f"dtype and shape of variable {index}", Form(variable.dtype, variable.shape))
-        for index, variable in enumerate(variables or ())
-    )

@@ -1,4 +1,4 @@
-"""A model whose components lie on several ranks: each rank lists its own, and where data go."""
+"""`MultiNodeChainList`: a model whose components lie on several ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.delegates import connect
-from chainermn_modelparallel.letters import as_integer, check_peer
-from chainermn_modelparallel.point_to_point import receive, send
 
-# A component's ranks, in the order in which it sends or receives; None: the model's own.
+from ..functions import as_integer, check_peer, connect_outputs, recv_variables, send
+
+# The ranks to which a component sends, or from which it receives, in order; None stands for the
+# model's arguments or output.
 Route = tuple[int, ...] | None
 
 
@@ -81,7 +81,7 @@ class MultiNodeChainList(chainer.ChainList):
             raise TypeError(
                 f"rank {here}: a component must be a chainer.Link, not {type(link).__name__}"
             )
-        route = self._checked("rank_in", rank_in), self._checked("rank_out", rank_out)
+        route = self._check_ranks("rank_in", rank_in), self._check_ranks("rank_out", rank_out)
         if route[1] is None and any(rank_out is None for _, rank_out in self._routes):
             raise ValueError(
                 f"rank {here}: another component has rank_out=None already, and a model has one "
@@ -90,7 +90,7 @@ class MultiNodeChainList(chainer.ChainList):
         super().add_link(link)
         self._routes = [*self._routes, route]  # a new list: a copy of the model has the old one
 
-    def _checked(self, name: str, ranks: Any) -> Route:
+    def _check_ranks(self, name: str, ranks: Any) -> Route:
         if ranks is None:
             return None
         several = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
@@ -98,7 +98,7 @@ class MultiNodeChainList(chainer.ChainList):
             raise ValueError(f"rank {self._comm.rank}: {name} must not be empty; None means none")
         here = self._comm.rank
         numbers = [as_integer("rank", rank, here) for rank in several]
-        return tuple(r if r == here else check_peer(self._comm, r, 0)[0] for r in numbers)
+        return tuple(r if r == here else check_peer(self._comm, r)[0] for r in numbers)
 
     def forward(self, *inputs: Any) -> Any:
         """Run this rank's components; see the class (all ranks with components must call it).
@@ -107,27 +107,35 @@ class MultiNodeChainList(chainer.ChainList):
             TypeError: a component returned something else than a variable, an array, or a tuple or
                 list of them; None, if it has no ``return``.
             ValueError: there is no component, or what goes to or from a component of this rank has
-                no other end here.
+                no counterpart here.
         """
         here = self._comm.rank
         if not self._routes or len(self._routes) != len(self):
             raise ValueError(f"rank {here}: add each component with add_link, and at least one")
         outputs: Any = None
-        delegate: Variable | None = None  # leads back to all that was sent and received so far
-        leads_nowhere = True  # unless that begins with something that this rank sent
-        own: deque[Any] = deque()
+        delegate: Variable | None = None  # depends on all that was sent and received so far
+        not_twice_differentiable = True  # unless this rank sent before it received
+        local: deque[Any] = deque()  # sent to a later component of this rank
         for index, (link, (rank_in, rank_out)) in enumerate(zip(self, self._routes, strict=True)):
             arguments = inputs
             if rank_in is not None:
                 received = []
                 for rank in rank_in:
                     if rank == here:
-                        received.append(_take_own(own, here))
+                        if not local:
+                            raise ValueError(
+                                f"rank {here}: a component receives from its own rank {here}, and "
+                                f"no earlier one has rank_out={here} for it"
+                            )
+                        received.append(local.popleft())
                     else:
-                        variables, node = receive(
-                            self._comm, rank, delegate, leads_nowhere=leads_nowhere
+                        variables, node = recv_variables(
+                            self._comm,
+                            rank,
+                            delegate,
+                            not_twice_differentiable=not_twice_differentiable,
                         )
-                        delegate = delegate if node is None else node.thread()
+                        delegate = delegate if node is None else node.control_output()
                         received.append(variables[0] if len(variables) == 1 else variables)
                 arguments = tuple(received)
             returned = link(*arguments)
@@ -137,18 +145,18 @@ class MultiNodeChainList(chainer.ChainList):
                 continue
             for rank in rank_out:
                 if rank == here:
-                    own.append(returned)
+                    local.append(returned)
                 else:
-                    leads_nowhere = leads_nowhere and delegate is not None
-                    delegate = send(connect(delegate, returned), self._comm, rank)
-        if own:
+                    not_twice_differentiable &= delegate is not None
+                    delegate = send(connect_outputs(delegate, returned), self._comm, rank)
+        if local:
             raise ValueError(
                 f"rank {here}: a component sends to its own rank {here}, and no later one has "
                 f"rank_in={here}"
             )
         if outputs is None:
             return delegate
-        return connect(delegate, outputs)
+        return connect_outputs(delegate, outputs)
 
 
 def _check_returned(returned: Any, component: str) -> None:
@@ -160,12 +168,3 @@ def _check_returned(returned: Any, component: str) -> None:
             f"{component} must return a variable, an array, or a tuple or list of them, got "
             f"{wrong[0] if wrong else 'an empty one'}"
         )
-
-
-def _take_own(own: deque[Any], here: int) -> Any:
-    if not own:
-        raise ValueError(
-            f"rank {here}: a component receives from its own rank {here}, and no earlier one has "
-            f"rank_out={here} for it"
-        )
-    return own.popleft()

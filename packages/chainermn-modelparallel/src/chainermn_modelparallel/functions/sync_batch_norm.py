@@ -1,4 +1,4 @@
-"""Normalization by the mean and variance of all ranks' batches, as a function of Chainer."""
+"""Batch normalization by the mean and variance of all ranks' batches, as a function of Chainer."""
 
 from __future__ import annotations
 
@@ -13,45 +13,50 @@ from chainer import Variable, backend
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
-from chainermn_modelparallel.calls import Call, Form, View, agree
-from chainermn_modelparallel.collectives import allreduce
-from chainermn_modelparallel.communication import Communication, unchecked
-from chainermn_modelparallel.delegates import empty_beside, go_on, pseudo_connect
-from chainermn_modelparallel.verbs import wanted
+
+from .collectives import allreduce
+from .consensus import ConsistentCall, check_consistent
+from .control_dependencies import keep_control_dependencies, pseudo_connect
+from .ordered_function import (
+    OrderedFunctionNode,
+    empty_on_device_of,
+    make_variable,
+    requires_grad_mask,
+)
 
 NAME = "MultiNodeBatchNormalization"
 _COUNT = struct.Struct("<Q")
 
 
-def normalize(
+def sync_batch_norm(
     comm: CommunicatorBase,
     x: Variable,
     gamma: Variable,
     beta: Variable,
     eps: float,
     axis: tuple[int, ...],
-) -> tuple[Variable, Normalize]:
+) -> tuple[Variable, SyncBatchNormFunction]:
     """Normalize this rank's part of the batch (collective; so is backward, if an x needs it).
 
     Args:
         comm: the ranks that share the batch.
         x: floats of any shape; parts may be of different sizes, or empty.
         gamma: scale, of the shape that is left of x's without ``axis``; the same on all ranks.
-        beta: what is added then; likewise.
+        beta: added after the scale; likewise.
         eps: added to the variance.
-        axis: what is averaged over, in ascending order.
+        axis: the axes that are averaged over, in ascending order.
 
     Returns:
         The result, of x's shape and dtype, and the function, which knows the statistics.
     """
-    node = Normalize(comm, eps, axis, wanted((x,))[0])
+    node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
     inputs: tuple[Variable, ...] = (x, gamma, beta)
     if not any(each.requires_grad for each in inputs):
         inputs += (Variable(backend.get_array_module(x.array).empty(0, np.float32)),)
     return node.apply(inputs)[0], node
 
 
-class Normalize(Communication):
+class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
     Inputs: x, gamma, beta, and an empty leaf if none of them needs a gradient, since one may be
@@ -66,12 +71,12 @@ class Normalize(Communication):
     """
 
     def __init__(
-        self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...], wants: bool
+        self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...], requires_grad: bool
     ) -> None:
         self._comm = comm
         self._eps = eps
         self._axis = axis
-        self._wants = wants
+        self._x_requires_grad = requires_grad
 
     @property
     def label(self) -> str:
@@ -80,41 +85,45 @@ class Normalize(Communication):
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self.retain_inputs((0, 1))
         x, gamma, beta = inputs[:3]
-        self.empty = empty_beside(x)
+        self.empty_array = empty_on_device_of(x)
         xp = self._xp
-        self._dtype = _wide(x.dtype, gamma.dtype)
+        self._dtype = _common_dtype(x.dtype, gamma.dtype)
         # Where gamma's axes lie among x's.
         self._expander = tuple(
             None if axis in self._axis else slice(None) for axis in range(x.ndim)
         )
         expander = self._expander
         count = x.size // gamma.size if gamma.size else 0
-        own = xp.zeros((2, *gamma.shape), self._dtype)  # mean of each channel; squares about it
+        local = xp.zeros((2, *gamma.shape), self._dtype)  # mean of each channel; squares about it
         if count:
-            x.sum(axis=self._axis, dtype=self._dtype, out=own[0, ...])
-            own[0] /= count
-        centred = xp.subtract(x, own[0][expander], dtype=self._dtype)
-        xp.square(centred).sum(axis=self._axis, out=own[1, ...])
-        self._combine(count, cuda.to_cpu(own))
-        centred += (own[0] - self.mean)[expander]
+            x.sum(axis=self._axis, dtype=self._dtype, out=local[0, ...])
+            local[0] /= count
+        centred = xp.subtract(x, local[0][expander], dtype=self._dtype)
+        xp.square(centred).sum(axis=self._axis, out=local[1, ...])
+        self._combine_statistics(count, cuda.to_cpu(local))
+        centred += (local[0] - self.mean)[expander]
         self._inv_std = 1 / xp.sqrt(self.var + self._dtype.type(self._eps))
         centred *= (self._inv_std * gamma)[expander]
         centred += beta[expander]
         return (centred.astype(x.dtype, copy=False),)
 
-    def _combine(self, count: int, own: np.ndarray) -> None:
-        """Set count, mean and variance of the whole batch, from each rank's in rank order.
+    def _combine_statistics(self, count: int, local: np.ndarray) -> None:
+        """Set count, mean and variance of the whole batch, combining the ranks' in rank order.
 
         Deviations are from each rank's own mean, so that no digits are lost where the mean is
         large; the sums over ranks are taken in float64.
         """
-        shape = own.shape[1:]
-        view: View = (("operation", NAME), ("dtype and channels", Form(own.dtype, shape)))
-        payload = _COUNT.pack(count) + own.tobytes()
-        self._call: Call = agree(self._comm, view, wants=self._wants, payload=payload)
+        shape = local.shape[1:]
+        self._call: ConsistentCall = check_consistent(
+            self._comm,
+            NAME,
+            (("dtype and channels", local.dtype, shape),),
+            requires_grad=self._x_requires_grad,
+            payload=_COUNT.pack(count) + local.tobytes(),
+        )
         counts = [_COUNT.unpack_from(row)[0] for row in self._call.payloads]
         self.count = sum(counts)
-        means, squares = _floats([row[_COUNT.size :] for row in self._call.payloads], own)
+        means, squares = _stack_ranks([row[_COUNT.size :] for row in self._call.payloads], local)
         # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of one.
         per_value = np.array(1 / max(self.count, 1))
         weights = np.array(float(counts[0]))  # nearly always that of all ranks
@@ -128,8 +137,8 @@ class Normalize(Communication):
         means += squares
         var = np.add.reduce(means)
         var *= per_value
-        self.mean = self._xp.asarray(center.astype(own.dtype))
-        self.var = self._xp.asarray(var.astype(own.dtype))
+        self.mean = self._xp.asarray(center.astype(local.dtype))
+        self.var = self._xp.asarray(var.astype(local.dtype))
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
@@ -140,17 +149,17 @@ class Normalize(Communication):
             gy = Variable(self._xp.zeros(x.shape, x.dtype), requires_grad=False)
         gradients: tuple[Variable | None, ...]
         if chainer.config.enable_backprop:
-            (thread,) = go_on(grad_outputs[1:], (self.thread(),))
-            gradients = self._differentiable(x, gamma, pseudo_connect(thread, gy))
+            (control,) = keep_control_dependencies(grad_outputs[1:], (self.control_output(),))
+            gradients = self._differentiable(x, gamma, pseudo_connect(control, gy))
         else:
             gradients = tuple(
-                None if gradient is None else unchecked(gradient, True)
+                None if gradient is None else make_variable(gradient, True)
                 for gradient in self._gradients(x.array, gamma.array, gy.array)
             )
         return tuple(gradients[index] if index < 3 else None for index in indexes)
 
     def _gradients(self, x: Any, gamma: Any, gy: Any) -> tuple[Any, Any, Any]:
-        """Gradients of x, gamma and beta; of x only if some rank needs it."""
+        """Return the gradients of x, gamma and beta; of x only if some rank needs it."""
         xp, expander, dtype = self._xp, self._expander, self._dtype
         scale = gamma.astype(dtype, copy=False)
         x_hat = xp.subtract(x, self.mean[expander], dtype=dtype)
@@ -158,15 +167,18 @@ class Normalize(Communication):
         gbeta = gy.sum(axis=self._axis, dtype=dtype)
         ggamma = (gy * x_hat).sum(axis=self._axis)
         gx = None
-        if self._call.wanted:
-            own = xp.empty((2, *gamma.shape), dtype)
-            xp.multiply(scale, ggamma, out=own[0, ...])
-            xp.multiply(scale, gbeta, out=own[1, ...])
-            host = cuda.to_cpu(own)
-            view: View = (("operation", f"backward of {NAME}"),)
-            payload = host.tobytes()
-            call = agree(self._comm, view, payload=payload, forward=self._call.number)
-            means = np.add.reduce(_floats(call.payloads, host), axis=1)
+        if self._call.requires_grad:
+            local = xp.empty((2, *gamma.shape), dtype)
+            xp.multiply(scale, ggamma, out=local[0, ...])
+            xp.multiply(scale, gbeta, out=local[1, ...])
+            host = cuda.to_cpu(local)
+            call = check_consistent(
+                self._comm,
+                f"backward of {NAME}",
+                payload=host.tobytes(),
+                forward_id=self._call.call_id,
+            )
+            means = np.add.reduce(_stack_ranks(call.payloads, host), axis=1)
             means *= 1 / max(self.count, 1)
             of_gamma, of_beta = xp.asarray(means.astype(dtype))
             x_hat *= -of_gamma[expander]
@@ -180,7 +192,7 @@ class Normalize(Communication):
     def _differentiable(
         self, x: Variable, gamma: Variable, gy: Variable
     ) -> tuple[Variable | None, Variable, Variable]:
-        """The same gradients, made of functions that can be differentiated again."""
+        """Return the same gradients, made of functions that can be differentiated again."""
         axis, dtype, shape = self._axis, self._dtype, x.shape
         ones = tuple(1 if i in axis else n for i, n in enumerate(shape))
         per_value = 1 / max(self.count, 1)
@@ -192,7 +204,7 @@ class Normalize(Communication):
             return allreduce(self._comm, F.sum(values, axis=axis) * per_value)
 
         wide, gy = F.cast(x, dtype), F.cast(gy, dtype)
-        if self._call.wanted:
+        if self._call.requires_grad:
             centred = wide - spread(total(wide))
             inv_std = spread((total(centred * centred) + self._eps) ** -0.5)
         else:  # x is data on all ranks
@@ -200,25 +212,25 @@ class Normalize(Communication):
         x_hat = centred * inv_std
         gbeta, ggamma = F.sum(gy, axis=axis), F.sum(gy * x_hat, axis=axis)
         gx = None
-        if self._call.wanted:
+        if self._call.requires_grad:
             scale = F.cast(gamma, dtype)
             sums = allreduce(self._comm, F.stack([scale * ggamma, scale * gbeta])) * per_value
             gx = spread(scale) * gy - (x_hat * spread(sums[0]) + spread(sums[1]))
             gx = F.cast(gx * inv_std, x.dtype)
-            # Whichever of the three a rank goes on from, it comes by the exchanges above.
+            # A second backward from any of the three then takes part in the exchanges above.
             ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
         return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
 
 
 @functools.lru_cache(maxsize=64)
-def _wide(*dtypes: np.dtype) -> np.dtype:
-    """What is computed in."""
+def _common_dtype(*dtypes: np.dtype) -> np.dtype:
+    """Return the dtype of the arithmetic: float32 or wider."""
     return np.result_type(*dtypes, np.float32)
 
 
-def _floats(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
-    """Of each rank's array, like this one, each row beside the others', in float64."""
+def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
+    """Return the ranks' arrays of two rows, shaped like this one, as float64 (2, ranks, ...)."""
     numbers = np.frombuffer(b"".join(payloads), like.dtype)
     by_rank = numbers.reshape(len(payloads), *like.shape)
-    beside: np.ndarray = by_rank.swapaxes(0, 1).astype(np.float64, order="C")
-    return beside
+    by_row: np.ndarray = by_rank.swapaxes(0, 1).astype(np.float64, order="C")
+    return by_row

@@ -1,0 +1,117 @@
+"""Cancellation of gradients: reports at once that backward will never come to a send or recv.
+
+Otherwise half of a model would not be trained, or the other rank would wait in vain.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import deque
+from weakref import ref
+
+from chainermn_comm import CommunicatorBase
+
+from .messages import Header, send_message
+
+# Why there will be no gradients, and what to do, as the rank that waits for them reports it.
+NO_BACKPROP, DROPPED = 1, 2
+REASONS = {
+    NO_BACKPROP: (
+        "called recv in no_backprop_mode; use the mode on both ranks, or send what needs no "
+        "gradient (the variable's array)"
+    ),
+    DROPPED: (
+        "dropped what recv returned before backward came to it; run backward through it, connect "
+        "it to the loss with pseudo_connect, or send without gradients"
+    ),
+}
+# At most so many are kept or sent: who drops more evaluates a model, and was warned.
+MAX_CANCELLATIONS = 1000
+
+# The sends that were dropped though a gradient may come for them: id, and how they were called.
+_dropped_sends: deque[tuple[int, str]] = deque(maxlen=MAX_CANCELLATIONS)
+# Sends whose backward raised when it received the gradients of one of those.
+_failed_sends: deque[int] = deque(maxlen=MAX_CANCELLATIONS)
+# Cancellations to be sent: the communicator, the other rank, and the message's id.
+_pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(maxlen=MAX_CANCELLATIONS)
+_num_sent = 0
+
+
+def send_cancellation(
+    communicator: CommunicatorBase, peer: int, message_id: int, reason: int
+) -> None:
+    """Tell a rank that its message of this id gets no gradients."""
+    header = Header(b"", cancellation=reason)
+    send_message(header, (), communicator, peer, communicator.reserved_tag, message_id)
+
+
+def send_pending_cancellations(communicator: CommunicatorBase) -> None:
+    """Tell other ranks what was dropped here; called before each call that may wait for them."""
+    global _num_sent
+    if not _pending:  # nearly always
+        return
+    for _ in range(len(_pending)):
+        entry = reference, peer, message_id = _pending.popleft()
+        if reference() is communicator and _num_sent < MAX_CANCELLATIONS:
+            _num_sent += 1
+            send_cancellation(communicator, peer, message_id, DROPPED)
+        elif reference() is not None and _num_sent < MAX_CANCELLATIONS:
+            _pending.append(entry)
+
+
+def warn_dropped_send(message_id: int, rank: int, peer: int, tag: int) -> None:
+    """Warn; called by ``__del__``, in the line that drops the last reference."""
+    if sys.is_finalizing():  # what lives until the end was not dropped
+        return
+    call = f"send(rank={peer}, tag={tag})"
+    _dropped_sends.append((message_id, call))
+    warnings.warn(
+        f"rank {rank}: the delegate variable that {call} returned was dropped before "
+        "backward came to it: what was sent gets no gradient. Keep it with pseudo_connect or as "
+        "delegate_variable of the next recv, or call its backward; or send without gradients, "
+        "in no_backprop_mode or the variable's array",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def warn_dropped_recv(communicator: CommunicatorBase, peer: int, tag: int, message_id: int) -> None:
+    """Warn likewise; the next call sends the cancellation, as nothing may be sent here."""
+    if sys.is_finalizing():
+        return
+    _pending.append((ref(communicator), peer, message_id))
+    warnings.warn(
+        f"rank {communicator.rank}: what recv(rank={peer}, tag={tag}) returned was dropped before "
+        f"backward came to it: backward on rank {peer} gets no gradients. Run backward through "
+        "it, or send without gradients, in no_backprop_mode or the variable's array",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def unknown_gradient_error(waiting_id: int, message_id: int, rank: int, peer: int) -> RuntimeError:
+    """Return the error of a send that gets gradients for another one, which is gone.
+
+    Its own gradients, which are yet to come, are then nobody's error: see :func:`is_failed_send`.
+    """
+    _failed_sends.append(waiting_id)
+    call = dict(_dropped_sends).get(message_id)
+    if call is None:
+        reason = (
+            f"its delegate variable was dropped, or backward ran more often on rank {peer} than "
+            "here"
+        )
+    else:
+        reason = f"the delegate variable that {call} returned was dropped"
+    return RuntimeError(
+        f"rank {rank}: rank {peer} ran backward through a variable whose send on "
+        f"rank {rank} is gone: {reason}. Keep the result of send with pseudo_connect or as "
+        "delegate_variable of the next recv, and run backward equally often on both; or send "
+        "without gradients (the variable's array)"
+    )
+
+
+def is_failed_send(message_id: int) -> bool:
+    """Return whether backward of the send raised :func:`unknown_gradient_error`."""
+    return message_id in _failed_sends

@@ -1,0 +1,243 @@
+"""Collective operations as functions of Chainer, each with the operation for its gradients.
+
+What moves arrays between ranks is linear, so backward is the adjoint operation, and so on for
+higher derivatives. The loss that is differentiated is the sum of all ranks' losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from chainer import Variable, backend
+
+from chainermn_comm import CommunicatorBase
+from chainermn_comm.watchdog import part_of
+
+from .consensus import NO_CALL, Signature, capture_error, check_communicator, check_consistent
+from .control_dependencies import keep_control_dependencies, pseudo_connect
+from .ordered_function import (
+    SCOPE,
+    OrderedFunctionNode,
+    empty_on_device_of,
+    requires_grad_mask,
+)
+
+Arrays = tuple[Any, ...]
+Variables = tuple[Variable, ...]
+
+
+class CollectiveOp(NamedTuple):
+    """An operation on arrays, and the one on their gradients.
+
+    Attributes:
+        run: takes the communicator, this rank's arrays and the root; returns this rank's
+            results. Either is empty on ranks that give or get nothing. Collective.
+        adjoint: the name of the operation for the gradients.
+    """
+
+    run: Callable[[CommunicatorBase, Arrays, int], Arrays]
+    adjoint: str
+
+
+def _bcast(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
+    return (comm.bcast(arrays[0] if arrays else None, root=root),)
+
+
+def _reduce(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
+    total = comm.allreduce(arrays[0])
+    return (total,) if comm.rank == root else ()
+
+
+def _gather(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
+    gathered = comm.gather(arrays[0], root=root)
+    return tuple(gathered) if comm.rank == root else ()
+
+
+def _allgather(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
+    return tuple(comm.allgather(arrays[0]))
+
+
+def _allreduce(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
+    return (comm.allreduce(arrays[0]),)
+
+
+def _reduce_scatter(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
+    """Return the sum of what all ranks have for this one, in rank order, in float32 or wider."""
+    rows = comm.alltoall(arrays)
+    dtype = rows[0].dtype
+    total = rows[0].astype(np.float32 if dtype == np.float16 else dtype)
+    for row in rows[1:]:
+        total += row
+    return (total.astype(dtype, copy=False),)
+
+
+OPS = {
+    "bcast": CollectiveOp(_bcast, "reduce"),
+    "reduce": CollectiveOp(_reduce, "bcast"),
+    "gather": CollectiveOp(_gather, "scatter"),
+    "scatter": CollectiveOp(
+        lambda comm, xs, root: (comm.scatter(xs or None, root=root),), "gather"
+    ),
+    "alltoall": CollectiveOp(lambda comm, xs, _: tuple(comm.alltoall(xs)), "alltoall"),
+    "allgather": CollectiveOp(_allgather, "reduce_scatter"),
+    "reduce_scatter": CollectiveOp(_reduce_scatter, "allgather"),
+    "allreduce": CollectiveOp(_allreduce, "allreduce"),
+    "mean": CollectiveOp(lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
+    # For values that are equal on all ranks, whose loss counts once: see tensor_parallel_ops.py.
+    "copy_to_region": CollectiveOp(lambda comm, xs, _: xs, "reduce_from_region"),
+    "reduce_from_region": CollectiveOp(_allreduce, "copy_to_region"),
+    "split_to_region": CollectiveOp(lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
+    "gather_from_region": CollectiveOp(_allgather, "split_to_region"),
+}
+
+
+class Inputs(NamedTuple):
+    """What this rank gives to a collective operation.
+
+    Attributes:
+        variables: the operation's inputs on this rank.
+        control_inputs: variables that the operation doesn't use, but that backward is to visit
+            too; they get gradients of zeros.
+        root: for operations that have one.
+        signature: what else must be equal on all ranks.
+    """
+
+    variables: Variables
+    control_inputs: Variables = ()
+    root: int | None = None
+    signature: Signature = ()
+
+
+def apply_collective(
+    comm: CommunicatorBase,
+    op: str,
+    make_inputs: Callable[[], Inputs],
+    operation: str = "",
+    forward_id: int = NO_CALL,
+) -> Variables:
+    """Apply a collective operation to variables (collective).
+
+    Args:
+        comm: the ranks that take part.
+        op: one of ``OPS``.
+        make_inputs: returns what this rank gives. What it raises is raised here, and makes the
+            other ranks raise.
+        operation: the name in reports and errors; by default ``op``.
+        forward_id: for backward, the id of the call; see :func:`check_consistent`.
+
+    Returns:
+        This rank's results. A rank that gets none has an empty delegate variable instead if
+        backward has to run, else nothing.
+
+    Raises:
+        TypeError: ``comm`` is no communicator.
+        PeerError, RankMismatchError: as for :func:`check_consistent`.
+    """
+    check_communicator(comm)
+    operation = operation or op
+    made, error = capture_error(make_inputs)
+    variables, control_inputs, root, signature = made or Inputs(())
+    if root is not None:
+        signature = (("root", root), *signature)
+    inputs = variables + control_inputs
+    call = check_consistent(
+        comm,
+        operation,
+        signature,
+        error=error,
+        requires_grad=1 in requires_grad_mask(inputs),
+        forward_id=forward_id,
+    )
+    node = CollectiveFunction(comm, op, root, len(variables), operation, call.call_id)
+    if not call.requires_grad:  # on no rank, so backward must not wait here
+        with chainer.using_config("enable_backprop", False):
+            outputs = node.apply(inputs)
+        return tuple([Variable(y.array, requires_grad=False) for y in outputs if node.specs])
+    # Without an input that requires a gradient, Chainer would not call backward on this rank.
+    xp = backend.get_array_module(*inputs)
+    return node.apply((*inputs, Variable(xp.empty(0, np.float32))))
+
+
+def array_specs(variables: Variables) -> Signature:
+    """Return the signature that makes dtypes and shapes equal on all ranks."""
+    return tuple(
+        (f"dtype and shape of variable {index}", variable.dtype, variable.shape)
+        for index, variable in enumerate(variables)
+    )
+
+
+class CollectiveFunction(OrderedFunctionNode):
+    """One call of a collective operation.
+
+    Inputs: those of the operation, control inputs, and an empty leaf if backward will run.
+    Outputs: this rank's results, or an empty one if there are none.
+
+    After ``forward``:
+
+    Attributes:
+        specs: shape and dtype of each result; none on ranks that get nothing.
+    """
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        op: str,
+        root: int | None,
+        num_inputs: int,
+        operation: str,
+        call_id: int,
+    ) -> None:
+        self._comm = comm
+        self._op = op
+        self._root = root
+        self._num_inputs = num_inputs
+        self._operation = operation
+        self._call_id = call_id
+        self.specs: list[tuple[tuple[int, ...], np.dtype]] = []
+
+    @property
+    def label(self) -> str:
+        return self._op
+
+    def forward(self, inputs: Arrays) -> Arrays:
+        with part_of(SCOPE + self._operation):
+            run = OPS[self._op].run
+            results = run(self._comm, inputs[: self._num_inputs], self._root or 0)
+        outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in results)
+        self.empty_array = empty_on_device_of((*outputs, *inputs, None)[0])
+        self.specs = [(y.shape, y.dtype) for y in outputs]
+        return outputs or (self.empty_array,)
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
+    ) -> tuple[Variable | None, ...]:
+        gradients = tuple(
+            Variable(self._xp.zeros(*spec), requires_grad=False) if gradient is None else gradient
+            for spec, gradient in zip(self.specs, grad_outputs, strict=False)
+        )
+        control: Variables = ()
+        if chainer.config.enable_backprop:
+            hidden = grad_outputs[len(self.specs) :]
+            control = keep_control_dependencies(hidden, (self.control_output(),))
+            gradients = tuple(pseudo_connect(*control, each) for each in gradients)
+        results = apply_collective(
+            self._comm,
+            OPS[self._op].adjoint,
+            lambda: Inputs(gradients, control, self._root),
+            f"backward of {self._operation}",
+            self._call_id,
+        )
+        return tuple(self._input_gradient(index, results) for index in indexes)
+
+    def _input_gradient(self, index: int, results: Variables) -> Variable | None:
+        node = self.inputs[index]
+        if node.dtype.kind != "f" or index == len(self.inputs) - 1:  # the last is the empty leaf
+            return None
+        if index < self._num_inputs:
+            return results[index]
+        zeros = Variable(self._xp.zeros(node.shape, node.dtype), requires_grad=False)
+        # A second backward comes to this rank's part through it.
+        return pseudo_connect(results[0], zeros) if results else zeros

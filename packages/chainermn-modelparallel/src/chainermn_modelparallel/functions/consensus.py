@@ -1,0 +1,114 @@
+"""Checks that all ranks make the same collective call of a function, before it moves any data.
+
+Ranks that call different functions, or run backward through them in different orders, find out
+here, and all of them raise; so does every rank when one of them can't take part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from chainermn_comm import CommunicatorBase, RankMismatchError
+
+from .cancellation import send_pending_cancellations
+from .ordered_function import SCOPE, chainer_config
+
+# What must be equal on all ranks: entries of a name and its values.
+Signature = tuple[tuple[Any, ...], ...]
+
+# The call whose gradients travel, this call's number, and flags.
+_HEADER = struct.Struct("<qQB")
+NO_CALL = -1
+_REQUIRES_GRAD, _BUILDS_GRAPH = 1, 2
+_ADVICE = (
+    ". Call the same functions in the same order on all ranks; where backward comes to them in "
+    "different orders, connect one's result to the next one's input with pseudo_connect"
+)
+_call_numbers = itertools.count()
+
+
+class ConsistentCall(NamedTuple):
+    """What all ranks know of a call.
+
+    Attributes:
+        call_id: rank 0's count of calls, by which backward refers to this one.
+        requires_grad: whether some rank needs a gradient; backward is then collective.
+        payloads: each rank's bytes, in rank order.
+    """
+
+    call_id: int
+    requires_grad: bool
+    payloads: list[bytes]
+
+
+def check_consistent(
+    comm: CommunicatorBase,
+    operation: str,
+    signature: Signature = (),
+    *,
+    error: BaseException | None = None,
+    requires_grad: bool = False,
+    payload: bytes = b"",
+    forward_id: int = NO_CALL,
+) -> ConsistentCall:
+    """Check that all ranks make the same call (collective: one handshake).
+
+    Args:
+        comm: the ranks that take part.
+        operation: the function's name, without ``chainermn.functions``.
+        signature: what must be equal on all ranks.
+        error: why this rank can't take part.
+        requires_grad: whether this rank needs a gradient of the call.
+        payload: bytes for the other ranks, of any length.
+        forward_id: for backward, the ``call_id`` of the call whose gradients travel. It tells
+            calls that are alike from each other, so that their gradients are not swapped.
+
+    Raises:
+        RankMismatchError: on all ranks, when operations, signatures or those ids differ, or when
+            one needs a gradient and another runs in ``no_backprop_mode``.
+        PeerError: on the ranks without an error, when another has one; that one raises its
+            error itself.
+    """
+    send_pending_cancellations(comm)
+    flags = _REQUIRES_GRAD * requires_grad | _BUILDS_GRAPH * bool(chainer_config("enable_backprop"))
+    header = _HEADER.pack(forward_id, number := next(_call_numbers), flags)
+    try:
+        rows = comm.handshake(SCOPE + operation, signature, error=error, payload=header + payload)
+    except RankMismatchError as mismatch:
+        if mismatch.entry != "operation":
+            raise
+        raise RankMismatchError(f"{mismatch}{_ADVICE}", mismatch.entry) from None
+    payloads = [row[_HEADER.size :] for row in rows]
+    if all([row.startswith(header) for row in rows]):  # nearly always
+        return ConsistentCall(number, requires_grad, payloads)
+    forward_ids, numbers, all_flags = zip(*map(_HEADER.unpack_from, rows), strict=True)
+    where = f"{operation} on rank {comm.rank}"
+    if len(set(forward_ids)) > 1:
+        calls = "; ".join(f"{call} on rank {rank}" for rank, call in enumerate(forward_ids))
+        raise RankMismatchError(f"{where}: ranks disagree on the call: {calls}{_ADVICE}", "call")
+    any_requires_grad = any(each & _REQUIRES_GRAD for each in all_flags)
+    without_graph = [rank for rank, each in enumerate(all_flags) if not each & _BUILDS_GRAPH]
+    if any_requires_grad and without_graph:
+        raise RankMismatchError(
+            f"{where}: some ranks need its gradients, but ranks {without_graph} "
+            "don't build a graph; use no_backprop_mode (and enable_double_backprop) on all ranks "
+            "or on none"
+        )
+    return ConsistentCall(numbers[0], any_requires_grad, payloads)
+
+
+def capture_error(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Return what ``make`` returns, or else the exception that it raises, for the handshake."""
+    try:
+        return make(), None
+    except BaseException as error:  # Ctrl-C too: the other ranks are about to wait
+        return None, error
+
+
+def check_communicator(comm: Any) -> None:
+    """Raise TypeError unless ``comm`` is a communicator; other ranks can't learn of that error."""
+    if not isinstance(comm, CommunicatorBase):
+        raise TypeError(f"comm must be a communicator, got {type(comm).__name__}")
