@@ -10,12 +10,12 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..agreement import call_or_raise, require_communicator
-from ..copying import SharesCommunicator
+from ..collective_errors import require_communicator, run_on_all_ranks
+from ..mixins import UnpicklableMixin
 from ..persistents import Persistent, persistents
 
 
-class AllreducePersistent(SharesCommunicator, training.Extension):
+class AllreducePersistent(UnpicklableMixin, training.Extension):
     """Replaces each persistent float of a model by its mean over ranks.
 
     It is meant for the running mean and variance of
@@ -67,12 +67,12 @@ class AllreducePersistent(SharesCommunicator, training.Extension):
             found.update((each.name, _Slot(*each)) for each in persistents(self.model))
             return {name: slot.kind for name, slot in found.items()}
 
-        kinds, counts = _agree(call_or_raise(self.comm, view))
+        kinds, counts = _agree(run_on_all_ranks(self.comm, "AllreducePersistent", view))
         if not kinds:
             return
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
         terms = [
-            np.zeros(shape, wide) if found[name].value is None else found[name].on_host()
+            np.zeros(shape, wide) if found[name].value is None else found[name].to_host()
             for name, (_, shape) in kinds.items()
         ]
         flat = np.concatenate([np.asarray(term, wide).reshape(-1) for term in terms])
@@ -100,7 +100,7 @@ class _Slot(Persistent):
         dtype = getattr(self.value, "dtype", np.dtype(float))
         return (dtype, np.shape(self.value)) if dtype.kind == "f" else str(dtype)
 
-    def on_host(self) -> Any:
+    def to_host(self) -> Any:
         return cuda.to_cpu(self.value) if isinstance(self.value, cuda.ndarray) else self.value
 
     def put(self, mean: np.ndarray) -> None:

@@ -6,23 +6,32 @@ import copy
 import operator
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer import training
 from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..agreement import bcast_or_raise, gather_or_raise, require_communicator
-from ..copying import SharesCommunicator
-from ..values import on_host
+from ..collective_errors import (
+    allgather_checked,
+    bcast_checked,
+    capture_error,
+    handshake,
+    require_communicator,
+)
+from ..host_arrays import to_host
+from ..mixins import UnpicklableMixin
+
+_OPERATION = "GenericMultiNodeEvaluator"
+_HAS_BATCH = b"1"
 
 
-class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
+class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     """Evaluates a model on all ranks' examples with a metric that needs all outputs at once.
 
     For metrics such as the area under a curve, which can't be averaged over ranks. Override
@@ -138,7 +147,7 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
 
     def evaluate(self) -> Any:
         """What ``aggregate`` returns on ``root``, on all ranks (collective)."""
-        roots = gather_or_raise(self.comm, None, self.root)
+        roots = allgather_checked(self.comm, _OPERATION, self.root)
         if len(set(roots)) > 1:
             raise RankMismatchError(f"ranks were given different roots, in rank order {roots}")
         failures: list[BaseException] = []
@@ -146,21 +155,19 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
         result: Any = None
         error: BaseException | None = None
         if self.comm.rank == self.root:
-            try:
-                # Unpickled outside the generator: an error in there would end the rounds here
-                # alone. `chain` has no `close` for `aggregate` to end them with.
-                results = map(pickle.loads, chain.from_iterable(rounds))
-                result = on_host(self.aggregate(results))
-            except BaseException as exception:  # an interrupt too: the others would wait
-                error = exception
+            # Unpickled outside the generator: an error in there would end the rounds on this
+            # rank alone. `chain` has no `close` for `aggregate` to end them with.
+            results = map(pickle.loads, chain.from_iterable(rounds))
+            result, error = capture_error(lambda: to_host(self.aggregate(results)))
         for _ in rounds:  # on root: those that `aggregate` left, since other ranks send them
             pass
+
         try:
             if failures:  # known to all ranks; what `aggregate` made of it means nothing
                 raise failures[0]
-            return bcast_or_raise(self.comm, error, result, self.root)
+            return bcast_checked(self.comm, _OPERATION, partial(_outcome, result, error), self.root)
         finally:
-            del failures, error  # their tracebacks lead back here
+            del failures, error  # their tracebacks refer to this frame
 
     def _rounds(self, failures: list[BaseException]) -> Generator[list[bytes], None, None]:
         """The pickled results of each round, on root; empty lists elsewhere (collective).
@@ -170,21 +177,16 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
         """
         local = self._local()
         while True:
-            content: bytes | None = None
-            error: BaseException | None = None
+            content, error = capture_error(lambda: next(local, None))
+            payload = b"" if content is None else _HAS_BATCH
             try:
-                content = next(local, None)
+                present = handshake(self.comm, _OPERATION, error=error, payload=payload)
             except BaseException as exception:
-                error = exception
-            flags = np.array([content is not None, error is not None], dtype=np.int64)
-            present, failed = self.comm.allreduce(flags)
-            if failed:
-                try:
-                    gather_or_raise(self.comm, error)
-                except BaseException as exception:
-                    failures.append(exception)
+                failures.append(exception)
                 return
-            if not present:
+            finally:
+                del error
+            if not any(present):
                 return
             gathered = self.comm.gather_obj(content, root=self.root) or []
             yield [content for content in gathered if content is not None]
@@ -214,9 +216,15 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
                     output = self.calc_local(**arrays)
                 else:
                     output = self.calc_local(arrays)
-            yield pickle.dumps(on_host(output), protocol=5)
+            yield pickle.dumps(to_host(output), protocol=5)
 
     def finalize(self) -> None:
         """Release what the iterator holds."""
         if hasattr(self.iterator, "finalize"):
             self.iterator.finalize()
+
+
+def _outcome(result: Any, error: BaseException | None) -> Any:
+    if error is not None:
+        raise error
+    return result
