@@ -11,9 +11,8 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-# Larger pickles travel by themselves: a handshake is made for some kilobytes.
+# Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
-_INLINE, _SEPARATE = b"i", b"s"
 
 
 def handshake(
@@ -64,17 +63,17 @@ def allgather_checked(
         PeerError: on the other ranks; it names the ranks that failed and says why.
         RankMismatchError: on all ranks, if some call something else and none has an error.
     """
-    payload, content = b"", b""
+    content = b""
     try:
         if error is None:
             content, error = capture_error(lambda: pickle.dumps(value, protocol=5))
-        if error is None:
-            payload = _payload_of(content)
+        small = error is None and len(content) <= _MAX_PAYLOAD_BYTES
+        payload = content if small else b""  # a pickle is never empty
         payloads = handshake(communicator, operation, error=error, payload=payload)
     finally:
         del error  # its traceback refers to this frame: a cycle would keep all its frames alive
-    if all(each.startswith(_INLINE) for each in payloads):
-        return [pickle.loads(each[1:]) for each in payloads]
+    if all(payloads):
+        return [pickle.loads(each) for each in payloads]
     arrays = communicator.allgather(np.frombuffer(content, np.uint8))
     return [pickle.loads(each.data) for each in arrays]
 
@@ -121,29 +120,43 @@ def bcast_checked(
         BaseException: what ``make`` or pickling raises, at ``root``.
         PeerError: on the other ranks; it says what failed at ``root``.
     """
-    value, content, payload = None, b"", b""
+    value: Any = None
     error: BaseException | None = None
-    is_root = communicator.rank == root
+    if communicator.rank == root:
+        value, error = capture_error(make)
     try:
-        if is_root:
-            value, error = capture_error(make)
-        if is_root and error is None:
-            content, error = capture_error(lambda: pickle.dumps(value, protocol=5))
-        if is_root and error is None:
-            payload = _payload_of(content)
-        received = handshake(communicator, operation, error=error, payload=payload)[root]
+        received = allgather_checked(communicator, operation, value, error=error)[root]
     finally:
         del error
-    if received == _SEPARATE:
-        data = communicator.bcast(np.frombuffer(content, np.uint8) if is_root else None, root=root)
-    else:
-        data = np.frombuffer(received, np.uint8, offset=1)
-    return value if is_root else pickle.loads(data.data)
+    return value if communicator.rank == root else received
 
 
-def _payload_of(content: bytes) -> bytes:
-    """Return a handshake's payload: a pickle, or the mark of one that travels separately."""
-    return _SEPARATE if len(content) > _MAX_PAYLOAD_BYTES else _INLINE + content
+def require_same(
+    communicator: CommunicatorBase, operation: str, entries: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Call ``entries``, and raise on every rank unless it returns the same on all (collective).
+
+    Args:
+        communicator: the ranks.
+        operation: what needs them to be the same, as errors name it; the same on all ranks.
+        entries: returns hashable values by their names, whose ``repr`` tells them apart.
+
+    Returns:
+        The entries.
+
+    Raises:
+        BaseException: what ``entries`` raises, on the rank where it does.
+        PeerError: on the other ranks; it names the ranks that failed and says why.
+        RankMismatchError: on all ranks; it names the first entry that differs, and says how.
+    """
+    found: dict[str, Any] | None
+    found, error = capture_error(entries)
+    found = found or {}
+    try:
+        handshake(communicator, operation, found.items(), error=error)
+    finally:
+        del error
+    return found
 
 
 def capture_error(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -16,7 +16,7 @@ from chainer.training import Extension
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import run_on_all_ranks
+from ..collective_errors import require_same, run_on_all_ranks
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import folder_of, updater_of, warn_of_lost_order
 from .atomic_file import FileDigest, atomic_write
@@ -106,12 +106,11 @@ class MultiNodeCheckpointer(Extension):
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
-        views = self._run(lambda: self._plan(target, iteration))
-        number = views[0][0]
-        if any(each != number for each, _, _ in views):
-            numbers = ", ".join(f"{each} on rank {rank}" for rank, (each, _, _) in enumerate(views))
-            raise ValueError(f"a checkpoint needs one iteration on all ranks, not {numbers}")
-        if all(saved for _, saved, _ in views):
+        number = require_same(
+            self.comm, OPERATION, lambda: {"iteration": self._number_of(target, iteration)}
+        )["iteration"]
+        views = self._run(lambda: self._is_saved(target, iteration, number))
+        if all(saved for saved, _ in views):
             return
         self.flush()
         state: dict[str, np.ndarray] = {}
@@ -122,7 +121,7 @@ class MultiNodeCheckpointer(Extension):
             state[_RANDOM] = np.array(random_state(target))
 
         self._run(prepare)
-        if any(elsewhere for _, _, elsewhere in views):
+        if any(elsewhere for _, elsewhere in views):
             self._open(self._paths_for(target))
         assert self._directory is not None
         path = self._directory.path_for(number)
@@ -215,7 +214,13 @@ class MultiNodeCheckpointer(Extension):
             self._random = None
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
-        """Keep the checkpoints; the others may not have failed, so nothing is agreed on."""
+        """Keep the checkpoints (not collective: the other ranks may not have failed).
+
+        Args:
+            trainer: not used, as are ``exc`` and ``tb``.
+            exc: the exception.
+            tb: its traceback.
+        """
         self._failed = True
 
     def finalize(self) -> None:
@@ -252,18 +257,21 @@ class MultiNodeCheckpointer(Extension):
             "copy would write the same files; make another one, with another name or folder"
         )
 
-    def _plan(self, target: Any, iteration: int | None) -> tuple[int, bool, bool]:
-        """The iteration to save, whether that is done already, and whether elsewhere."""
-        given = iteration
+    def _number_of(self, target: Any, iteration: int | None) -> int:
+        """Return the iteration to save."""
         if iteration is None:
             iteration = getattr(updater_of(target), "iteration", None)
         number = self._last + 1 if iteration is None else operator.index(iteration)
         if number < 0:
             raise ValueError(f"an iteration is not negative, as {number} is")
+        return number
+
+    def _is_saved(self, target: Any, iteration: int | None, number: int) -> tuple[bool, bool]:
+        """Return whether that is saved already, and whether it has to be saved elsewhere."""
         elsewhere = self._directory is None or self._paths_for(target) != self._directory.paths
         of, last = self._saved
-        done = given is None and of is not None and of is target and last == number
-        return number, done and not elsewhere, elsewhere
+        saved = iteration is None and of is not None and of is target and last == number
+        return saved and not elsewhere, elsewhere
 
     def _paths_for(self, target: Any, path: Any = None) -> CheckpointPaths:
         for folder in (path, self.path, folder_of(target)):
@@ -280,14 +288,13 @@ class MultiNodeCheckpointer(Extension):
         self._directory = CheckpointDirectory(self.comm, paths, damaged)
 
     def _require_equal_settings(self) -> None:
-        settings = (self.run_name, self.cp_interval, self.gc_interval, self._writer is not None)
-        views = self._run(lambda: settings)
-        if len(set(views)) > 1:
-            raise ValueError(
-                "ranks made the checkpointer with arguments that differ (name, cp_interval, "
-                "gc_interval, background): "
-                + ", ".join(f"{view} on rank {rank}" for rank, view in enumerate(views))
-            )
+        settings = {
+            "name": self.run_name,
+            "cp_interval": self.cp_interval,
+            "gc_interval": self.gc_interval,
+            "background": self._writer is not None,
+        }
+        require_same(self.comm, "create_multi_node_checkpointer", lambda: settings)
 
     def _expired(self) -> list[int]:
         assert self._directory is not None

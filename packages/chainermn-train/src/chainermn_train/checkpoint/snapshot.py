@@ -16,13 +16,14 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator, run_on_all_ranks
+from ..collective_errors import require_communicator, require_same, run_on_all_ranks
 from ..mixins import UnpicklableMixin
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import iterators_of
 from .snapshot_files import TAKEN_BY, find, read
 from .state_dict import RESERVED_PREFIX, StateError, load_state_dict, state_dict
 
+_OPERATION = "multi_node_snapshot"
 _EXAMPLES = RESERVED_PREFIX + "examples/"  # and an iterator's name: how many its dataset has
 
 
@@ -114,7 +115,11 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         self._set_leaders = [ranks[0] for ranks in sets]
         self._is_leader = comm.rank in self._set_leaders
         self._autoload = snapshot.autoload
-        self._settings = (sets, self._named, bool(snapshot.autoload))
+        self._settings = {
+            "replica_sets": tuple(map(tuple, sets)),
+            "how many sets are named": self._named,
+            "autoload": bool(snapshot.autoload),
+        }
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
         self._suffix = f".{self._set_index}" if named else ""
@@ -152,13 +157,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
                 number of examples.
             PeerError: another rank raised.
         """
-        views = self._run(lambda: self._settings)
-        if any(view != views[0] for view in views):
-            raise ValueError(
-                "multi_node_snapshot has arguments that differ between ranks (sets, how many were "
-                "named, autoload): "
-                + ", ".join(f"{view} on rank {rank}" for rank, view in enumerate(views))
-            )
+        require_same(self._comm, _OPERATION, lambda: self._settings)
         if self._autoload and not callable(self._snapshot.filename):
             self._load(trainer)
         if self._is_leader:
@@ -169,7 +168,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         self._snapshot.finalize()
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
-        return run_on_all_ranks(self._comm, "multi_node_snapshot", action)
+        return run_on_all_ranks(self._comm, _OPERATION, action)
 
     def _target(self, trainer: Any) -> Any:
         return trainer if self._snapshot._target is None else self._snapshot._target

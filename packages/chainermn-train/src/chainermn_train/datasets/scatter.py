@@ -12,7 +12,7 @@ from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase, create_communicator
 
-from ..collective_errors import require_communicator, run_on_all_ranks
+from ..collective_errors import bcast_checked, require_communicator, require_same
 from .scatter_plan import ScatterPlan
 from .transfer import scatter_parts
 
@@ -76,11 +76,11 @@ def scatter_dataset(
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
 
-        def check() -> int:
+        def check() -> dict[str, Any]:
             _check_arguments(communicator, dataset, root, shuffle, seed, max_buf_len)
-            return operator.index(root)
+            return {"root": operator.index(root)}
 
-        _require_same_root(run_on_all_ranks(communicator, "scatter_dataset", check))
+        require_same(communicator, "scatter_dataset", check)
 
         def make_plan() -> ScatterPlan:
             order = _order(len(dataset), shuffle, seed)
@@ -113,16 +113,16 @@ def scatter_index(
     """
     with _chainermn_communicator(comm, "scatter_index") as communicator:
 
-        def check() -> tuple[int, int, bool]:
-            count, rank = 0, _check_root(communicator, root)
-            if communicator.rank == rank:
-                count = _check_integer("n_total_samples", n_total_samples, 0, None)
-            return rank, count, bool(force_equal_length)
+        def check() -> dict[str, Any]:
+            return {"root": _check_root(communicator, root)}
 
-        views = run_on_all_ranks(communicator, "scatter_index", check)
-        _require_same_root([rank for rank, _, _ in views])
-        _, count, equal = views[root]
-        return _shares(count, communicator.size, equal)[communicator.rank]
+        def divide() -> list[tuple[int, int]]:
+            count = _check_integer("n_total_samples", n_total_samples, 0, None)
+            return _shares(count, communicator.size, force_equal_length)
+
+        require_same(communicator, "scatter_index", check)
+        shares: list[tuple[int, int]] = bcast_checked(communicator, "scatter_index", divide, root)
+        return shares[communicator.rank]
 
 
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
@@ -194,11 +194,6 @@ def _require_indices(dataset: Any) -> None:
             f"the data set's examples must have the indices 0, 1, ...; those of this {kind} "
             "have not: pass a list of them"
         )
-
-
-def _require_same_root(roots: list[int]) -> None:
-    if len(set(roots)) > 1:
-        raise ValueError(f"ranks must name the same root; ranks 0, 1, ... gave {roots}")
 
 
 def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:

@@ -15,14 +15,14 @@ from chainer import training
 from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    allgather_checked,
     bcast_checked,
     capture_error,
     handshake,
     require_communicator,
+    require_same,
 )
 from ..host_arrays import to_host
 from ..mixins import UnpicklableMixin
@@ -147,9 +147,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
 
     def evaluate(self) -> Any:
         """What ``aggregate`` returns on ``root``, on all ranks (collective)."""
-        roots = allgather_checked(self.comm, _OPERATION, self.root)
-        if len(set(roots)) > 1:
-            raise RankMismatchError(f"ranks were given different roots, in rank order {roots}")
+        require_same(self.comm, _OPERATION, lambda: {"root": self.root})
         failures: list[BaseException] = []
         rounds = self._rounds(failures)
         result: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import chainer
@@ -19,6 +20,7 @@ from ..collective_errors import (
     chain_cause,
     handshake,
     require_communicator,
+    require_same,
     run_on_all_ranks,
 )
 from .batch_message import pack, unpack
@@ -72,20 +74,17 @@ def create_multi_node_iterator(
             that would fork this process; see :func:`use_forkserver`.
     """
     require_communicator(communicator, "create_multi_node_iterator")
-    masters = run_on_all_ranks(
-        communicator,
-        _OPERATION,
-        lambda: _checked_master(actual_iterator, communicator, rank_master),
-    )
-    if len(set(masters)) > 1:
-        raise ValueError(f"ranks must name the same rank_master; ranks 0, 1, ... gave {masters}")
-    if communicator.rank == masters[0]:
+    check = partial(_checked_master, actual_iterator, communicator, rank_master)
+    master = require_same(communicator, "create_multi_node_iterator", check)["rank_master"]
+    if communicator.rank == master:
         warn_of_fork(actual_iterator)
-    return MultiNodeIterator(actual_iterator, communicator, masters[0])
+    return MultiNodeIterator(actual_iterator, communicator, master)
 
 
-def _checked_master(iterator: Any, communicator: CommunicatorBase, rank_master: Any) -> int:
-    """The master's rank, if this rank's arguments are right."""
+def _checked_master(
+    iterator: Any, communicator: CommunicatorBase, rank_master: Any
+) -> dict[str, Any]:
+    """Return the master's rank, if this rank's arguments are right."""
     try:
         master = operator.index(rank_master)
     except TypeError:
@@ -98,7 +97,7 @@ def _checked_master(iterator: Any, communicator: CommunicatorBase, rank_master: 
             "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
             f"chainer.iterators.SerialIterator, not {type(iterator).__name__}"
         )
-    return master
+    return {"rank_master": master}
 
 
 class MultiNodeIterator(SharedIterator):

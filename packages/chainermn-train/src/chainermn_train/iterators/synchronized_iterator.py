@@ -11,9 +11,9 @@ from chainer.dataset import Iterator
 from chainer.iterators import ShuffleOrderSampler
 from chainer.serializers import DictionarySerializer
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator, run_on_all_ranks
+from ..collective_errors import require_communicator, require_same, run_on_all_ranks
 from .order_sampler import ResumableOrderSampler
 from .shared_iterator import SharedIterator, refuse_shared
 from .worker_processes import await_workers, warn_of_fork
@@ -54,12 +54,11 @@ def create_synchronized_iterator(
             would fork this process; see :func:`use_forkserver`.
     """
     require_communicator(communicator, "create_synchronized_iterator")
-    views = run_on_all_ranks(communicator, _OPERATION, lambda: _view(actual_iterator))
-    _require_equal("create_synchronized_iterator", communicator, [terms for terms, _ in views])
+    require_same(communicator, "create_synchronized_iterator", lambda: _terms(actual_iterator))
     if communicator.rank == 0:
         warn_of_fork(actual_iterator)
-    seed = views[0][1]
-    run_on_all_ranks(communicator, _OPERATION, lambda: _start_with(actual_iterator, seed))
+    seeds = run_on_all_ranks(communicator, _OPERATION, lambda: _drawn_seed(actual_iterator))
+    run_on_all_ranks(communicator, _OPERATION, lambda: _start_with(actual_iterator, seeds[0]))
     return SynchronizedIterator(actual_iterator, communicator)
 
 
@@ -96,20 +95,18 @@ class SynchronizedIterator(SharedIterator):
             self.actual.serialize(serializer)
             return _state(self.actual)
 
-        states = run_on_all_ranks(self.communicator, _OPERATION, load)
-        _require_equal("a synchronized iterator's loaded state", self.communicator, states)
+        require_same(self.communicator, "loading a synchronized iterator", load)
 
 
-def _view(iterator: Any) -> tuple[dict[str, Any], list[int]]:
-    """What must be the same on all ranks, for their orders to be, and a seed."""
+def _terms(iterator: Any) -> dict[str, Any]:
+    """Return what must be the same on all ranks, for their orders to be."""
     _check(iterator)
-    terms = {
+    return {
         "number of examples": len(iterator.dataset),
         "batch_size": iterator.batch_size,
         "repeat": bool(iterator.repeat),
         "shuffles": iterator.order_sampler is not None,
     }
-    return terms, _drawn_seed(iterator)
 
 
 def _check(iterator: Any) -> None:
@@ -129,7 +126,7 @@ def _check(iterator: Any) -> None:
 
 
 def _state(iterator: Any) -> dict[str, str]:
-    """The state that the iterator would save, arrays as digests."""
+    """Return the state that the iterator would save, arrays as digests."""
     record = DictionarySerializer()
     iterator.serialize(record)
     return {
@@ -138,20 +135,8 @@ def _state(iterator: Any) -> dict[str, str]:
     }
 
 
-def _require_equal(what: str, communicator: CommunicatorBase, views: list[dict[str, Any]]) -> None:
-    """Raise RankMismatchError unless all ranks have the same view; all have the same views."""
-    names = dict.fromkeys(name for view in views for name in view)
-    for name in names:
-        values = [view.get(name) for view in views]
-        if any(value != values[0] for value in values):
-            listed = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            raise RankMismatchError(
-                f"rank {communicator.rank}: {what}: ranks differ in {name}: {listed}"
-            )
-
-
 def _drawn_seed(iterator: Any) -> list[int]:
-    """Numbers from this rank's generator; drawn on all ranks, lest generators get out of step."""
+    """Draw numbers from this rank's generator, on all ranks, so that generators stay in step."""
     if iterator.order_sampler is None:
         return []
     return [int(number) for number in iterator.order_sampler(np.arange(_SEED_NUMBERS), 0)]

@@ -7,7 +7,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 
 from .detached_gradients import DetachedGradient, DetachedGradients
 
@@ -28,17 +28,14 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
     return tuple(getattr(optimizer, name, None) for name in _SCALING)
 
 
-def require_same_loss_scaling(rank: int, scalings: list[tuple[Any, ...]]) -> None:
-    """Raise RankMismatchError, as this rank, unless that of all ranks is the same."""
-    if any(scaling != scalings[0] for scaling in scalings):
-        scales = ", ".join(
-            f"{'dynamic, now ' if dynamic else ''}{scale} on rank {each}"
-            for each, (scale, dynamic, *_) in enumerate(scalings)
-        )
-        raise RankMismatchError(
-            f"rank {rank}: ranks must scale losses alike, and the scale is {scales}; "
-            "call loss_scaling() or set_loss_scale() with the same arguments on all ranks"
-        )
+def describe_loss_scaling(optimizer: Any) -> dict[str, Any]:
+    """Return what must be the same on all ranks, by names that say how to make it so."""
+    scale, dynamic, *rest = loss_scaling(optimizer)
+    hint = "call loss_scaling() or set_loss_scale() with the same arguments on all ranks"
+    return {
+        f"the loss scale ({hint})": f"{'dynamic, now ' if dynamic else ''}{scale}",
+        f"the adaptation of the loss scale ({hint})": tuple(rest),
+    }
 
 
 def scale_missing_gradients(optimizer: Any) -> None:

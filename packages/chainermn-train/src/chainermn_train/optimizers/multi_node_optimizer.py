@@ -74,7 +74,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         )
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
-        """Set the model to train, as :meth:`chainer.Optimizer.setup` does; returns itself."""
+        """Set the model to train, ``link``, as Chainer's optimizers do; return itself."""
         self.actual_optimizer.setup(link)
         return self
 

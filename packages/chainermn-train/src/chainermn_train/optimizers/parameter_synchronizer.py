@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..collective_errors import add_mismatch_hint, allgather_checked, run_on_all_ranks
+from ..collective_errors import add_mismatch_hint, allgather_checked, require_same, run_on_all_ranks
 from ..mixins import UnpicklableMixin
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
-from .mixed_precision import broadcast_master_weights, loss_scaling, require_same_loss_scaling
+from .mixed_precision import broadcast_master_weights, describe_loss_scaling, loss_scaling
 
 _OPERATION = "update"
 
@@ -94,21 +94,11 @@ class ParameterSynchronizer(UnpicklableMixin):
 
     def _require_same_settings(self, optimizer: Any) -> None:
         """Raise RankMismatchError on all ranks unless theirs are the same (collective)."""
-        communicator = self.communicator
-        views = run_on_all_ranks(
-            communicator,
-            _OPERATION,
-            lambda: ({**self._settings, **_describe(optimizer)}, loss_scaling(optimizer)),
+        require_same(
+            self.communicator,
+            "create_multi_node_optimizer",
+            lambda: {**self._settings, **_describe(optimizer), **describe_loss_scaling(optimizer)},
         )
-        for name in views[0][0]:
-            values = [settings[name] for settings, _ in views]
-            if len(set(values)) > 1:
-                raise RankMismatchError(
-                    f"rank {communicator.rank}: create_multi_node_optimizer needs the same {name} "
-                    "on all ranks, not "
-                    + ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-                )
-        require_same_loss_scaling(communicator.rank, [scaling for _, scaling in views])
 
     def mark_loss_scaling_synchronized(self, optimizer: Any) -> None:
         """Note that all ranks scale their losses alike now."""
