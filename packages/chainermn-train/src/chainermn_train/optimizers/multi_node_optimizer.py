@@ -15,7 +15,7 @@ from .delayed_exchange import DelayedGradientExchange
 from .detached_gradients import DetachedGradients
 from .gradient_accumulator import GradientAccumulator
 from .mixed_precision import scale_missing_gradients
-from .parameter_synchronizer import ParameterSynchronizer, raise_out_of_step
+from .parameter_synchronizer import ParameterSynchronizer
 from .serialization import serialize_state
 
 
@@ -122,16 +122,15 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._accumulate_locally(lossfun, args, kwds)
             return
         optimizer = self.actual_optimizer
-        flags = synchronizer.exchange_flags(optimizer, lossfun is None)
-        if flags.out_of_step:
-            raise_out_of_step(self.communicator, "update", accumulator.num_calls, accumulator.steps)
+        call = f"update() after {accumulator.num_calls} updates of a step"
+        flags = synchronizer.exchange_flags(call, optimizer, lossfun is None)
         changed, uninitialized = flags.changed, flags.has_uninitialized
         if changed and not uninitialized and not flags.num_without_loss:
             self._broadcast()
             changed = False
-        total = self._compute_gradients_checked(lossfun, args, kwds, flags.num_without_loss)
+        total = self._compute_gradients_checked(call, lossfun, args, kwds, flags.num_without_loss)
         if uninitialized and not changed:  # the loss may have initialised what was missing
-            changed, uninitialized, *_ = synchronizer.exchange_flags(optimizer, False)
+            changed, uninitialized, *_ = synchronizer.exchange_flags(call, optimizer, False)
         if changed:
             synchronizer.initialize_missing(optimizer.target)
             self._broadcast()
@@ -157,7 +156,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RankMismatchError: other ranks update: they have made fewer updates, or more.
             BaseException: what made the exchange in flight fail.
         """
-        total = self._raise_failures(None, self._delayed, flushing=True)
+        total = self._raise_failures("flush()", None, self._delayed)
         if self._delayed is not None:
             self._step_along(self._delayed.pop())
         if not total:
@@ -218,7 +217,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._accumulator.add(DetachedGradients.detach_from(self.target))
 
     def _compute_gradients_checked(
-        self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any, num_without_loss: int
+        self,
+        call: str,
+        lossfun: Callable[..., Any] | None,
+        args: Any,
+        kwds: Any,
+        num_without_loss: int,
     ) -> int:
         """Compute the gradients where there is a loss function; raise where any fails (collective).
 
@@ -236,8 +240,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             del backward
         if self._is_plain and num_without_loss == self.communicator.size:
             return 0
+        delayed = self._delayed if self._accumulator.is_last else None
         try:
-            return self._raise_failures(error, self._delayed if self._accumulator.is_last else None)
+            return self._raise_failures(call, error, delayed)
         finally:
             del error  # else a cycle through its traceback would keep the batch's memory
 
@@ -247,30 +252,24 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         return self._accumulator.steps == 1 and self._delayed is None
 
     def _raise_failures(
-        self,
-        error: BaseException | None,
-        delayed: DelayedGradientExchange | None,
-        flushing: bool = False,
+        self, call: str, error: BaseException | None, delayed: DelayedGradientExchange | None
     ) -> int:
         """Raise where a rank has an error, or where the delayed exchange failed (collective).
+
+        Args:
+            call: what this rank does, the same on all ranks.
+            error: this rank's.
+            delayed: what to wait for.
 
         Returns:
             How many updates' gradients all ranks together have accumulated.
         """
-        accumulator, synchronizer = self._accumulator, self._synchronizer
         with region("communication"):
             lost = None if delayed is None else delayed.wait()
         try:
-            numbers = accumulator.num_accumulated, error is not None, lost is not None
+            numbers = self._accumulator.num_accumulated, error is not None, lost is not None, 0, 0
             with chain_cause(error or lost):
-                if flushing:
-                    found, out_of_step = synchronizer.sum_flags_at_flush(*numbers)
-                else:
-                    found, out_of_step = synchronizer.sum_flags(*numbers), False
-            if out_of_step:
-                raise_out_of_step(
-                    self.communicator, "flush", accumulator.num_calls, accumulator.steps
-                )
+                found = self._synchronizer.sum_flags(call, *numbers)
             if delayed is not None and found[2]:
                 delayed.pop()
             if found[1] or found[2]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 import struct
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import add_mismatch_hint, allgather_checked, require_same, run_on_all_ranks
 from ..mixins import UnpicklableMixin
@@ -24,13 +24,11 @@ class StepFlags(NamedTuple):
         changed: whether the set of initialised parameters has changed on any rank.
         has_uninitialized: whether a parameter isn't initialised on any rank.
         num_without_loss: number of ranks to which no loss function was given.
-        out_of_step: whether some ranks flush instead; nothing else is known then.
     """
 
     changed: bool
     has_uninitialized: bool
     num_without_loss: int
-    out_of_step: bool
 
 
 class ParameterSynchronizer(UnpicklableMixin):
@@ -49,8 +47,13 @@ class ParameterSynchronizer(UnpicklableMixin):
         self._synchronized: list[Any] | None = None
         self._scaling: tuple[Any, ...] | None = None
 
-    def exchange_flags(self, optimizer: Any, without_loss: bool) -> StepFlags:
+    def exchange_flags(self, call: str, optimizer: Any, without_loss: bool) -> StepFlags:
         """Find out what holds on any rank (collective: one handshake, part of every update).
+
+        Args:
+            call: the call of this rank, as for :meth:`sum_flags`.
+            optimizer: Chainer's.
+            without_loss: whether this rank was given no loss function.
 
         Raises:
             RuntimeError: the optimizer has no model (PeerError on the ranks whose has one).
@@ -63,9 +66,7 @@ class ParameterSynchronizer(UnpicklableMixin):
         changed = old is None or len(old) != len(ready) or not all(map(operator.is_, old, ready))
         uninitialized = len(ready) < len(params)
         rescaled = self._scaling != loss_scaling(optimizer)
-        total = self.sum_flags(changed, uninitialized, without_loss, rescaled, target is None, 0)
-        if total[5]:
-            return StepFlags(False, False, 0, True)
+        total = self.sum_flags(call, changed, uninitialized, without_loss, rescaled, target is None)
         if total[4]:
             error = RuntimeError("the optimizer has no model: call its `setup(model)` first")
             allgather_checked(
@@ -74,22 +75,23 @@ class ParameterSynchronizer(UnpicklableMixin):
         if total[3]:
             self._require_same_settings(optimizer)
             self.mark_loss_scaling_synchronized(optimizer)
-        return StepFlags(bool(total[0]), bool(total[1]), total[2], False)
+        return StepFlags(bool(total[0]), bool(total[1]), total[2])
 
-    def sum_flags_at_flush(self, *numbers: int) -> tuple[list[int], bool]:
-        """Sum up to five numbers over ranks, and tell whether some ranks update (collective).
+    def sum_flags(self, call: str, *numbers: int) -> list[int]:
+        """Return each number's sum over ranks (collective).
 
-        It is the same handshake as that of :meth:`exchange_flags`, so that ranks find out.
+        Args:
+            call: what this rank does, and after how many updates: the same on all ranks.
+            numbers: this rank's; as many on all ranks.
+
+        Raises:
+            RankMismatchError: on all ranks: some flush and others update, or have made fewer
+                updates.
         """
-        padding = [0] * (5 - len(numbers))
-        total = self.sum_flags(*numbers, *padding, 1)
-        return total[: len(numbers)], total[5] < self.communicator.size
-
-    def sum_flags(self, *numbers: int) -> list[int]:
-        """Return each number's sum over ranks (collective); as many on all ranks."""
         form = struct.Struct(f"<{len(numbers)}q")
+        signature, payload = (("call", call),), form.pack(*numbers)
         with region("waiting"), add_mismatch_hint("a multi-node optimizer"):
-            rows = self.communicator.handshake(_OPERATION, payload=form.pack(*numbers))
+            rows = self.communicator.handshake(_OPERATION, signature, payload=payload)
         return [sum(column) for column in zip(*map(form.unpack, rows), strict=True)]
 
     def _require_same_settings(self, optimizer: Any) -> None:
@@ -162,25 +164,3 @@ def _describe(optimizer: Any) -> dict[str, str]:
         "optimizer": type(optimizer).__name__,
         "hyperparameters": ", ".join(f"{name}={float(numbers[name])}" for name in sorted(numbers)),
     }
-
-
-def raise_out_of_step(
-    communicator: CommunicatorBase, method: str, num_calls: int, steps: int
-) -> NoReturn:
-    """Raise RankMismatchError: some ranks call `flush` and others `update` (collective).
-
-    Args:
-        communicator: the ranks.
-        method: the method that this rank is in.
-        num_calls: number of updates that it has made of those that make a step.
-        steps: number of updates that make a step.
-    """
-    places = allgather_checked(communicator, _OPERATION, (method, num_calls))
-    raise RankMismatchError(
-        f"rank {communicator.rank}: some ranks call flush() and others update(), so they "
-        "haven't made the same number of updates: "
-        + ", ".join(
-            f"rank {rank} calls {each}() after {calls} of the {steps} updates of a step"
-            for rank, (each, calls) in enumerate(places)
-        )
-    )
