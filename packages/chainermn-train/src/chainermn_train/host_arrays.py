@@ -1,4 +1,4 @@
-"""Values that leave a rank: on the host, free of Chainer's graphs, and summable without loss."""
+"""Values in host memory, without Chainer's graphs, as they are sent to other ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chainer.backends import cuda
 
 
 def to_host(value: Any) -> Any:
-    """``value`` with each variable and GPU array in it as a NumPy array; it may be nested."""
+    """Return ``value`` with its variables and GPU arrays as NumPy arrays; it may be nested."""
     if isinstance(value, Variable):
         value = value.array
     if isinstance(value, cuda.ndarray):
@@ -25,7 +25,7 @@ def to_host(value: Any) -> Any:
 
 
 def as_number(key: str, value: Any, reporter: str) -> Any:
-    """A reported value, in float64 or wider: a Python number, or an array of its shape.
+    """Return a reported value in float64 or wider: a Python number, or an array of its shape.
 
     Args:
         key: what the value is called.

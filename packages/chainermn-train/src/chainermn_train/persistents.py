@@ -1,4 +1,4 @@
-"""A model's persistent values, such as running means, and those that only other ranks have."""
+"""A model's persistent values, such as running means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .host_arrays import to_host
 
 
 class Persistent(NamedTuple):
-    """Where a persistent value is, and what it was."""
+    """A persistent value and its place."""
 
     link: Any
     attribute: str
@@ -20,7 +20,7 @@ class Persistent(NamedTuple):
 
 
 def persistents(model: Any) -> list[Persistent]:
-    """The persistent values of a model and its links."""
+    """Return the persistent values of a model and its links."""
     # Chainer has no public name for the set; 7.8.1 is its last release but for repairs.
     return [
         Persistent(link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute))
@@ -30,7 +30,7 @@ def persistents(model: Any) -> list[Persistent]:
 
 
 def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) -> None:
-    """Give ranks whose value is None that of the first rank that has one (collective).
+    """Give ranks whose value is None the value of the first rank that has one (collective).
 
     A link learns the shapes of its statistics from its first examples, as its parameters'. A rank
     that has had none gets the parameters from others; without the statistics, a lazy

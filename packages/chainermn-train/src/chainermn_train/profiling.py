@@ -10,8 +10,8 @@ from typing import Any
 
 from .mixins import AttributeProxy
 
-# Kernels run behind Python's back. A step whose shares are measured has to wait for them, which
-# costs a little overlap, so on GPUs only one step in so many is.
+# Kernels run asynchronously. A step whose shares are measured has to wait for them, which costs
+# a little overlap, so on GPUs only one step in so many is measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
 _thread = threading.local()  # .clock: that of the step which this thread is in; None in a region

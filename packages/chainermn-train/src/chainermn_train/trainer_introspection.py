@@ -1,4 +1,4 @@
-"""What a target of a checkpoint has, where it is a trainer or an updater and not a model."""
+"""The parts of a trainer or an updater."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chainer.training import Trainer, Updater
 
 
 def updater_of(target: Any) -> Any:
-    """The updater of a trainer, or ``target`` if it is an updater; otherwise None.
+    """Return the updater of a trainer, or ``target`` if it is an updater; otherwise None.
 
     Only of these: links, for one, have children of any name, ``updater`` and ``out`` too.
     """
@@ -21,7 +21,7 @@ def updater_of(target: Any) -> Any:
 
 
 def iterators_of(target: Any) -> dict[str, Any]:
-    """The iterators of a trainer or updater by name; Chainer has no public list of them."""
+    """Return the iterators of a trainer or updater by name, which Chainer has no list of."""
     return dict(getattr(updater_of(target), "_iterators", {}))
 
 
@@ -41,6 +41,6 @@ def warn_of_lost_order(target: Any) -> None:
 
 
 def folder_of(target: Any) -> str | None:
-    """The folder that ``target`` writes to, if it has one."""
+    """Return the folder that ``target`` writes to, if it has one."""
     out = getattr(target, "out", None)
     return os.fspath(out) if isinstance(out, str | os.PathLike) else None

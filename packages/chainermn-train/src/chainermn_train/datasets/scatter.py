@@ -16,7 +16,7 @@ from ..collective_errors import bcast_checked, require_communicator, require_sam
 from .scatter_plan import ScatterPlan
 from .transfer import scatter_parts
 
-# What MPI counts in: a C int.
+# MPI counts in a C int.
 _LARGEST_BUFFER = 2**31 - 1
 
 
@@ -30,14 +30,14 @@ def scatter_dataset(
     *,
     force_equal_length: bool = True,
 ) -> SubDataset:
-    """Deal the data set of one rank out to all ranks, in almost equal parts (collective).
+    """Divide the data set of one rank among all ranks, in almost equal parts (collective).
 
     Every rank receives its own examples only: slices of NumPy arrays as arrays, lists as
     lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
     ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
     ``LabeledImageDataset``, and subclasses that override none of ``__getitem__``,
     ``get_example`` and ``__len__``. No example is computed or read on the way. Of a data set
-    of another class, which only that class knows how to divide, each rank receives the
+    of another class, which only that class can divide, each rank receives the
     object, and uses its own share of the indices.
 
     Arrays arrive read-only (copy an example to change it). The ranks of one machine hold one
@@ -52,7 +52,7 @@ def scatter_dataset(
         dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
             It may be empty, or have fewer examples than there are ranks.
         comm: a ChainerMN communicator or an mpi4py intracommunicator.
-        root: the rank whose data set is dealt out.
+        root: the rank whose data set is divided.
         shuffle: whether examples are put in random order first.
         seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the numbers
             of examples and ranks are the same. None for another order each time. Only used
@@ -60,8 +60,8 @@ def scatter_dataset(
         max_buf_len: bytes sent at once at most; at most 2147483647.
         force_equal_length: give all ranks the same number of examples, so that they do the
             same number of iterations in an epoch; if the number of examples is not divisible
-            by the number of ranks, up to one example a rank is then dealt to two ranks.
-            False deals each example to exactly one rank.
+            by the number of ranks, up to one example a rank then goes to two ranks.
+            False gives each example to exactly one rank.
 
     Returns:
         This rank's part, a :class:`chainer.datasets.SubDataset`.
@@ -71,6 +71,7 @@ def scatter_dataset(
             this error, the others a :class:`~chainermn_comm.errors.PeerError` that names
             it. So do they if the root fails to take or pickle a part, or a rank to unpickle
             its own.
+        RankMismatchError: on all ranks, if they name different roots.
         OSError: there is no room for the arrays; raised likewise.
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
@@ -94,7 +95,7 @@ def scatter_dataset(
 def scatter_index(
     n_total_samples: int, comm: Any, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
-    """Deal the indices of a data set that all ranks have out to all ranks (collective).
+    """Divide the indices of a data set that all ranks have among them (collective).
 
     With an order that all ranks share, ``SubDataset(dataset, begin, end, order)`` is what
     :func:`scatter_dataset` gives, and no example is sent.
@@ -126,7 +127,7 @@ def scatter_index(
 
 
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
-    """A data set as long as ``dataset`` whose examples are all ``()``.
+    """Return a data set as long as ``dataset`` whose examples are all ``()``.
 
     For the ranks of a model-parallel network that neither take inputs nor give outputs:
     Chainer's converter makes ``()`` of a batch of them, so the model is called without
@@ -141,7 +142,7 @@ def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
 def _chainermn_communicator(
     comm: Any, caller: str
 ) -> AbstractContextManager[CommunicatorBase, bool | None]:
-    """``comm`` itself if it is one of ours, else one for the time of the call (collective)."""
+    """Return ``comm``, or a communicator over mpi4py's for the time of the call (collective)."""
     if not isinstance(comm, CommunicatorBase):
         from mpi4py import MPI  # it starts MPI, so not before somebody needs it
 
@@ -197,7 +198,7 @@ def _require_indices(dataset: Any) -> None:
 
 
 def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
-    """(begin, end) of each rank's share of ``range(count)``.
+    """Return (begin, end) of each rank's share of ``range(count)``.
 
     Equal shares are all as long as the longest; each runs into the next where it must.
     """
@@ -210,7 +211,7 @@ def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
 
 
 def _order(count: int, shuffle: bool, seed: int | None) -> np.ndarray:
-    """The order in which examples are dealt: int64 array of shape (count,)."""
+    """Return the order of the examples: int64 array of shape (count,)."""
     if not shuffle:
         return np.arange(count)
     return np.random.RandomState(seed).permutation(count)  # NumPy has frozen its stream

@@ -11,6 +11,7 @@ from chainer.backends import cuda
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from ..collective_errors import require_communicator, run_on_all_ranks
+from ..host_arrays import to_host
 from ..mixins import UnpicklableMixin
 from ..persistents import Persistent, persistents
 
@@ -72,7 +73,7 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             return
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
         terms = [
-            np.zeros(shape, wide) if found[name].value is None else found[name].to_host()
+            np.zeros(shape, wide) if found[name].value is None else to_host(found[name].value)
             for name, (_, shape) in kinds.items()
         ]
         flat = np.concatenate([np.asarray(term, wide).reshape(-1) for term in terms])
@@ -88,20 +89,17 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
 
 
 class _Slot(Persistent):
-    """A persistent value, and how its mean takes its place."""
+    """A persistent value, and how it is replaced by its mean."""
 
     @property
     def kind(self) -> tuple[np.dtype, tuple[int, ...]] | str | None:
-        """Dtype and shape of a float; None for None; the type's name of anything else."""
+        """The dtype and shape of a float; None for None; the type's name of anything else."""
         if self.value is None:
             return None
         if not isinstance(self.value, (float, np.ndarray, np.generic, cuda.ndarray)):
             return type(self.value).__name__
         dtype = getattr(self.value, "dtype", np.dtype(float))
         return (dtype, np.shape(self.value)) if dtype.kind == "f" else str(dtype)
-
-    def to_host(self) -> Any:
-        return cuda.to_cpu(self.value) if isinstance(self.value, cuda.ndarray) else self.value
 
     def put(self, mean: np.ndarray) -> None:
         """Make ``mean`` the value: in the same array where there is one that can be written."""
@@ -117,7 +115,7 @@ class _Slot(Persistent):
 
 
 def _agree(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The kinds of the floats, by name, and how many ranks have each."""
+    """Return the kinds of the floats, by name, and how many ranks have each."""
     names = sorted({name for view in views for name in view})
     kinds, counts = {}, {}
     for name in names:

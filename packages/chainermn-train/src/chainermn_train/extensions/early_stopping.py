@@ -68,7 +68,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         self._trainer: Any = lambda: None  # a weak reference to the trainer
 
     def __call__(self, trainer: Any) -> bool:
-        """Whether training should stop: the same answer on all ranks (collective).
+        """Return whether training should stop, the same on all ranks (collective).
 
         Raises:
             BaseException: whatever a trigger raises on this rank (a
@@ -118,7 +118,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         return stops
 
     def _mean_here(self) -> tuple[float, int] | None:
-        """This rank's mean since the last check, and of how many values; None without any."""
+        """Return this rank's mean since the last check, and of how many values; None without any."""
         mean = self._summary.compute_mean().get(self.monitor)
         return None if mean is None else (float(to_host(mean)), self._observed)
 

@@ -61,12 +61,12 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
 
 
 class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
-    """Comes before an evaluator's own class, whose ``evaluate`` it calls on each rank."""
+    """The base class that precedes an evaluator's own, whose ``evaluate`` it calls on each rank."""
 
     _mn_communicator: CommunicatorBase
 
     def evaluate(self) -> dict[str, Any]:
-        """The mean over all ranks of what ``evaluate`` returns on each (collective)."""
+        """Return the mean over all ranks of what ``evaluate`` returns on each (collective)."""
         evaluate = super().evaluate
 
         def evaluate_here() -> tuple[int | None, dict[str, Any]]:
@@ -81,13 +81,13 @@ class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
 
 
 def _number_of_examples(evaluator: Any) -> int | None:
-    """Examples in the data set of the main iterator; None if it has no data set."""
+    """Return the number of examples of the main iterator; None if it has no data set."""
     dataset = getattr(evaluator.get_all_iterators().get("main"), "dataset", None)
     return None if dataset is None else len(dataset)
 
 
 def _checked(result: Any) -> dict[str, Any]:
-    """What one rank's ``evaluate`` returned, as values that have a mean."""
+    """Return the result of one rank's ``evaluate`` as values that have a mean."""
     if not isinstance(result, Mapping):
         kind = "None" if result is None else type(result).__name__
         raise TypeError(
@@ -98,7 +98,7 @@ def _checked(result: Any) -> dict[str, Any]:
 
 
 def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
-    """The mean of each key, weighted by the ranks' numbers of examples.
+    """Return the mean of each key, weighted by the ranks' numbers of examples.
 
     Args:
         results: (number of examples or None, values) of each rank. All ranks have the same

@@ -100,7 +100,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         self.root = operator.index(root)
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """What this rank makes of one batch; override it. By default what ``target`` returns.
+        """Compute this rank's result of one batch; override it. By default what ``target`` returns.
 
         It is called without recording graphs, and with ``chainer.config.train`` False.
 
@@ -115,9 +115,9 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         return self.target(*args, **kwargs)
 
     def aggregate(self, results: Iterator[Any]) -> Any:
-        """What ``root`` makes of all ranks' results; override it. By default a list of them.
+        """Combine all ranks' results at ``root``; override it. By default a list of them.
 
-        Called once, on ``root`` only. Results that it leaves are thrown away.
+        Called once, on ``root`` only. Results that it doesn't read are discarded.
 
         Args:
             results: gives what ``calc_local`` returned for the first batch of each rank that
@@ -146,7 +146,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         return result
 
     def evaluate(self) -> Any:
-        """What ``aggregate`` returns on ``root``, on all ranks (collective)."""
+        """Evaluate; return what ``aggregate`` returns on ``root``, on all ranks (collective)."""
         require_same(self.comm, _OPERATION, lambda: {"root": self.root})
         failures: list[BaseException] = []
         rounds = self._rounds(failures)
@@ -168,7 +168,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             del failures, error  # their tracebacks refer to this frame
 
     def _rounds(self, failures: list[BaseException]) -> Generator[list[bytes], None, None]:
-        """The pickled results of each round, on root; empty lists elsewhere (collective).
+        """Yield the pickled results of each round on root, empty lists elsewhere (collective).
 
         Ends on all ranks at once: when none has a batch left, or one of them fails. Each
         rank's error is then put in ``failures``.
@@ -190,7 +190,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             yield [content for content in gathered if content is not None]
 
     def _local(self) -> Generator[bytes, None, None]:
-        """The pickled result of each of this rank's batches."""
+        """Yield the pickled result of each of this rank's batches."""
         iterator = self.iterator
         if hasattr(iterator, "reset"):
             iterator.reset()

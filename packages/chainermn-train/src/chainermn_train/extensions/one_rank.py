@@ -22,7 +22,7 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
 
     Name, trigger, priority and every other attribute are those of ``extension``. RemoteDataset
     than on ``rank`` it is registered too, under the same name, but does nothing: it is not
-    called, initialised, finalised or told of errors, and has no state in snapshots. A
+    called, initialised, finalised or notified of errors, and has no state in snapshots. A
     snapshot that ``rank`` took can thus be loaded on all ranks.
 
     It is for extensions that only watch: reports, plots, progress bars, snapshots. One that
@@ -56,7 +56,7 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
 
 
 class OneRankExtension(AttributeProxy):
-    """What :func:`on_rank` returns: the extension ``actual``, or nothing done in its name.
+    """The extension ``actual`` on one rank, and a stand-in that does nothing on the others.
 
     Attributes:
         actual: the extension.
@@ -82,18 +82,18 @@ class OneRankExtension(AttributeProxy):
             return self.actual(trainer)
 
     def initialize(self, trainer: Any) -> None:
-        self._tell("initialize", trainer)
+        self._call("initialize", trainer)
 
     def finalize(self) -> None:
-        self._tell("finalize")
+        self._call("finalize")
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
-        self._tell("on_error", trainer, exc, tb)
+        self._call("on_error", trainer, exc, tb)
 
     def serialize(self, serializer: Any) -> None:
-        self._tell("serialize", serializer)
+        self._call("serialize", serializer)
 
-    def _tell(self, event: str, *args: Any) -> None:
+    def _call(self, event: str, *args: Any) -> None:
         handler = getattr(self.actual, event, None)  # functions have none, or None
         if self.here and handler is not None:
             handler(*args)

@@ -110,7 +110,7 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
             print(_line(summary, ranks), flush=True)
 
     def _share(self, trainer: Any) -> _Share:
-        """What this rank did since the last call; the next one begins here."""
+        """Return what this rank did since the last call, and begin anew."""
         clock, examples = self._clock, _examples(trainer.updater)
         new = examples - self._examples
         share = _Share(
@@ -178,7 +178,7 @@ def _multi_node_optimizers(updater: Any) -> list[Any]:
 
 
 def _examples(updater: Any) -> float:
-    """How many examples this rank has trained on, all epochs together."""
+    """Return how many examples this rank has trained on, all epochs together."""
     dataset = getattr(updater.get_iterator("main"), "dataset", None)
     if dataset is None:
         raise TypeError("ThroughputReport can't count examples: the main iterator has no data set")

@@ -1,4 +1,4 @@
-"""What the server that worker processes are forked from imports before: for nothing else.
+"""Imported by the server that worker processes are forked from, and by nothing else.
 
 Chainer is then imported once, not by each worker.
 """
@@ -11,6 +11,6 @@ import numpy as np
 
 from . import worker_processes  # noqa: F401  (it imports Chainer)
 
-# All would draw the same numbers, those that come next in the server's generator. Python's own
-# generator sees to that by itself.
+# Otherwise all workers would draw the same numbers, those that come next in the server's
+# generator. Python's own generator is seeded anew by Python.
 os.register_at_fork(after_in_child=np.random.seed)

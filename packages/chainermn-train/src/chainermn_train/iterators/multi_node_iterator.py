@@ -64,9 +64,9 @@ def create_multi_node_iterator(
         An iterator that is used like ``actual_iterator``; see :class:`MultiNodeIterator`.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, on any rank, or ranks name
-            different masters. That rank raises this error, the others a
-            :class:`~chainermn_comm.errors.PeerError` that names it.
+        TypeError, ValueError: an argument is not as above, on any rank. That rank raises this
+            error, the others a :class:`~chainermn_comm.errors.PeerError` that names it.
+        RankMismatchError: on all ranks, if they name different masters.
         TypeError: ``communicator`` is not a communicator; raised at once on this rank only.
 
     Warns:

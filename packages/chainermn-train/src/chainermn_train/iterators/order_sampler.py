@@ -1,4 +1,4 @@
-"""An order of examples that a snapshot is enough to go on with."""
+"""An order sampler whose orders a snapshot determines."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class ResumableOrderSampler(OrderSampler):
         if words.ndim > 1 or not (words.size and np.issubdtype(words.dtype, np.integer)):
             raise TypeError(f"seed must be an integer, several of them, or None, not {seed!r}")
         self._seed = [int(word) for word in words]
-        np.random.RandomState(self._seed)  # which says what is wrong with it
+        np.random.RandomState(self._seed)  # raises if it is out of range
         self._resets = 0
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """The next order.
+        """Return the next order.
 
         Args:
             current_order: the order of the epoch that ends; that of the indices for a reset.

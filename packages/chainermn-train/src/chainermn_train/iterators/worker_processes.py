@@ -1,4 +1,4 @@
-"""What the worker processes of Chainer's MultiprocessIterator need under MPI."""
+"""The worker processes of Chainer's MultiprocessIterator under MPI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from chainer.iterators import MultiprocessIterator
 
-# mpi4py reads it when it is imported: whether to start MPI then.
+# mpi4py reads this variable when it is imported: whether to start MPI then.
 _STARTS_MPI = "MPI4PY_RC_INITIALIZE"
 # How long a lost wake-up delays a batch; Chainer's iterator polls as often.
 _POLL_SECONDS = 0.1
@@ -46,8 +46,8 @@ def use_forkserver() -> None:
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None:
         multiprocessing.set_start_method("forkserver")
-        # Python's default, and Chainer. Four workers gave their first batches three times as
-        # early as when each imported it, and took a third of the memory.
+        # Python's default, and Chainer: workers start faster, and share its memory, where they
+        # don't import it themselves.
         multiprocessing.set_forkserver_preload(["__main__", f"{__package__}.forkserver_preload"])
     elif method != "forkserver":
         raise RuntimeError(
@@ -99,7 +99,7 @@ def _has_mpi() -> bool:
 
 
 def await_workers(iterator: Any) -> None:
-    """Return when a MultiprocessIterator has a batch; any other iterator has to see to itself.
+    """Wait until a MultiprocessIterator has a batch; do nothing for other iterators.
 
     An example that raises in a worker ends the thread that fetches batches, and Chainer's
     iterator would wait for it without end.
