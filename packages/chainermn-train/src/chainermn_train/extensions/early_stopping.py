@@ -118,7 +118,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         return stops
 
     def _mean_here(self) -> tuple[float, int] | None:
-        """Return this rank's mean since the last check, and of how many values; None without any."""
+        """Return this rank's mean since the last check and its number of values; or None."""
         mean = self._summary.compute_mean().get(self.monitor)
         return None if mean is None else (float(to_host(mean)), self._observed)
 
