@@ -16,7 +16,6 @@ PUBLIC = {
     "chainermn_comm": {"abort", "watchdog"},  # abort.add_hook, watchdog.alone
     "chainermn_train": {"extensions"},
     "chainermn_train.extensions": set(),
-    "chainermn_train.checkpointer": set(),
     "chainermn_modelparallel": set(),
     "chainermn_tools": {"cli"},
     "chainermn_tools.cli": set(),

@@ -28,9 +28,12 @@ from chainer import training
 from chainer.training import extensions
 
 from chainermn_comm import create_communicator
-from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
-from chainermn_train.checkpointer import MultiNodeCheckpointer
-from chainermn_train.npz_state import capture
+from chainermn_train import (
+    MultiNodeCheckpointer,
+    create_multi_node_checkpointer,
+    create_multi_node_optimizer,
+)
+from chainermn_train.checkpoint.state_dict import state_dict
 
 INTERVAL = 3  # iterations between saves
 
@@ -153,7 +156,7 @@ def make_trainer(comm, out, stop, model=None, iterate=shuffled):
 
 def digest(updater) -> str:
     """Of parameters, statistics, the optimizer's and the iterator's state, and generators."""
-    state = {**capture(updater), "random": np.array([random.random(), np.random.uniform()])}
+    state = {**state_dict(updater), "random": np.array([random.random(), np.random.uniform()])}
     found = hashlib.sha256()
     for name, array in sorted(state.items()):
         found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())

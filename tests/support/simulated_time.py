@@ -21,16 +21,16 @@ class SimulatedTime:
 
 
 class SimulatedCommunicator(PlainCommunicator):
-    """A sum of integers ends when the last rank has come to it; a mean of gradients takes long."""
+    """A handshake ends when the last rank has come to it; a mean of gradients takes long."""
 
     def __init__(self, mpi: Any, time: SimulatedTime, seconds: float = 0.0) -> None:
         super().__init__(mpi)
         self.time, self.seconds = time, seconds
 
-    def allreduce(self, data):
-        total = super().allreduce(data)
+    def handshake(self, *arguments, **options):
+        payloads = super().handshake(*arguments, **options)
         self.time.now = max(self.mpi.allgather(self.time.now))
-        return total
+        return payloads
 
     def multi_node_mean_grad(self, model, zero_fill=False):
         super().multi_node_mean_grad(model, zero_fill)

@@ -203,14 +203,14 @@ def test_bad_arguments_are_told_on_all_ranks(comm):
 
 @pytest.mark.sizes(2, 3, 4)
 def test_ranks_that_name_different_masters_or_call_different_methods_are_told(comm):
-    with pytest.raises(ValueError, match="must name the same rank_master"):
+    with pytest.raises(ValueError, match="disagree on rank_master: 0 on rank"):
         create_multi_node_iterator(serial([1]), comm, int(comm.rank == 1))
     iterator = of_master(comm, serial([1, 2, 3, 4], 1, shuffle=False))
-    with pytest.raises(RankMismatchError if comm.rank == 1 else PeerError, match="reset on rank 1"):
+    with pytest.raises(RankMismatchError, match=r"disagree on method: .*reset on rank 1"):
         iterator.reset() if comm.rank == 1 else next(iterator)
     assert on_all_ranks(comm, next(iterator)) == [2]
-    text = "serialize, loading on rank 1, serialize, saving on rank 0"
-    with pytest.raises(RankMismatchError if comm.rank == 1 else PeerError, match=text):
+    text = "serialize, saving on rank.* 0.*; serialize, loading on rank 1"
+    with pytest.raises(RankMismatchError, match=text):
         iterator.serialize(NpzDeserializer({}) if comm.rank == 1 else DictionarySerializer())
     assert on_all_ranks(comm, next(iterator)) == [3]
 

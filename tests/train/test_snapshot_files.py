@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_train.snapshot_files import TAKEN_BY, read
+from chainermn_train.checkpoint.snapshot_files import TAKEN_BY, read
 from tests.support import jobs
 from tests.support.scripts import ROOT
 

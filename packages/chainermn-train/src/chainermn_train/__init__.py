@@ -3,18 +3,32 @@
 # First: it sees to it that `import chainer` works where no start-up file ran.
 import chainermn_comm  # noqa: F401
 
-from .checkpoint import create_multi_node_checkpoint, create_multi_node_checkpointer
+from .checkpoint import (
+    MultiNodeCheckpointer,
+    MultiNodeSnapshot,
+    create_multi_node_checkpoint,
+    create_multi_node_checkpointer,
+    multi_node_snapshot,
+)
 from .datasets import create_empty_dataset, scatter_dataset, scatter_index
-from .evaluator import create_multi_node_evaluator
-from .iterators import create_multi_node_iterator
-from .optimizer import create_multi_node_optimizer
-from .order import ResumableOrderSampler
-from .snapshot import multi_node_snapshot
-from .synchronized_iterator import create_synchronized_iterator
-from .workers import use_forkserver
+from .extensions import create_multi_node_evaluator
+from .iterators import (
+    MultiNodeIterator,
+    ResumableOrderSampler,
+    SynchronizedIterator,
+    create_multi_node_iterator,
+    create_synchronized_iterator,
+    use_forkserver,
+)
+from .optimizers import MultiNodeOptimizer, create_multi_node_optimizer
 
 __all__ = [
+    "MultiNodeCheckpointer",
+    "MultiNodeIterator",
+    "MultiNodeOptimizer",
+    "MultiNodeSnapshot",
     "ResumableOrderSampler",
+    "SynchronizedIterator",
     "create_empty_dataset",
     "create_multi_node_checkpoint",
     "create_multi_node_checkpointer",

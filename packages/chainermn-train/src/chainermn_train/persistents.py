@@ -1,4 +1,4 @@
-"""A model's persistent values, such as running means, and those that only other ranks have."""
+"""A model's persistent values, such as running means."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
-from .agreement import call_or_raise, gather_or_raise
-from .values import on_host
+from .collective_errors import allgather_checked, run_on_all_ranks
+from .host_arrays import to_host
 
 
 class Persistent(NamedTuple):
-    """Where a persistent value is, and what it was."""
+    """A persistent value and its place."""
 
     link: Any
     attribute: str
@@ -20,7 +20,7 @@ class Persistent(NamedTuple):
 
 
 def persistents(model: Any) -> list[Persistent]:
-    """The persistent values of a model and its links."""
+    """Return the persistent values of a model and its links."""
     # Chainer has no public name for the set; 7.8.1 is its last release but for repairs.
     return [
         Persistent(link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute))
@@ -29,16 +29,17 @@ def persistents(model: Any) -> list[Persistent]:
     ]
 
 
-def take_missing_persistents(communicator: CommunicatorBase, model: Any) -> None:
-    """Give ranks whose value is None that of the first rank that has one (collective).
+def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) -> None:
+    """Give ranks whose value is None the value of the first rank that has one (collective).
 
     A link learns the shapes of its statistics from its first examples, as its parameters'. A rank
     that has had none gets the parameters from others; without the statistics, a lazy
     :class:`~chainer.links.BatchNormalization` would begin anew later, and its parameters with it.
     """
+    operation = "broadcast of persistent values"
     here = {each.name: each for each in persistents(model)}
     lacking = {name for name, each in here.items() if each.value is None}
-    views = gather_or_raise(communicator, None, (lacking, set(here)))
+    views = allgather_checked(communicator, operation, (lacking, set(here)))
     if not any(lacking for lacking, _ in views):
         return
     givers = {
@@ -48,9 +49,10 @@ def take_missing_persistents(communicator: CommunicatorBase, model: Any) -> None
 
     def given() -> dict[str, Any]:
         mine = (name for name, rank in givers.items() if rank == communicator.rank)
-        return {name: on_host(here[name].value) for name in mine}
+        return {name: to_host(here[name].value) for name in mine}
 
-    values = {name: v for view in call_or_raise(communicator, given) for name, v in view.items()}
+    given_values = run_on_all_ranks(communicator, operation, given)
+    values = {name: value for each in given_values for name, value in each.items()}
 
     def take() -> None:
         for name in lacking & values.keys():
@@ -58,4 +60,4 @@ def take_missing_persistents(communicator: CommunicatorBase, model: Any) -> None
             value = values[name]
             setattr(link, attribute, link.device.send(value) if hasattr(value, "ndim") else value)
 
-    call_or_raise(communicator, take)
+    run_on_all_ranks(communicator, operation, take)

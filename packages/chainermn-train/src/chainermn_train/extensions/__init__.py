@@ -2,6 +2,7 @@
 
 from .allreduce_persistent import AllreducePersistent
 from .early_stopping import MultiNodeEarlyStoppingTrigger
+from .evaluator import create_multi_node_evaluator
 from .generic_evaluator import GenericMultiNodeEvaluator
 from .observation_aggregator import ObservationAggregator
 from .one_rank import on_rank
@@ -13,5 +14,6 @@ __all__ = [
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",
     "ThroughputReport",
+    "create_multi_node_evaluator",
     "on_rank",
 ]

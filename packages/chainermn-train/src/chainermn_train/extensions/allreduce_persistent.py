@@ -10,12 +10,13 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..agreement import call_or_raise, require_communicator
-from ..copying import SharesCommunicator
+from ..collective_errors import require_communicator, run_on_all_ranks
+from ..host_arrays import to_host
+from ..mixins import UnpicklableMixin
 from ..persistents import Persistent, persistents
 
 
-class AllreducePersistent(SharesCommunicator, training.Extension):
+class AllreducePersistent(UnpicklableMixin, training.Extension):
     """Replaces each persistent float of a model by its mean over ranks.
 
     It is meant for the running mean and variance of
@@ -67,12 +68,12 @@ class AllreducePersistent(SharesCommunicator, training.Extension):
             found.update((each.name, _Slot(*each)) for each in persistents(self.model))
             return {name: slot.kind for name, slot in found.items()}
 
-        kinds, counts = _agree(call_or_raise(self.comm, view))
+        kinds, counts = _agree(run_on_all_ranks(self.comm, "AllreducePersistent", view))
         if not kinds:
             return
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
         terms = [
-            np.zeros(shape, wide) if found[name].value is None else found[name].on_host()
+            np.zeros(shape, wide) if found[name].value is None else to_host(found[name].value)
             for name, (_, shape) in kinds.items()
         ]
         flat = np.concatenate([np.asarray(term, wide).reshape(-1) for term in terms])
@@ -88,20 +89,17 @@ class AllreducePersistent(SharesCommunicator, training.Extension):
 
 
 class _Slot(Persistent):
-    """A persistent value, and how its mean takes its place."""
+    """A persistent value, and how it is replaced by its mean."""
 
     @property
     def kind(self) -> tuple[np.dtype, tuple[int, ...]] | str | None:
-        """Dtype and shape of a float; None for None; the type's name of anything else."""
+        """The dtype and shape of a float; None for None; the type's name of anything else."""
         if self.value is None:
             return None
         if not isinstance(self.value, (float, np.ndarray, np.generic, cuda.ndarray)):
             return type(self.value).__name__
         dtype = getattr(self.value, "dtype", np.dtype(float))
         return (dtype, np.shape(self.value)) if dtype.kind == "f" else str(dtype)
-
-    def on_host(self) -> Any:
-        return cuda.to_cpu(self.value) if isinstance(self.value, cuda.ndarray) else self.value
 
     def put(self, mean: np.ndarray) -> None:
         """Make ``mean`` the value: in the same array where there is one that can be written."""
@@ -117,7 +115,7 @@ class _Slot(Persistent):
 
 
 def _agree(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The kinds of the floats, by name, and how many ranks have each."""
+    """Return the kinds of the floats, by name, and how many ranks have each."""
     names = sorted({name for view in views for name in view})
     kinds, counts = {}, {}
     for name in names:

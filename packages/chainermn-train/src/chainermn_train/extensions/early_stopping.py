@@ -6,17 +6,16 @@ import warnings
 import weakref
 from typing import Any
 
-import numpy as np
 from chainer.training.triggers import EarlyStoppingTrigger
 
 from chainermn_comm import CommunicatorBase
 
-from ..agreement import call_or_raise, gather_or_raise, require_communicator
-from ..copying import SharesCommunicator
-from ..values import on_host
+from ..collective_errors import require_communicator, run_on_all_ranks
+from ..host_arrays import to_host
+from ..mixins import UnpicklableMixin
 
 
-class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
+class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
     """Chainer's :class:`~chainer.training.triggers.EarlyStoppingTrigger` for all ranks together.
 
     Pass it as ``stop_trigger`` to the :class:`~chainer.training.Trainer` of every rank. At
@@ -24,7 +23,7 @@ class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
     best mean so far, so all ranks come to the same decision. Ranks that observed nothing
     count nothing. Where none did, rank 0 warns, and training goes on.
 
-    Each call is collective (a sum of three integers): as soon as ``max_trigger`` fires on one
+    Each call is collective (one small exchange): as soon as ``max_trigger`` fires on one
     rank, all ranks stop, and as soon as ``check_trigger`` fires on one, all ranks check.
     Either may thus be a trigger that depends on the rank, such as a
     :class:`~chainer.training.triggers.TimeTrigger`.
@@ -69,30 +68,22 @@ class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
         self._trainer: Any = lambda: None  # a weak reference to the trainer
 
     def __call__(self, trainer: Any) -> bool:
-        """Whether training should stop: the same answer on all ranks (collective).
+        """Return whether training should stop, the same on all ranks (collective).
 
         Raises:
             BaseException: whatever a trigger raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` on the others).
         """
         self._trainer = weakref.ref(trainer)
-        error: BaseException | None = None
-        stop = check = False
-        try:
+
+        def triggers() -> tuple[bool, bool]:
             self._observe(trainer.observation)
-            stop, check = bool(self._max_trigger(trainer)), bool(self._interval_trigger(trainer))
-        except BaseException as exception:  # the others would wait for who is interrupted, too
-            error = exception
-        try:
-            flags = np.array([stop, check, error is not None], dtype=np.int64)
-            stops, checks, errors = self.comm.allreduce(flags)
-            if errors:
-                gather_or_raise(self.comm, error)
-        finally:
-            del error  # its traceback leads back here
-        if stops:
+            return bool(self._max_trigger(trainer)), bool(self._interval_trigger(trainer))
+
+        ranks = run_on_all_ranks(self.comm, "MultiNodeEarlyStoppingTrigger", triggers)
+        if any(stop for stop, _ in ranks):
             return True
-        if not checks:
+        if not any(check for _, check in ranks):
             return False
         stop = self._check()
         if stop and self.verbose:
@@ -108,7 +99,7 @@ class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
 
     def _check(self) -> bool:
         """Compare the mean over ranks with the best so far (collective)."""
-        ranks = call_or_raise(self.comm, self._mean_here)
+        ranks = run_on_all_ranks(self.comm, "MultiNodeEarlyStoppingTrigger", self._mean_here)
         found = [each for each in ranks if each is not None]
         if not found:
             if self.comm.rank == 0:
@@ -127,9 +118,9 @@ class MultiNodeEarlyStoppingTrigger(SharesCommunicator, EarlyStoppingTrigger):
         return stops
 
     def _mean_here(self) -> tuple[float, int] | None:
-        """This rank's mean since the last check, and of how many values; None without any."""
+        """Return this rank's mean since the last check and its number of values; or None."""
         mean = self._summary.compute_mean().get(self.monitor)
-        return None if mean is None else (float(on_host(mean)), self._observed)
+        return None if mean is None else (float(to_host(mean)), self._observed)
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the best mean, the patience used up, and what was observed since."""

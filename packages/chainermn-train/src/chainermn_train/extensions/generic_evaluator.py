@@ -6,23 +6,32 @@ import copy
 import operator
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer import training
 from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 
-from ..agreement import bcast_or_raise, gather_or_raise, require_communicator
-from ..copying import SharesCommunicator
-from ..values import on_host
+from ..collective_errors import (
+    bcast_checked,
+    capture_error,
+    handshake,
+    require_communicator,
+    require_same,
+)
+from ..host_arrays import to_host
+from ..mixins import UnpicklableMixin
+
+_OPERATION = "GenericMultiNodeEvaluator"
+_HAS_BATCH = b"1"
 
 
-class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
+class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     """Evaluates a model on all ranks' examples with a metric that needs all outputs at once.
 
     For metrics such as the area under a curve, which can't be averaged over ranks. Override
@@ -91,7 +100,7 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
         self.root = operator.index(root)
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """What this rank makes of one batch; override it. By default what ``target`` returns.
+        """Compute this rank's result of one batch; override it. By default what ``target`` returns.
 
         It is called without recording graphs, and with ``chainer.config.train`` False.
 
@@ -106,9 +115,9 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
         return self.target(*args, **kwargs)
 
     def aggregate(self, results: Iterator[Any]) -> Any:
-        """What ``root`` makes of all ranks' results; override it. By default a list of them.
+        """Combine all ranks' results at ``root``; override it. By default a list of them.
 
-        Called once, on ``root`` only. Results that it leaves are thrown away.
+        Called once, on ``root`` only. Results that it doesn't read are discarded.
 
         Args:
             results: gives what ``calc_local`` returned for the first batch of each rank that
@@ -137,60 +146,51 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
         return result
 
     def evaluate(self) -> Any:
-        """What ``aggregate`` returns on ``root``, on all ranks (collective)."""
-        roots = gather_or_raise(self.comm, None, self.root)
-        if len(set(roots)) > 1:
-            raise RankMismatchError(f"ranks were given different roots, in rank order {roots}")
+        """Evaluate; return what ``aggregate`` returns on ``root``, on all ranks (collective)."""
+        require_same(self.comm, _OPERATION, lambda: {"root": self.root})
         failures: list[BaseException] = []
         rounds = self._rounds(failures)
         result: Any = None
         error: BaseException | None = None
         if self.comm.rank == self.root:
-            try:
-                # Unpickled outside the generator: an error in there would end the rounds here
-                # alone. `chain` has no `close` for `aggregate` to end them with.
-                results = map(pickle.loads, chain.from_iterable(rounds))
-                result = on_host(self.aggregate(results))
-            except BaseException as exception:  # an interrupt too: the others would wait
-                error = exception
+            # Unpickled outside the generator: an error in there would end the rounds on this
+            # rank alone. `chain` has no `close` for `aggregate` to end them with.
+            results = map(pickle.loads, chain.from_iterable(rounds))
+            result, error = capture_error(lambda: to_host(self.aggregate(results)))
         for _ in rounds:  # on root: those that `aggregate` left, since other ranks send them
             pass
+
         try:
             if failures:  # known to all ranks; what `aggregate` made of it means nothing
                 raise failures[0]
-            return bcast_or_raise(self.comm, error, result, self.root)
+            return bcast_checked(self.comm, _OPERATION, partial(_outcome, result, error), self.root)
         finally:
-            del failures, error  # their tracebacks lead back here
+            del failures, error  # their tracebacks refer to this frame
 
     def _rounds(self, failures: list[BaseException]) -> Generator[list[bytes], None, None]:
-        """The pickled results of each round, on root; empty lists elsewhere (collective).
+        """Yield the pickled results of each round on root, empty lists elsewhere (collective).
 
         Ends on all ranks at once: when none has a batch left, or one of them fails. Each
         rank's error is then put in ``failures``.
         """
         local = self._local()
         while True:
-            content: bytes | None = None
-            error: BaseException | None = None
+            content, error = capture_error(lambda: next(local, None))
+            payload = b"" if content is None else _HAS_BATCH
             try:
-                content = next(local, None)
+                present = handshake(self.comm, _OPERATION, error=error, payload=payload)
             except BaseException as exception:
-                error = exception
-            flags = np.array([content is not None, error is not None], dtype=np.int64)
-            present, failed = self.comm.allreduce(flags)
-            if failed:
-                try:
-                    gather_or_raise(self.comm, error)
-                except BaseException as exception:
-                    failures.append(exception)
+                failures.append(exception)
                 return
-            if not present:
+            finally:
+                del error
+            if not any(present):
                 return
             gathered = self.comm.gather_obj(content, root=self.root) or []
             yield [content for content in gathered if content is not None]
 
     def _local(self) -> Generator[bytes, None, None]:
-        """The pickled result of each of this rank's batches."""
+        """Yield the pickled result of each of this rank's batches."""
         iterator = self.iterator
         if hasattr(iterator, "reset"):
             iterator.reset()
@@ -214,9 +214,15 @@ class GenericMultiNodeEvaluator(SharesCommunicator, training.Extension):
                     output = self.calc_local(**arrays)
                 else:
                     output = self.calc_local(arrays)
-            yield pickle.dumps(on_host(output), protocol=5)
+            yield pickle.dumps(to_host(output), protocol=5)
 
     def finalize(self) -> None:
         """Release what the iterator holds."""
         if hasattr(self.iterator, "finalize"):
             self.iterator.finalize()
+
+
+def _outcome(result: Any, error: BaseException | None) -> Any:
+    if error is not None:
+        raise error
+    return result

@@ -11,12 +11,12 @@ from chainer import training
 
 from chainermn_comm import CommunicatorBase
 
-from ..agreement import bcast_or_raise, call_or_raise, require_communicator
-from ..copying import SharesCommunicator
-from ..values import as_number
+from ..collective_errors import bcast_checked, require_communicator, run_on_all_ranks
+from ..host_arrays import as_number
+from ..mixins import UnpicklableMixin
 
 
-class ObservationAggregator(SharesCommunicator, training.Extension):
+class ObservationAggregator(UnpicklableMixin, training.Extension):
     """Combines a reported value over all ranks, so that each rank's ``LogReport`` sees the same.
 
     It runs at every iteration, after extensions that report values (such as evaluators) and
@@ -83,7 +83,7 @@ class ObservationAggregator(SharesCommunicator, training.Extension):
         if not self.comm_trigger(trainer):
             return
         try:
-            ranks = call_or_raise(self.comm, self._numbers)
+            ranks = run_on_all_ranks(self.comm, "ObservationAggregator", self._numbers)
         finally:
             self._values = []
         if any(ranks):
@@ -96,17 +96,8 @@ class ObservationAggregator(SharesCommunicator, training.Extension):
         if self.aggregator is None:  # all ranks add up the same list: they get the same bits
             values = [value for rank in ranks for value in rank]
             return sum(values) / len(values)
-        error: BaseException | None = None
-        result = None
-        if self.comm.rank == 0:
-            try:
-                result = self.aggregator(ranks)
-            except BaseException as exception:  # the others would wait for who is interrupted, too
-                error = exception
-        try:
-            return bcast_or_raise(self.comm, error, result)
-        finally:
-            del error  # its traceback leads back here
+        aggregator = self.aggregator
+        return bcast_checked(self.comm, "ObservationAggregator", lambda: aggregator(ranks))
 
     def serialize(self, serializer: Any) -> None:
         """Save or load what is kept, and the state of ``comm_trigger``."""

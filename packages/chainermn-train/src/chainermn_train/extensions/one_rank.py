@@ -8,9 +8,8 @@ from typing import Any
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import alone
 
-from ..agreement import require_communicator
-from ..copying import SharesCommunicator
-from ..forwarding import Forwarding
+from ..collective_errors import require_communicator
+from ..mixins import AttributeProxy, UnpicklableMixin
 
 
 def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExtension:
@@ -21,9 +20,9 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
         trainer.extend(on_rank(extensions.LogReport(), comm))
         trainer.extend(on_rank(extensions.PrintReport(["epoch", "main/loss"]), comm))
 
-    Name, trigger, priority and every other attribute are those of ``extension``. Elsewhere
+    Name, trigger, priority and every other attribute are those of ``extension``. RemoteDataset
     than on ``rank`` it is registered too, under the same name, but does nothing: it is not
-    called, initialised, finalised or told of errors, and has no state in snapshots. A
+    called, initialised, finalised or notified of errors, and has no state in snapshots. A
     snapshot that ``rank`` took can thus be loaded on all ranks.
 
     It is for extensions that only watch: reports, plots, progress bars, snapshots. One that
@@ -46,7 +45,7 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
     require_communicator(comm, "on_rank")
     if not callable(extension):
         raise TypeError(f"on_rank needs an extension, not {type(extension).__name__}")
-    if isinstance(extension, SharesCommunicator):
+    if isinstance(extension, UnpicklableMixin):
         raise TypeError(
             f"{type(extension).__name__} communicates, so it has to run on all ranks: give it to "
             "Trainer.extend as it is"
@@ -56,8 +55,8 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
     return OneRankExtension(extension, comm.rank == rank)
 
 
-class OneRankExtension(Forwarding):
-    """What :func:`on_rank` returns: the extension ``actual``, or nothing done in its name.
+class OneRankExtension(AttributeProxy):
+    """The extension ``actual`` on one rank, and a stand-in that does nothing on the others.
 
     Attributes:
         actual: the extension.
@@ -83,18 +82,18 @@ class OneRankExtension(Forwarding):
             return self.actual(trainer)
 
     def initialize(self, trainer: Any) -> None:
-        self._tell("initialize", trainer)
+        self._call("initialize", trainer)
 
     def finalize(self) -> None:
-        self._tell("finalize")
+        self._call("finalize")
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
-        self._tell("on_error", trainer, exc, tb)
+        self._call("on_error", trainer, exc, tb)
 
     def serialize(self, serializer: Any) -> None:
-        self._tell("serialize", serializer)
+        self._call("serialize", serializer)
 
-    def _tell(self, event: str, *args: Any) -> None:
+    def _call(self, event: str, *args: Any) -> None:
         handler = getattr(self.actual, event, None)  # functions have none, or None
         if self.here and handler is not None:
             handler(*args)

@@ -11,12 +11,12 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
 
-from ..agreement import call_or_raise, require_communicator
-from ..copying import SharesCommunicator
-from ..timing import StepClock, TimedUpdater
+from ..collective_errors import require_communicator, run_on_all_ranks
+from ..mixins import UnpicklableMixin
+from ..profiling import StepClock, TimedUpdater
 
 
-class ThroughputReport(SharesCommunicator, training.Extension):
+class ThroughputReport(UnpicklableMixin, training.Extension):
     """Reports how fast all ranks train, what the time goes to, and which rank is the slowest.
 
     Rank 0 prints a line each time it is triggered, by default once an epoch::
@@ -80,7 +80,7 @@ class ThroughputReport(SharesCommunicator, training.Extension):
             optimizers.extend(_multi_node_optimizers(updater))
             self._examples = _examples(updater)
 
-        call_or_raise(self.comm, check)
+        run_on_all_ranks(self.comm, "ThroughputReport", check)
         on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)
         self._clock = StepClock(_wait_for_kernels if on_gpu else None)
         self._undo.append(lambda: setattr(trainer, "updater", updater))
@@ -98,7 +98,7 @@ class ThroughputReport(SharesCommunicator, training.Extension):
             BaseException: the examples can't be counted on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` on the others).
         """
-        ranks = call_or_raise(self.comm, lambda: self._share(trainer))
+        ranks = run_on_all_ranks(self.comm, "ThroughputReport", lambda: self._share(trainer))
         if not all(rank.steps and rank.sampled for rank in ranks):
             return
         summary = _summary(ranks)
@@ -110,10 +110,12 @@ class ThroughputReport(SharesCommunicator, training.Extension):
             print(_line(summary, ranks), flush=True)
 
     def _share(self, trainer: Any) -> _Share:
-        """What this rank did since the last call; the next one begins here."""
+        """Return what this rank did since the last call, and begin anew."""
         clock, examples = self._clock, _examples(trainer.updater)
         new = examples - self._examples
-        share = _Share(new, clock.steps, clock.seconds, clock.sampled, clock.waiting, clock.wire)
+        share = _Share(
+            new, clock.steps, clock.seconds, clock.sampled, clock.waiting, clock.communication
+        )
         self._examples = examples
         clock.clear()
         return share
@@ -127,18 +129,18 @@ class _Share(NamedTuple):
     seconds: float
     sampled: float
     waiting: float
-    wire: float
+    communication: float
 
     @property
     def computing(self) -> float:
-        """The time that was neither waiting nor on the wire."""
-        return self.seconds * (1 - (self.waiting + self.wire) / self.sampled)
+        """The time that was neither waiting nor communication."""
+        return self.seconds * (1 - (self.waiting + self.communication) / self.sampled)
 
 
 def _summary(ranks: list[_Share]) -> dict[str, float]:
     sampled = sum(rank.sampled for rank in ranks)
     waiting = sum(rank.waiting for rank in ranks) / sampled
-    wire = sum(rank.wire for rank in ranks) / sampled
+    wire = sum(rank.communication for rank in ranks) / sampled
     return {
         "examples_per_second": sum(r.examples for r in ranks) / max(r.seconds for r in ranks),
         "seconds_per_step": sum(r.seconds for r in ranks) / sum(r.steps for r in ranks),
@@ -176,7 +178,7 @@ def _multi_node_optimizers(updater: Any) -> list[Any]:
 
 
 def _examples(updater: Any) -> float:
-    """How many examples this rank has trained on, all epochs together."""
+    """Return how many examples this rank has trained on, all epochs together."""
     dataset = getattr(updater.get_iterator("main"), "dataset", None)
     if dataset is None:
         raise TypeError("ThroughputReport can't count examples: the main iterator has no data set")

@@ -1,0 +1,202 @@
+"""The folder that a job saves checkpoints in: commits new generations and removes old ones."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import run_on_all_ranks
+from .atomic_file import FileDigest, atomic_write, sync_folder
+from .files import CheckpointPaths, Manifest
+from .recovery import OPERATION, remove_stale, scan
+
+
+class CheckpointDirectory:
+    """The generations in one folder; all methods are collective unless they say otherwise.
+
+    Attributes:
+        paths: the files' names; each rank may have its own folder, rank 0's has the records.
+        committed: iterations that have a commit record.
+        damaged: those of them that were found damaged.
+    """
+
+    def __init__(
+        self, comm: CommunicatorBase, paths: CheckpointPaths, damaged: Iterable[int] = ()
+    ) -> None:
+        """Make the folder, or find what is there and remove what a killed job left unfinished."""
+        self._comm = comm
+        self.paths = paths
+        run_on_all_ranks(comm, OPERATION, self._make_folder)
+        found = scan(comm, paths)
+        self.committed = set(found.manifests)
+        self.damaged = self.committed.intersection(damaged)
+        remove_stale(comm, paths, found, max(self._whole, default=None))
+
+    @property
+    def _whole(self) -> set[int]:
+        return self.committed - self.damaged
+
+    def path_for(self, iteration: int) -> Path:
+        """Return this rank's file of a new generation, until that is committed (not collective).
+
+        Where there is an older file of that iteration, it stays as it is until then.
+
+        Raises:
+            ValueError: there is a newer one, on all ranks.
+        """
+        newest = max(self._whole, default=0)
+        if iteration < newest:
+            raise ValueError(
+                f"rank {self._comm.rank}: a checkpoint at iteration {iteration} would never be "
+                f"used, because {self.paths.folder} has one of iteration {newest}: call "
+                "maybe_load before training to go on from there, remove the files, or give the "
+                "run another name"
+            )
+        return self.paths.staging(self._comm.rank, iteration)
+
+    def commit(self, iteration: int, written: Callable[[], FileDigest]) -> None:
+        """Write the record once every rank's file is on the disk, and rename the files.
+
+        Args:
+            iteration: of the generation.
+            written: writes this rank's file, or waits for it.
+
+        Raises:
+            Exception: whatever failed; nothing of the generation is left then, and one that it
+                was to replace is as it was.
+        """
+        rank, replaces = self._comm.rank, iteration in self.committed
+        try:
+            files = self._run(written)
+            manifest = Manifest(self.paths.name, iteration, files)
+            path = self.paths.manifest(iteration)
+            self._run_at_root(
+                lambda: atomic_write(path, lambda file: file.write(manifest.encode()))
+            )
+        except BaseException:
+            if replaces:
+                self._roll_back(iteration)
+            else:
+                with contextlib.suppress(OSError):
+                    self._remove_manifests([iteration])
+                    self.paths.staging(rank, iteration).unlink(missing_ok=True)
+            raise
+        self.committed.add(iteration)
+        self.damaged.discard(iteration)
+        self._run(lambda: self.paths.publish(rank, iteration))
+
+    def _roll_back(self, iteration: int) -> None:
+        """After a failure, leave the generation that the record is about, old or new."""
+        with contextlib.suppress(Exception):
+            scan(self._comm, self.paths)  # the new record may be there all the same
+            self.paths.staging(self._comm.rank, iteration).unlink(missing_ok=True)
+
+    def expired(self, cp_interval: int, gc_interval: int) -> list[int]:
+        """Return all but the newest ``cp_interval``, once these are ``gc_interval``.
+
+        Not collective.
+        """
+        whole = sorted(self._whole)
+        if len(whole) - cp_interval < gc_interval:
+            return []
+        return [each for each in self.committed if each < whole[-cp_interval]]
+
+    def clear(self) -> None:
+        """Remove all generations; the newest last, so that a job killed here can go on from it."""
+        # A published file without a record would look like one whose record was lost.
+        rank, committed = self._comm.rank, sorted(self.committed)
+        self._run(lambda: self.paths.unpublish(rank, committed))
+        newest = {max(self._whole, default=0)}
+        self.remove(self.committed - newest)
+        self.remove(self.committed & newest)
+
+    def remove(self, iterations: Iterable[int]) -> None:
+        """Remove generations: their records first, so that none is left without its files."""
+        iterations = sorted(iterations)
+        if not iterations:
+            return
+        self._run_at_root(lambda: self._remove_manifests(iterations))
+        self._run(lambda: self._remove_files(iterations))
+        self._forget(iterations)
+
+    def deferred_delete(self, iterations: Iterable[int]) -> Callable[[], None]:
+        """Return what removes generations on this rank, in any thread (not collective).
+
+        Only for expired ones: a job that is killed meanwhile may leave a record without its
+        files, which nothing reads while there is a newer generation.
+        """
+        iterations = sorted(iterations)
+        self._forget(iterations)
+
+        def remove() -> None:
+            if iterations:
+                self._remove_manifests(iterations)
+                self._remove_files(iterations)
+
+        return remove
+
+    def _forget(self, iterations: Iterable[int]) -> None:
+        self.committed.difference_update(iterations)
+        self.damaged.difference_update(iterations)
+
+    def _remove_manifests(self, iterations: Iterable[int]) -> None:
+        if self._comm.rank == 0:
+            for iteration in iterations:
+                self.paths.manifest(iteration).unlink(missing_ok=True)
+            sync_folder(self.paths.folder)
+
+    def _remove_files(self, iterations: Iterable[int]) -> None:
+        for name in self.paths.state, self.paths.staging:
+            for iteration in iterations:
+                name(self._comm.rank, iteration).unlink(missing_ok=True)
+
+    def _make_folder(self) -> None:
+        folder = self.paths.folder
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_folder(folder.parent)
+
+    def _run(self, action: Callable[[], Any]) -> list[Any]:
+        return run_on_all_ranks(self._comm, OPERATION, action)
+
+    def _run_at_root(self, action: Callable[[], Any]) -> None:
+        """Do something on rank 0 before any rank goes on."""
+        self._run(action if self._comm.rank == 0 else lambda: None)
+
+
+# Which object of this process writes to a folder under a name: two would lose one another's files.
+_writers: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+
+
+def register_writer(writer: Any, paths: CheckpointPaths) -> None:
+    """Let ``writer`` alone write a run's files in a folder, until it is released or collected.
+
+    Raises:
+        ValueError: another one does.
+    """
+    if has_other_writer(writer, paths):
+        gc.collect()  # it may be referred to by nothing but an exception that was handled
+    if has_other_writer(writer, paths):
+        raise ValueError(
+            f"another checkpointer of this process saves as {paths.name!r} in "
+            f"{paths.folder}: use that one, or give this one another name or folder"
+        )
+    _writers[os.path.realpath(paths.folder), paths.name] = writer
+
+
+def has_other_writer(writer: Any, paths: CheckpointPaths) -> bool:
+    """Return whether another object of this process writes there."""
+    return _writers.get((os.path.realpath(paths.folder), paths.name), writer) is not writer
+
+
+def release_writer(writer: Any) -> None:
+    """Let others write what ``writer`` wrote."""
+    for key in [key for key, each in _writers.items() if each is writer]:
+        del _writers[key]

@@ -1,0 +1,160 @@
+"""The checkpoint that a job goes on from: the newest committed one, complete on all ranks."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import run_on_all_ranks
+from .files import CheckpointPaths, Listing, Manifest
+from .state_dict import is_checkpoint
+
+OPERATION = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the ranks' folders hold; the same on every rank."""
+
+    manifests: Mapping[int, Manifest | str]  # by iteration; or why a commit record can't be used
+    # Iterations without a commit record, for which a rank has
+    orphaned: Set[int]  # a file that was committed once
+    staged: Set[int]  # one that was not
+    unrecognized: Set[str]  # files without a record that only have the name of ours
+
+    @property
+    def readable(self) -> list[Manifest]:
+        """The commit records that can be used."""
+        return [each for each in self.manifests.values() if isinstance(each, Manifest)]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which generation to go on from; the same on every rank."""
+
+    manifest: Manifest | None
+    skipped: Mapping[int, str]  # why newer ones can't be used
+
+
+def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
+    """Look for checkpoints, each rank in its own folder (collective).
+
+    Files that a killed job had committed and not renamed yet get their names.
+    """
+
+    def look() -> tuple[Listing, dict[int, Manifest | str]]:
+        listing = paths.listing()
+        mine = listing.manifests if comm.rank == 0 else ()
+        return listing, {each: paths.read_manifest(each) for each in mine}
+
+    views = run_on_all_ranks(comm, OPERATION, look)
+    manifests = views[0][1]
+    mine = views[comm.rank][0].states
+
+    def recover() -> set[str]:
+        for manifest in manifests.values():
+            if isinstance(manifest, Manifest):
+                paths.recover_publish(comm.rank, manifest)
+        without_manifest = (mine[each] for each in mine.keys() - manifests.keys())
+        files = itertools.chain(*without_manifest)
+        return {path.name for path in files if not is_checkpoint(path)}
+
+    unrecognized = set().union(*run_on_all_ranks(comm, OPERATION, recover))
+    orphaned = {
+        iteration
+        for listing, _ in views
+        for iteration, files in listing.states.items()
+        if iteration not in manifests and any(path.name not in unrecognized for path in files)
+    }
+    staged = {iteration for listing, _ in views for iteration in listing.staged}
+    return Scan(manifests, orphaned, staged - manifests.keys() - orphaned, unrecognized)
+
+
+def select_latest(comm: CommunicatorBase, paths: CheckpointPaths, found: Scan) -> Selection:
+    """Return the newest committed generation of which every rank's file is whole (collective).
+
+    Raises:
+        RuntimeError: on every rank: there are checkpoints, but none is whole, or they were
+            written by another number of ranks.
+    """
+    skipped: dict[int, str] = {}
+    for iteration in sorted(found.manifests.keys() | found.orphaned | found.staged, reverse=True):
+        manifest = found.manifests.get(iteration)
+        if isinstance(manifest, Manifest):
+            damages = _damages(comm, paths, manifest)
+            if not damages:
+                return Selection(manifest, skipped)
+            skipped[iteration] = damages
+        elif iteration in found.staged:
+            skipped[iteration] = "it was never committed: the job ended while it was saved"
+        else:
+            missing = f"the commit record {paths.manifest(iteration).name} is missing"
+            skipped[iteration] = manifest or missing
+    if found.manifests or found.orphaned:
+        raise RuntimeError(
+            f"rank {comm.rank}: no checkpoint of {paths.name!r} in {paths.folder} can "
+            f"be used: {explain(skipped)}; mend the files, or remove them to start at 0"
+        )
+    return Selection(None, skipped)
+
+
+def _damages(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest) -> str:
+    """Return what is wrong with the ranks' files, "" if nothing is (collective)."""
+    if len(manifest.files) != comm.size:
+        raise RuntimeError(
+            f"rank {comm.rank}: the checkpoint of {paths.name!r} at iteration "
+            f"{manifest.iteration} was written by {len(manifest.files)} ranks, this job has "
+            f"{comm.size}: a checkpoint holds what belongs to each rank, so go on with as many, "
+            "or use multi_node_snapshot for state that is the same on all"
+        )
+    views = run_on_all_ranks(comm, OPERATION, lambda: paths.verify(comm.rank, manifest))
+    return ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(views) if each)
+
+
+def explain(skipped: Mapping[int, str]) -> str:
+    """Say why generations, by their iterations, were not taken."""
+    return "; ".join(f"iteration {iteration} skipped: {why}" for iteration, why in skipped.items())
+
+
+def remove_stale(
+    comm: CommunicatorBase, paths: CheckpointPaths, found: Scan, newest: int | None
+) -> None:
+    """Remove what a killed job left unfinished (collective: no rank writes before all are done).
+
+    Files of others stay, and rank 0 says so. So do files whose commit record is missing, unless
+    it was removed because there was a newer generation.
+
+    Args:
+        comm: the ranks.
+        paths: the folder, and the run.
+        found: what the folders hold.
+        newest: iteration of the newest generation that is not known to be damaged; None if none.
+    """
+    if found.unrecognized and comm.rank == 0:
+        print(
+            f"chainermn: checkpoint {paths.name!r}: {', '.join(sorted(found.unrecognized))} in "
+            f"{paths.folder} not touched, since no checkpointer of this version wrote "
+            "them; a save at the same iteration would replace them",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def remove() -> None:
+        listing = paths.listing()
+        expired = (
+            listing.states.get(iteration, [])
+            for iteration in found.orphaned
+            if newest is not None and iteration < newest
+        )
+        staged = (files for each, files in listing.staged.items() if each not in found.manifests)
+        # Committed files have been renamed, if this job has as many ranks.
+        leftover = [paths.staging(comm.rank, each.iteration) for each in found.readable]
+        for path in itertools.chain(listing.unfinished, leftover, *staged, *expired):
+            if path.name not in found.unrecognized:
+                path.unlink(missing_ok=True)  # ranks may share the folder
+
+    run_on_all_ranks(comm, OPERATION, remove)

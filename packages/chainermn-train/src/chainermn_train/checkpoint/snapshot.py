@@ -1,0 +1,303 @@
+"""Snapshots of several ranks: those that have the same state share one file."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer.training import Extension
+from chainer.training.extensions._snapshot import _Snapshot  # it has no public name
+from chainer.training.extensions.snapshot_writers import SimpleWriter
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import require_communicator, require_same, run_on_all_ranks
+from ..mixins import UnpicklableMixin
+from ..optimizers import mark_synchronized_if_equal
+from ..trainer_introspection import iterators_of
+from .snapshot_files import TAKEN_BY, find, read
+from .state_dict import RESERVED_PREFIX, StateError, load_state_dict, state_dict
+
+_OPERATION = "multi_node_snapshot"
+_EXAMPLES = RESERVED_PREFIX + "examples/"  # and an iterator's name: how many its dataset has
+
+
+def multi_node_snapshot(
+    comm: CommunicatorBase,
+    snapshot: Any,
+    replica_sets: Iterable[int | Iterable[int]],
+) -> MultiNodeSnapshot:
+    """Make a snapshot extension write one file for each set of ranks that have the same state.
+
+    For trainers that are the same on all ranks but, say, for reports on rank 0. With
+    ``autoload``, each set's first rank reads its file and gives it to the others, also where
+    the number of ranks has changed since. That only works for state that belongs to no rank:
+    where ranks hold different examples, iterators belong to theirs. Use
+    :func:`create_multi_node_checkpointer` to go on exactly as before.
+
+        snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
+        trainer.extend(snapshot, trigger=(1, "epoch"))  # files of rank 0, and of all others
+
+    Files are called as the snapshot says, and ``.<number of the set>``, unless
+    ``replica_sets`` is empty. Nothing is pickled, nor unpickled.
+
+    Args:
+        comm: the ranks that train together.
+        snapshot: what :func:`chainer.training.extensions.snapshot` returned.
+        replica_sets: each a rank or several ranks; those not named are one more set. The same
+            on all ranks. So ``[]`` means that all have the same state.
+
+    Returns:
+        The extension, to be used on all ranks (collective when it is called and initialized).
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: a rank doesn't exist or is named twice; or the snapshot would also be taken
+            on errors, which the other ranks may not have.
+    """
+    require_communicator(comm, "multi_node_snapshot")
+    if not isinstance(snapshot, _Snapshot):
+        raise TypeError(
+            "multi_node_snapshot needs what chainer.training.extensions.snapshot returns, not "
+            f"{type(snapshot).__name__}"
+        )
+    if snapshot._snapshot_on_error:
+        raise ValueError(
+            "a snapshot of several ranks can't be taken on an error (snapshot_on_error=True): "
+            "the others may not have one; create_multi_node_checkpointer keeps what it saved"
+        )
+    named = [_ranks(each, comm.size) for each in replica_sets]
+    return MultiNodeSnapshot(comm, snapshot, named)
+
+
+def _ranks(replica_set: Any, size: int) -> list[int]:
+    try:
+        several = replica_set if isinstance(replica_set, Iterable) else [replica_set]
+        ranks = sorted(operator.index(rank) for rank in several)
+    except TypeError:
+        raise TypeError(f"a replica set is a rank or several ranks, not {replica_set!r}") from None
+    if not ranks or ranks[0] < 0 or ranks[-1] >= size:
+        raise ValueError(f"the replica set {ranks} must name some of the ranks 0 to {size - 1}")
+    return ranks
+
+
+class MultiNodeSnapshot(UnpicklableMixin, Extension):
+    """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
+
+    Args:
+        comm: the ranks.
+        snapshot: Chainer's extension.
+        named: the ranks of each replica set but the one of all others.
+
+    Raises:
+        ValueError: a rank is named twice.
+    """
+
+    default_name = "multi_node_snapshot"
+
+    def __init__(
+        self, comm: CommunicatorBase, snapshot: Any, named: Sequence[Sequence[int]]
+    ) -> None:
+        rest = sorted(set(range(comm.size)).difference(*named))
+        sets = [*named, rest] if rest else [*named]
+        if sum(map(len, sets)) != comm.size:
+            raise ValueError(f"a rank is named twice in the replica sets {list(named)}")
+        self.trigger = snapshot.trigger
+        self.priority = snapshot.priority
+        self._comm = comm
+        self._set_index = next(index for index, ranks in enumerate(sets) if comm.rank in ranks)
+        self._named = len(named)
+        self._set_leaders = [ranks[0] for ranks in sets]
+        self._is_leader = comm.rank in self._set_leaders
+        self._autoload = snapshot.autoload
+        self._settings = {
+            "replica_sets": tuple(map(tuple, sets)),
+            "how many sets are named": self._named,
+            "autoload": bool(snapshot.autoload),
+        }
+        self._snapshot = copy.copy(snapshot)
+        self._snapshot.autoload = False
+        self._suffix = f".{self._set_index}" if named else ""
+        name = snapshot.filename
+        if callable(name):
+            self._snapshot.filename = lambda trainer: name(trainer) + self._suffix
+        else:
+            self._snapshot.filename = name + self._suffix
+
+    def __call__(self, trainer: Any) -> None:
+        """Take a snapshot, where the condition of each set's first rank holds (collective).
+
+        All ranks serialize, since some objects can only do so together.
+        """
+        wanted = self._run(self._snapshot.condition)
+        if not any(wanted[leader] for leader in self._set_leaders):
+            return
+        state: dict[str, np.ndarray] = {}
+        self._run(
+            lambda: state.update(_state_of(self._target(trainer))),
+        )
+        state[TAKEN_BY] = np.array([self._set_index, self._named, self._comm.size, len(state) + 1])
+        mine = self._is_leader and wanted[self._comm.rank]
+        self._run(lambda: self._write(trainer, state) if mine else None)
+
+    def initialize(self, trainer: Any) -> None:
+        """Load the newest snapshot, if ``autoload`` says so (collective).
+
+        One that not all sets have, or that can't be read, is passed over; rank 0 says so.
+
+        Raises:
+            RuntimeError: on all ranks: only some sets have a snapshot, or all are damaged.
+            ValueError: the snapshot doesn't fit the trainer: another model, a state that
+                belongs to a rank while their number has changed, or an iterator over another
+                number of examples.
+            PeerError: another rank raised.
+        """
+        require_same(self._comm, _OPERATION, lambda: self._settings)
+        if self._autoload and not callable(self._snapshot.filename):
+            self._load(trainer)
+        if self._is_leader:
+            self._snapshot.initialize(trainer)
+
+    def finalize(self) -> None:
+        """Wait for a writer in the background."""
+        self._snapshot.finalize()
+
+    def _run(self, action: Callable[[], Any]) -> list[Any]:
+        return run_on_all_ranks(self._comm, _OPERATION, action)
+
+    def _target(self, trainer: Any) -> Any:
+        return trainer if self._snapshot._target is None else self._snapshot._target
+
+    def _write(self, trainer: Any, state: dict[str, np.ndarray]) -> None:
+        name, writer = self._snapshot.filename, self._snapshot.writer
+        if not isinstance(writer, SimpleWriter):  # it writes while training goes on
+            state = {key: array.copy() for key, array in state.items()}
+        writer(name(trainer) if callable(name) else name.format(trainer), trainer.out, state)
+
+    def _load(self, trainer: Any) -> None:
+        folder = Path(trainer.out)
+        views = self._run(
+            lambda: self._found(folder) if self._is_leader else [],
+        )
+        found = [views[leader] for leader in self._set_leaders]
+        if not any(found):
+            return
+        shared = set(found[0]).intersection(*found)
+        if not shared:
+            raise RuntimeError(
+                f"rank {self._comm.rank}: there is no snapshot that all replica sets have in "
+                f"{trainer.out}: "
+                + "; ".join(
+                    f"set {index} (read by rank {leader}) has {names or 'none'}"
+                    for index, (leader, names) in enumerate(
+                        zip(self._set_leaders, found, strict=True)
+                    )
+                )
+            )
+        newest = [name for name in found[0] if name in shared][-1]
+        ahead = sorted({names[-1] for names in found} - {newest})
+        skipped = dict.fromkeys(ahead, "not all replica sets have it")
+        name, state = self._newest_whole(folder, [n for n in found[0] if n in shared], skipped)
+        if skipped and self._comm.rank == 0:
+            text = f"{_listed(skipped)}; loading {name}"
+            print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
+        state = self._bcast_in_set(state)
+        self._run(
+            lambda: self._restore(self._target(trainer), state, name),
+        )
+        mark_synchronized_if_equal(self._comm, self._target(trainer))
+
+    def _newest_whole(
+        self, folder: Path, names: list[str], skipped: dict[str, str]
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the newest snapshot that all sets can read, and its state here (collective).
+
+        Args:
+            folder: where they are.
+            names: of those that all sets have, oldest first.
+            skipped: gets those that are damaged, and why.
+        """
+        for name in reversed(names):
+            state: dict[str, Any] = {}
+            path = folder / (name + self._suffix)
+
+            def damage(path: Path = path, state: dict[str, Any] = state) -> str | None:
+                if not self._is_leader:
+                    return None
+                try:
+                    state.update(read(path))
+                except (OSError, StateError) as error:
+                    return str(error)
+                return None
+
+            damages = [each for each in self._run(damage) if each]
+            if not damages:
+                return name, state
+            skipped[name] = ", ".join(damages)
+        raise RuntimeError(
+            f"rank {self._comm.rank}: no snapshot in {folder} can be used: {_listed(skipped)}; "
+            "mend the files, or remove them to start without"
+        )
+
+    def _found(self, folder: Path) -> list[str]:
+        return find(folder, self._snapshot.filename.removesuffix(self._suffix), self._suffix)
+
+    def _bcast_in_set(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of the first rank of this rank's set (collective)."""
+        members = self._comm.split(self._set_index, self._comm.rank)
+        try:
+            found: dict[str, Any] = members.bcast_obj(state)
+            return found
+        finally:
+            members.finalize()
+
+    def _restore(self, target: Any, state: dict[str, Any], name: str) -> None:
+        index, named, size, _ = state[TAKEN_BY].tolist()
+        if (index, named) != (self._set_index, self._named):
+            raise StateError(
+                f"the snapshot {name} was taken by replica set {index} with {named} sets named, "
+                f"not by set {self._set_index} with {self._named}"
+            )
+        try:
+            _require_as_many_examples(target, state)
+            load_state_dict(target, state)
+        except ValueError as error:
+            raise StateError(
+                f"the snapshot {name}, taken with {size} ranks, doesn't fit this job with "
+                f"{self._comm.size}: {error}"
+            ) from error
+
+
+def _state_of(target: Any) -> dict[str, np.ndarray]:
+    counts = {_EXAMPLES + name: np.array(count) for name, count in _examples(target).items()}
+    return {**state_dict(target), **counts}
+
+
+def _examples(target: Any) -> dict[str, int]:
+    """Return how many examples the iterators of a trainer or updater have, where known."""
+    datasets: dict[str, Any] = {
+        name: getattr(each, "dataset", None) for name, each in iterators_of(target).items()
+    }
+    return {name: len(each) for name, each in datasets.items() if hasattr(each, "__len__")}
+
+
+def _require_as_many_examples(target: Any, state: dict[str, Any]) -> None:
+    """Refuse an iterator's position in other examples, which would seem to fit."""
+    for name, here in _examples(target).items():
+        taken = state.get(_EXAMPLES + name)
+        if taken is not None and int(taken) != here:
+            raise StateError(
+                f"iterator {name!r} has {here} examples here and had {int(taken)} there: its "
+                "place in them belongs to a rank, and the data are divided differently now. Go "
+                "on with as many ranks and the same data, or take snapshots of the model and "
+                "the optimizer alone (target=...)"
+            )
+
+
+def _listed(skipped: dict[str, str]) -> str:
+    return "; ".join(f"{name} skipped: {why}" for name, why in skipped.items())

@@ -1,0 +1,210 @@
+"""The state of a Chainer object and of random generators, in files without pickles."""
+
+from __future__ import annotations
+
+import json
+import random
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import chainer
+import numpy as np
+from chainer.serializers import DictionarySerializer, NpzDeserializer
+
+from ..trainer_introspection import iterators_of
+
+# Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with "chainermn/".
+RESERVED_PREFIX = "chainermn-file/"
+# The first name in a file, by which a checkpoint is recognised; format 1.
+_MARK = RESERVED_PREFIX + "state1"
+_MARK_AT = 30  # bytes: the length of a zip archive's header before its first name
+# The names that have the value None, for which NumPy would pickle.
+_NONE = RESERVED_PREFIX + "none"
+
+
+class StateError(ValueError):
+    """A stored state doesn't fit the object that it is loaded into."""
+
+
+def state_dict(target: Any) -> dict[str, np.ndarray]:
+    """Return the state of ``target``.
+
+    Args:
+        target: has Chainer's ``serialize``: a trainer, updater, optimizer, link or iterator.
+
+    Returns:
+        Arrays by name, in host memory. They may be those of ``target``, and change with it.
+
+    Raises:
+        TypeError: it has no ``serialize``, or a value that only pickle could store.
+    """
+    if not callable(getattr(target, "serialize", None)):
+        raise TypeError(
+            f"a checkpoint holds what Chainer can serialize, not {type(target).__name__}: "
+            "give a trainer, updater, optimizer, link or iterator"
+        )
+    serializer = DictionarySerializer()
+    serializer.save(target)
+    arrays: dict[str, np.ndarray] = {}
+    none: list[str] = []
+    for name, value in serializer.target.items():
+        array = np.asarray(value)
+        if name.startswith(RESERVED_PREFIX):
+            raise ValueError(
+                f"names that begin with {RESERVED_PREFIX!r}, as {name!r} does, are not free"
+            )
+        if array.dtype.hasobject:
+            if array.shape != () or array[()] is not None:
+                raise TypeError(
+                    f"{name!r} can't be stored in a checkpoint: only pickle could store "
+                    f"{_kind(array)}, and a checkpoint is never unpickled; let its `serialize` "
+                    "store numbers, strings, None or arrays of them"
+                )
+            none.append(name)
+        elif np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) != array.dtype:
+            raise TypeError(f"{name!r} can't be stored: NumPy's files have no dtype {array.dtype}")
+        else:
+            arrays[name] = array
+    arrays[_NONE] = np.array(none, dtype=np.str_)
+    return arrays
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"an object of {type(array[()]).__name__}" if array.ndim == 0 else "an array of objects"
+
+
+def write_npz(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as :func:`numpy.savez` does; the file needs only ``write`` and ``flush``."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in {_MARK: np.empty(0, np.uint8), **arrays}.items():
+            with archive.open(name + ".npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether :func:`write_npz` wrote a file, whatever has become of the rest of it."""
+    mark = _MARK.encode() + b".npy"
+    try:
+        with path.open("rb") as file:
+            return file.read(_MARK_AT + len(mark))[_MARK_AT:] == mark
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+
+
+class StoredState(Mapping[str, Any]):
+    """The arrays of an open file of :func:`write_npz`, read when they are asked for."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._npz = np.load(file, allow_pickle=False)
+        self._none = set(self._npz[_NONE].tolist()) if _NONE in self._npz else set()
+        self._last: tuple[str, Any] = ("", None)  # it is asked for twice: for its shape first
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._none:
+            return np.asarray(None)
+        if name not in self._npz:
+            raise KeyError(name)
+        if name != self._last[0]:
+            self._last = (name, self._npz[name])
+        return self._last[1]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._none or name in self._npz
+
+    def __iter__(self) -> Any:
+        return iter([*(name for name in self._npz.files if name != _MARK), *self._none])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def load_state_dict(target: Any, state: Mapping[str, Any]) -> None:
+    """Load a stored state into ``target``.
+
+    Args:
+        target: made as that one whose state was captured.
+        state: arrays by name.
+
+    Raises:
+        StateError: the state lacks something, or an array has another shape or floating dtype
+            than that of ``target``, which may be partly loaded then.
+    """
+    try:
+        _CheckedDeserializer(state).load(target)
+    except KeyError as error:
+        raise StateError(
+            f"the stored state lacks {error}: it was taken of an "
+            "object that was made differently (other layers, optimizer or extensions?)"
+        ) from error
+
+
+class _CheckedDeserializer(NpzDeserializer):
+    """Refuses arrays that NumPy would broadcast to the shape that is there, or round."""
+
+    def __getitem__(self, key: str) -> _CheckedDeserializer:
+        return _CheckedDeserializer(self.npz, f"{self.path}{key.strip('/')}/")
+
+    def __call__(self, key: str, value: Any) -> Any:
+        shape = getattr(value, "shape", None)
+        name = self.path + key.lstrip("/")
+        if shape is not None and name in self.npz:
+            stored = self.npz[name]
+            if stored.dtype != object and stored.shape != shape:
+                raise StateError(
+                    f"{name!r} has shape {stored.shape} in the stored state and {shape} here: it "
+                    "was taken of an object that was made differently, or it belongs to a rank "
+                    "(the order of its examples, for one) and their number has changed"
+                )
+            floating = isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
+            if floating and stored.dtype.kind == "f" and stored.dtype != value.dtype:
+                raise StateError(
+                    f"{name!r} has dtype {stored.dtype} in the stored state and {value.dtype} "
+                    "here: make the model with the same chainer.config.dtype"
+                )
+        return super().__call__(key, value)
+
+
+def random_state(target: Any) -> str:
+    """Return the state of NumPy's global generator, Python's, and those of order samplers.
+
+    CuPy's can't be read.
+
+    Args:
+        target: a trainer or updater, whose iterators may have generators of their own.
+    """
+    numpy_states = {
+        name: each.get_state(legacy=False) for name, each in _sampler_generators(target).items()
+    }
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "iterators": numpy_states,
+    }
+    return json.dumps(state, default=lambda array: array.tolist())
+
+
+def load_random_state(target: Any, text: str) -> None:
+    """Set the generators to the state that :func:`random_state` returned."""
+    state = json.loads(text)
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(state["numpy"])
+    for name, generator in _sampler_generators(target).items():
+        if name in state["iterators"]:
+            generator.set_state(state["iterators"][name])
+
+
+def _sampler_generators(target: Any) -> dict[str, np.random.RandomState]:
+    """Return the generators that a trainer's or updater's iterators don't share with NumPy.
+
+    Chainer has no public names for them; 7.8.1 is its last release.
+    """
+    found = {}
+    for name, iterator in iterators_of(target).items():
+        generator = getattr(getattr(iterator, "order_sampler", None), "_random", None)
+        shared = generator is np.random.random.__self__  # type: ignore[attr-defined]
+        if isinstance(generator, np.random.RandomState) and not shared:
+            found[name] = generator
+    return found

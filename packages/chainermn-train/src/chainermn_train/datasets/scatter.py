@@ -1,0 +1,217 @@
+"""Data sets divided among ranks: ``scatter_dataset``, ``scatter_index``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+from chainer.datasets import SubDataset
+
+from chainermn_comm import CommunicatorBase, create_communicator
+
+from ..collective_errors import bcast_checked, require_communicator, require_same
+from .scatter_plan import ScatterPlan
+from .transfer import scatter_parts
+
+# MPI counts in a C int.
+_LARGEST_BUFFER = 2**31 - 1
+
+
+def scatter_dataset(
+    dataset: Any,
+    comm: Any,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: int | None = None,
+    max_buf_len: int = 256 * 1024 * 1024,
+    *,
+    force_equal_length: bool = True,
+) -> SubDataset:
+    """Divide the data set of one rank among all ranks, in almost equal parts (collective).
+
+    Every rank receives its own examples only: slices of NumPy arrays as arrays, lists as
+    lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
+    ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
+    ``LabeledImageDataset``, and subclasses that override none of ``__getitem__``,
+    ``get_example`` and ``__len__``. No example is computed or read on the way. Of a data set
+    of another class, which only that class can divide, each rank receives the
+    object, and uses its own share of the indices.
+
+    Arrays arrive read-only (copy an example to change it). The ranks of one machine hold one
+    copy of them together, in files without a name in ``/dev/shm``, or in the temporary folder
+    where the former has no room. These last as long as the data set, whatever becomes of
+    ``comm``. A pickle of the data set refers to that memory, so that worker processes share
+    it: it can be loaded on the same machine, by the same user, while the process that made it
+    has the data set; else loading raises OSError. Arrays of Python objects, lists, and examples
+    taken from the data set are pickled as ever.
+
+    Args:
+        dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
+            It may be empty, or have fewer examples than there are ranks.
+        comm: a ChainerMN communicator or an mpi4py intracommunicator.
+        root: the rank whose data set is divided.
+        shuffle: whether examples are put in random order first.
+        seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the numbers
+            of examples and ranks are the same. None for another order each time. Only used
+            by ``root``, as are the following.
+        max_buf_len: bytes sent at once at most; at most 2147483647.
+        force_equal_length: give all ranks the same number of examples, so that they do the
+            same number of iterations in an epoch; if the number of examples is not divisible
+            by the number of ranks, up to one example a rank then goes to two ranks.
+            False gives each example to exactly one rank.
+
+    Returns:
+        This rank's part, a :class:`chainer.datasets.SubDataset`.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, on any rank. That rank raises
+            this error, the others a :class:`~chainermn_comm.errors.PeerError` that names
+            it. So do they if the root fails to take or pickle a part, or a rank to unpickle
+            its own.
+        RankMismatchError: on all ranks, if they name different roots.
+        OSError: there is no room for the arrays; raised likewise.
+        TypeError: ``comm`` is not a communicator; raised at once on this rank only.
+    """
+    with _chainermn_communicator(comm, "scatter_dataset") as communicator:
+
+        def check() -> dict[str, Any]:
+            _check_arguments(communicator, dataset, root, shuffle, seed, max_buf_len)
+            return {"root": operator.index(root)}
+
+        require_same(communicator, "scatter_dataset", check)
+
+        def make_plan() -> ScatterPlan:
+            order = _order(len(dataset), shuffle, seed)
+            shares = _shares(len(dataset), communicator.size, force_equal_length)
+            return ScatterPlan(dataset, [order[begin:end] for begin, end in shares], root)
+
+        part = scatter_parts(communicator, root, make_plan, max_buf_len)
+        return SubDataset(part, 0, len(part))
+
+
+def scatter_index(
+    n_total_samples: int, comm: Any, root: int = 0, *, force_equal_length: bool = True
+) -> tuple[int, int]:
+    """Divide the indices of a data set that all ranks have among them (collective).
+
+    With an order that all ranks share, ``SubDataset(dataset, begin, end, order)`` is what
+    :func:`scatter_dataset` gives, and no example is sent.
+
+    Args:
+        n_total_samples: at ``root`` the number of examples; ignored elsewhere.
+        comm: a ChainerMN communicator or an mpi4py intracommunicator.
+        root: the rank whose ``n_total_samples`` counts.
+        force_equal_length: as in :func:`scatter_dataset`.
+
+    Returns:
+        ``(begin, end)``: this rank's indices are ``range(begin, end)``.
+
+    Raises:
+        TypeError, ValueError: as in :func:`scatter_dataset`.
+    """
+    with _chainermn_communicator(comm, "scatter_index") as communicator:
+
+        def check() -> dict[str, Any]:
+            return {"root": _check_root(communicator, root)}
+
+        def divide() -> list[tuple[int, int]]:
+            count = _check_integer("n_total_samples", n_total_samples, 0, None)
+            return _shares(count, communicator.size, force_equal_length)
+
+        require_same(communicator, "scatter_index", check)
+        shares: list[tuple[int, int]] = bcast_checked(communicator, "scatter_index", divide, root)
+        return shares[communicator.rank]
+
+
+def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
+    """Return a data set as long as ``dataset`` whose examples are all ``()``.
+
+    For the ranks of a model-parallel network that neither take inputs nor give outputs:
+    Chainer's converter makes ``()`` of a batch of them, so the model is called without
+    arguments.
+
+    Args:
+        dataset: anything with ``len()``.
+    """
+    return [()] * len(dataset)
+
+
+def _chainermn_communicator(
+    comm: Any, caller: str
+) -> AbstractContextManager[CommunicatorBase, bool | None]:
+    """Return ``comm``, or a communicator over mpi4py's for the time of the call (collective)."""
+    if not isinstance(comm, CommunicatorBase):
+        from mpi4py import MPI  # it starts MPI, so not before somebody needs it
+
+        if isinstance(comm, MPI.Intracomm):
+            return create_communicator("naive", comm)
+    require_communicator(comm, f"{caller}, unless it is given an mpi4py intracommunicator,")
+    return nullcontext(comm)
+
+
+def _check_integer(name: str, value: Any, least: int, most: int | None) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if number < least or (most is not None and number > most):
+        bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
+        raise ValueError(f"{name} must be {bounds}, not {number}")
+    return number
+
+
+def _check_root(communicator: CommunicatorBase, root: Any) -> int:
+    return _check_integer("root", root, 0, communicator.size - 1)
+
+
+def _check_arguments(
+    communicator: CommunicatorBase, dataset: Any, root: Any, shuffle: Any, seed: Any, limit: Any
+) -> None:
+    _check_integer("max_buf_len", limit, 1, _LARGEST_BUFFER)
+    if seed is not None:
+        _check_integer("seed", seed, 0, 2**32 - 1)
+    if communicator.rank == _check_root(communicator, root):
+        if dataset is None:
+            raise ValueError(f"rank {root} is the root, so its data set must not be None")
+        try:
+            len(dataset)
+        except TypeError:
+            kind = type(dataset).__name__
+            raise TypeError(f"the data set must have a len(); {kind} has none") from None
+        _require_indices(dataset)
+
+
+def _require_indices(dataset: Any) -> None:
+    """Raise TypeError if it is plain that the data set has no examples 0, 1, and so on."""
+    has_them = hasattr(dataset, "__getitem__")
+    if isinstance(dataset, Mapping):
+        has_them = all(index in dataset for index in range(len(dataset)))
+    if not has_them:
+        kind = type(dataset).__name__
+        raise TypeError(
+            f"the data set's examples must have the indices 0, 1, ...; those of this {kind} "
+            "have not: pass a list of them"
+        )
+
+
+def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
+    """Return (begin, end) of each rank's share of ``range(count)``.
+
+    Equal shares are all as long as the longest; each runs into the next where it must.
+    """
+    begins = [count * rank // size for rank in range(size + 1)]
+    longest = -(-count // size)
+    return [
+        (begins[rank], begins[rank] + longest if equal else begins[rank + 1])
+        for rank in range(size)
+    ]
+
+
+def _order(count: int, shuffle: bool, seed: int | None) -> np.ndarray:
+    """Return the order of the examples: int64 array of shape (count,)."""
+    if not shuffle:
+        return np.arange(count)
+    return np.random.RandomState(seed).permutation(count)  # NumPy has frozen its stream

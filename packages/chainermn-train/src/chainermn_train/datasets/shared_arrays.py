@@ -1,0 +1,240 @@
+"""NumPy arrays that processes of one machine share, in files without a name.
+
+Such an array is pickled as a handle of its file, so that worker processes map the same memory.
+All of them are read-only, so that no process changes another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import stat
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MEMORY_FOLDER = "/dev/shm"
+# MPI keeps its own buffers in that folder without reserving them, so that filling it to the
+# last byte kills ranks later, by SIGBUS. Room for the buffers of some ranks stays free.
+LEFT_FREE_BYTES = 32 << 20
+# A file begins with its token; arrays after it begin at multiples of a cache line.
+ALIGNMENT = 64
+_TOKEN_BYTES = 32
+
+_sharing = threading.Lock()  # an array is put into one file, whichever thread pickles it first
+_open_files: weakref.WeakValueDictionary[bytes, SharedFile] = weakref.WeakValueDictionary()
+
+
+class SharedMemoryHandle(NamedTuple):
+    """How other processes open a file that this process has open under a descriptor."""
+
+    host: str
+    process: int
+    descriptor: int
+    token: bytes  # differs where the descriptor is another file by now, or on another machine
+
+    def open(self, flags: int = os.O_RDONLY) -> int:
+        """Open the file anew, and return the descriptor.
+
+        Raises:
+            OSError: it can't be reached from this process.
+        """
+        path = f"/proc/{self.process}/fd/{self.descriptor}"
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else may have effects
+            raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
+        descriptor = os.open(path, flags | os.O_CLOEXEC)
+        if os.pread(descriptor, _TOKEN_BYTES, 0) != self.token:
+            os.close(descriptor)
+            raise FileNotFoundError(errno.ENOENT, "that number is another file now", path)
+        return descriptor
+
+    @contextlib.contextmanager
+    def open_locked(self) -> Iterator[int]:
+        """Open the file for writing, locked; :meth:`SharedFile.wait_until_unlocked` waits for it.
+
+        Raises:
+            OSError: it can't be reached from this process.
+        """
+        descriptor = self.open(os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield descriptor
+        finally:
+            # Closing it would do, but for a child process that a thread forks meanwhile.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+class SharedFile:
+    """A file whose whole length is reserved and mapped read-only; it lives as long as this."""
+
+    def __init__(self, descriptor: int, token: bytes) -> None:
+        self._descriptor = descriptor
+        self._token = token
+        close = weakref.finalize(self, os.close, descriptor)
+        close.atexit = False  # arrays may outlive it until then, and the kernel closes it
+        self.nbytes = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, self.nbytes, access=mmap.ACCESS_READ)
+        _open_files[token] = self
+
+    @classmethod
+    def reserve(cls, nbytes: int) -> SharedFile:
+        """Make a file of so many bytes, the token included, in memory or else on disk.
+
+        Raises:
+            OSError: neither has the room.
+        """
+        failures = []
+        for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
+            try:
+                return cls._reserve_in(folder, nbytes)
+            except OSError as error:  # noqa: PERF203
+                failures.append(f"{folder}: {error.strerror or error}")
+        raise OSError(
+            errno.ENOSPC,
+            f"no place for {nbytes} bytes of examples ({'; '.join(failures)}); free some space "
+            "there, or set TMPDIR to a folder that has it",
+        )
+
+    @classmethod
+    def _reserve_in(cls, folder: str, nbytes: int) -> SharedFile:
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            # Otherwise a page that can't be had is a SIGBUS when it is touched.
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+            free = os.statvfs(folder)
+            if folder == MEMORY_FOLDER and free.f_bavail * free.f_frsize < LEFT_FREE_BYTES:
+                raise OSError(errno.ENOSPC, "MPI needs the space that is left")
+            os.pwrite(file.fileno(), token, 0)
+            return cls(os.dup(file.fileno()), token)
+
+    @classmethod
+    def from_handle(cls, handle: SharedMemoryHandle) -> SharedFile:
+        """Return the file of a handle, which a process maps only once.
+
+        Raises:
+            OSError: it can't be reached from this process.
+        """
+        return _open_files.get(handle.token) or cls(handle.open(), handle.token)
+
+    @property
+    def handle(self) -> SharedMemoryHandle:
+        """The handle of this process, since the one that made the file may have ended."""
+        return SharedMemoryHandle(socket.gethostname(), os.getpid(), self._descriptor, self._token)
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return a read-only view, which keeps the memory mapped while it is referred to."""
+        view: np.ndarray = np.ndarray(shape, dtype, self._map, offset)
+        return view
+
+    def write(self, blocks: Iterable[np.ndarray]) -> None:
+        """Write uint8 arrays, 1-D, one after another, after the token."""
+        write_blocks(self._descriptor, blocks)
+
+    def wait_until_unlocked(self) -> None:
+        """Sleep while another process has the file open by `SharedMemoryHandle.open_locked`."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def write_blocks(descriptor: int, blocks: Iterable[np.ndarray]) -> None:
+    """Write uint8 arrays, 1-D, one after another, into a file after its token."""
+    offset = ALIGNMENT
+    for block in blocks:
+        written = 0
+        while written < len(block):
+            written += os.pwrite(descriptor, block[written:].data, offset + written)
+        offset += len(block)
+
+
+class SharedArray:
+    """A data set: the rows of a read-only NumPy array.
+
+    It lies in a shared file, or in this process's own memory until it is pickled for the first
+    time, which puts it into a file. A pickle holds only the file's handle; it can be loaded by
+    processes of the same user on this machine, while this process has the data set. Copies are
+    the same object.
+    """
+
+    def __init__(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        """Nothing can be read before :meth:`attach` or :meth:`own`.
+
+        Args:
+            offset: bytes before the array in its file.
+            shape: of the array.
+            dtype: of the array; it holds no Python objects.
+        """
+        self.offset = offset
+        self.shape = shape
+        self.dtype = dtype
+        self._file: SharedFile | None = None
+
+    def attach(self, file: SharedFile | None) -> SharedArray:
+        """Read the array from a file, or have an empty one if there is none; return itself."""
+        if file is None:
+            return self.own(np.empty(self.shape, self.dtype))
+        self.array = file.array(self.offset, self.shape, self.dtype)
+        self._file = file
+        return self
+
+    def own(self, array: np.ndarray) -> SharedArray:
+        """Have this array, to which nothing else refers; return itself."""
+        self.array = array
+        self.array.flags.writeable = False
+        return self
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.array[index]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.array, dtype) if copy else np.asarray(self.array, dtype)
+
+    def __copy__(self) -> SharedArray:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> SharedArray:
+        return self
+
+    def __reduce__(self) -> Any:
+        with _sharing:
+            if self._file is None and self.array.nbytes:
+                self._share()
+        handle = None if self._file is None else self._file.handle
+        return _load, (handle, self.offset, self.shape, self.dtype)
+
+    def _share(self) -> None:
+        data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
+        file = SharedFile.reserve(ALIGNMENT + len(data))
+        file.write([data])
+        self.offset = ALIGNMENT
+        self.attach(file)
+
+
+def _load(
+    handle: SharedMemoryHandle | None, offset: int, shape: tuple[int, ...], dtype: np.dtype
+) -> SharedArray:
+    """Load a pickle of a shared array."""
+    try:
+        file = None if handle is None else SharedFile.from_handle(handle)
+    except OSError as error:
+        assert handle is not None
+        raise OSError(
+            error.errno,
+            f"the examples lie in memory of process {handle.process} on {handle.host} and can't "
+            f"be reached from process {os.getpid()} on {socket.gethostname()} ({error.strerror}): "
+            "a data set that scatter_dataset made is pickled as a reference to that memory; load "
+            "it on the same machine, by the same user, while that process has the data set",
+        ) from error
+    return SharedArray(offset, shape, dtype).attach(file)

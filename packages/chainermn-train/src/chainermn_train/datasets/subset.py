@@ -1,0 +1,162 @@
+"""Subsets of data sets that hold the chosen examples, and nothing of the others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from chainer.dataset import DatasetMixin
+from chainer.datasets import (
+    ConcatenatedDataset,
+    DictDataset,
+    ImageDataset,
+    LabeledImageDataset,
+    SubDataset,
+    TransformDataset,
+    TupleDataset,
+)
+
+from .shared_arrays import SharedArray
+
+
+class IndexedView(DatasetMixin):
+    """The examples of ``dataset`` at ``indices``."""
+
+    def __init__(self, dataset: Any, indices: np.ndarray) -> None:
+        self._dataset = dataset
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def get_example(self, i: int) -> Any:
+        return self._dataset[int(self._indices[i])]
+
+
+class SubsetVisitor(NamedTuple):
+    """What replaces the arrays and the unsplittable data sets that a data set is made of.
+
+    Both functions are given the array or data set and the int64 array of the chosen indices.
+    """
+
+    array: Callable[[np.ndarray, np.ndarray], Any]  # of any dtype but object
+    unsplittable: Callable[[Any, np.ndarray], Any]
+
+
+_Splitter = Callable[[Any, np.ndarray, SubsetVisitor], Any]
+
+
+def subset(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+    """Return a data set of the examples at ``indices``, in that order.
+
+    Args:
+        dataset: any data set. Of NumPy arrays, lists, tuples and the data sets of
+            :mod:`chainer.datasets` that are listed below, only the examples asked for are
+            taken: arrays as arrays, paths as paths. Nothing is computed or read: a
+            transformation still happens when an example is used. So it is with subclasses
+            of the latter that find examples as they do. Any other data set is unsplittable; the
+            result holds the whole of it.
+        indices: int64 array of shape (n,); each in ``range(len(dataset))``.
+        visitor: returns the rows of an array, and the examples of an unsplittable data set.
+
+    Returns:
+        A data set of length n, of the same kind where only the examples were taken.
+    """
+    return _splitter_for(type(dataset))(dataset, indices, visitor)
+
+
+def _splitter_for(cls: type) -> _Splitter:
+    """Return the function that makes subsets of a class.
+
+    A subclass that overrides how examples are found may mean something else by its indices.
+    """
+    if cls in _SPLITTERS:
+        return _SPLITTERS[cls]
+    for base in cls.__mro__:
+        if base in _INHERITABLE and all(
+            getattr(cls, name, None) is getattr(base, name, None) for name in _FINDS_EXAMPLES
+        ):
+            return _SPLITTERS[base]
+    return lambda dataset, indices, visitor: visitor.unsplittable(dataset, indices)
+
+
+def _split_array(dataset: np.ndarray, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+    array = np.asarray(dataset)
+    return array[indices] if array.dtype.hasobject else visitor.array(array, indices)
+
+
+def _split_shared(dataset: SharedArray, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+    return visitor.array(dataset.array, indices)
+
+
+def _split_list(dataset: list[Any], indices: np.ndarray, _visitor: SubsetVisitor) -> list[Any]:
+    return [dataset[i] for i in indices.tolist()]
+
+
+def _split_tuple(
+    dataset: tuple[Any, ...], indices: np.ndarray, _visitor: SubsetVisitor
+) -> tuple[Any, ...]:
+    return tuple(dataset[i] for i in indices.tolist())
+
+
+# Chainer's data sets have no public names for what they are made of; 7.8.1 is its last
+# release but for repairs, so these stay.
+
+
+def _split_columns(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+    if isinstance(dataset, DictDataset):
+        columns = dataset._datasets.items()
+        return DictDataset(**{key: subset(d, indices, visitor) for key, d in columns})
+    return TupleDataset(*(subset(d, indices, visitor) for d in dataset._datasets))
+
+
+def _split_subset(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+    indices = indices + dataset._start
+    if dataset._order is not None:
+        indices = np.asarray(dataset._order, dtype=np.int64)[indices]
+    indices = indices % max(1, len(dataset._dataset))  # an order may say -1
+    return subset(dataset._dataset, indices, visitor)
+
+
+def _split_concatenated(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+    ends = np.cumsum([len(d) for d in dataset._datasets])
+    source = np.searchsorted(ends, indices, side="right")
+    parts = [
+        subset(d, indices[source == i] - (ends[i] - len(d)), visitor)
+        for i, d in enumerate(dataset._datasets)
+    ]
+    position = np.empty(len(indices), dtype=np.int64)
+    position[np.argsort(source, kind="stable")] = np.arange(len(indices))
+    return IndexedView(ConcatenatedDataset(*parts), position)
+
+
+def _replacing(attribute: str) -> _Splitter:
+    """Takes from the data set in ``attribute``, and visitor the others as they are."""
+
+    def split(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+        part = copy.copy(dataset)
+        setattr(part, attribute, subset(getattr(dataset, attribute), indices, visitor))
+        return part
+
+    return split
+
+
+_SPLITTERS: dict[type, _Splitter] = {
+    np.ndarray: _split_array,
+    np.memmap: _split_array,
+    SharedArray: _split_shared,
+    list: _split_list,
+    tuple: _split_tuple,
+    TupleDataset: _split_columns,
+    DictDataset: _split_columns,
+    SubDataset: _split_subset,
+    ConcatenatedDataset: _split_concatenated,
+    TransformDataset: _replacing("_dataset"),
+    ImageDataset: _replacing("_paths"),
+    LabeledImageDataset: _replacing("_pairs"),
+}
+# Built-in sequences and arrays are subclassed to mean something else: masked arrays, say.
+_INHERITABLE = _SPLITTERS.keys() - {np.ndarray, np.memmap, SharedArray, list, tuple}
+_FINDS_EXAMPLES = ("__getitem__", "get_example", "__len__")

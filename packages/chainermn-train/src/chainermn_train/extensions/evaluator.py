@@ -1,0 +1,129 @@
+"""The multi-node evaluator: each rank evaluates its own examples, every rank gets the mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from chainer.training.extensions import Evaluator
+
+from chainermn_comm import CommunicatorBase
+from chainermn_comm.watchdog import alone
+
+from ..collective_errors import add_mismatch_hint, require_communicator, run_on_all_ranks
+from ..host_arrays import as_number
+from ..mixins import UnpicklableMixin
+
+
+def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
+    """Make an evaluator report the mean over all ranks' examples, on every rank.
+
+    Its ``evaluate()`` becomes collective: all ranks must call it, or run trainers that do
+    so at the same time. Each rank's result counts as much as the number of examples in the
+    data set of its ``'main'`` iterator. A rank without examples counts nothing, and the
+    original ``evaluate()`` is not called there. Where no rank's main iterator has a
+    ``dataset`` (an evaluator class that iterates by itself), ranks count equally. A value
+    that only some ranks report is the mean over those.
+
+    ``evaluate()`` raises on all ranks what fails on one of them: the error itself there, a
+    :class:`~chainermn_comm.errors.PeerError` that names the rank on the others. Copies of the
+    evaluator, shallow or deep, have the same communicator; it can't be pickled (TypeError).
+
+    Args:
+        actual_evaluator: an instance of :class:`chainer.training.extensions.Evaluator` or a
+            subclass, which may have its own ``evaluate``.
+        communicator: the ranks that evaluate together.
+
+    Returns:
+        ``actual_evaluator`` itself, changed as above and still an instance of its class.
+
+    Raises:
+        TypeError: an argument is not an evaluator or not a communicator, or the evaluator
+            is a multi-node evaluator already.
+    """
+    require_communicator(communicator, "create_multi_node_evaluator")
+    if isinstance(actual_evaluator, _MultiNodeEvaluator):
+        raise TypeError("the evaluator is already a multi-node evaluator; use it as it is")
+    if not isinstance(actual_evaluator, Evaluator):
+        raise TypeError(
+            "create_multi_node_evaluator needs a chainer.training.extensions.Evaluator or an "
+            f"instance of a subclass, not {type(actual_evaluator).__name__}"
+        )
+    # The same object has to come back, so composition is out. A subclass made for the
+    # evaluator's own class, under the same name, rather than a method put into the
+    # instance: `super()`, copies (see mixins.py) and `isinstance` all go on working.
+    cls = type(actual_evaluator)
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    actual_evaluator.__class__ = type(cls.__name__, (_MultiNodeEvaluator, cls), names)
+    actual_evaluator._mn_communicator = communicator
+    return actual_evaluator
+
+
+class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
+    """The base class that precedes an evaluator's own, whose ``evaluate`` it calls on each rank."""
+
+    _mn_communicator: CommunicatorBase
+
+    def evaluate(self) -> dict[str, Any]:
+        """Return the mean over all ranks of what ``evaluate`` returns on each (collective)."""
+        evaluate = super().evaluate
+
+        def evaluate_here() -> tuple[int | None, dict[str, Any]]:
+            count = _number_of_examples(self)
+            if count == 0:
+                return count, {}
+            with alone("evaluate"):
+                return count, _checked(evaluate())
+
+        with add_mismatch_hint("a multi-node evaluator"):
+            return _mean(run_on_all_ranks(self._mn_communicator, "evaluate", evaluate_here))
+
+
+def _number_of_examples(evaluator: Any) -> int | None:
+    """Return the number of examples of the main iterator; None if it has no data set."""
+    dataset = getattr(evaluator.get_all_iterators().get("main"), "dataset", None)
+    return None if dataset is None else len(dataset)
+
+
+def _checked(result: Any) -> dict[str, Any]:
+    """Return the result of one rank's ``evaluate`` as values that have a mean."""
+    if not isinstance(result, Mapping):
+        kind = "None" if result is None else type(result).__name__
+        raise TypeError(
+            "the evaluator's evaluate() must return a dict of the values to report, not "
+            f"{kind}; is there a `return` missing?"
+        )
+    return {key: as_number(key, value, "the evaluator") for key, value in result.items()}
+
+
+def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
+    """Return the mean of each key, weighted by the ranks' numbers of examples.
+
+    Args:
+        results: (number of examples or None, values) of each rank. All ranks have the same
+            list and add it up in the same order, so they get the same bits.
+    """
+    unknown = [rank for rank, (count, _) in enumerate(results) if count is None]
+    if unknown and len(unknown) < len(results):
+        raise ValueError(
+            f"the evaluator's main iterator has no data set on ranks {unknown}, but has one on "
+            "the others: results cannot be weighted; give it one on all ranks or on none"
+        )
+    weighted = [(1 if count is None else count, values) for count, values in results]
+    means = {}
+    for key in dict.fromkeys(key for _, values in weighted for key in values):
+        _check_shapes(key, [values.get(key) for _, values in weighted])
+        terms = [(count, values[key]) for count, values in weighted if key in values]
+        means[key] = sum(count * value for count, value in terms) / sum(n for n, _ in terms)
+    return means
+
+
+def _check_shapes(key: str, values: list[Any]) -> None:
+    """Raise ValueError unless those ranks that have a value (not None) have one shape."""
+    shapes = {rank: np.shape(value) for rank, value in enumerate(values) if value is not None}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(
+            f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
+            "mean: " + ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
+        )

@@ -1,0 +1,44 @@
+"""Values in host memory, without Chainer's graphs, as they are sent to other ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from chainer import Variable
+from chainer.backends import cuda
+
+
+def to_host(value: Any) -> Any:
+    """Return ``value`` with its variables and GPU arrays as NumPy arrays; it may be nested."""
+    if isinstance(value, Variable):
+        value = value.array
+    if isinstance(value, cuda.ndarray):
+        return cuda.to_cpu(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(to_host, value))
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple
+        return value._make(map(to_host, value))
+    if type(value) is dict:
+        return {key: to_host(each) for key, each in value.items()}
+    return value
+
+
+def as_number(key: str, value: Any, reporter: str) -> Any:
+    """Return a reported value in float64 or wider: a Python number, or an array of its shape.
+
+    Args:
+        key: what the value is called.
+        value: a number or an array of numbers, a variable too, on the host or a GPU.
+        reporter: who reported it, for the error's text.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    array = np.asarray(to_host(value))
+    if array.dtype.kind not in "biufc":
+        raise TypeError(
+            f"{reporter} reports {key!r} as {type(value).__name__}, which has no mean over ranks"
+        )
+    array = array.astype(np.result_type(array.dtype, np.float64))
+    return array.item() if array.ndim == 0 else array

@@ -1,0 +1,279 @@
+"""The multi-node iterator: one rank's batches on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import chainer
+import numpy as np
+from chainer.dataset import Iterator
+from chainer.serializers import DictionarySerializer
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import (
+    capture_error,
+    chain_cause,
+    handshake,
+    require_communicator,
+    require_same,
+    run_on_all_ranks,
+)
+from .batch_message import pack, unpack
+from .shared_iterator import SharedIterator, refuse_shared
+from .worker_processes import await_workers, warn_of_fork
+
+_OPERATION = "multi-node iterator"
+# The attributes of the master's iterator that travel with every batch, if it has them.
+_SHARED = (
+    "batch_size",
+    "current_position",
+    "epoch",
+    "epoch_detail",
+    "is_new_epoch",
+    "previous_epoch_detail",
+    "repeat",
+)
+# The number of examples in its data set, which is not an attribute.
+_LENGTH = "len(dataset)"
+
+
+def create_multi_node_iterator(
+    actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0
+) -> MultiNodeIterator:
+    """Make an iterator give one rank's batches to all ranks (collective).
+
+    For models that are spread over ranks which need the same examples, such as an encoder on
+    one rank and a decoder on another. Each batch travels once, in one broadcast; where all
+    ranks can read the data set, :func:`create_synchronized_iterator` sends no batch at all.
+
+    Args:
+        actual_iterator: at ``rank_master`` any Chainer iterator; examples may be of any
+            picklable type: arrays of any shape and dtype, numbers, strings, and tuples, lists
+            and dicts of them. Other ranks take no batches from theirs, which may be None.
+            One that shuffles and fetches ahead needs a :class:`ResumableOrderSampler` to resume
+            with the same batches.
+        communicator: the ranks that share the batches.
+        rank_master: the rank whose batches are shared.
+
+    Returns:
+        An iterator that is used like ``actual_iterator``; see :class:`MultiNodeIterator`.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, on any rank. That rank raises this
+            error, the others a :class:`~chainermn_comm.errors.PeerError` that names it.
+        RankMismatchError: on all ranks, if they name different masters.
+        TypeError: ``communicator`` is not a communicator; raised at once on this rank only.
+
+    Warns:
+        RuntimeWarning: once, at the master, if ``actual_iterator`` is a ``MultiprocessIterator``
+            that would fork this process; see :func:`use_forkserver`.
+    """
+    require_communicator(communicator, "create_multi_node_iterator")
+    check = partial(_checked_master, actual_iterator, communicator, rank_master)
+    master = require_same(communicator, "create_multi_node_iterator", check)["rank_master"]
+    if communicator.rank == master:
+        warn_of_fork(actual_iterator)
+    return MultiNodeIterator(actual_iterator, communicator, master)
+
+
+def _checked_master(
+    iterator: Any, communicator: CommunicatorBase, rank_master: Any
+) -> dict[str, Any]:
+    """Return the master's rank, if this rank's arguments are right."""
+    try:
+        master = operator.index(rank_master)
+    except TypeError:
+        raise TypeError(f"rank_master must be an integer, not {rank_master!r}") from None
+    if not 0 <= master < communicator.size:
+        raise ValueError(f"rank_master must be from 0 to {communicator.size - 1}, not {master}")
+    refuse_shared(iterator)
+    if communicator.rank == master and not isinstance(iterator, Iterator):
+        raise TypeError(
+            "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
+            f"chainer.iterators.SerialIterator, not {type(iterator).__name__}"
+        )
+    return {"rank_master": master}
+
+
+class MultiNodeIterator(SharedIterator):
+    """An iterator that gives the batches of one rank, the master, on every rank.
+
+    :meth:`next`, :meth:`reset` and :meth:`serialize` are collective: all ranks must call them
+    in the same order. An error in one of them is raised on all ranks, the error itself where
+    it happened and a :class:`~chainermn_comm.errors.PeerError` that names that rank elsewhere;
+    so is :class:`~chainermn_comm.errors.RankMismatchError` if ranks call different ones.
+
+    ``epoch``, ``is_new_epoch``, ``epoch_detail``, ``previous_epoch_detail``,
+    ``current_position``, ``repeat`` and ``batch_size`` are the master's on every rank. Every
+    other attribute is that of the rank's own actual iterator, to read and to set. A rank whose
+    iterator's ``dataset`` isn't as long as the master's has a stand-in of that length.
+
+    A copy, shallow or deep, has the same communicator. It can't be pickled (TypeError).
+
+    Making one is collective; :func:`create_multi_node_iterator` checks ``actual_iterator`` first.
+
+    Attributes:
+        actual: the iterator that this rank gave; batches come from the master's.
+        communicator: the ranks that share the batches.
+        rank_master: the rank whose batches are shared.
+    """
+
+    _OWN = SharedIterator._OWN | {"rank_master", "_remote_attributes"}
+
+    def __init__(
+        self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
+    ) -> None:
+        # First, since setting any other attribute reads it. Empty at the master; elsewhere the
+        # master's shared attributes, and what is set on a rank that has no iterator.
+        self._remote_attributes: dict[str, Any] = {}
+        super().__init__(actual_iterator, communicator)
+        self.rank_master = rank_master
+        self._broadcast_from_master("create_multi_node_iterator", lambda: None)
+
+    def __getattr__(self, name: str) -> Any:
+        remote = self.__dict__.get("_remote_attributes", {})
+        if name in remote:
+            return remote[name]
+        if name == "dataset" and _LENGTH in remote:
+            own = getattr(self.actual, "dataset", None)
+            same = own is not None and len(own) == remote[_LENGTH]
+            return own if same else RemoteDataset(remote[_LENGTH], self.rank_master)
+        if name not in self._OWN and self.actual is None:
+            raise AttributeError(
+                f"rank {self.communicator.rank} of a multi-node iterator has no {name!r}: it was "
+                f"given no iterator, and rank {self.rank_master} shares {', '.join(_SHARED)}"
+            )
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._OWN and (name in self._remote_attributes or self.actual is None):
+            self._remote_attributes[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def __copy__(self) -> MultiNodeIterator:
+        twin: MultiNodeIterator = super().__copy__()
+        twin._remote_attributes = dict(self._remote_attributes)
+        return twin
+
+    def __next__(self) -> Any:
+        """The master's next batch (collective).
+
+        The arrays in it are parts of one buffer, on ranks other than the master.
+
+        Raises:
+            StopIteration: on all ranks, when the master's iterator ends.
+        """
+
+        def make() -> tuple[Any, bool]:
+            await_workers(self.actual)
+            try:
+                return next(self.actual), True
+            except StopIteration:
+                return None, False
+
+        batch, goes_on = self._broadcast_from_master("next", make)
+        if not goes_on:
+            raise StopIteration
+        return batch
+
+    def reset(self) -> None:
+        """Start again from the beginning (collective)."""
+        self._broadcast_from_master("reset", lambda: self.actual.reset())
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state (collective).
+
+        Every rank saves the state of the master's iterator, so that every rank's file serves to
+        resume. The master's own is what is loaded.
+        """
+        loading = isinstance(serializer, chainer.Deserializer)
+
+        def make() -> dict[str, Any]:
+            if loading:
+                self.actual.serialize(serializer)
+                return {}
+            record = DictionarySerializer()
+            self.actual.serialize(record)
+            target: dict[str, Any] = record.target
+            return target
+
+        saved = self._broadcast_from_master(f"serialize, {'load' if loading else 'sav'}ing", make)
+
+        def write() -> None:
+            for key, value in saved.items():
+                # None comes as an array of objects, which not all serializers take.
+                serializer(key, value.item() if value.dtype == object else value)
+
+        run_on_all_ranks(self.communicator, _OPERATION, write)
+
+    def _broadcast_from_master(self, method: str, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns at the master, on every rank; update the attributes there.
+
+        Every collective method is this one broadcast and one handshake, in which ranks that call
+        different methods find out.
+        """
+        communicator, master = self.communicator, self.rank_master
+        value, error = None, None
+        if communicator.rank == master:
+            value, error = capture_error(make)
+            if communicator.size > 1:
+                message, error = _pack(self.actual, value, error)
+                with chain_cause(error):
+                    communicator.bcast(message, root=master)
+        else:
+            message = communicator.bcast(None, root=master)
+            received, error = capture_error(lambda: unpack(*message))
+            if error is None:
+                attributes, value = received
+                self._remote_attributes.update(attributes)
+        try:
+            handshake(communicator, _OPERATION, (("method", method),), error=error)
+        finally:
+            del error  # else a cycle through its traceback would keep the batch's memory
+        return value
+
+
+def _pack(
+    iterator: Any, value: Any, error: BaseException | None
+) -> tuple[tuple[np.ndarray, np.ndarray], BaseException | None]:
+    """Return the master's message, and the error that was given, or one in pickling."""
+    attributes = _attributes_of(iterator)
+    if error is None:
+        message, error = capture_error(lambda: pack((attributes, value)))
+        if error is None:
+            return message, None
+    return pack((attributes, None)), error
+
+
+def _attributes_of(iterator: Any) -> dict[str, Any]:
+    """Return the shared attributes; some raise, for instance those of an empty data set."""
+    attributes = {}
+    for name in _SHARED:
+        with contextlib.suppress(Exception):
+            attributes[name] = getattr(iterator, name)
+    with contextlib.suppress(Exception):
+        attributes[_LENGTH] = len(iterator.dataset)
+    return attributes
+
+
+class RemoteDataset:
+    """The master's data set on a rank that doesn't have it: nothing but a length."""
+
+    def __init__(self, length: int, rank: int) -> None:
+        self._length = length
+        self._rank = rank
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise RuntimeError(
+            f"the examples are on rank {self._rank}; other ranks get them from the multi-node "
+            "iterator, a batch at a time"
+        )

@@ -1,0 +1,66 @@
+"""An order sampler whose orders a snapshot determines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from chainer.iterators import OrderSampler
+
+# Numbers that are drawn where no seed is given: their order is one of 32! (118 bits).
+_SEED_NUMBERS = 32
+
+
+class ResumableOrderSampler(OrderSampler):
+    """Shuffles; each epoch's order follows from that of the epoch before.
+
+    Iterators save the order that they are in, but not the generator that they draw the next one
+    from; and a ``MultiprocessIterator`` or ``MultithreadIterator``, which fetches examples ahead
+    of time, has drawn orders that a snapshot doesn't know of. With this sampler a run that is
+    resumed in the middle of an epoch sees the same batches as one that was never interrupted::
+
+        MultiprocessIterator(dataset, 32, order_sampler=ResumableOrderSampler())
+
+    The order of the indices themselves never comes up.
+
+    Args:
+        seed: of the first order after the iterator is made or reset: an integer from 0 to
+            2**32 - 1, or several. None for one drawn from NumPy's global generator.
+
+    Raises:
+        TypeError, ValueError: ``seed`` is not as above.
+    """
+
+    def __init__(self, seed: int | Sequence[int] | None = None) -> None:
+        if seed is None:
+            seed = np.random.permutation(_SEED_NUMBERS).tolist()
+        words = np.atleast_1d(np.asarray(seed))
+        if words.ndim > 1 or not (words.size and np.issubdtype(words.dtype, np.integer)):
+            raise TypeError(f"seed must be an integer, several of them, or None, not {seed!r}")
+        self._seed = [int(word) for word in words]
+        np.random.RandomState(self._seed)  # raises if it is out of range
+        self._resets = 0
+
+    def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
+        """Return the next order.
+
+        Args:
+            current_order: the order of the epoch that ends; that of the indices for a reset.
+            current_position: has no influence.
+
+        Returns:
+            A permutation of the indices, int64 of shape (number of examples,).
+        """
+        count = len(current_order)
+        indices = np.arange(count)
+        seed = current_order
+        # Nothing may depend on how many orders have been drawn ahead: only resets are counted,
+        # and only a reset begins with the order of the indices.
+        if np.array_equal(current_order, indices):
+            seed = np.array([*self._seed, self._resets])
+            self._resets += 1
+        generator = np.random.RandomState(seed)
+        order = generator.permutation(count)
+        while count > 1 and np.array_equal(order, indices):
+            order = generator.permutation(count)
+        return order

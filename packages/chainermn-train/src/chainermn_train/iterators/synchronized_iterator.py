@@ -1,0 +1,152 @@
+"""The synchronized iterator: each rank reads its own data set, all in the same order."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.dataset import Iterator
+from chainer.iterators import ShuffleOrderSampler
+from chainer.serializers import DictionarySerializer
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import require_communicator, require_same, run_on_all_ranks
+from .order_sampler import ResumableOrderSampler
+from .shared_iterator import SharedIterator, refuse_shared
+from .worker_processes import await_workers, warn_of_fork
+
+# Numbers that are drawn for a seed: their order is one of 32! (118 bits).
+_SEED_NUMBERS = 32
+_OPERATION = "synchronized iterator"
+
+
+def create_synchronized_iterator(
+    actual_iterator: Any, communicator: CommunicatorBase
+) -> SynchronizedIterator:
+    """Make all ranks' iterators visit examples in the same order (collective).
+
+    No batch is sent: every rank reads its own data set, which should have the same examples, or
+    those parts of the same examples that the rank needs. The iterator starts again from the
+    beginning. Where it shuffles, the order is drawn from rank 0's generator, and goes on as with
+    a :class:`ResumableOrderSampler`.
+
+    Args:
+        actual_iterator: a ``SerialIterator``, ``MultiprocessIterator`` or
+            ``MultithreadIterator`` of Chainer, shuffling or not. Classes may differ between
+            ranks.
+        communicator: the ranks that iterate together.
+
+    Returns:
+        An iterator that is used like ``actual_iterator``; see :class:`SynchronizedIterator`.
+
+    Raises:
+        TypeError: the iterator is none of the above, or has an order sampler of the user's own;
+            raised on that rank, and a :class:`~chainermn_comm.errors.PeerError` on the others.
+        RankMismatchError: on all ranks, if the number of examples, the batch size, ``repeat``
+            or whether to shuffle differ between ranks.
+        TypeError: ``communicator`` is not a communicator; raised at once on this rank only.
+
+    Warns:
+        RuntimeWarning: once, on rank 0, if ``actual_iterator`` is a ``MultiprocessIterator`` that
+            would fork this process; see :func:`use_forkserver`.
+    """
+    require_communicator(communicator, "create_synchronized_iterator")
+    require_same(communicator, "create_synchronized_iterator", lambda: _terms(actual_iterator))
+    if communicator.rank == 0:
+        warn_of_fork(actual_iterator)
+    seeds = run_on_all_ranks(communicator, _OPERATION, lambda: _drawn_seed(actual_iterator))
+    run_on_all_ranks(communicator, _OPERATION, lambda: _start_with(actual_iterator, seeds[0]))
+    return SynchronizedIterator(actual_iterator, communicator)
+
+
+class SynchronizedIterator(SharedIterator):
+    """An iterator that visits examples in the same order on all ranks.
+
+    Ranks must make the same calls; only loading from a snapshot is collective, since it sees to
+    it that ranks were given the same state. An error in making a batch stays on its rank.
+
+    Every attribute but these is that of the actual iterator, to read and to set. A copy,
+    shallow or deep, has the same communicator. It can't be pickled (TypeError).
+
+    Attributes:
+        actual: the iterator that this rank gave.
+        communicator: the ranks that iterate together.
+    """
+
+    def __next__(self) -> Any:
+        """The next batch, of this rank's data set (not collective)."""
+        await_workers(self.actual)
+        return next(self.actual)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state (loading is collective).
+
+        Raises:
+            RankMismatchError: on all ranks, if the state that was loaded differs between ranks.
+        """
+        if not isinstance(serializer, chainer.Deserializer):
+            self.actual.serialize(serializer)
+            return
+
+        def load() -> dict[str, str]:
+            self.actual.serialize(serializer)
+            return _state(self.actual)
+
+        require_same(self.communicator, "loading a synchronized iterator", load)
+
+
+def _terms(iterator: Any) -> dict[str, Any]:
+    """Return what must be the same on all ranks, for their orders to be."""
+    _check(iterator)
+    return {
+        "number of examples": len(iterator.dataset),
+        "batch_size": iterator.batch_size,
+        "repeat": bool(iterator.repeat),
+        "shuffles": iterator.order_sampler is not None,
+    }
+
+
+def _check(iterator: Any) -> None:
+    refuse_shared(iterator)
+    if not isinstance(iterator, Iterator) or not hasattr(iterator, "order_sampler"):
+        raise TypeError(
+            "create_synchronized_iterator needs a SerialIterator, MultiprocessIterator or "
+            f"MultithreadIterator of Chainer, not {type(iterator).__name__}"
+        )
+    sampler = iterator.order_sampler
+    if sampler is not None and type(sampler) not in (ShuffleOrderSampler, ResumableOrderSampler):
+        raise TypeError(
+            f"create_synchronized_iterator can't make {type(sampler).__name__} draw the same order "
+            "on all ranks; give the iterator shuffle=True instead of an order_sampler, or, if "
+            "yours is the same function on all ranks, use the iterator as it is"
+        )
+
+
+def _state(iterator: Any) -> dict[str, str]:
+    """Return the state that the iterator would save, arrays as digests."""
+    record = DictionarySerializer()
+    iterator.serialize(record)
+    return {
+        key: hashlib.sha256(value.tobytes()).hexdigest()[:16] if value.ndim else str(value)
+        for key, value in record.target.items()
+    }
+
+
+def _drawn_seed(iterator: Any) -> list[int]:
+    """Draw numbers from this rank's generator, on all ranks, so that generators stay in step."""
+    if iterator.order_sampler is None:
+        return []
+    return [int(number) for number in iterator.order_sampler(np.arange(_SEED_NUMBERS), 0)]
+
+
+def _start_with(iterator: Any, seed: list[int]) -> None:
+    if iterator.order_sampler is not None:
+        iterator.order_sampler = ResumableOrderSampler(seed)
+        # The thread that fetches ahead has its own reference. Chainer 7.8.1 is the last release.
+        loop = getattr(iterator, "_prefetch_loop", None)
+        if loop is not None:
+            loop.order_sampler = iterator.order_sampler
+    iterator.reset()

@@ -1,0 +1,81 @@
+"""A function that runs in a thread beside the training, which waits for it sooner or later."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+# How long an ending process waits for what still runs. All ranks have begun it, so it ends,
+# unless one of them is gone.
+EXIT_TIMEOUT_SECONDS = 20.0
+# Python's own switch interval, 5 ms, is what a thread waits each time it needs the interpreter
+# while another one computes in Python: about ten times for a message of 2 MB.
+SWITCH_INTERVAL_SECONDS = 0.5e-3
+
+_running: weakref.WeakSet[BackgroundThread] = weakref.WeakSet()
+_lock = threading.Lock()
+_usual_interval: list[float] = []
+
+
+class BackgroundThread:
+    """A function that runs in a daemon thread."""
+
+    def __init__(self, work: Callable[[threading.Event], None], threaded: bool = True) -> None:
+        """Start ``work``.
+
+        Args:
+            work: is given an event that is set as soon as somebody waits for its end.
+            threaded: False runs it in the calling thread instead.
+        """
+        self._work: Callable[[threading.Event], None] | None = work
+        self._error: BaseException | None = None
+        self._wait_requested = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ChainerMN", daemon=True)
+        _enter(self)
+        if threaded:
+            self._thread.start()
+        else:
+            self._wait_requested.set()
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            assert self._work is not None
+            self._work(self._wait_requested)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._work = None  # it may hold much memory
+            _leave(self)
+
+    def wait(self, seconds: float | None = None) -> BaseException | None:
+        """Wait for the end, at most so many seconds; return the exception that ended it, if any."""
+        self._wait_requested.set()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        return self._error
+
+
+def _enter(thread: BackgroundThread) -> None:
+    with _lock:
+        if not len(_running):
+            _usual_interval[:] = [sys.getswitchinterval()]
+            sys.setswitchinterval(min(SWITCH_INTERVAL_SECONDS, *_usual_interval))
+        _running.add(thread)
+
+
+def _leave(thread: BackgroundThread) -> None:
+    with _lock:
+        _running.discard(thread)
+        if not len(_running):
+            sys.setswitchinterval(_usual_interval[0])
+
+
+@atexit.register
+def _wait_for_all() -> None:
+    # MPI is finalized after this, which must not happen while a thread communicates.
+    for thread in list(_running):
+        thread.wait(EXIT_TIMEOUT_SECONDS)

@@ -1,0 +1,72 @@
+"""Makes multi-node optimizers."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import chainer
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import require_communicator
+from .multi_node_optimizer import MultiNodeOptimizer
+
+
+def create_multi_node_optimizer(
+    actual_optimizer: Any,
+    communicator: CommunicatorBase,
+    double_buffering: bool = False,
+    zero_fill: bool = True,
+    *,
+    accumulate_steps: int = 1,
+) -> MultiNodeOptimizer:
+    """Make a Chainer optimizer work on all ranks at once.
+
+    Making it is no collective call; its ``update`` is (all ranks must call it).
+    Ranks may start from different weights, but the optimizer's own state (momenta, Adam's
+    moments, ``t``) and its hyperparameters must be equal on all ranks: only gradients and
+    parameters are exchanged. The first update compares class and hyperparameters. A state that is
+    loaded on one rank alone is not noticed, and parameters then drift apart; load it on every
+    rank, and change hyperparameters on every rank. So they do with hooks that draw random
+    numbers, such as ``chainer.optimizer_hooks.GradientNoise``, unless all ranks draw the same:
+    seed NumPy's generator (CuPy's on GPUs) alike on all ranks, and let nothing else, such as
+    shuffling or dropout, draw from it on some of them only.
+
+    Args:
+        actual_optimizer: a Chainer optimizer, set up or not.
+        communicator: the ranks that train together.
+        double_buffering: exchange gradients in the background while the next update's are
+            computed. Each update then steps along the gradients of the update before it; the
+            first one doesn't step. It takes memory for a second set of gradients, and changes
+            what is learnt a little. For GPUs and CPUs, with any communicator.
+        zero_fill: count a gradient that a rank doesn't have (None) as zeros. Without it
+            ranks must agree on which gradients are missing.
+        accumulate_steps: how many updates make one step: their gradients are added up on each
+            rank, and only every so many updates the mean of all is exchanged and used. Every
+            update counts the same, whatever its number of examples.
+
+    Returns:
+        An optimizer that is used like ``actual_optimizer``; see :class:`MultiNodeOptimizer`.
+
+    Raises:
+        TypeError: an argument is not an optimizer, not a communicator or not an integer.
+        ValueError: ``accumulate_steps`` is less than 1.
+    """
+    require_communicator(communicator, "create_multi_node_optimizer")
+    if isinstance(actual_optimizer, MultiNodeOptimizer):
+        raise TypeError("the optimizer is already a multi-node optimizer; pass it on as it is")
+    if not isinstance(actual_optimizer, chainer.Optimizer):
+        raise TypeError(
+            "create_multi_node_optimizer needs a Chainer optimizer, such as "
+            f"chainer.optimizers.Adam(), not {type(actual_optimizer).__name__}"
+        )
+    try:
+        steps = operator.index(accumulate_steps)
+    except TypeError:
+        raise TypeError(f"accumulate_steps must be an integer, not {accumulate_steps!r}") from None
+    if steps < 1:
+        raise ValueError(f"accumulate_steps must be at least 1, not {steps}")
+    return MultiNodeOptimizer(
+        actual_optimizer, communicator, bool(zero_fill), bool(double_buffering), steps
+    )

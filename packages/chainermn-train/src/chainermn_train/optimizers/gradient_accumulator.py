@@ -1,0 +1,121 @@
+"""Sums of the gradients of several updates, which are exchanged once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+
+from .detached_gradients import DetachedGradient, DetachedGradients
+
+
+class GradientAccumulator:
+    """The gradients of this rank's present group of updates.
+
+    Attributes:
+        steps: number of updates in a group.
+        num_calls: number of updates of the present group so far, including failed ones.
+        num_accumulated: number of those whose gradients are in the sums.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.num_calls = self.num_accumulated = 0
+        self._sums = DetachedGradients()
+
+    @property
+    def is_middle(self) -> bool:
+        """Whether the next update is neither the first nor the last of its group."""
+        return 0 < self.num_calls < self.steps - 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next update is the last of its group."""
+        return self.num_calls == self.steps - 1
+
+    def add(self, gradients: DetachedGradients) -> None:
+        """Count an update and add its gradients, whose arrays may be overwritten then."""
+        self.num_calls += 1
+        self.num_accumulated += 1
+        if self.steps == 1:
+            self._sums = gradients
+            return
+        for name, term in gradients.items():
+            _add(self._sums.setdefault(name, DetachedGradient(term.data, None, term.scale)), term)
+
+    def count_failed(self) -> None:
+        """Count an update that failed."""
+        self.num_calls += 1
+
+    def pop(self, target: Any, num_per_rank: float) -> DetachedGradients:
+        """End the group; return its sums divided by the number of gradients in them.
+
+        Args:
+            target: the link whose gradients they are.
+            num_per_rank: the mean of ``num_accumulated`` over ranks, so that the mean over ranks
+                of the result is the mean of all gradients that any rank has added.
+        """
+        sums = self._sums
+        self.reset()
+        gradients = DetachedGradients()
+        for name, param in target.namedparams():
+            total = sums.pop(name, None) or DetachedGradient(None, None, None)
+            grad = total.grad
+            if grad is not None and num_per_rank != 1:
+                grad /= num_per_rank
+            if grad is not None and param.array is not None:
+                with np.errstate(over="ignore"):  # as infinite in float16, the step is skipped
+                    grad = param.device.send(grad).astype(param.dtype, copy=False)
+            gradients[name] = DetachedGradient(param.array, grad, total.scale)
+        return gradients
+
+    def reset(self) -> None:
+        """End the group without its gradients."""
+        self._sums = DetachedGradients()
+        self.num_calls = self.num_accumulated = 0
+
+    def discard(self, names: set[str]) -> None:
+        """Drop the sums of these parameters."""
+        self._sums.discard(names)
+
+    def serialize(self, serializer: Any, rank: int, size: int) -> None:
+        """Save or load the sums and the number of updates in them.
+
+        Raises:
+            ValueError: a group has not as many updates, or the sums are another rank's, or of a
+                job of another size.
+        """
+        num_calls = int(serializer("calls", self.num_calls))
+        owner = int(serializer("rank", rank)), int(serializer("size", size))
+        if num_calls and owner != (rank, size):
+            raise ValueError(
+                f"the snapshot holds gradients that rank {owner[0]} of {owner[1]} added up, and "
+                f"this is rank {rank} of {size}: save after a step (see accumulate_steps and "
+                "flush), or resume with the same ranks"
+            )
+        if num_calls >= self.steps:
+            raise ValueError(
+                f"the snapshot holds gradients of {num_calls} updates: use accumulate_steps as "
+                f"large as when it was made, not {self.steps}"
+            )
+        self.num_calls = num_calls
+        self.num_accumulated = int(serializer("terms", self.num_accumulated))
+        self._sums = self._sums.serialize(serializer["sums"])
+
+
+def _add(total: DetachedGradient, term: DetachedGradient) -> None:
+    """Add a gradient, which may be overwritten, to the sum; 16-bit floats in float32."""
+    grad = term.grad
+    if grad is None:
+        return
+    if grad.dtype.itemsize < np.dtype(np.float32).itemsize:
+        grad = grad.astype(np.float32)
+    if total.grad is None:
+        total.grad, total.scale = grad, term.scale
+        return
+    if type(total.grad) is not type(grad):  # what a snapshot held is on the host
+        total.grad = chainer.backend.get_device_from_array(grad).send(total.grad)
+    if term.scale != total.scale:  # the user changed it in the middle of a group
+        grad *= (total.scale or 1) / (term.scale or 1)
+    total.grad += grad

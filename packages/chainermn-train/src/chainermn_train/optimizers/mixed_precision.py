@@ -1,0 +1,108 @@
+"""Training in float16: loss scaling and float32 master weights, which Chainer doesn't save."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainermn_comm import CommunicatorBase
+
+from .detached_gradients import DetachedGradient, DetachedGradients
+
+_SCALING = (
+    "_loss_scale",
+    "_loss_scaling_is_dynamic",
+    "_loss_scaling_multiplier",
+    "_loss_scaling_isnan_ever",
+)
+
+
+def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
+    """Return all that the next loss scales depend on; equal on all ranks, they stay so.
+
+    Whether a step is skipped, and with it the dynamic scale, follows from the mean gradients,
+    whose bits are equal on all ranks: a number that isn't finite on one makes that of all so.
+    """
+    return tuple(getattr(optimizer, name, None) for name in _SCALING)
+
+
+def describe_loss_scaling(optimizer: Any) -> dict[str, Any]:
+    """Return what must be the same on all ranks, by names that say how to make it so."""
+    scale, dynamic, *rest = loss_scaling(optimizer)
+    hint = "call loss_scaling() or set_loss_scale() with the same arguments on all ranks"
+    return {
+        f"the loss scale ({hint})": f"{'dynamic, now ' if dynamic else ''}{scale}",
+        f"the adaptation of the loss scale ({hint})": tuple(rest),
+    }
+
+
+def scale_missing_gradients(optimizer: Any) -> None:
+    """Make the step undo the loss scale also where backward met no gradient on this rank.
+
+    Chainer stores the scale in each parameter that backward meets. One that it met on other
+    ranks only would get their scaled mean, and step along it unscaled.
+    """
+    scale = optimizer._loss_scale
+    if scale is not None:
+        for param in optimizer.target.params():
+            if param.grad is None:
+                param._loss_scale = scale
+
+
+def serialize_loss_scale(optimizer: Any, serializer: Any) -> None:
+    """Save or load the scale, if the optimizer adapts it."""
+    if getattr(optimizer, "_loss_scaling_is_dynamic", False):
+        scale = serializer("loss_scale", optimizer._loss_scale)
+        ever = serializer("overflowed", optimizer._loss_scaling_isnan_ever)
+        optimizer._loss_scale = float(scale)
+        optimizer._loss_scaling_isnan_ever = bool(ever)
+
+
+def master_weights(target: Any) -> dict[str, Any]:
+    """Return the float32 parameters that update rules keep beside float16 ones, by name."""
+    found = {}
+    for name, param in target.namedparams():
+        rule = getattr(param, "update_rule", None)
+        if rule is not None and getattr(rule, "_fp32_param", None) is not None:
+            found[name] = rule._fp32_param
+    return found
+
+
+def _set_master_weights(target: Any, arrays: dict[str, Any]) -> None:
+    """Set the float32 parameters; those that are not named are made anew when needed."""
+    for name, param in target.namedparams():
+        rule = getattr(param, "update_rule", None)
+        if rule is not None and (name in arrays or getattr(rule, "_fp32_param", None) is not None):
+            master = None
+            if name in arrays:
+                master = chainer.Parameter(param.device.send(arrays[name]), name=param.name)
+            rule._fp32_param = master
+
+
+def serialize_master_weights(target: Any, serializer: Any) -> None:
+    """Save or load the float32 parameters."""
+    mine = {
+        name: DetachedGradient(None, param.array, None)
+        for name, param in master_weights(target).items()
+    }
+    now = DetachedGradients(mine).serialize(serializer)
+    if isinstance(serializer, chainer.serializer.Deserializer):
+        _set_master_weights(target, {name: detached.grad for name, detached in now.items()})
+
+
+def broadcast_master_weights(communicator: CommunicatorBase, target: Any) -> None:
+    """Give rank 0's float32 parameters to all ranks, which have its float16 ones (collective)."""
+    names = communicator.bcast_obj(sorted(master_weights(target)))
+    if not names:
+        _set_master_weights(target, {})
+        return
+    mine = master_weights(target)
+    params = dict(target.namedparams())
+    model = DetachedGradients()
+    for name in names:
+        array = mine[name].array if name in mine else params[name].array.astype(np.float32)
+        model[name] = DetachedGradient(array, None, None)
+    communicator.bcast_data(model)
+    _set_master_weights(target, {name: detached.data for name, detached in model.items()})

@@ -1,0 +1,166 @@
+"""Keep parameters equal on all ranks: rank 0's, whenever any rank's set of them changes."""
+
+from __future__ import annotations
+
+import operator
+import struct
+from typing import Any, NamedTuple
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import add_mismatch_hint, allgather_checked, require_same, run_on_all_ranks
+from ..mixins import UnpicklableMixin
+from ..persistents import broadcast_missing_persistents
+from ..profiling import region
+from .mixed_precision import broadcast_master_weights, describe_loss_scaling, loss_scaling
+
+_OPERATION = "update"
+
+
+class StepFlags(NamedTuple):
+    """What the ranks know of one another at the beginning of an update; the same on every rank.
+
+    Attributes:
+        changed: whether the set of initialised parameters has changed on any rank.
+        has_uninitialized: whether a parameter isn't initialised on any rank.
+        num_without_loss: number of ranks to which no loss function was given.
+    """
+
+    changed: bool
+    has_uninitialized: bool
+    num_without_loss: int
+
+
+class ParameterSynchronizer(UnpicklableMixin):
+    """Knows which parameters, and which loss scale, are equal on all ranks.
+
+    Args:
+        communicator: the ranks.
+        settings: the values of the optimizer's arguments that must be equal on all ranks.
+    """
+
+    def __init__(self, communicator: CommunicatorBase, settings: dict[str, Any]) -> None:
+        self.communicator = communicator
+        self._settings = settings
+        # The parameters that were initialised at the last broadcast. References are kept, not
+        # ids: a new parameter may be given the id of one that was deleted.
+        self._synchronized: list[Any] | None = None
+        self._scaling: tuple[Any, ...] | None = None
+
+    def exchange_flags(self, call: str, optimizer: Any, without_loss: bool) -> StepFlags:
+        """Find out what holds on any rank (collective: one handshake, part of every update).
+
+        Args:
+            call: the call of this rank, as for :meth:`sum_flags`.
+            optimizer: Chainer's.
+            without_loss: whether this rank was given no loss function.
+
+        Raises:
+            RuntimeError: the optimizer has no model (PeerError on the ranks whose has one).
+            RankMismatchError: ranks scale their losses, or have set the optimizer, differently.
+        """
+        target = optimizer.target
+        params = [] if target is None else list(target.params())
+        ready = [param for param in params if param.is_initialized]
+        old = self._synchronized
+        changed = old is None or len(old) != len(ready) or not all(map(operator.is_, old, ready))
+        uninitialized = len(ready) < len(params)
+        rescaled = self._scaling != loss_scaling(optimizer)
+        total = self.sum_flags(call, changed, uninitialized, without_loss, rescaled, target is None)
+        if total[4]:
+            error = RuntimeError("the optimizer has no model: call its `setup(model)` first")
+            allgather_checked(
+                self.communicator, _OPERATION, error=error if target is None else None
+            )
+        if total[3]:
+            self._require_same_settings(optimizer)
+            self.mark_loss_scaling_synchronized(optimizer)
+        return StepFlags(bool(total[0]), bool(total[1]), total[2])
+
+    def sum_flags(self, call: str, *numbers: int) -> list[int]:
+        """Return each number's sum over ranks (collective).
+
+        Args:
+            call: what this rank does, and after how many updates: the same on all ranks.
+            numbers: this rank's; as many on all ranks.
+
+        Raises:
+            RankMismatchError: on all ranks: some flush and others update, or have made fewer
+                updates.
+        """
+        form = struct.Struct(f"<{len(numbers)}q")
+        signature, payload = (("call", call),), form.pack(*numbers)
+        with region("waiting"), add_mismatch_hint("a multi-node optimizer"):
+            rows = self.communicator.handshake(_OPERATION, signature, payload=payload)
+        return [sum(column) for column in zip(*map(form.unpack, rows), strict=True)]
+
+    def _require_same_settings(self, optimizer: Any) -> None:
+        """Raise RankMismatchError on all ranks unless theirs are the same (collective)."""
+        require_same(
+            self.communicator,
+            "create_multi_node_optimizer",
+            lambda: {**self._settings, **_describe(optimizer), **describe_loss_scaling(optimizer)},
+        )
+
+    def mark_loss_scaling_synchronized(self, optimizer: Any) -> None:
+        """Note that all ranks scale their losses alike now."""
+        self._scaling = loss_scaling(optimizer)
+
+    def mark_synchronized(self, target: Any) -> None:
+        """Note that all ranks have the same parameters now."""
+        self._synchronized = [param for param in target.params() if param.is_initialized]
+
+    def invalidate(self) -> None:
+        """Note that this rank's parameters may differ: the next update broadcasts."""
+        self._synchronized = None
+
+    def broadcast(self, target: Any) -> None:
+        """Give rank 0's parameters to all ranks (collective)."""
+        with region("communication"):
+            self.communicator.bcast_data(target)
+            broadcast_master_weights(self.communicator, target)
+            broadcast_missing_persistents(self.communicator, target)
+        self.mark_synchronized(target)
+
+    def new_parameters(self, target: Any) -> set[str]:
+        """Return the names of parameters that are new on rank 0 (collective).
+
+        They are new since the last broadcast; after a start or a resume there are none. Only
+        rank 0's count, since the other ranks are about to get them.
+        """
+        synchronized = set(map(id, self._synchronized or ()))
+        names = [
+            name
+            for name, param in target.namedparams()
+            if self._synchronized is not None and id(param) not in synchronized
+        ]
+        return set(self.communicator.bcast_obj(names))
+
+    def initialize_missing(self, target: Any) -> None:
+        """Initialise the parameters whose shapes are known on other ranks only (collective).
+
+        Any rank, rank 0 too, may be the one without examples.
+        """
+        named = list(target.namedparams())
+        known = {name: param.shape for name, param in named if param.is_initialized}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for others in allgather_checked(self.communicator, _OPERATION, known):
+            shapes = others | shapes
+
+        def initialize() -> None:
+            for name, param in named:
+                if not param.is_initialized and name in shapes:
+                    param.initialize(shapes[name])
+
+        run_on_all_ranks(self.communicator, _OPERATION, initialize)
+
+
+def _describe(optimizer: Any) -> dict[str, str]:
+    """Return the class and the numbers that are set: with others, parameters drift apart."""
+    hyperparam: Any = getattr(optimizer, "hyperparam", None)  # chainer.Optimizer has none
+    values = {} if hyperparam is None else hyperparam.get_dict()
+    numbers = {name: each for name, each in values.items() if isinstance(each, int | float)}
+    return {
+        "optimizer": type(optimizer).__name__,
+        "hyperparameters": ", ".join(f"{name}={float(numbers[name])}" for name in sorted(numbers)),
+    }

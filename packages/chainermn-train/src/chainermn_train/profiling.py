@@ -1,0 +1,98 @@
+"""Times of training steps and of the communication within them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .mixins import AttributeProxy
+
+# Kernels run asynchronously. A step whose shares are measured has to wait for them, which costs
+# a little overlap, so on GPUs only one step in so many is measured.
+STEPS_PER_SAMPLE_ON_GPU = 16
+
+_thread = threading.local()  # .clock: that of the step which this thread is in; None in a region
+
+
+class StepClock:
+    """Adds up the time of training steps, and of the communication within them.
+
+    Attributes:
+        steps: number of steps.
+        seconds: their time.
+        sampled: time of those steps whose shares were measured: all of them on CPUs.
+        waiting: of ``sampled``, the time in which ranks wait for one another.
+        communication: of ``sampled``, the time in the exchange of gradients and parameters.
+    """
+
+    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
+        self._synchronize = synchronize
+        self.clear()
+
+    def clear(self) -> None:
+        self.steps = 0
+        self.seconds = self.sampled = self.waiting = self.communication = 0.0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time a step, in which :func:`region` uses this clock."""
+        sample = self._synchronize is None or self.steps % STEPS_PER_SAMPLE_ON_GPU == 0
+        outer = getattr(_thread, "clock", None)
+        before = self.waiting, self.communication
+        start = self.now(sample)
+        _thread.clock = self if sample else None
+        try:
+            yield
+        finally:
+            seconds = self.now(sample) - start
+            _thread.clock = outer
+        self.steps += 1
+        self.seconds += seconds
+        self.sampled += seconds if sample else 0.0
+        if outer is not None:  # of another report on the same steps
+            outer.waiting += self.waiting - before[0]
+            outer.communication += self.communication - before[1]
+
+    def now(self, after_kernels: bool = True) -> float:
+        if after_kernels and self._synchronize is not None:
+            self._synchronize()
+        return time.perf_counter()
+
+
+@contextmanager
+def region(kind: str) -> Iterator[None]:
+    """Count the time within as ``'waiting'`` or ``'communication'``, in this thread's timed step.
+
+    The exchange of gradients and parameters is communication. Just before it ranks agree on a few
+    numbers, in which they wait for one another, so that they come to the former together.
+
+    A region within a region belongs to the outer one.
+    """
+    clock = getattr(_thread, "clock", None)
+    if clock is None:
+        yield
+        return
+    _thread.clock = None
+    start = clock.now()
+    try:
+        yield
+    finally:
+        setattr(clock, kind, getattr(clock, kind) + clock.now() - start)
+        _thread.clock = clock
+
+
+class TimedUpdater(AttributeProxy):
+    """An updater whose steps are timed."""
+
+    _OWN = frozenset({"actual", "clock"})
+
+    def __init__(self, actual: Any, clock: StepClock) -> None:
+        super().__init__(actual)
+        self.clock = clock
+
+    def update(self) -> None:
+        with self.clock.step():
+            self.actual.update()

@@ -1,0 +1,46 @@
+"""The parts of a trainer or an updater."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from chainer.iterators import MultiprocessIterator, ShuffleOrderSampler
+from chainer.training import Trainer, Updater
+
+
+def updater_of(target: Any) -> Any:
+    """Return the updater of a trainer, or ``target`` if it is an updater; otherwise None.
+
+    Only of these: links, for one, have children of any name, ``updater`` and ``out`` too.
+    """
+    if isinstance(target, Trainer):
+        return target.updater
+    return target if isinstance(target, Updater) else None
+
+
+def iterators_of(target: Any) -> dict[str, Any]:
+    """Return the iterators of a trainer or updater by name, which Chainer has no list of."""
+    return dict(getattr(updater_of(target), "_iterators", {}))
+
+
+def warn_of_lost_order(target: Any) -> None:
+    """Warn where a resumed run would see other batches than one that was not interrupted."""
+    for name, iterator in iterators_of(target).items():
+        actual = getattr(iterator, "actual", iterator)  # of one that ranks share
+        shuffles = isinstance(getattr(actual, "order_sampler", None), ShuffleOrderSampler)
+        if isinstance(actual, MultiprocessIterator) and shuffles:
+            warnings.warn(
+                f"iterator {name!r} is a MultiprocessIterator that shuffles and draws orders ahead "
+                "of time, which no checkpoint knows of, so a resumed run may see other batches: "
+                "give it order_sampler=chainermn.iterators.ResumableOrderSampler()",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+def folder_of(target: Any) -> str | None:
+    """Return the folder that ``target`` writes to, if it has one."""
+    out = getattr(target, "out", None)
+    return os.fspath(out) if isinstance(out, str | os.PathLike) else None

@@ -1,0 +1,185 @@
+"""With accumulate_steps=k, k updates equal one of the large batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from chainermn_train import create_multi_node_optimizer
+from chainermn_train.optimizers import gradient_accumulator
+from tests.support.stale import TanhNet, batch_of
+from tests.support.training import assert_near, load_state, same_everywhere, state_of
+
+pytestmark = pytest.mark.world
+
+WIDTH = 7
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3}
+
+
+net = partial(TanhNet, n_in=WIDTH, width=6)
+batch = partial(batch_of, width=WIDTH)
+momentum = partial(chainer.optimizers.MomentumSGD, lr=0.5)
+
+
+def accumulating(comm, model, steps, make=momentum):
+    return create_multi_node_optimizer(make(), comm, accumulate_steps=steps).setup(model)
+
+
+def large_steps(model, size, *groups):
+    """One process that steps once along the gradient of all ranks' batches of these numbers."""
+    optimizer = momentum().setup(model)
+    for numbers in groups:
+        batches = [batch(rank, number) for rank in range(size) for number in numbers]
+        optimizer.update(model, np.concatenate(batches))
+
+
+@pytest.fixture
+def double_precision():
+    with chainer.using_config("dtype", np.dtype("float64")):
+        yield
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_it_equals_the_large_batch_a_partial_last_group_included(comm, monkeypatch, dtype):
+    """Groups of 3, 3 and 1."""
+    exchanged, exchange = [], comm.multi_node_mean_grad
+    count = lambda *args: (exchanged.append(args), exchange(*args))  # noqa: E731
+    monkeypatch.setattr(comm, "multi_node_mean_grad", count)
+    with chainer.using_config("dtype", np.dtype(dtype)):
+        model, expected = net(comm.rank), net(0)
+        optimizer = accumulating(comm, model, 3)
+        for number in range(7):
+            optimizer.update(model, batch(comm.rank, number))
+            assert optimizer.t == len(exchanged) == (number + 1) // 3
+        optimizer.flush()
+        optimizer.flush()
+        large_steps(expected, comm.size, (0, 1, 2), (3, 4, 5), (6,))
+        assert optimizer.t == len(exchanged) == 3
+        assert_near(model, expected, TOLERANCES[dtype])
+        assert same_everywhere(comm, model)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_last_group_with_more_updates_on_some_ranks_counts_each_once(comm, double_precision):
+    """Rank r has r + 1 updates left."""
+    model, expected = net(0), net(0)
+    optimizer = accumulating(comm, model, 6)
+    optimizer.assume_synchronized()
+    for number in range(comm.rank + 1):  # the first of a group is collective
+        optimizer.update(model, batch(comm.rank, number))
+    optimizer.flush()
+    batches = [batch(rank, n) for rank in range(comm.size) for n in range(rank + 1)]
+    momentum().setup(expected).update(expected, np.concatenate(batches))
+    assert optimizer.t == 1
+    assert_near(model, expected, 1e-12)
+
+
+def test_sixteen_bit_gradients_are_added_in_float32(naive):
+    """Their sum would be infinite, their mean is not."""
+    with chainer.using_config("dtype", np.dtype("float16")):
+        model = net(0)
+        optimizer = accumulating(naive, model, 4, lambda: chainer.optimizers.SGD(lr=2.0**-10))
+        optimizer.assume_synchronized()
+        model.first.b.array[...] = 0
+        for _ in range(4):
+            model.cleargrads()
+            model.first.b.grad = np.full(6, 40000, np.float16)
+            optimizer.update()
+        assert optimizer.t == 1
+        np.testing.assert_array_equal(
+            model.first.b.array, -np.full(6, 40000, np.float16) * np.float16(2.0**-10)
+        )
+
+
+def test_the_loss_scale_may_change_in_the_middle_of_a_group(comm, double_precision):
+    model, expected = net(0), net(0)
+    optimizer = accumulating(comm, model, 3)
+    for number, scale in enumerate((8.0, 512.0, 0.25)):
+        optimizer.set_loss_scale(scale)
+        optimizer.update(model, batch(comm.rank, number))
+    large_steps(expected, comm.size, range(3))
+    assert_near(model, expected, 1e-12)
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_link_that_is_added_in_the_middle_of_a_group_is_broadcast(comm, steps):
+    model = net(comm.rank)
+    optimizer = accumulating(comm, model, steps)
+    optimizer.update(model, batch(comm.rank, 0))
+    np.random.seed(comm.rank)
+    model.add_link("more", L.Linear(2, 2))
+    for param in model.more.params():
+        param.update_rule = optimizer.create_update_rule()
+    for number in range(1, steps):
+        optimizer.update(model, batch(comm.rank, number))
+    assert optimizer.t == 1
+    assert same_everywhere(comm, model)
+
+
+def test_the_gradient_of_a_link_that_was_replaced_does_not_move_the_new_one(comm):
+    model, seen = net(0), []
+    optimizer = accumulating(comm, model, 2)
+    optimizer.add_hook(lambda _: seen.append(model.second.b.grad.copy()), name="see")
+    optimizer.update(lambda: 4 * F.sum(model.second.b))
+    new = L.Linear(*model.second.W.shape[::-1])
+    del model.second
+    model.add_link("second", new)
+    for param in new.params():
+        param.update_rule = optimizer.create_update_rule()
+    optimizer.update(lambda: F.sum(model.second.b))
+    np.testing.assert_array_equal(seen, [np.full_like(new.b.array, 0.5)])
+
+
+# Saving and loading.
+
+
+def test_sums_that_belong_elsewhere_are_refused(naive):
+    optimizer = accumulating(naive, net(0), 4)
+    name = "chainermn/group/size"
+    for updates in 1, 2, 3, 4:
+        optimizer.update(optimizer.target, batch(0, 0))
+        state = state_of(optimizer)
+        if updates == 3:
+            with pytest.raises(ValueError, match="gradients of 3 updates"):
+                load_state(accumulating(naive, net(0), 3), state)
+        assert state[name] == naive.size
+        state[name] = np.asarray(naive.size + 1)
+        other = accumulating(naive, net(0), 4)
+        if updates < 4:
+            with pytest.raises(ValueError, match=f"rank {naive.rank} of {naive.size + 1} added"):
+                load_state(other, state)
+        else:  # after a step there is nothing that belongs to a rank
+            load_state(other, state)
+            assert other.t == 1
+
+
+def test_sums_of_a_snapshot_go_to_the_device_of_the_gradients(monkeypatch):
+    class ElsewhereArray(np.ndarray):
+        """A double of a GPU's array."""
+
+    device = SimpleNamespace(send=lambda array: array.view(ElsewhereArray))
+    monkeypatch.setattr(chainer.backend, "get_device_from_array", lambda _: device)
+
+    def gradients():
+        detached = gradient_accumulator.DetachedGradient(
+            None, np.ones(3, "f4").view(ElsewhereArray), None
+        )
+        return gradient_accumulator.DetachedGradients({"/p": detached})
+
+    group, resumed = (gradient_accumulator.GradientAccumulator(4) for _ in range(2))
+    group.add(gradients())
+    state = chainer.serializers.DictionarySerializer()
+    group.serialize(state, 0, 1)
+    on_host = {name: np.array(array) for name, array in state.target.items()}
+    resumed.serialize(chainer.serializers.NpzDeserializer(on_host), 0, 1)
+    assert type(resumed._sums["/p"].grad) is np.ndarray
+    resumed.add(gradients())
+    total = resumed._sums["/p"].grad
+    assert isinstance(total, ElsewhereArray)
+    assert total.tolist() == [2, 2, 2]

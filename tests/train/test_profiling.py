@@ -1,0 +1,45 @@
+"""A step's time, and what of it goes to its parts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from chainermn_train import profiling
+from tests.support.simulated_time import SimulatedTime
+
+
+@pytest.fixture
+def clock_time(monkeypatch):
+    simulated = SimulatedTime()
+    monkeypatch.setattr("time.perf_counter", simulated)
+    return simulated
+
+
+def test_on_a_gpu_only_some_steps_wait_for_kernels(clock_time):
+    waits = []
+    clock = profiling.StepClock(lambda: waits.append(clock_time.now))
+    for _ in range(profiling.STEPS_PER_SAMPLE_ON_GPU + 1):
+        with clock.step(), profiling.region("waiting"):
+            clock_time.sleep(1)
+    assert len(waits) == 2 * 4  # before and after a step, and its collective
+    assert clock.steps == clock.seconds == profiling.STEPS_PER_SAMPLE_ON_GPU + 1
+    assert clock.waiting == clock.sampled == 2
+
+
+def test_what_another_thread_sends_is_no_part_of_the_step(clock_time):
+    clock = profiling.StepClock()
+
+    def send():
+        with profiling.region("communication"), profiling.region("waiting"):  # counts once
+            clock_time.sleep(1)
+
+    with clock.step():
+        thread = threading.Thread(target=send)
+        thread.start()
+        thread.join()
+        assert clock.communication == 0
+        send()
+    send()  # outside a step
+    assert (clock.communication, clock.waiting, clock.seconds) == (1, 0, 2)
