@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.support import events
 from tests.support.failing import (
     ADD_HOOK,
     ALONE,
@@ -282,3 +283,18 @@ comm.allreduce(np.ones(3))
     job = failed(2, 1, install=PLANTED, body=body)
     assert "ChainerMN: rank 1 of 2: " in job.err
     assert "planted" in job.err
+
+
+@pytest.mark.parametrize(
+    ("end", "what", "status"),
+    [
+        (RAISE, "uncaught ValueError", 1),
+        ("sys.exit(3)", "sys.exit(3)", 3),
+        ("os._exit(0)", "os._exit(0) before MPI was finalized", 1),
+    ],
+    ids=["exception", "sys.exit", "os._exit"],
+)
+def test_the_launcher_gets_an_event(end, what, status):
+    job = failed(2, None, end=end, environment=events.ENVIRONMENT)
+    event = {"version": 1, "event": "aborted", "rank": 1, "what": what, "status": status}
+    assert events.sent(job.err) == [event], job

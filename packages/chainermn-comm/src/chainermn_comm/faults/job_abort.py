@@ -9,6 +9,7 @@ import sys
 import time
 from typing import NoReturn
 
+from ..events import emit
 from ..trace import flush_trace
 from ..watchdog import aborting
 
@@ -36,6 +37,7 @@ def end_job(what: str, code: int, details: str = "") -> NoReturn:
     """
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
+        emit("aborted", what=what, status=code)
         say(f"{headline(what)}, ending the job.\n{details}")
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile

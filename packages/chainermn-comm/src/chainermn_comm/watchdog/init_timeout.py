@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..events import emit
 from . import processes, recorder
 from .diagnosis import Job, Rank
-from .report import last_words, report, warning
+from .report import last_words, reason, report, warning
 from .status_region import AREA_BYTES, EVERYBODY, Call, read
 from .timeout import Limit
 
@@ -62,7 +63,10 @@ def _watch(
     speaks = _speaks(job, members)
     if speaks:
         waiting = [(rank, call) for rank in job.ranks.values() for call in rank.waits]
-        _say(report(job, waiting, last_words(limit.seconds, limit.ends_job)))
+        text = report(job, waiting, last_words(limit.seconds, limit.ends_job))
+        if limit.ends_job:
+            emit("watchdog_abort", reason=reason(text))
+        _say(text)
     if limit.ends_job and not done.wait(SPEAKER_SECONDS if speaks else OTHERS_SECONDS):
         end()
 

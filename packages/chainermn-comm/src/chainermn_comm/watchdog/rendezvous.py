@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..events import active_job
 from . import recorder
 from .network import addresses
 from .processes import born
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 # The parent package imports NumPy, which the monitor has no need of; so it gets a bare one.
 PROGRAM = """
-import sys, types
+import os, sys, types
+sys.path.append(os.path.dirname(sys.argv[1]))
 package = sys.modules["chainermn_comm"] = types.ModuleType("chainermn_comm")
 package.__path__ = [sys.argv[1]]
 from chainermn_comm.watchdog.monitor import main
@@ -85,6 +87,8 @@ def _watch(
         in_turn = [*others[comm.rank + 1 :], *others[: comm.rank]]
         orders = {
             "ranks": here,
+            # Not in the environment, by which `chainermn launch` finds what it has to kill.
+            "launch": active_job(),
             "seconds": limit.seconds,
             "ends_job": limit.ends_job,
             "silence": limit.silence,

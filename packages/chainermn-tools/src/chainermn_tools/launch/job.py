@@ -62,7 +62,7 @@ class Outcome:
         """Each rank's first record of a kind, as they came in."""
         found: dict[int, dict[str, Any]] = {}
         for rank, record in self.records:
-            if record["kind"] == kind:
+            if record.get("kind") == kind:
                 found.setdefault(rank, record)
         return found
 

@@ -100,7 +100,7 @@ def _why_none_began(tail: bytes) -> str:
 
 
 def _all(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
-    return [record for _, record in outcome.records if record["kind"] == kind]
+    return [record for _, record in outcome.records if record.get("kind") == kind]
 
 
 def _failure(
