@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from chainermn_tools import doctor, program
-from chainermn_tools.commands.doctor import doctor as command
+from chainermn_tools import doctor, jobs
+from chainermn_tools.cli.doctor import doctor as command
 from chainermn_tools.doctor import Finding, Layer, facts
 from chainermn_tools.doctor.check import Answer, Check, Context, check, failed, ok, skipped, warning
 from chainermn_tools.doctor.here import gpus, machine, memory
@@ -31,7 +31,7 @@ from chainermn_tools.doctor.hosts import round as questions
 from chainermn_tools.doctor.live import rank, steps
 from chainermn_tools.environment import machine as environment
 from chainermn_tools.environment import packages, probe
-from chainermn_tools.launch.hosts import Host, from_list
+from chainermn_tools.jobs import Host, cores, parse_host_list, process
 from tests.support import commands
 
 __all__ = ["Answer", "Check", "Finding", "check", "failed", "ok", "skipped", "warning"]
@@ -43,7 +43,7 @@ CHECKS = {one.name: one for layer in ALL for one in layer.checks}
 QUESTIONS = [(one.name, one.question) for one in CHECKS.values()]
 LAYERS = {layer.name: [one.name for one in layer.checks] for layer in ALL}
 COMMUNICATORS, STEPS = steps.COMMUNICATORS, steps.STEPS
-Unavailable, in_child = probe.Unavailable, probe.in_child
+Unavailable, call_in_subprocess = jobs.Unavailable, probe.call_in_subprocess
 # What the user may ask for, as `Context` has it.
 ASKED = {"ranks", "hosts", "hostfile", "script"}
 # Variables by which a machine tells of itself, or a user of what is wanted.
@@ -118,14 +118,16 @@ class Machine:
         with self._patch.context() as patch:
             for name in ("HERE", "LIVE", "HOSTS"):
                 patch.setattr(doctor, name, content(getattr(doctor, name), answers))
-            patch.setattr(program, "_closed", False)  # and again afterwards
+            patch.setattr(process, "_closed", False)  # and again afterwards
             return CliRunner().invoke(command, list(map(str, arguments)))
 
     def _context(
         self, seconds: float = SECONDS, hosts: str | Sequence[str] | None = None, **asked: Any
     ) -> Context:
         hosts = self._hosts if hosts is None else hosts
-        named = from_list(hosts) if isinstance(hosts, str) else [Host(one, None) for one in hosts]
+        named = (
+            parse_host_list(hosts) if isinstance(hosts, str) else [Host(one, None) for one in hosts]
+        )
         deadline = time.monotonic() + seconds
         return Context(deadline, hosts=tuple(named), answers=dict(self._facts), **asked)
 
@@ -183,7 +185,7 @@ class Machine:
 
     def cores(self, usable: int, load: float = 0.0) -> None:
         """So many cores, and so many processes that want them."""
-        self._patch.setattr(environment, "cpu_quota", lambda _: None)
+        self._patch.setattr(cores, "cpu_quota", lambda _: None)
         allowed = set(range(usable))
         self.returns(**{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)})
 
@@ -226,13 +228,13 @@ class Machine:
 
     def children(self, **answers: Any) -> None:
         """What processes answer that import what may hang or crash, by the function's name."""
-        real = probe.in_child
+        real = probe.call_in_subprocess
 
         def child(function: Callable[[], Any], *more: Any) -> Any:
             name = function.__name__
             return _gives(answers[name])() if name in answers else real(function, *more)
 
-        self._patch.setattr(probe, "in_child", child)
+        self._patch.setattr(probe, "call_in_subprocess", child)
 
     # Ranks
 
@@ -255,11 +257,11 @@ class Machine:
 
         Each process here has notes: what it found in each step, None for the one that it is at.
         """
-        real = program.run
+        real = jobs.run
         lines = [f"junk\n{remote.MARK}{json.dumps(one)}\n" for one in said]
-        ended = program.Ended(status, "\n".join([out, *lines]), err)
+        ended = jobs.CompletedProcess(status, "\n".join([out, *lines]), err)
 
-        def run(words: Sequence[str], *more: Any, **options: Any) -> program.Ended:
+        def run(words: Sequence[str], *more: Any, **options: Any) -> jobs.CompletedProcess:
             if os.path.basename(words[0]) != "mpiexec":
                 return real(words, *more, **options)
             self.started.append(list(words))
@@ -267,7 +269,7 @@ class Machine:
                 Path(words[-3], str(number)).write_text(_noted(one))
             return ended
 
-        self._patch.setattr(program, "run", run)
+        self._patch.setattr(jobs, "run", run)
 
     def exchange(self) -> tuple[list[tuple[Any, ...]], list[str]]:
         """The pairs of hosts and the communicators that the last job was to try."""

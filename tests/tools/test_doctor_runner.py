@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainermn_tools.doctor.runner import Unavailable
-from tests.support.doctor import canned, check, examine, failed, in_child, ok, skipped, warning
+from tests.support.doctor import (
+    call_in_subprocess,
+    canned,
+    check,
+    examine,
+    failed,
+    ok,
+    skipped,
+    warning,
+)
 
 LIMIT_SECONDS = 60  # ends a test that hangs
 
@@ -61,7 +70,7 @@ def test_a_check_that_raises_fails_alone(error, said):
 
 def test_a_program_that_takes_too_long_may_just_need_more_time():
     # It calls a function of a module that is found from anywhere.
-    slow = check("slow", "?")(lambda _: in_child(signal.pause, 0.5))
+    slow = check("slow", "?")(lambda _: call_in_subprocess(signal.pause, 0.5))
     found = examine([slow])["slow"]
     assert (found.status, found.found) == ("failed", "python did not end within 0.5 s")
     assert "--timeout" in found.fix

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.bench import rank
-from chainermn_tools.launch import command_line, job, verdict
+from chainermn_tools.launch import job, verdict
 
 # Beyond the time that the ranks give themselves: to start, and to end by themselves first.
 START_SECONDS = 30.0
@@ -42,30 +43,27 @@ def measure_on(
         Failed: there is no mpiexec, or the job failed, was interrupted, or took too long.
     """
     try:
-        mpiexec = command_line.find_mpiexec()
+        mpiexec = jobs.find_mpiexec()
     except ValueError as problem:
         raise Failed(str(problem), 2) from None
-    threads = command_line.threads_for(ranks, {})
+    threads = jobs.threads_per_rank(ranks)
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    environment = {**os.environ, **chosen, command_line.LAUNCH_VARIABLE: secrets.token_hex(8)}
+    environment = {**os.environ, **chosen, jobs.JOB_VARIABLE: secrets.token_hex(8)}
     what = {"names": list(names), "sizes": list(sizes), "seconds": seconds, "limit": limit}
-    words = command_line.command_line(
+    args = jobs.mpiexec_command(
         mpiexec,
         ranks,
-        {},
-        False,
-        threads or 1,
-        list(environment),
-        rank.__file__,
-        [json.dumps(what)],
+        jobs.rank_command(rank.__file__, json.dumps(what)),
+        threads=threads,
+        variables=environment,
     )
-    rank.say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(words)]))
+    rank.say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
     with job.noting_signals() as signals:
         timer = threading.Timer(limit + START_SECONDS, signals.append, (signal.SIGALRM,))
         timer.daemon = True
         timer.start()
         try:
-            outcome = job.run(words, environment, signals, bytes)
+            outcome = job.run(args, environment, signals, bytes)
         except FileNotFoundError as problem:
             raise Failed(f"mpiexec doesn't start: {problem}", 2) from None
         finally:

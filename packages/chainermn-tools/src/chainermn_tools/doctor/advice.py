@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from chainermn_tools.environment import probe
+from chainermn_tools import jobs
 from chainermn_tools.explain import Found, Kind, search
 
 MORE_TIME = (
@@ -27,14 +27,14 @@ def advice(text: str, otherwise: str) -> str:
     return otherwise if found is None else found.known.fix[0]
 
 
-def about(problem: probe.Unavailable, otherwise: str) -> str:
+def about(problem: jobs.Unavailable, otherwise: str) -> str:
     """What to do where a probe had no answer.
 
     Args:
         problem: that it raised.
         otherwise: what to do when nothing in it is known.
     """
-    return MORE_TIME if isinstance(problem, probe.TimedOut) else advice(str(problem), otherwise)
+    return MORE_TIME if isinstance(problem, jobs.TimedOut) else advice(str(problem), otherwise)
 
 
 def telling_line(text: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chainermn_tools.launch.hosts import Host, deal
+from chainermn_tools.jobs import Host, assign_slots
 
 # "warning": it works, but slower or less safely than it could. "skipped": there was nothing to
 # look at, or no sense in looking since something that it needs has failed.
@@ -128,7 +128,7 @@ class Context:
         if not self.hosts:
             return self.ranks
         try:
-            return max(deal(self.hosts, self.ranks).values())
+            return max(assign_slots(self.hosts, self.ranks).values())
         except ValueError:  # they don't fit; a check over the hosts says so
             return max(host.slots or 1 for host in self.hosts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.doctor.check import Context
 from chainermn_tools.environment import mpi, packages, probe
 
@@ -24,7 +25,7 @@ def launcher(context: Context) -> dict[str, Any]:
     Raises:
         Unavailable: there is none, or it fails or hangs when it is asked.
     """
-    return mpi.launcher(seconds(context))
+    return jobs.find_launcher(seconds(context))
 
 
 def library(context: Context) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def library(context: Context) -> dict[str, Any]:
     Raises:
         Unavailable: mpi4py is not installed, or can't load it.
     """
-    found: dict[str, Any] = probe.in_child(mpi.library, seconds(context))
+    found: dict[str, Any] = probe.call_in_subprocess(mpi.library, seconds(context))
     return found
 
 

@@ -62,7 +62,7 @@ def pasteable(
     text.show_all(layers, findings, console)
     print(f"({seconds:.0f} s)\n", file=file)
     programs = of_environment * PROGRAMS_SHARE
-    (found,) = probe.together(
+    (found,) = probe.run_concurrently(
         {"environment": lambda: environment.collect(programs)}, of_environment
     ).values()
     environment.render(found if "schema" in found else {"environment": found}, console)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from chainermn_tools.doctor.advice import MORE_TIME, about, advice
 from chainermn_tools.doctor.check import Answer, Check, Context, Finding, failed, skipped
-from chainermn_tools.environment.probe import Unavailable
-from chainermn_tools.words import printable
+from chainermn_tools.formatting import printable
+from chainermn_tools.jobs import Unavailable
 
 LONGEST_TEXT = 2000
 REPORT_IT = "this is a mistake of the doctor; please report it: chainermn doctor --report"

@@ -6,6 +6,7 @@ import shutil
 from importlib import util
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.environment import probe
 
 FIELDS = ("driver_version", "name", "memory.total")
@@ -13,7 +14,7 @@ FIELDS = ("driver_version", "name", "memory.total")
 
 def gpus(seconds: float) -> dict[str, Any]:
     """What the driver says, what CuPy says, and NCCL; each on its own."""
-    return probe.together(
+    return probe.run_concurrently(
         {
             "driver": lambda: driver(seconds),
             "cupy": lambda: with_cupy(devices, seconds),
@@ -31,9 +32,9 @@ def driver(seconds: float) -> list[str]:
     """
     path = shutil.which("nvidia-smi")
     if path is None:
-        raise probe.Unavailable("no nvidia-smi on PATH")
+        raise jobs.Unavailable("no nvidia-smi on PATH")
     query = [path, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]
-    return probe.run(query, seconds).strip().splitlines()
+    return jobs.check_output(query, seconds).strip().splitlines()
 
 
 def with_cupy(function: Any, seconds: float) -> Any:
@@ -43,8 +44,8 @@ def with_cupy(function: Any, seconds: float) -> Any:
         Unavailable: CuPy is not installed, or the child failed.
     """
     if util.find_spec("cupy") is None:
-        raise probe.Unavailable("CuPy is not installed")
-    return probe.in_child(function, seconds)
+        raise jobs.Unavailable("CuPy is not installed")
+    return probe.call_in_subprocess(function, seconds)
 
 
 def devices() -> dict[str, Any]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _chainermn_cgroups import cpu_quota
 from _chainermn_cgroups import folders as cgroup_folders
-from chainermn_tools.environment.probe import MARGIN_SECONDS, together
+from chainermn_tools.environment.probe import MARGIN_SECONDS, run_concurrently
+from chainermn_tools.jobs import available_cores
 
 # Version 1 of cgroups says "unlimited" by a number near 2^63.
 UNLIMITED = 1 << 60
@@ -26,32 +26,14 @@ def machine(seconds: float) -> dict[str, Any]:
         "architecture": platform.machine,
         "processor": processor,
         "libc": lambda: " ".join(platform.libc_ver()),
-        "cores": cores,
+        "cores": available_cores,
         "memory": memory,
         "/dev/shm": shared_memory,
         "limits": limits,
         "ptrace scope": ptrace_scope,
         "interfaces": interfaces,
     }
-    return together(probes, seconds + MARGIN_SECONDS)
-
-
-def cores() -> dict[str, Any]:
-    """Cores of the machine, and how many of them this process may use.
-
-    Returns:
-        ``machine``, ``affinity`` (cores it may run on), ``cgroup`` (its quota, in cores; None
-        without one) and ``usable``, a whole number of at least 1.
-    """
-    affinity = len(os.sched_getaffinity(0))
-    quota = _least(cpu_quota(folder) for folder in cgroup_folders("cpu"))
-    usable = affinity if quota is None else min(affinity, max(1, int(quota)))
-    return {
-        "machine": os.cpu_count(),
-        "affinity": affinity,
-        "cgroup": quota,
-        "usable": usable,
-    }
+    return run_concurrently(probes, seconds + MARGIN_SECONDS)
 
 
 def memory() -> dict[str, Any]:

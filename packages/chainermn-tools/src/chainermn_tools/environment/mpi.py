@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import sys
 from typing import Any
 
 from chainermn_tools.environment import probe
-
-# What `mpiexec --version` prints, most telling first: MVAPICH and Intel MPI build on Hydra too.
-LAUNCHERS = (
-    ("MVAPICH", r"mvapich"),
-    ("Intel MPI", r"intel\(r\) mpi|intel mpi"),
-    ("Open MPI", r"open ?mpi|\(open mpi\)|openrte|prrte"),
-    ("MPICH", r"hydra|mpich"),
-)
+from chainermn_tools.jobs import find_launcher
 
 
 def mpi(seconds: float) -> dict[str, Any]:
@@ -24,10 +14,10 @@ def mpi(seconds: float) -> dict[str, Any]:
 
     Also the compiler on PATH, with which an mpi4py from source would be built; None without one.
     """
-    found = probe.together(
+    found = probe.run_concurrently(
         {
-            "library": lambda: probe.in_child(library, seconds),
-            "launcher": lambda: launcher(seconds),
+            "library": lambda: probe.call_in_subprocess(library, seconds),
+            "launcher": lambda: find_launcher(seconds),
         },
         seconds + probe.MARGIN_SECONDS,
     )
@@ -52,41 +42,6 @@ def library() -> dict[str, Any]:
         "module": MPI.__file__,
         "description": MPI.Get_library_version().rstrip("\0").split("\n"),
     }
-
-
-def launcher(seconds: float) -> dict[str, Any]:
-    """The `mpiexec` on PATH.
-
-    Raises:
-        Unavailable: there is none, or it fails or hangs when asked for its version.
-    """
-    path = mpiexec()
-    try:
-        text = probe.run([path, "--version"], seconds)
-    except probe.Unavailable as problem:
-        raise type(problem)(f"{path} --version: {problem}") from None
-    return {"path": path, **recognise(text), "description": text.rstrip().split("\n")}
-
-
-def mpiexec() -> str:
-    """Where the `mpiexec` on PATH is.
-
-    Raises:
-        Unavailable: there is none.
-    """
-    path = shutil.which("mpiexec")
-    if path is not None:
-        return path
-    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    remedy = f"; {beside} exists: put its folder on PATH" if os.path.exists(beside) else ""
-    raise probe.Unavailable(f"no mpiexec on PATH{remedy}")
-
-
-def recognise(text: str) -> dict[str, str | None]:
-    """Vendor and version in what `mpiexec --version` prints; None for what it doesn't say."""
-    vendor = next((v for v, sign in LAUNCHERS if re.search(sign, text, re.IGNORECASE)), None)
-    version = re.search(r"\b\d+\.\d+(?:\.\d+)*\w*", text)
-    return {"vendor": vendor, "version": version.group() if version else None}
 
 
 def mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | None:

@@ -34,7 +34,7 @@ def collect(seconds: float = SECONDS) -> dict[str, Any]:
         be found out, at any depth, is ``{"unavailable": reason}``. Keys ending in ``_bytes``
         are numbers of bytes; None stands for what is not installed or not set.
     """
-    answers = probe.together(
+    answers = probe.run_concurrently(
         {
             "python": python,
             "packages": packages,
@@ -42,7 +42,7 @@ def collect(seconds: float = SECONDS) -> dict[str, Any]:
             "mpi": lambda: mpi(seconds),
             "topology": lambda: topology(seconds),
             "machine": lambda: machine(seconds),
-            "blas": lambda: probe.in_child(blas, seconds),
+            "blas": lambda: probe.call_in_subprocess(blas, seconds),
             "gpus": lambda: gpus(seconds),
             "variables": variables,
         },

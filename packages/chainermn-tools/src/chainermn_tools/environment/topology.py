@@ -5,31 +5,19 @@ Under `mpiexec` these are the ranks that it started; else two ranks are started 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.environment import probe
-from chainermn_tools.environment.machine import cores
-from chainermn_tools.environment.mpi import mpiexec
-
-# Where launchers tell a process its rank, and how many there are. SLURM_PROCID is none of
-# them: the batch script has it too, where no MPI was started.
-LAUNCHED = (
-    ("PMI_RANK", "PMI_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("PMIX_RANK", "PMIX_SIZE"),
+from chainermn_tools.jobs import (
+    available_cores,
+    mpiexec_command,
+    mpiexec_path,
+    rank_from_env,
 )
+
 # As few as can show that ranks find one another.
 TRIAL_RANKS = 2
-
-
-def launched() -> tuple[int, int] | None:
-    """This process's rank and the number of ranks, if an MPI launcher started it."""
-    for rank, size in LAUNCHED:
-        if os.environ.get(rank, "").isdigit():
-            return int(os.environ[rank]), int(os.environ.get(size, "1"))
-    return None
 
 
 def topology(seconds: float) -> dict[str, Any]:
@@ -49,10 +37,12 @@ def topology(seconds: float) -> dict[str, Any]:
         Unavailable: MPI does not start, or does not come to an end; or this is not rank 0, which
             alone gets the answer.
     """
-    if launched() is None:
-        found = probe.in_child(ranks, seconds, mpiexec(), "-n", str(TRIAL_RANKS))
+    if rank_from_env() is None:
+        mpiexec = {"path": mpiexec_path(), "vendor": None}
+        launcher = mpiexec_command(mpiexec, TRIAL_RANKS, [])
+        found = probe.call_in_subprocess(ranks, seconds, *launcher)
         return {"started": f"{TRIAL_RANKS} ranks, for this report", **found}
-    return {"started": "by the launcher", **probe.in_child(ranks, seconds)}
+    return {"started": "by the launcher", **probe.call_in_subprocess(ranks, seconds)}
 
 
 def ranks() -> dict[str, Any] | None:
@@ -79,13 +69,13 @@ def ranks() -> dict[str, Any] | None:
     world = MPI.COMM_WORLD
     rank, size = world.rank, world.size
     nodes = Topology.discover(world).nodes
-    places = world.gather((MPI.Get_processor_name(), cores()["usable"]))
+    places = world.gather((MPI.Get_processor_name(), available_cores()["usable"]))
     MPI.Finalize()
     if rank != 0 or places is None:
         return None
-    wanted = launched()
+    wanted = rank_from_env()
     if wanted is not None and wanted[1] != size:
-        raise probe.Unavailable(
+        raise jobs.Unavailable(
             f"{wanted[1]} processes were started and each is rank 0 of {size}: "
             "this launcher is not that of mpi4py's MPI"
         )

@@ -5,32 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-PREFIXES = (
-    "CHAINER",
-    "CUDA_",
-    "CUPY_",
-    "FI_",
-    "HYDRA_",
-    "I_MPI_",
-    "MKL_",
-    "MPICH_",
-    "MPIEXEC_",
-    "MPIR_",
-    "MV2_",
-    "MVP_",
-    "NCCL_",
-    "NVIDIA_",
-    "OMPI_",
-    "OMP_",
-    "OPAL_",
-    "OPENBLAS_",
-    "PMIX_",
-    "PMI_",
-    "PRTE_",
-    "SLURM_",
-    "UCX_",
-)
-NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
+from chainermn_tools.jobs import influences_jobs
+
 # A report is pasted in public places. Slurm, for one, may hold a token in SLURM_JWT.
 SECRET = re.compile(r"AUTH|CREDENTIAL|JWT|KEY|PASS|SECRET|TOKEN")
 
@@ -40,7 +16,7 @@ def variables() -> dict[str, str]:
     return {
         name: "(hidden)" if SECRET.search(name) else _printable(value)
         for name, value in sorted(os.environ.items())
-        if name.startswith(PREFIXES) or name in NAMES
+        if influences_jobs(name)
     }
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, BinaryIO
 
-from chainermn_tools import program
-from chainermn_tools.launch.command_line import LAUNCH_VARIABLE
+from chainermn_tools import jobs
+from chainermn_tools.jobs import JOB_VARIABLE
 from chainermn_tools.launch.records import Reader
 
 # How long a job may go on once a rank said that it failed, or others that one was lost: the abort
@@ -101,7 +101,7 @@ def run(
 
     Args:
         command: mpiexec and its arguments.
-        environment: all variables, LAUNCH_VARIABLE among them.
+        environment: all variables, JOB_VARIABLE among them.
         signals: grows while the job runs: one signal ends the job, another kills it.
         change: is given pieces of output, and returns what is shown of them.
 
@@ -123,11 +123,11 @@ def run(
     )
     outcome = Outcome()
     try:
-        _pass_on(process, environment[LAUNCH_VARIABLE], signals, change, outcome)
+        _pass_on(process, environment[JOB_VARIABLE], signals, change, outcome)
         code = process.wait()
         outcome.status = code if code >= 0 else 128 - code
     finally:
-        _kill_all(process, environment[LAUNCH_VARIABLE])
+        _kill_all(process, environment[JOB_VARIABLE])
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -201,5 +201,5 @@ def _kill_all(process: subprocess.Popen[bytes], launch: str) -> None:
     """Kill what is left of a job on this host: mpiexec, its helpers, the ranks, their children."""
     if process.poll() is None:
         process.kill()
-    program.kill_marked(LAUNCH_VARIABLE, (launch,))
+    jobs.kill_by_env_tag(JOB_VARIABLE, (launch,))
     process.wait()

@@ -21,8 +21,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from chainermn_tools.environment.topology import launched
-from chainermn_tools.launch.command_line import LAUNCH_VARIABLE, unescape
+from chainermn_tools.jobs import JOB_VARIABLE, rank_from_env, unescape
 from chainermn_tools.launch.records import frames
 
 # How long to wait until the launcher has read what this rank wrote before, so that it reads a
@@ -38,7 +37,7 @@ class Voice:
 
     def __init__(self, launch: str) -> None:
         self._launch = launch
-        self._rank = (launched() or (0, 1))[0]
+        self._rank = (rank_from_env() or (0, 1))[0]
         self._serial = 0
         self._stderr = os.dup(2)  # the script may put something else in its place
 
@@ -72,7 +71,7 @@ def main() -> None:
         with contextlib.suppress(AttributeError, ValueError):  # somebody put another one there
             # Lines are then written whole, and ranks' lines don't mix.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    launch = os.environ.get(LAUNCH_VARIABLE)
+    launch = os.environ.get(JOB_VARIABLE)
     if launch is None:
         runpy.run_path(script, run_name="__main__")
         return

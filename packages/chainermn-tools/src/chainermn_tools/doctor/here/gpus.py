@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.advice import about
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
@@ -37,7 +38,7 @@ def driver(context: Context) -> Answer:
     files = device_files()
     try:
         lines = context.once(of_driver)
-    except probe.Unavailable as problem:
+    except jobs.Unavailable as problem:
         if not files and "nvidia-smi on PATH" in str(problem):
             return skipped(NO_GPU)
         if not files:
@@ -65,7 +66,7 @@ def cupy(context: Context) -> Answer:
         return warning(f"{VISIBLE} is {setting!r} and hides the GPUs", f"unset {VISIBLE}")
     try:
         found = context.once(of_cupy)
-    except probe.Unavailable as problem:
+    except jobs.Unavailable as problem:
         return failed(
             str(problem),
             about(problem, "see more: python -c 'import cupy; cupy.show_config()'"),
@@ -91,7 +92,7 @@ def nccl(context: Context) -> Answer:
             "absent: gradients on GPUs take slower ways, and pure_nccl can't be used",
             _install(context, "nccl"),
         )
-    oldest = probe.in_child(oldest_nccl, facts.seconds(context))
+    oldest = probe.call_in_subprocess(oldest_nccl, facts.seconds(context))
     version = tuple(map(int, found.split(".")))
     if version[:2] < tuple(oldest):
         said = f"{found} is too old; {'.'.join(map(str, oldest))} is the oldest that will do"
@@ -107,7 +108,7 @@ def visible_gpus(context: Context) -> Answer:
     setting, ranks = os.environ.get(VISIBLE), context.ranks_here()
     try:
         count = len(context.once(of_cupy)["devices"])
-    except probe.Unavailable:
+    except jobs.Unavailable:
         return skipped(f"{VISIBLE} hides the GPUs, which 'cupy' says")
     said = f"{count} visible; {VISIBLE} is " + ("not set" if setting is None else repr(setting))
     named = [part for part in (setting or "").split(",") if part.strip()]
@@ -146,7 +147,7 @@ def has_gpu(context: Context) -> bool:
         return True
     try:
         return any(line.count(",") >= 2 for line in context.once(of_driver))
-    except probe.Unavailable:
+    except jobs.Unavailable:
         return False
 
 
@@ -160,7 +161,7 @@ def _install(context: Context, what: str) -> str:
     """How to get CuPy or NCCL for the CUDA that the driver can run."""
     try:
         newest = max(int(line.split(".")[0]) for line in context.once(of_driver))
-    except (probe.Unavailable, ValueError):
+    except (jobs.Unavailable, ValueError):
         newest = CUDA_OF_DRIVER[0][0]
     cuda = next((cuda for driver, cuda in CUDA_OF_DRIVER if newest >= driver), 12)
     versions = context.once(facts.versions)

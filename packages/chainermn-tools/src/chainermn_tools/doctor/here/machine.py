@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chainermn_tools import program
+from chainermn_tools import jobs
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
-from chainermn_tools.environment.machine import cores as usable_cores
-from chainermn_tools.launch.command_line import THREAD_VARIABLES
+from chainermn_tools.jobs import THREAD_VARIABLES, available_cores
 
 INFINIBAND = Path("/sys/class/infiniband")
 # From this kernel on a fork copies the pages that a network card writes to.
@@ -25,7 +24,7 @@ FORK_VARIABLES = ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE")
 
 @check("cores", "Are there cores enough for the ranks and the threads of their BLAS?")
 def cores(context: Context) -> Answer:
-    found = usable_cores()
+    found = available_cores()
     usable, ranks = found["usable"], context.ranks_here()
     said = f"{usable} of the machine's {found['machine']} cores may be used"
     chosen = [name for name in THREAD_VARIABLES if os.environ.get(name, "").strip()]
@@ -132,8 +131,8 @@ def _nodes(context: Context) -> list[str]:
     listed, scontrol = os.environ.get("SLURM_JOB_NODELIST"), shutil.which("scontrol")
     if not context.hosts or listed is None or scontrol is None:
         return []
-    ended = program.run([scontrol, "show", "hostnames", listed], facts.seconds(context))
-    return ended.out.split() if ended.status == 0 else []
+    ended = jobs.run([scontrol, "show", "hostnames", listed], facts.seconds(context))
+    return ended.stdout.split() if ended.returncode == 0 else []
 
 
 def _is_among(host: str, nodes: list[str]) -> bool:

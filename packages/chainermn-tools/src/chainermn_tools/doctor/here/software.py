@@ -9,6 +9,7 @@ from importlib import metadata
 
 from packaging.utils import canonicalize_name
 
+from chainermn_tools import jobs
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.advice import about
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped, warning
@@ -63,7 +64,7 @@ def packages(context: Context) -> Answer:
 
 @check("import chainermn", "Does `import chainermn` give this project, and not Chainer's old copy?")
 def import_chainermn(context: Context) -> Answer:
-    found = probe.in_child(installed.imports, facts.seconds(context))
+    found = probe.call_in_subprocess(installed.imports, facts.seconds(context))
     origin, finder = found["chainermn"], found["finder"]
     versions = context.once(facts.versions)
     if versions["chainermn"] is None or versions["chainermn"].startswith("1."):
@@ -92,8 +93,8 @@ def import_chainer(context: Context) -> Answer:
     if context.once(facts.versions)["chainer"] is None:
         return skipped("Chainer is not installed")
     try:
-        return ok(probe.in_child(chainer, facts.seconds(context)))
-    except probe.Unavailable as problem:
+        return ok(probe.call_in_subprocess(chainer, facts.seconds(context)))
+    except jobs.Unavailable as problem:
         if os.environ.get("CHAINERMN_NO_COMPAT") == "1":
             fix = (
                 "unset CHAINERMN_NO_COMPAT: it keeps Chainer from being repaired as it is imported"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from chainermn_tools import program
+from chainermn_tools import jobs
 from chainermn_tools.doctor.hosts.remote import MARK
 
 LONGEST_LINE = 1 << 20
@@ -31,7 +31,7 @@ def conversations() -> Iterator[Callable[[Sequence[str]], Conversation]]:
         started.append(Conversation(command, mark))
         return started[-1]
 
-    with program.noted(mark):
+    with jobs.register_tag(mark):
         try:
             yield start
         finally:
@@ -48,7 +48,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], mark: str) -> None:
     for process in processes:
         process.terminate()
     _wait(processes)
-    program.kill_marked(program.MARK_VARIABLE, (mark,))
+    jobs.kill_by_env_tag(jobs.TAG_VARIABLE, (mark,))
     for process in processes:
         process.wait()
 
@@ -85,7 +85,7 @@ class Conversation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, program.MARK_VARIABLE: mark},
+            env={**os.environ, jobs.TAG_VARIABLE: mark},
             start_new_session=True,
         )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -10,7 +10,7 @@ from chainermn_tools.doctor.hosts import ranks
 from chainermn_tools.doctor.hosts.network import TO_SHRINK
 from chainermn_tools.doctor.hosts.round import Round, over_hosts
 from chainermn_tools.doctor.hosts.wording import MOST_NAMED
-from chainermn_tools.words import bytes_in_words
+from chainermn_tools.formatting import format_bytes
 
 # MPI is as fast as a plain connection, or faster where it has a better network. Where it is so much
 # slower, something is in the way.
@@ -72,19 +72,23 @@ def communicators(context: Context, _: Round) -> Answer:
     if left:
         what = f"the communicator {left[0]!r} doesn't come to its end"
         return _unfinished(job, what, MORE_TIME, communicator=left[0])
-    if job.ended.status != 0:
+    if job.ended.returncode != 0:
         return _unfinished(job, "the ranks don't come to their end", MORE_TIME)
     return ok(f"all values of {', '.join(tried)} are right", communicators=list(tried))
 
 
 def _unfinished(job: ranks.Job, text: str, otherwise: str, **details: Any) -> Answer:
     """The job hung, or ended too early."""
-    if job.ended.status is None:
+    if job.ended.returncode is None:
         return failed(f"{text} within {job.seconds:.0f} s", otherwise, **details)
-    output = f"{job.ended.out}\n{job.ended.err}"
-    said = telling_line(job.ended.err) if job.ended.err.strip() else telling_line(job.ended.out)
+    output = f"{job.ended.stdout}\n{job.ended.stderr}"
+    said = (
+        telling_line(job.ended.stderr)
+        if job.ended.stderr.strip()
+        else telling_line(job.ended.stdout)
+    )
     return failed(
-        f"{text}, and the job ended with status {job.ended.status}: {said}",
+        f"{text}, and the job ended with status {job.ended.returncode}: {said}",
         advice(output, REPORT),
         **details,
     )
@@ -100,7 +104,7 @@ def _rates(found: dict[tuple[str, str], dict[str, Any]]) -> Answer:
         for (a, b), one in found.items()
     }
     (a, b), slowest = max(found.items(), key=lambda item: item[1]["seconds"])
-    rate = bytes_in_words(slowest["bytes"] / slowest["seconds"])
+    rate = format_bytes(slowest["bytes"] / slowest["seconds"])
     said = f"they arrive, at {rate}/s between {a} and {b}" + (
         ", and faster elsewhere" if len(found) > 1 else ""
     )

@@ -15,7 +15,7 @@ from chainermn_tools.bench.timing import NAP_SECONDS
 from chainermn_tools.bench.values import fill, is_filled
 from chainermn_tools.doctor.hosts.remote import listen
 from chainermn_tools.doctor.live import trying
-from chainermn_tools.environment.machine import cores
+from chainermn_tools.jobs import available_cores
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -165,7 +165,7 @@ def _take(listener: socket.socket, nbytes: int) -> None:
 
 def _busy() -> bool:
     """Whether there is more to do on this host than its cores can."""
-    usable: int = cores()["usable"]
+    usable: int = available_cores()["usable"]
     return os.getloadavg()[0] > usable
 
 

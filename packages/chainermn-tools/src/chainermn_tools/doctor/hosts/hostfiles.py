@@ -8,8 +8,7 @@ from pathlib import Path
 from chainermn_tools.doctor.check import Answer, Context, check, failed, ok, skipped
 from chainermn_tools.doctor.hosts.round import launcher
 from chainermn_tools.doctor.hosts.wording import MOST_NAMED
-from chainermn_tools.launch.command_line import HYDRA
-from chainermn_tools.launch.hosts import NAME, from_file
+from chainermn_tools.jobs import HOST_NAME, HYDRA_VENDORS, parse_hostfile
 
 # MPICH and its relatives write `host:2`, Open MPI `host slots=2` (`cpu=2` in old times).
 OF_HYDRA = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d{1,6})")
@@ -30,7 +29,7 @@ def hostfile(context: Context) -> Answer:
     vendor = launcher(context).get("vendor")
     wrong = misspelt(text, vendor)
     if wrong:
-        other = "Open MPI" if vendor in HYDRA else "MPICH"
+        other = "Open MPI" if vendor in HYDRA_VENDORS else "MPICH"
         first = next(iter(wrong))
         shown = [f"line {number}, {line!r}" for number, (line, _) in wrong.items()][:MOST_NAMED]
         more = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
@@ -41,7 +40,7 @@ def hostfile(context: Context) -> Answer:
             lines={str(number): right for number, (_, right) in wrong.items()},
         )
     try:
-        hosts = from_file(text, path)
+        hosts = parse_hostfile(text, path)
     except ValueError as problem:
         return failed(str(problem), "write a host a line, such as: host:4 (Open MPI: host slots=4)")
     return ok(f"{path} names {len(hosts)} host{'s' if len(hosts) > 1 else ''}")
@@ -57,7 +56,7 @@ def misspelt(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
     Returns:
         By the line's number from 1, the line and how the vendor's MPI wants it.
     """
-    if vendor in HYDRA:
+    if vendor in HYDRA_VENDORS:
         pattern, right = OF_OPEN_MPI, "{}:{}"
     elif vendor == "Open MPI":
         pattern, right = OF_HYDRA, "{} slots={}"
@@ -67,7 +66,7 @@ def misspelt(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         shown = line.split("#", 1)[0].strip()
         parts = pattern.fullmatch(shown)
-        if parts and NAME.fullmatch(parts["name"]):
+        if parts and HOST_NAME.fullmatch(parts["name"]):
             found[number] = (shown, right.format(parts["name"], int(parts["slots"])))
     return found
 

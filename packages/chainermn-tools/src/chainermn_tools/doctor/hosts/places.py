@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from chainermn_tools import program
+from chainermn_tools import jobs
 from chainermn_tools.doctor.advice import advice, last_line
 from chainermn_tools.doctor.check import Answer, Context, failed, ok, skipped
 from chainermn_tools.doctor.hosts import ranks
 from chainermn_tools.doctor.hosts.round import Round, over_hosts
 from chainermn_tools.doctor.hosts.wording import listed
 from chainermn_tools.doctor.live import steps
-from chainermn_tools.launch.hosts import deal
+from chainermn_tools.jobs import assign_slots
 
 # Hosts that are tried alone, where one that hangs may hold up all, and for how long.
 MOST_ALONE, ALONE_SECONDS = 16, 40.0
@@ -25,7 +25,7 @@ NEEDS = (
 
 @over_hosts("placement", "Do ranks start on the hosts that were asked for, and meet?", NEEDS)
 def placement(context: Context, round_: Round) -> Answer:
-    shares = deal(context.hosts, context.ranks)
+    shares = assign_slots(context.hosts, context.ranks)
     names = {host: facts["hostname"] for host, facts in round_.facts().items()}
     for host in shares:
         if host not in names:
@@ -38,7 +38,7 @@ def placement(context: Context, round_: Round) -> Answer:
     met = job.hosts()
     if met is None:
         silent = [host for host in job.shares if began[names[host]] < wanted[names[host]]]
-        if job.ended.status is None:
+        if job.ended.returncode is None:
             return _hangs(context, silent, len(silent) == len(job.shares), job.seconds)
         return _failed(job.ended, silent)
     if Counter(met) != wanted:
@@ -75,13 +75,13 @@ def _hanging_alone(context: Context, hosts: list[str], seconds: float) -> list[s
     return [host for host, ended in zip(hosts, jobs, strict=True) if not ranks.records(ended)]
 
 
-def _failed(ended: program.Ended, silent: list[str]) -> Answer:
+def _failed(ended: jobs.CompletedProcess, silent: list[str]) -> Answer:
     where = f"no rank began on {listed(silent)}" if silent else "all ranks began"
-    said = last_line(ended.err) or last_line(ranks.RECORD.sub("", ended.out))
+    said = last_line(ended.stderr) or last_line(ranks.RECORD.sub("", ended.stdout))
     return failed(
-        f"{where}, and the job ended with status {ended.status}: {said}",
+        f"{where}, and the job ended with status {ended.returncode}: {said}",
         advice(
-            f"{ended.out}\n{ended.err}",
+            f"{ended.stdout}\n{ended.stderr}",
             "run it by hand to see what mpiexec says: chainermn launch --hosts ...",
         ),
         hosts=silent,

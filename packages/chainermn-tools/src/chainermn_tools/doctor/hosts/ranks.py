@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from chainermn_tools import program
+from chainermn_tools import jobs
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.check import Context
 from chainermn_tools.doctor.hosts import placed
@@ -17,8 +17,7 @@ from chainermn_tools.doctor.hosts.remote import MARK
 from chainermn_tools.doctor.hosts.round import Round, address, ask
 from chainermn_tools.doctor.live import steps
 from chainermn_tools.doctor.live.job import YIELDING
-from chainermn_tools.launch import command_line
-from chainermn_tools.launch.hosts import deal
+from chainermn_tools.jobs import assign_slots
 
 # So many ranks of a host show where it puts them; more would only take longer.
 MOST_RANKS = 2
@@ -53,7 +52,7 @@ class Job:
     seconds: float
     pairs: tuple[Pair, ...]
     communicators: tuple[str, ...]
-    ended: program.Ended
+    ended: jobs.CompletedProcess
     records: tuple[dict[str, Any], ...]
 
     def hosts(self) -> list[str] | None:
@@ -64,7 +63,9 @@ class Job:
 def run(context: Context) -> Job:
     """Run the job; for ``context.once``, where all hosts that are to run ranks have answered."""
     round_ = context.once(ask)
-    shares = {host: min(n, MOST_RANKS) for host, n in deal(context.hosts, context.ranks).items()}
+    shares = {
+        host: min(n, MOST_RANKS) for host, n in assign_slots(context.hosts, context.ranks).items()
+    }
     pairs = _pairs(round_, list(shares))
     names = tuple(name for name in steps.COMMUNICATORS if not pairs or name != ONE_HOST)
     seconds = min(MOST_SECONDS, TOGETHER_SHARE * context.left())
@@ -78,7 +79,7 @@ def start(
     seconds: float,
     pairs: tuple[Pair, ...] = (),
     communicators: tuple[str, ...] = (),
-) -> program.Ended:
+) -> jobs.CompletedProcess:
     """Start ranks as `chainermn launch` does, and wait for their end.
 
     Args:
@@ -95,22 +96,20 @@ def start(
         "pairs": pairs,
         "communicators": communicators,
     }
-    words = command_line.command_line(
+    args = jobs.mpiexec_command(
         launcher,
         sum(shares.values()),
-        shares,
-        prefix=False,
+        jobs.rank_command(placed.__file__, json.dumps(job)),
+        hosts=shares,
         threads=1,
-        names=list(environment),
-        script=placed.__file__,
-        arguments=[json.dumps(job)],
+        variables=environment,
     )
-    return program.run(words, seconds, environment=environment)
+    return jobs.run(args, seconds, env=environment)
 
 
-def records(ended: program.Ended) -> tuple[dict[str, Any], ...]:
+def records(ended: jobs.CompletedProcess) -> tuple[dict[str, Any], ...]:
     """What ranks said, as it came."""
-    return tuple(json.loads(text) for text in RECORD.findall(ended.out))
+    return tuple(json.loads(text) for text in RECORD.findall(ended.stdout))
 
 
 def _pairs(round_: Round, hosts: list[str]) -> tuple[Pair, ...]:

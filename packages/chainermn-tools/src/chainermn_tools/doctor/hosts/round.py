@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.check import Answer, Check, Context, skipped
 from chainermn_tools.doctor.hosts import bootstrap, ssh
 from chainermn_tools.doctor.hosts.conversation import Conversation, conversations
-from chainermn_tools.environment import packages, probe
+from chainermn_tools.environment import packages
 
 # The name of this machine among the hosts; no host can have it.
 HERE = ""
@@ -108,7 +109,7 @@ def ask(context: Context) -> Round:
         replies.update((name, _answer(talk, until)) for name, talk in talks.items())
         here = replies.pop(HERE)
         if here.facts is None or here.facts["python"] is None:
-            raise probe.Unavailable(f"{sys.executable} can't be asked as hosts are: {here}")
+            raise jobs.Unavailable(f"{sys.executable} can't be asked as hosts are: {here}")
         answered = {name: one.facts for name, one in replies.items() if one.facts is not None}
         able = {name: one for name, one in {HERE: here.facts, **answered}.items() if "port" in one}
         reached = _try_connections(talks, able, min(REACH_SECONDS, context.left()))
@@ -150,7 +151,7 @@ def launcher(context: Context) -> dict[str, Any]:
     """The ``mpiexec`` on PATH; empty without one, which is another check's business."""
     try:
         found: dict[str, Any] = context.once(facts.launcher)
-    except probe.Unavailable:
+    except jobs.Unavailable:
         return {}
     return found
 

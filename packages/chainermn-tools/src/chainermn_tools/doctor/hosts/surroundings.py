@@ -10,8 +10,7 @@ from chainermn_tools.doctor.check import Answer, Context, failed, ok, skipped, w
 from chainermn_tools.doctor.here.memory import FIX_SIZE, MIB, USUAL_RANKS, room_for
 from chainermn_tools.doctor.hosts.round import Round, launcher, over_hosts
 from chainermn_tools.doctor.hosts.wording import all_of, told
-from chainermn_tools.environment.variables import NAMES, PREFIXES
-from chainermn_tools.launch.command_line import PASSED
+from chainermn_tools.jobs import influences_jobs, is_forwarded
 
 LIBRARIES = "LD_LIBRARY_PATH"
 # MVAPICH doesn't pass these on to other hosts: MV2_USE_CUDA, MV2_SMP_USE_CMA and so on.
@@ -83,10 +82,10 @@ def _only_there(here: Mapping[str, str], there: Mapping[str, str], passes: bool)
     """
     found = []
     for name in sorted(there):
-        matters = name.startswith(PREFIXES) or name in NAMES
+        matters = influences_jobs(name)
         if not matters or name.startswith((*OF_A_HOST, *MVAPICH)) or name == LIBRARIES:
             continue
-        overruled = passes or PASSED.match(name)
+        overruled = passes or is_forwarded(name)
         if name not in here or (not overruled and here[name] != there[name]):
             found.append(name)
     return found

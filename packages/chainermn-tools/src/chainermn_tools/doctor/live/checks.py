@@ -26,7 +26,7 @@ def ranks_start(context: Context) -> Answer:
     up, began = len(found.found(steps.START)), len(found.notes)
     if up == found.ranks:
         return ok(f"{up} ranks on {', '.join(sorted(_hosts(found)))}", ranks=up)
-    if found.ended.status is None:
+    if found.ended.returncode is None:
         if not began:
             said = f"mpiexec hangs: none of {found.ranks} ranks was started"
             fix = "getent hosts $(hostname)   # must print an address; else add one to /etc/hosts"
@@ -38,8 +38,8 @@ def ranks_start(context: Context) -> Answer:
         return failed(said, advice(found.output, fix))
     said = telling_line(found.output)
     return failed(
-        f"{up} of {found.ranks} ranks came up; mpiexec ended with status {found.ended.status} and "
-        f"said: {said}",
+        f"{up} of {found.ranks} ranks came up; mpiexec ended with status {found.ended.returncode} "
+        f"and said: {said}",
         advice(found.output, f"{HELLO}   # must print 0 and 1"),
     )
 
@@ -87,7 +87,7 @@ def order(context: Context) -> Answer:
     lacking = job.come_to(steps.ORDER, found)
     if lacking is not None:
         return lacking
-    turns = [int(one) for one in re.findall(rf"{rank.TURN} (\d+) ", found.ended.out)]
+    turns = [int(one) for one in re.findall(rf"{rank.TURN} (\d+) ", found.ended.stdout)]
     if turns == list(range(found.ranks)):
         return ok(f"ranks 0 to {found.ranks - 1} in this order")
     if sorted(turns) == list(range(found.ranks)):
@@ -153,13 +153,13 @@ def ranks_end(context: Context) -> Answer:
     lacking = job.come_to(steps.END, found)
     if lacking is not None:
         return lacking
-    if found.ended.status is None:
+    if found.ended.returncode is None:
         fix = f"{HELLO}; echo $?   # must come to an end"
         return failed("all ranks ended, and mpiexec does not", fix)
-    if found.ended.status:
+    if found.ended.returncode:
         said = telling_line(found.output)
         return failed(
-            f"all ranks ended, and mpiexec with status {found.ended.status}: {said}",
+            f"all ranks ended, and mpiexec with status {found.ended.returncode}: {said}",
             advice(found.output, f"{HELLO}; echo $?   # must print 0 at the end"),
         )
     return ok("all do")

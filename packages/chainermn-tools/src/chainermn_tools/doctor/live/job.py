@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chainermn_tools import program
+from chainermn_tools import jobs
 from chainermn_tools.doctor import facts
 from chainermn_tools.doctor.advice import advice, telling_line
 from chainermn_tools.doctor.check import Answer, Context, failed, skipped
 from chainermn_tools.doctor.live import rank, steps
-from chainermn_tools.environment.machine import cores
-from chainermn_tools.launch import command_line
+from chainermn_tools.jobs import available_cores
 
 # As few as can find one another.
 USUAL_RANKS = 2
@@ -48,13 +47,13 @@ class Job:
 
     ranks: int
     seconds: float
-    ended: program.Ended
+    ended: jobs.CompletedProcess
     notes: tuple[dict[str, dict[str, Any] | None], ...]
 
     @property
     def output(self) -> str:
         """All that mpiexec and the ranks printed."""
-        return f"{self.ended.out}\n{self.ended.err}"
+        return f"{self.ended.stdout}\n{self.ended.stderr}"
 
     def found(self, step: str) -> list[dict[str, Any]]:
         """What each process found in a step, of those that came through it."""
@@ -74,17 +73,17 @@ def run(context: Context) -> Job:
     launcher = context.once(facts.launcher)
     ranks = ranks_to_start(context)
     seconds = context.left()
-    threads = command_line.threads_for(ranks, {})
+    threads = jobs.threads_per_rank(ranks)
     environment = {**YIELDING, **os.environ, **STAY_HERE}
     hosts = {} if launcher["vendor"] is None else {HERE: ranks}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     with tempfile.TemporaryDirectory(prefix="chainermn-doctor-") as folder:
-        arguments = [folder, str(ranks), f"{seconds:.0f}"]
-        words = command_line.command_line(
-            launcher, ranks, hosts, False, threads or 1, list(environment), rank.__file__, arguments
+        command = jobs.rank_command(rank.__file__, folder, str(ranks), f"{seconds:.0f}")
+        args = jobs.mpiexec_command(
+            launcher, ranks, command, hosts=hosts, threads=threads, variables=environment
         )
-        ended = program.run(words, seconds, environment=environment)
+        ended = jobs.run(args, seconds, env=environment)
         files = sorted(Path(folder).iterdir())
         notes = tuple(_read(file.read_text().splitlines()) for file in files)
     return Job(ranks, seconds, ended, notes)
@@ -95,12 +94,12 @@ def ranks_to_start(context: Context) -> int:
     wanted = context.ranks_a_host()
     if wanted is None:
         return USUAL_RANKS
-    return max(USUAL_RANKS, min(wanted, cores()["usable"])) if context.hosts else wanted
+    return max(USUAL_RANKS, min(wanted, available_cores()["usable"])) if context.hosts else wanted
 
 
 def busy(ranks: int) -> str:
     """How it comes that so many ranks may just be slow on this machine; empty if they may not."""
-    usable = cores()["usable"]
+    usable = available_cores()["usable"]
     if ranks > usable:
         return f"{ranks} ranks are too many for {usable} cores"
     if os.getloadavg()[0] > usable:
@@ -117,7 +116,7 @@ def come_to(step: str, job: Job) -> Answer | None:
         return skipped(f"the ranks came no further than {stopped!r}", because=stopped)
     there = len(job.found(step))
     where = f"{there} of {job.ranks} ranks came through it"
-    if job.ended.status is None:
+    if job.ended.returncode is None:
         if busy(job.ranks):
             return failed(
                 f"it hangs, or {busy(job.ranks)}: {where} within {job.seconds:.0f} s",
@@ -131,7 +130,7 @@ def come_to(step: str, job: Job) -> Answer | None:
         )
     said = telling_line(job.output)
     return failed(
-        f"{where}; then the job ended with status {job.ended.status}: {said}",
+        f"{where}; then the job ended with status {job.ended.returncode}: {said}",
         advice(job.output, "this should not be; please report it: chainermn doctor --report"),
     )
 

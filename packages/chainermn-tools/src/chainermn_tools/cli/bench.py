@@ -8,11 +8,9 @@ from typing import Any
 import click
 from rich.console import Console
 
-from chainermn_tools import plots
 from chainermn_tools.bench import sizes
-from chainermn_tools.commands import options
-from chainermn_tools.environment.machine import cores
-from chainermn_tools.environment.topology import launched
+from chainermn_tools.cli import options, plotting
+from chainermn_tools.jobs import available_cores, rank_from_env
 
 # What there is to be measured: `dummy` moves nothing.
 NOT_MEASURED = ("dummy",)
@@ -69,13 +67,13 @@ def bench(
     Exit status: 0 when all values were right; 1 when some were not, or nothing could be measured;
     2 for a wrong command line; 124 when it took too long; else that of the job that failed.
     """
-    place = launched()
+    place = rank_from_env()
     names = _names(wanted)
     todo = _sizes(max_size)
     if place is not None and ranks not in (None, place[1]):
         raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
     if plot is not None:
-        plots.check(plot)
+        plotting.validate_plot_path(plot)
     limit = max(LEAST_LIMIT_SECONDS, PATIENCE * seconds)
     report = _report(place, ranks, names, todo, seconds, limit)
     if report is None:
@@ -88,7 +86,7 @@ def bench(
         # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
         render(report, Console(force_terminal=False if place else None, highlight=False))
     if plot is not None:
-        plots.draw(plot, lambda: _draw(report, plot))
+        plotting.save_plot(plot, lambda: _draw(report, plot))
     ctx.exit(0 if report["right"] else 1)
 
 
@@ -108,7 +106,7 @@ def _report(
             return rank.measure_here(names, todo, seconds, limit)
         except rank.NotStarted as problem:
             raise click.ClickException(str(problem)) from None
-    number = ranks or max(FEWEST_RANKS, min(MOST_RANKS, cores()["usable"]))
+    number = ranks or max(FEWEST_RANKS, min(MOST_RANKS, available_cores()["usable"]))
     try:
         return start.measure_on(number, names, todo, seconds, limit)
     except start.Failed as problem:

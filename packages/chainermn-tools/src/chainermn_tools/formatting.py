@@ -1,4 +1,4 @@
-"""Numbers of bytes and seconds in words, and foreign words made fit for a terminal."""
+"""Formats bytes, durations, and text of foreign origin for a terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ KIB = 1 << 10
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def bytes_in_words(nbytes: float) -> str:
-    """Bytes in the largest unit of which there is at least one."""
+def format_bytes(nbytes: float) -> str:
+    """Formats bytes, durations, and text of foreign origin for a terminal."""
     power = 0
     while nbytes >= KIB and power < len(UNITS) - 1:
         nbytes /= KIB
@@ -15,8 +15,8 @@ def bytes_in_words(nbytes: float) -> str:
     return f"{nbytes:.0f} {UNITS[power]}" if nbytes >= 10 else f"{nbytes:.3g} {UNITS[power]}"
 
 
-def time_in_words(seconds: float) -> str:
-    """Three digits and a unit."""
+def format_duration(seconds: float) -> str:
+    """Formats bytes, durations, and text of foreign origin for a terminal."""
     if not seconds:
         return "0"
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
@@ -26,10 +26,5 @@ def time_in_words(seconds: float) -> str:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """The text with spaces for control characters, which files and programs may hold.
-
-    Args:
-        text: from anywhere.
-        kept: control characters that stay.
-    """
+    """Formats bytes, durations, and text of foreign origin for a terminal."""
     return "".join(c if c.isprintable() or c in kept else " " for c in text)

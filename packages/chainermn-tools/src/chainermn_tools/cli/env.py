@@ -7,8 +7,7 @@ import json
 import click
 from rich.console import Console
 
-from chainermn_tools import environment, program
-from chainermn_tools.environment.topology import launched
+from chainermn_tools import environment, jobs
 
 
 @click.command()
@@ -18,9 +17,9 @@ def env(as_json: bool) -> None:
 
     Started under mpiexec, it shows where each rank is, once, from rank 0.
     """
-    with program.ended_by_signals(), program.leaving_none():
+    with jobs.exit_on_signals(), jobs.kill_children_on_exit():
         report = environment.collect()
-    place = launched()
+    place = jobs.rank_from_env()
     if place is not None and place[0] != 0:
         return
     if as_json:

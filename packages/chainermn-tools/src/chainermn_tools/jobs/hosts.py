@@ -1,4 +1,4 @@
-"""Hosts and how many ranks each gets, from a list or a hostfile of any MPI."""
+"""Host lists and hostfiles, in the syntax of any MPI, and how many ranks each host gets."""
 
 from __future__ import annotations
 
@@ -7,56 +7,65 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # What ssh could take for an option, and a shell for anything but a word, is no name of a host.
-NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-# `host`, `host:2` (MPICH) or `host slots=2` (Open MPI), then Open MPI's limit, which we needn't.
-LINE = re.compile(r"(?P<name>[^\s:]+)(?::(?P<after>\d+))?(?:\s+slots\s*=\s*(?P<slots>\d+))?")
-LIMIT = re.compile(r"\s+max[_-]slots\s*=\s*\d+$")
+HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+# `host`, `host:2` (MPICH), or `host slots=2` (Open MPI; `cpu=2` and `cpus=2` in its old releases).
+LINE = re.compile(
+    r"(?P<name>[^\s:]+)(?::(?P<hydra>\d+))?(?:\s+(?:slots|cpus?)\s*=\s*(?P<open_mpi>\d+))?"
+)
+# Open MPI's limit, which does not matter here: ranks are assigned to hosts explicitly.
+MAX_SLOTS = re.compile(r"\s+max[_-]slots\s*=\s*\d+$")
+MAX_RANKS = 10**6
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host that was named, and how many ranks it may get; None where that wasn't said."""
+    """A host, and how many ranks it may get.
+
+    Attributes:
+        name: a host name or an address.
+        slots: the number of ranks; None where none was given.
+    """
 
     name: str
     slots: int | None
 
 
-def from_list(text: str) -> tuple[Host, ...]:
-    """Hosts as in ``a,b`` or ``a:2,b:4``.
+def parse_host_list(text: str) -> tuple[Host, ...]:
+    """Parse a list of hosts, as in ``a,b`` or ``a:2,b:4``.
 
     Raises:
-        ValueError: something in it is no host.
+        ValueError: a part of it is no host.
     """
-    return _merged(_host(part, f"--hosts {text!r}") for part in text.split(","))
+    return _merge(_parse_host(part, f"--hosts {text!r}") for part in text.split(","))
 
 
-def from_file(text: str, name: str) -> tuple[Host, ...]:
-    """Hosts of a hostfile's text: a host a line, as MPICH or Open MPI write it, and ``#`` comments.
+def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
+    """Parse a hostfile: one host a line, as MPICH or Open MPI write it, and ``#`` comments.
 
     Args:
-        text: of the file.
-        name: of the file, for errors.
+        text: the file's content.
+        path: the file's name, for errors.
 
     Raises:
         ValueError: a line is no host, or there is none.
     """
     lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
-    hosts = _merged(
-        _host(LIMIT.sub("", line), f"line {number} of {name}")
+    hosts = _merge(
+        _parse_host(MAX_SLOTS.sub("", line), f"line {number} of {path}")
         for number, line in enumerate(lines, start=1)
         if line
     )
     if not hosts:
-        raise ValueError(f"{name} names no host")
+        raise ValueError(f"{path} names no host")
     return hosts
 
 
-def deal(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
-    """How many ranks each host gets.
+def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
+    """Return how many ranks each host gets.
 
     Args:
         hosts: in the order in which they are filled.
-        ranks: how many there are; None for as many as the hosts may get.
+        ranks: the number of ranks; None for as many as the hosts may get.
 
     Returns:
         The hosts that get any; without numbers of slots they share the ranks evenly.
@@ -82,23 +91,23 @@ def deal(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
     return {host.name: share for host, share in zip(hosts, shares, strict=True) if share}
 
 
-def _host(text: str, where: str) -> Host:
+def _parse_host(text: str, where: str) -> Host:
     found = LINE.fullmatch(text.strip())
-    if found is None or not NAME.fullmatch(found["name"]):
+    if found is None or not HOST_NAME.fullmatch(found["name"]):
         raise ValueError(
             f"{text!r} in {where} is no host; write a name or an address, and its number of "
             "ranks after a colon, as in host:4"
         )
-    if found["after"] and found["slots"]:
+    if found["hydra"] and found["open_mpi"]:
         raise ValueError(f"{text!r} in {where} says twice how many ranks")
-    slots = found["after"] or found["slots"]
-    if slots is not None and not 0 < int(slots[:9]) < 10**6:
+    slots = found["hydra"] or found["open_mpi"]
+    if slots is not None and not 0 < int(slots[:9]) < MAX_RANKS:
         raise ValueError(f"{text!r} in {where} gives the host {slots} ranks")
     return Host(found["name"], None if slots is None else int(slots))
 
 
-def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """A host that is named several times gets its ranks together, as both MPIs have it."""
+def _merge(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """Merge the entries of a host that is named several times; their slots add up."""
     merged: dict[str, Host] = {}
     for host in hosts:
         if host.name in merged:

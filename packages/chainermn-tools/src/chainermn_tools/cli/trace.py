@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from chainermn_tools import plots
+from chainermn_tools.cli import plotting
 
 
 @click.command()
@@ -32,11 +32,11 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
 
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """
+    from chainermn_tools.formatting import printable
     from chainermn_tools.trace import clocks, merged, picture, reading, text, waiting
-    from chainermn_tools.words import printable
 
     if plot is not None:
-        plots.check(plot)
+        plotting.validate_plot_path(plot)
     try:
         run = reading.read(Path(folder), wanted)
     except reading.NoTrace as problem:
@@ -53,4 +53,4 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
                 f"--output: {output} can't be written: {problem.strerror}"
             ) from None
     if plot is not None:
-        plots.draw(plot, lambda: picture.draw(run, meetings, plot))
+        plotting.save_plot(plot, lambda: picture.draw(run, meetings, plot))

@@ -1,4 +1,4 @@
-"""What the commands that draw have in common: complaints, before and after."""
+"""Validates the path that follows `--plot`, and saves the plot there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import click
 
 
-def check(file: str) -> None:
-    """Complain about what follows ``--plot`` before anything is done for nothing.
+def validate_plot_path(file: str) -> None:
+    """Refuse a path to which no plot can be saved, before anything is measured.
 
     Raises:
         click.UsageError: there is no matplotlib, or it can't write such a file.
@@ -28,8 +28,12 @@ def check(file: str) -> None:
         raise click.UsageError(f"--plot: {file} should end in one of .{', .'.join(sorted(known))}")
 
 
-def draw(file: str, make: Callable[[], None]) -> None:
-    """Draw the picture, and say so in standard error.
+def save_plot(file: str, make: Callable[[], None]) -> None:
+    """Save the plot, and report it on standard error.
+
+    Args:
+        file: the path.
+        make: draws the plot and saves it there.
 
     Raises:
         click.UsageError: the file can't be written.

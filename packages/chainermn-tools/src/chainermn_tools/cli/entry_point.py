@@ -1,4 +1,4 @@
-"""The command `chainermn`: a table of subcommands, each loaded when it is asked for."""
+"""The entry point of `chainermn`: a table of subcommands, each loaded when it is asked for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import click
 
 # Where each subcommand is written. To add one, write a click.Command and put its place here.
 COMMANDS = {
-    "bench": "chainermn_tools.commands.bench:bench",
-    "doctor": "chainermn_tools.commands.doctor:doctor",
-    "env": "chainermn_tools.commands.env:env",
-    "explain": "chainermn_tools.commands.explain:explain",
-    "launch": "chainermn_tools.commands.launch:launch",
-    "trace": "chainermn_tools.commands.trace:trace",
+    "bench": "chainermn_tools.cli.bench:bench",
+    "doctor": "chainermn_tools.cli.doctor:doctor",
+    "env": "chainermn_tools.cli.env:env",
+    "explain": "chainermn_tools.cli.explain:explain",
+    "launch": "chainermn_tools.cli.launch:launch",
+    "trace": "chainermn_tools.cli.trace:trace",
 }
 # When what was to be printed could not be: sysexits.h calls it EX_IOERR.
 NOT_WRITTEN = 74

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from chainermn_tools.launch import command_line, hosts, job, verdict
+from chainermn_tools import jobs
+from chainermn_tools.launch import job, verdict
 from chainermn_tools.launch.records import with_plain_ranks
 
 
@@ -60,25 +61,24 @@ def launch(
         dealt = _dealt(ranks, host_list, hostfile)
         if not os.path.exists(script):
             raise ValueError(f"there is no {script}")
-        mpiexec = command_line.find_mpiexec()
+        mpiexec = jobs.find_mpiexec()
     except ValueError as problem:
         raise click.UsageError(str(problem)) from None
     number = sum(dealt.values()) if ranks is None else ranks
-    threads = command_line.threads_for(number, dealt)
+    threads = jobs.threads_per_rank(number, dealt)
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     environment = {**os.environ, **chosen}
-    words = command_line.command_line(
+    args = jobs.mpiexec_command(
         mpiexec,
         number,
-        dealt,
-        prefix,
-        threads,
-        [*environment, command_line.LAUNCH_VARIABLE],
-        script,
-        arguments,
+        jobs.rank_command(script, *arguments),
+        hosts=dealt,
+        prefix=prefix,
+        threads=threads,
+        variables=environment,
     )
-    _say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(words)]))
-    ctx.exit(_run(words, environment, number, max_restarts, prefix))
+    _say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
+    ctx.exit(_run(args, environment, number, max_restarts, prefix))
 
 
 def _run(
@@ -90,7 +90,7 @@ def _run(
         for attempt in range(restarts + 1):
             if attempt:
                 _say(f"starting again, {attempt} of {restarts}")
-            fresh = {**environment, command_line.LAUNCH_VARIABLE: secrets.token_hex(8)}
+            fresh = {**environment, jobs.JOB_VARIABLE: secrets.token_hex(8)}
             try:
                 outcome = job.run(words, fresh, signals, change)
             except FileNotFoundError as problem:  # a script's interpreter, too, may be missing
@@ -119,13 +119,13 @@ def _dealt(ranks: int | None, host_list: str | None, hostfile: str | None) -> di
     if host_list is not None and hostfile is not None:
         raise ValueError("--hosts and --hostfile exclude each other")
     if host_list is not None:
-        return hosts.deal(hosts.from_list(host_list), ranks)
+        return jobs.assign_slots(jobs.parse_host_list(host_list), ranks)
     if hostfile is not None:
         try:
             text = Path(hostfile).read_text()
         except (OSError, UnicodeDecodeError) as problem:
             raise ValueError(f"the hostfile {hostfile} can't be read: {problem}") from None
-        return hosts.deal(hosts.from_file(text, hostfile), ranks)
+        return jobs.assign_slots(jobs.parse_hostfile(text, hostfile), ranks)
     if ranks is None:
         raise ValueError("how many ranks? give -n, --hosts or --hostfile")
     return {}

@@ -11,12 +11,10 @@ import click
 from rich.console import Console
 
 from chainermn_tools import doctor as examining
-from chainermn_tools import program
-from chainermn_tools.commands import options
+from chainermn_tools import jobs
+from chainermn_tools.cli import options
 from chainermn_tools.doctor import report, text
 from chainermn_tools.doctor.check import Context
-from chainermn_tools.environment.topology import launched
-from chainermn_tools.launch import hosts as hosts_of
 
 # Of the time-out, for starting and ending this program itself.
 OWN_SECONDS = 2.0
@@ -69,7 +67,7 @@ def doctor(
     """
     began = time.monotonic()
     try:
-        if launched() is not None:
+        if jobs.rank_from_env() is not None:
             raise ValueError("the doctor starts ranks itself; run it without mpiexec")
         if as_json and to_paste:
             raise ValueError("--json and --report exclude each other")
@@ -89,7 +87,7 @@ def doctor(
     layers = [examining.HERE, examining.LIVE]
     if host_list is not None or hostfile is not None:
         layers.append(examining.HOSTS)
-    with program.ended_by_signals(), program.leaving_none():
+    with jobs.exit_on_signals(), jobs.kill_children_on_exit():
         coming = examining.examine(layers, context)
         if as_json:
             findings = list(coming)
@@ -104,7 +102,7 @@ def doctor(
     ctx.exit(STATUSES[text.worst(findings)])
 
 
-def _hosts(host_list: str | None, hostfile: str | None) -> tuple[hosts_of.Host, ...]:
+def _hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:
     """The hosts that were named; a hostfile's mistakes are for a check to find.
 
     Raises:
@@ -113,7 +111,7 @@ def _hosts(host_list: str | None, hostfile: str | None) -> tuple[hosts_of.Host, 
     if host_list is not None and hostfile is not None:
         raise ValueError("--hosts and --hostfile exclude each other")
     if host_list is not None:
-        return hosts_of.from_list(host_list)
+        return jobs.parse_host_list(host_list)
     if hostfile is None:
         return ()
     try:
@@ -121,6 +119,6 @@ def _hosts(host_list: str | None, hostfile: str | None) -> tuple[hosts_of.Host, 
     except OSError as problem:
         raise ValueError(f"the hostfile {hostfile!r} can't be read: {problem.strerror}") from None
     try:
-        return hosts_of.from_file(content, hostfile)
+        return jobs.parse_hostfile(content, hostfile)
     except ValueError:
         return ()
