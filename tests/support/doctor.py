@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +87,7 @@ class Machine:
         self.folder = folder
         self.started: list[list[str]] = []
         self._patch = patch
-        self._facts: dict[Any, Any] = {}
+        self._facts: dict[Any, Callable[..., Any]] = {}
         self._hosts: Sequence[str] = ()
         for name in os.environ:
             if name.startswith(TELLING) or name.endswith("_NUM_THREADS"):
@@ -140,7 +141,12 @@ class Machine:
             parse_host_list(hosts) if isinstance(hosts, str) else [Host(one, None) for one in hosts]
         )
         deadline = time.monotonic() + seconds
-        return Context(deadline, hosts=tuple(named), cache=dict(self._facts), **asked)
+        return Context(
+            deadline,
+            hosts=tuple(named),
+            cache={fact: _outcome(give) for fact, give in self._facts.items()},
+            **asked,
+        )
 
     def time_of(self, part: str, timeout: float) -> float:
         """The seconds that a part of the doctor's work gets."""
@@ -394,6 +400,16 @@ def _gives(value: Any) -> Callable[..., Any]:
     return give
 
 
+def _outcome(give: Callable[..., Any]) -> Future[Any]:
+    """What a function returned or raised."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(give())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
 def _noted(notes: Mapping[str, Any] | str) -> str:
     if isinstance(notes, str):
         return notes
@@ -405,6 +421,6 @@ def _noted(notes: Mapping[str, Any] | str) -> str:
 
 def _reply(name: str, said: Mapping[str, Any] | str) -> cluster_facts.HostReply:
     if isinstance(said, str):
-        return cluster_facts.HostReply(None, ssh.SSHFailure(said, "it said so"))  # type: ignore[arg-type]
+        return cluster_facts.HostReply(None, ssh.SSHFailure(said, "it said so"))
     found = {**FACTS, "hostname": name, "machine": name, **said}
     return cluster_facts.HostReply(found, reached=found.pop("reached", {}))

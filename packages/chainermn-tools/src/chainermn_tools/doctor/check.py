@@ -12,9 +12,9 @@ A check is a function in the file of its subject, registered where it stands::
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -96,7 +96,7 @@ class Context:
     hosts: tuple[Host, ...] = ()
     hostfile: str | None = None
     script: str | None = None
-    cache: dict[Any, _CachedCall] = field(default_factory=dict)
+    cache: dict[Any, Future[Any]] = field(default_factory=dict)
 
     def remaining(self) -> float:
         """Return the seconds for which a program may run that is started now; at least 0.1.
@@ -147,28 +147,15 @@ class Context:
         Raises:
             Exception: what ``function`` raised, for all that call it.
         """
+        mine: Future[Any] = Future()
         # setdefault of a dict is atomic, so that all threads get the same one.
-        return self.cache.setdefault(function, _CachedCall())(function, self)
-
-
-class _CachedCall:
-    """The outcome of a function that is called once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._outcome: tuple[Any, Exception | None] | None = None
-
-    def __call__(self, function: Callable[[Context], Any], context: Context) -> Any:
-        with self._lock:
-            if self._outcome is None:
-                try:
-                    self._outcome = (function(context), None)
-                except Exception as error:
-                    self._outcome = (None, error)
-        value, raised = self._outcome
-        if raised is not None:
-            raise raised
-        return value
+        future = self.cache.setdefault(function, mine)
+        if future is mine:
+            try:
+                future.set_result(function(self))
+            except Exception as error:
+                future.set_exception(error)
+        return future.result()
 
 
 @dataclass(frozen=True)

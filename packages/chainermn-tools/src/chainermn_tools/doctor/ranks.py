@@ -14,6 +14,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools import environment
@@ -190,17 +191,18 @@ def order(context: Context, job: RankJob) -> CheckResult:
     )
 
 
-def _try_messages(world: MPI.Intracomm) -> dict[str, Any]:
+def _tests() -> ModuleType:
+    """Import what only ranks may import: it starts MPI."""
     from chainermn_tools.doctor import communicator_tests
 
-    return communicator_tests.try_messages(world)
+    return communicator_tests
 
 
 @add_step(
     MESSAGES,
     "Do messages arrive as they were sent, and how fast?",
     ("order of output",),
-    _try_messages,
+    lambda world: _tests().try_messages(world),
 )
 def messages(context: Context, job: RankJob) -> CheckResult:
     return _judge_values(job, MESSAGES, "they arrive")
@@ -210,13 +212,11 @@ def _add_communicator(communicator: str) -> None:
     """Add the check of a communicator."""
     name = f"communicator {communicator}"
 
-    def probe(world: MPI.Intracomm) -> dict[str, Any]:
-        from chainermn_tools.doctor import communicator_tests
-
-        return communicator_tests.try_communicator(world, communicator)
-
     @add_step(
-        name, f"Does the communicator {communicator!r} give what it must?", (MESSAGES,), probe
+        name,
+        f"Does the communicator {communicator!r} give what it must?",
+        (MESSAGES,),
+        lambda world: _tests().try_communicator(world, communicator),
     )
     def judge(context: Context, job: RankJob) -> CheckResult:
         reason = job.found(name)[0].get("why_not")
@@ -259,14 +259,11 @@ def _format_rate(nbytes: float) -> str:
     return f"{nbytes / 1e9:.2g} GB/s" if nbytes >= 1e8 else f"{nbytes / 1e6:.2g} MB/s"
 
 
-def _reduce_on_gpus(world: MPI.Intracomm) -> dict[str, Any]:
-    from chainermn_tools.doctor import communicator_tests
-
-    return communicator_tests.try_device_reduce(world)
-
-
 @add_step(
-    "device reduce", "Does MPI take memory of GPUs, and sum it?", (MESSAGES,), _reduce_on_gpus
+    "device reduce",
+    "Does MPI take memory of GPUs, and sum it?",
+    (MESSAGES,),
+    lambda world: _tests().try_device_reduce(world),
 )
 def device_reduce(context: Context, job: RankJob) -> CheckResult:
     found = job.found("device reduce")[0]

@@ -129,7 +129,7 @@ def show_all(
     shown: list[CheckResult] = []
     coming = iter(results)
     for stage in stages:
-        _print_line(console, "bold", stage.title)
+        _print(console, stage.title, "bold")
         blocked: dict[str, int] = {}  # the number of checks that each failed one blocked
         for result in itertools.islice(coming, len(stage.checks)):
             shown.append(result)
@@ -140,9 +140,9 @@ def show_all(
             console.file.flush()
         for cause, count in blocked.items():
             checks = "1 check was" if count == 1 else f"{count} checks were"
-            _print_line(console, "dim", f"{INDENT}{checks} left out, since {cause!r} failed")
-        _print_line(console, "", "")
-    _print_line(console, "bold " + STYLES[worst_status(shown)], summary(shown))
+            _print(console, f"{INDENT}{checks} left out, since {cause!r} failed", "dim")
+        _print(console, "")
+    _print(console, summary(shown), f"bold {STYLES[worst_status(shown)]}")
     return shown
 
 
@@ -152,12 +152,12 @@ def _show(result: CheckResult, width: int, console: Console) -> None:
     is_bad = result.status in ("warning", "failed")
     first = result.question if is_bad else result.message
     if not console.is_terminal:
-        print(f"{label}  {result.name:{width}}  {_one_line(first)}".rstrip(), file=console.file)
+        _print(console, f"{label}  {result.name:{width}}  {_one_line(first)}".rstrip())
     else:
         _print_row(console, result, label, width, first)
     if is_bad:
         _print_wrapped(console, result.message)
-        _print_line(console, "green", f"{INDENT}fix: {_one_line(result.hint or '')}")
+        _print(console, f"{INDENT}fix: {_one_line(result.hint or '')}", "green")
 
 
 def _print_row(console: Console, result: CheckResult, label: str, width: int, first: str) -> None:
@@ -179,8 +179,9 @@ def _print_row(console: Console, result: CheckResult, label: str, width: int, fi
 
 
 def _print_wrapped(console: Console, text: str, style: str = "") -> None:
+    """Print an indented sentence, wrapped where lines are as wide as the terminal."""
     if not console.is_terminal:
-        print(f"{INDENT}{_one_line(text)}", file=console.file)
+        _print(console, f"{INDENT}{_one_line(text)}")
         return
     from rich.padding import Padding
     from rich.text import Text
@@ -188,10 +189,8 @@ def _print_wrapped(console: Console, text: str, style: str = "") -> None:
     console.print(Padding.indent(Text(text, style=style, overflow="fold"), len(INDENT)))
 
 
-def _print_line(console: Console, style: str, text: str) -> None:
-    if not console.is_terminal:
-        print(text, file=console.file)
-        return
+def _print(console: Console, text: str, style: str = "") -> None:
+    """Print a line and never break it; only terminals get a style."""
     from rich.text import Text
 
     console.print(Text(text, style=style), soft_wrap=True)

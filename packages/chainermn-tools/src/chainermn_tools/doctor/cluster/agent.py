@@ -1,4 +1,4 @@
-"""The program that the doctor runs on each host, this one too: what is there, who can be reached.
+"""The program that the doctor runs on each host, this one too: it reports facts and connects.
 
 It is sent as text to whatever Python the host has. So it imports nothing of ours, and keeps to
 what Python 3.6 understands: newer types stand in quotes. It reads orders, JSON objects a line
@@ -23,12 +23,14 @@ from typing import Any
 
 MARK = "chainermn-doctor:"
 # Of the same package two may be installed; the one that would be imported says in its own files.
-IMPORTED = ("numpy", "mpi4py", "chainer", "cupy")
-VERSION = re.compile(r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
-LISTENING = 128  # connections that may wait until they are accepted
-CONNECTORS = 100  # threads that try connections
+IMPORTED_PACKAGES = ("numpy", "mpi4py", "chainer", "cupy")
+VERSION_LINE = re.compile(
+    r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE
+)
+BACKLOG = 128  # connections that may wait until they are accepted
+CONNECT_THREADS = 100  # threads that try connections
 TRIES = 5  # connections to the same host, of which the fastest is its distance
-LONGEST_TEXT = 4000
+MAX_TEXT_LENGTH = 4000
 # More than any network carries in one piece. One that is told to carry more than it can loses it.
 LARGE_BYTES = 1 << 18
 STALLED = "a short message arrives, and a long one stalls"
@@ -36,30 +38,30 @@ STALLED = "a short message arrives, and a long one stalls"
 
 def main() -> None:
     sys.path[:] = [folder for folder in sys.path if folder]
-    job = json.loads(sys.stdin.readline())
-    signal.alarm(int(job["seconds"]))  # ends it whatever it does
+    order = json.loads(sys.stdin.readline())
+    signal.alarm(int(order["seconds"]))  # ends it whatever it does
     listener = listen()
-    threading.Thread(target=greet, args=(listener, job["token"]), daemon=True).start()
-    say(dict(facts(job), port=listener.getsockname()[1]))
+    threading.Thread(target=serve, args=(listener, order["token"]), daemon=True).start()
+    answer(dict(facts(order), port=listener.getsockname()[1]))
     for line in sys.stdin:
-        say(reach(json.loads(line), job["token"]))
+        answer(try_connections(json.loads(line), order["token"]))
 
 
-def say(answer: "dict[str, Any]") -> None:
-    sys.stdout.write("\n" + MARK + json.dumps(answer) + "\n")
+def answer(content: "dict[str, Any]") -> None:
+    sys.stdout.write("\n" + MARK + json.dumps(content) + "\n")
     sys.stdout.flush()
 
 
-def facts(job: "dict[str, Any]") -> "dict[str, Any]":
+def facts(order: "dict[str, Any]") -> "dict[str, Any]":
     return {
         "python": {
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),
         },
-        "packages": packages(job["packages"], job["families"]),
-        "mpiexec": mpiexecs(job["mpiexec"], job["program_seconds"]),
+        "packages": packages(order["packages"], order["families"]),
+        "mpiexec": mpiexecs(order["mpiexec"], order["program_seconds"]),
         "variables": dict(os.environ),
-        "script": None if job["script"] is None else script(job["script"]),
+        "script": None if order["script"] is None else script(order["script"]),
         "shm": shm(),
         "hostname": socket.gethostname(),
         "machine": machine(),
@@ -67,7 +69,7 @@ def facts(job: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def packages(names: "list[str]", families: "list[str]") -> "dict[str, str | None]":
-    """Versions of the distributions that are installed, by name."""
+    """Return the versions of the distributions that are installed, by name."""
     try:
         from importlib import metadata, util
     except ImportError:  # before Python 3.8
@@ -77,7 +79,7 @@ def packages(names: "list[str]", families: "list[str]") -> "dict[str, str | None
         name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
         if name in names or name.startswith(tuple(family + "-" for family in families)):
             found.setdefault(name, one.metadata["Version"])
-    for name in IMPORTED:
+    for name in IMPORTED_PACKAGES:
         spec = util.find_spec(name)
         if spec is not None and spec.origin:
             written, installed = written_version(os.path.dirname(spec.origin)), found.get(name)
@@ -91,7 +93,7 @@ def written_version(folder: str) -> "str | None":
     for name in ("version.py", "_version.py", "__init__.py"):
         try:
             with open(os.path.join(folder, name), encoding="utf-8") as file:
-                version = VERSION.search(file.read())
+                version = VERSION_LINE.search(file.read())
         except OSError:
             continue
         if version:
@@ -100,7 +102,7 @@ def written_version(folder: str) -> "str | None":
 
 
 def mpiexecs(path: str, seconds: float) -> "dict[str, Any]":
-    """What mpiexec says at the path that is used here, and where PATH leads to another one."""
+    """Return the version text of mpiexec at the given path, and of the one on PATH."""
     found = {}
     first = shutil.which("mpiexec")
     for name, where in (("same path", path), ("on PATH", first)):
@@ -121,7 +123,7 @@ def version_text(path: str, seconds: float) -> str:
     except OSError as problem:
         return str(problem)
     try:
-        return process.communicate(timeout=seconds)[0].decode(errors="replace")[:LONGEST_TEXT]
+        return process.communicate(timeout=seconds)[0].decode(errors="replace")[:MAX_TEXT_LENGTH]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # what it started, too
         process.wait()
@@ -129,7 +131,7 @@ def version_text(path: str, seconds: float) -> str:
 
 
 def script(path: str) -> "dict[str, Any]":
-    """Whether the file is there, and a digest of it; None where it can't be read."""
+    """Return whether the file is there, and a digest of it or why it can't be read."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
@@ -152,7 +154,7 @@ def shm() -> "dict[str, Any] | None":
 
 
 def machine() -> str:
-    """The same for all names of one host, and different on two."""
+    """Return what is the same for all names of one host, and different on two."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
@@ -162,7 +164,7 @@ def machine() -> str:
 
 
 def listen() -> socket.socket:
-    """A socket that takes connections at a port that the kernel chose, over IPv6 too."""
+    """Return a socket that listens at a port that the kernel chose, over IPv6 too."""
     try:
         listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -170,20 +172,20 @@ def listen() -> socket.socket:
     except OSError:  # no IPv6
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.bind(("", 0))
-    listener.listen(LISTENING)
+    listener.listen(BACKLOG)
     return listener
 
 
-def greet(listener: socket.socket, token: str) -> None:
-    """Tell whoever connects that it has reached this program and no other."""
+def serve(listener: socket.socket, token: str) -> None:
+    """Send the token to whoever connects, so that it knows which program it has reached."""
     while True:
         connection, _ = listener.accept()
         # One that stalls holds up no other.
-        threading.Thread(target=tell, args=(connection, token), daemon=True).start()
+        threading.Thread(target=send_data, args=(connection, token), daemon=True).start()
 
 
-def tell(connection: socket.socket, token: str) -> None:
-    """Send the token, and then as much as shows whether large messages come through."""
+def send_data(connection: socket.socket, token: str) -> None:
+    """Send the token, and then enough to show whether large messages come through."""
     try:
         connection.sendall(token.encode())
         connection.sendall(bytes(LARGE_BYTES))
@@ -193,10 +195,10 @@ def tell(connection: socket.socket, token: str) -> None:
         connection.close()
 
 
-def reach(order: "dict[str, Any]", token: str) -> "dict[str, Any]":
-    """Connect to others, each ``[address, port]``; what came of it, by name."""
+def try_connections(order: "dict[str, Any]", token: str) -> "dict[str, Any]":
+    """Connect to others, each ``[address, port]``; return what came of it, by name."""
     others = order["connect"]
-    with ThreadPoolExecutor(CONNECTORS) as pool:
+    with ThreadPoolExecutor(CONNECT_THREADS) as pool:
         found = pool.map(
             lambda one: connect(one[0], one[1], token, order["seconds"]), others.values()
         )
@@ -204,35 +206,35 @@ def reach(order: "dict[str, Any]", token: str) -> "dict[str, Any]":
 
 
 def connect(address: str, port: int, token: str, seconds: float) -> "dict[str, Any]":
-    """Seconds of the fastest connection, or what went wrong with the first that failed."""
+    """Return the seconds of the fastest connection, or what was wrong with one that failed."""
     fastest = seconds
     for left in reversed(range(TRIES)):
         begun = time.perf_counter()
-        heard = b""
+        received = b""
         try:
             with socket.create_connection((address, port), seconds) as connection:
                 fastest = min(fastest, time.perf_counter() - begun)
-                heard = read(connection, len(token))
-                if heard != token.encode():
+                received = read(connection, len(token))
+                if received != token.encode():
                     return {"problem": "something else answers there"}
                 if not left and len(read(connection, LARGE_BYTES)) < LARGE_BYTES:
                     return {"problem": STALLED}
         except socket.timeout:  # noqa: UP041
-            return {"problem": STALLED if heard else "timed out"}
+            return {"problem": STALLED if received else "timed out"}
         except OSError as problem:
             return {"problem": problem.strerror or str(problem)}
     return {"seconds": fastest}
 
 
 def read(connection: socket.socket, nbytes: int) -> bytes:
-    """So many bytes, or fewer where the connection ends."""
-    heard = b""
-    while len(heard) < nbytes:
-        piece = connection.recv(nbytes - len(heard))
+    """Return so many bytes, or fewer where the connection ends."""
+    received = b""
+    while len(received) < nbytes:
+        piece = connection.recv(nbytes - len(received))
         if not piece:
             break
-        heard += piece
-    return heard
+        received += piece
+    return received
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped
@@ -15,7 +14,7 @@ from chainermn_tools.doctor.cluster.facts import (
     over_hosts,
     subject_of,
 )
-from chainermn_tools.doctor.cluster.ssh import FailureKind
+from chainermn_tools.doctor.cluster.ssh import KINDS
 from chainermn_tools.jobs import HOST_NAME, HYDRA_VENDORS, parse_hostfile
 
 # MPICH and its relatives write `host:2`, Open MPI `host slots=2` (`cpu=2` in its old releases).
@@ -23,56 +22,6 @@ HYDRA_LINE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d{1,6})")
 OPEN_MPI_LINE = re.compile(
     r"(?P<name>[^\s:=]+)\s+(?:slots|cpus?)\s*=\s*(?P<slots>\d{1,6})(?:\s+max[_-]slots\s*=\s*\d+)?"
 )
-SLOW = "if it is just slow, give it more time with --timeout"
-# What is wrong, and what to do about it.
-FAILURES: dict[FailureKind, tuple[str, str]] = {
-    "unknown name": (
-        "nobody knows this name",
-        "write the host's address, or add a line to /etc/hosts: ADDRESS {host}",
-    ),
-    "unreachable": (
-        "there is no way to it, or it is down",
-        "ping {host}   # and see that the host runs, and that no firewall drops port 22",
-    ),
-    "refused": (
-        "it refuses the connection: no ssh server listens there",
-        "sudo systemctl start ssh   # on {host}; or put its port into ~/.ssh/config",
-    ),
-    "closed": (
-        "its ssh server closes the connection before the login",
-        "sudo journalctl -u ssh   # on {host}, which says why: MaxStartups, a blocked address",
-    ),
-    "unknown host key": (
-        "ssh doesn't know its key yet, and would ask",
-        "ssh {host}   # once, and answer yes if the fingerprint is right",
-    ),
-    "changed host key": (
-        "its key is not the one that ssh knows",
-        "ssh-keygen -R {host}   # if the host was installed anew, and else find out who answers",
-    ),
-    "no key": (
-        "it wants a key, and ssh has none to offer",
-        "ssh-keygen -t ed25519 && ssh-copy-id {host}",
-    ),
-    "refused key": (
-        "it takes none of the keys that ssh offers",
-        "ssh-copy-id {host}",
-    ),
-    "no answer": (
-        "ssh gets no answer in time",
-        "ssh -v {host} true   # shows where it waits; " + SLOW,
-    ),
-    "no shell": (
-        "the login succeeds, but what runs there gives no answer in time",
-        "ssh {host} true   # if it doesn't end, see ~/.bashrc there and what it waits for; " + SLOW,
-    ),
-    "no ssh": (
-        "ssh can't be started here",
-        "sudo apt-get install openssh-client   # or what HYDRA_LAUNCHER_EXEC names",
-    ),
-}
-NAME_FAILURES: tuple[FailureKind, ...] = ("unknown name",)
-KEY_FAILURES: tuple[FailureKind, ...] = ("unknown host key", "changed host key")
 
 checks = Checks()
 
@@ -157,32 +106,31 @@ def slots(context: Context) -> CheckResult:
 @checks.add("host names", "Are the hosts' names known?")
 @over_hosts
 def host_names(_: Context, cluster: ClusterFacts) -> CheckResult:
-    return _judge_logins(cluster, NAME_FAILURES, "they are known")
+    return _judge_logins(cluster, "host names", "they are known")
 
 
 @checks.add("host keys", "Does ssh know the hosts' keys?")
 @over_hosts
 def host_keys(_: Context, cluster: ClusterFacts) -> CheckResult:
-    return _judge_logins(cluster, KEY_FAILURES, "the keys are known")
+    return _judge_logins(cluster, "host keys", "the keys are known")
 
 
 @checks.add("ssh", "Can one log in to each host without a password, as mpiexec does?")
 @over_hosts
 def login(_: Context, cluster: ClusterFacts) -> CheckResult:
-    kinds = FAILURES.keys() - {*NAME_FAILURES, *KEY_FAILURES}
-    return _judge_logins(cluster, kinds, "they let us in")
+    return _judge_logins(cluster, "ssh", "they let us in")
 
 
-def _judge_logins(cluster: ClusterFacts, kinds: Collection[str], success: str) -> CheckResult:
-    """Judge one part of the logins; nothing is said of hosts that fail in another."""
+def _judge_logins(cluster: ClusterFacts, check: str, success: str) -> CheckResult:
+    """Judge the part of the logins that a check is about, and say nothing of the others."""
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
-    mine = {host: one for host, one in failures.items() if one.kind in kinds}
+    mine = {host: one for host, one in failures.items() if KINDS[one.kind].check == check}
     if mine:
         first, failure = next(iter(mine.items()))
-        message = describe_problems({host: FAILURES[one.kind][0] for host, one in mine.items()})
+        message = describe_problems({h: KINDS[one.kind].message for h, one in mine.items()})
         if failure.message:
             message += f" (of {first}: {failure.message})"
-        hint = FAILURES[failure.kind][1].format(host=first)
+        hint = KINDS[failure.kind].hint.format(host=first)
         return failed(message, hint, hosts={host: one.kind for host, one in mine.items()})
     passed = [host for host in cluster.hosts if host not in failures]
     if not passed:

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from chainermn_tools.jobs import HOST_NAME
 
@@ -20,33 +19,6 @@ OPTIONS = (
     *("-o", "BatchMode=yes"),
     *("-o", "ConnectionAttempts=1"),
 )
-FailureKind = Literal[
-    "unknown name",
-    "unreachable",
-    "refused",
-    "closed",
-    "unknown host key",
-    "changed host key",
-    "no key",
-    "refused key",
-    "no answer",
-    "no shell",
-    "no ssh",
-]
-# What ssh prints, most telling first.
-STDERR_PATTERNS: tuple[tuple[FailureKind, str], ...] = (
-    ("unknown name", r"could not resolve hostname|name or service not known"),
-    ("changed host key", r"remote host identification has changed|host key for .* has changed"),
-    ("unknown host key", r"host key verification failed|no .* host key is known for"),
-    ("refused key", r"permission denied \(|too many authentication failures"),
-    ("refused", r"connection refused"),
-    (
-        "unreachable",
-        r"timed out|no route to host|network is unreachable"
-        r"|connect to host .*(?:permission denied|operation not permitted)",  # a firewall here
-    ),
-    ("closed", r"connection closed by|connection reset by|kex_exchange_identification"),
-)
 OFFERED = re.compile(r"^debug1: Offering public key", re.MULTILINE)
 LOGGED_IN = re.compile(r"^(?:debug1: )?Authenticated to ", re.MULTILINE)
 # What -v adds: its own lines, and the banner of a version. And what is no failure.
@@ -55,6 +27,107 @@ VERBOSE_LINE = re.compile(
     r"|Warning: Permanently added "
 )
 QUOTED_CHARACTERS = 300
+IF_SLOW = "if it is just slow, give it more time with --timeout"
+
+
+@dataclass(frozen=True)
+class FailureKind:
+    """A way in which a login can fail.
+
+    Attributes:
+        name: what JSON calls it.
+        check: the name of the check that reports it.
+        message: what is wrong.
+        hint: what to do about it, with ``{host}`` for the host's name.
+        pattern: what ssh prints; None for a kind that is recognised otherwise.
+    """
+
+    name: str
+    check: str
+    message: str
+    hint: str
+    pattern: str | None = None
+
+
+# Most telling first.
+FAILURE_KINDS = (
+    FailureKind(
+        "unknown name",
+        "host names",
+        "nobody knows this name",
+        "write the host's address, or add a line to /etc/hosts: ADDRESS {host}",
+        r"could not resolve hostname|name or service not known",
+    ),
+    FailureKind(
+        "changed host key",
+        "host keys",
+        "its key is not the one that ssh knows",
+        "ssh-keygen -R {host}   # if the host was installed anew, and else find out who answers",
+        r"remote host identification has changed|host key for .* has changed",
+    ),
+    FailureKind(
+        "unknown host key",
+        "host keys",
+        "ssh doesn't know its key yet, and would ask",
+        "ssh {host}   # once, and answer yes if the fingerprint is right",
+        r"host key verification failed|no .* host key is known for",
+    ),
+    FailureKind(
+        "refused key",
+        "ssh",
+        "it takes none of the keys that ssh offers",
+        "ssh-copy-id {host}",
+        r"permission denied \(|too many authentication failures",
+    ),
+    FailureKind(
+        "refused",
+        "ssh",
+        "it refuses the connection: no ssh server listens there",
+        "sudo systemctl start ssh   # on {host}; or put its port into ~/.ssh/config",
+        r"connection refused",
+    ),
+    FailureKind(
+        "unreachable",
+        "ssh",
+        "there is no way to it, or it is down",
+        "ping {host}   # and see that the host runs, and that no firewall drops port 22",
+        r"timed out|no route to host|network is unreachable"
+        r"|connect to host .*(?:permission denied|operation not permitted)",  # a firewall here
+    ),
+    FailureKind(
+        "closed",
+        "ssh",
+        "its ssh server closes the connection before the login",
+        "sudo journalctl -u ssh   # on {host}, which says why: MaxStartups, a blocked address",
+        r"connection closed by|connection reset by|kex_exchange_identification",
+    ),
+    FailureKind(
+        "no key",
+        "ssh",
+        "it wants a key, and ssh has none to offer",
+        "ssh-keygen -t ed25519 && ssh-copy-id {host}",
+    ),
+    FailureKind(
+        "no answer",
+        "ssh",
+        "ssh gets no answer in time",
+        f"ssh -v {{host}} true   # shows where it waits; {IF_SLOW}",
+    ),
+    FailureKind(
+        "no shell",
+        "ssh",
+        "the login succeeds, but what runs there gives no answer in time",
+        "ssh {host} true   # if it doesn't end, see ~/.bashrc there and what it waits for; "
+        + IF_SLOW,
+    ),
+    FailureKind(
+        "no ssh",
+        "ssh",
+        "ssh can't be started here",
+        "sudo apt-get install openssh-client   # or what HYDRA_LAUNCHER_EXEC names",
+    ),
+)
+KINDS = {kind.name: kind for kind in FAILURE_KINDS}
 
 
 @dataclass(frozen=True)
@@ -62,11 +135,11 @@ class SSHFailure:
     """Why a host gave no answer.
 
     Attributes:
-        kind: "no shell" means that the login succeeded, and then nothing came.
+        kind: the name of one of FAILURE_KINDS.
         message: of ssh or of the host, on one line; may be empty.
     """
 
-    kind: FailureKind
+    kind: str
     message: str
 
 
@@ -101,11 +174,11 @@ def classify_failure(stderr: str) -> SSHFailure:
     message = without_verbose_lines(stderr)
     if LOGGED_IN.search(stderr):
         return SSHFailure("no shell", message)
-    for kind, pattern in STDERR_PATTERNS:
-        if re.search(pattern, message, re.IGNORECASE):
-            if kind == "refused key" and not OFFERED.search(stderr):
+    for kind in FAILURE_KINDS:
+        if kind.pattern and re.search(kind.pattern, message, re.IGNORECASE):
+            if kind.name == "refused key" and not OFFERED.search(stderr):
                 return SSHFailure("no key", message)
-            return SSHFailure(kind, message)
+            return SSHFailure(kind.name, message)
     return SSHFailure("no answer", message)
 
 
