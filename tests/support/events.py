@@ -1,0 +1,5 @@
+"""Events as ranks write them."""
+
+from _chainermn_events import emit, encode
+
+__all__ = ["emit", "encode"]
