@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from _chainermn_events import encode
 from chainermn_tools.jobs import events
-from tests.support.events import encode
 
 JOB = "0123abcd"
 ranks = st.integers(0, 999)

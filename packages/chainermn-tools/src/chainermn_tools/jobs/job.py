@@ -27,8 +27,8 @@ LINGER_SECONDS = 1.0
 # The end of the output, which is searched for known errors where no rank has started.
 TAIL_BYTES = 1 << 16
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Events after which a job does not come to a good end.
-FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort", "host_lost")
+# Events after which a job does not come to a good end; docs/decisions/events.md lists all.
+FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
 
 
 @dataclass

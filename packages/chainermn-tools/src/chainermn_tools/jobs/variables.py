@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
-from _chainermn_events import JOB_VARIABLE, RANK_VARIABLES
+from _chainermn_events import JOB_VARIABLE, rank_from_env
 
 __all__ = [
     "JOB_VARIABLE",
@@ -81,11 +80,3 @@ def influences_jobs(name: str) -> bool:
 def is_forwarded(name: str) -> bool:
     """Return whether every launcher passes the variable on to ranks on other hosts."""
     return name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES
-
-
-def rank_from_env() -> tuple[int, int] | None:
-    """Return this process's rank and the number of ranks; None without an MPI launcher."""
-    for rank, size in RANK_VARIABLES:
-        if os.environ.get(rank, "").isdigit():
-            return int(os.environ[rank]), int(os.environ.get(size, "1"))
-    return None

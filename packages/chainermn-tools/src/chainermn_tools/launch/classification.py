@@ -53,7 +53,7 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     primary = next((event for event in failed.values() if not event["secondary"]), None)
     if primary is not None:
         return _of_failure(primary, output)
-    reasons = [e["reason"] for e in output.events if e.kind in ("watchdog_abort", "host_lost")]
+    reasons = [event["reason"] for event in output.events if event.kind == "watchdog_abort"]
     ended = _first_ended(output)
     if reasons:
         status = ended[2] if ended else output.status or 1
