@@ -15,9 +15,9 @@ from unittest import mock
 import numpy as np
 from mpi4py import MPI
 
-from chainermn_comm import node_stream
-from chainermn_comm.catalogue import make_communicator
-from chainermn_comm.shared_window import SharedWindow
+from chainermn_comm.allreduce import shared_memory
+from chainermn_comm.allreduce.shared_window import SharedWindow
+from chainermn_comm.registry import make_communicator
 
 
 @dataclass
@@ -150,7 +150,7 @@ def counted(
             super().Allgather(sent, got)
 
     with (
-        mock.patch.object(node_stream, "SharedWindow", Window),
+        mock.patch.object(shared_memory, "SharedWindow", Window),
         make_communicator(name, Messages(comm), wire) as communicator,
     ):
         yield communicator, counts

@@ -26,9 +26,10 @@ from rich.console import Console
 from rich.table import Table
 from shapes import Shapes, resnet50
 
-from chainermn_comm import create_communicator, devices, kernels
-from chainermn_comm.chunks import SMALL, cut
-from chainermn_comm.transports.nccl import NcclTransport
+from chainermn_comm import create_communicator, devices
+from chainermn_comm.allreduce.buckets import SMALL, cut
+from chainermn_comm.gpu import kernels
+from chainermn_comm.gpu.nccl import NcclTransport
 
 ROUNDS = 20
 # Launches in a row: the device then has the next one before it is done with the one before.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from peers import AGREEMENT, BUNDLED, GLOO, HANDOFF
 
-from chainermn_comm.node_stream import REDUNDANT_BYTES
+from chainermn_comm.allreduce.shared_memory import REDUNDANT_BYTES
 
 AT_MOST, AT_LEAST = "at most", "at least"
 

@@ -20,9 +20,9 @@ from report import of_sizes
 from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
-from chainermn_comm.chunks import Chunk
-from chainermn_comm.network_stream import MEANS, NetworkStream
-from chainermn_comm.node_stream import Stage
+from chainermn_comm.allreduce.buckets import Chunk
+from chainermn_comm.allreduce.hierarchical import MEANS, NetworkStream
+from chainermn_comm.allreduce.shared_memory import Stage
 from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.

@@ -14,11 +14,11 @@ from gradients import Gradients
 from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError
-from chainermn_comm.agreement import Agreement
-from chainermn_comm.gradients import layout_of
-from chainermn_comm.settings import Settings
+from chainermn_comm.config import Settings
+from chainermn_comm.gradients.mean import layout_of
+from chainermn_comm.messaging.handshake import Agreement
+from chainermn_comm.runtime.progress import barrier
 from chainermn_comm.topology import Topology
-from chainermn_comm.waiting import barrier
 
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
 ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"

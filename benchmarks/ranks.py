@@ -22,7 +22,7 @@ from rich.console import Console
 from shapes import MODELS, QUICK, QUICK_SIZES, SIZES, elements
 
 from chainermn_comm import create_communicator
-from chainermn_comm.catalogue import RECIPES
+from chainermn_comm.registry import RECIPES
 
 MEASURED = [name for name in RECIPES if name not in ("pure_nccl", "dummy")]
 # Does all that the others do before gradients move.

@@ -20,7 +20,7 @@ PUBLIC = {
     "chainermn_modelparallel": set(),
     "chainermn_tools": {"cli"},
     "chainermn_tools.cli": set(),
-    "chainermn_comm.abort": set(),
+    "chainermn_comm.faults.abort": set(),
     "chainermn_comm.watchdog": set(),
 }
 OURS = ("chainermn_comm", "chainermn_train", "chainermn_modelparallel", "chainermn_tools")

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from chainermn_comm.blas_threads import Share, allowed_threads, tightest_group, usable_cores
+from chainermn_comm.runtime.blas_threads import Share, allowed_threads, tightest_group, usable_cores
 from tests.support import jobs
 
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from mpi4py import MPI
 
-from chainermn_comm import cuda_aware
+from chainermn_comm.gpu import cuda_aware
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chainermn_comm import shared_window
-from chainermn_comm.shared_window import SharedWindow
+from chainermn_comm.allreduce import shared_window
+from chainermn_comm.allreduce.shared_window import SharedWindow
 from tests.support.models import check_mean
 from tests.support.shared_memory import is_in_shared_memory
 from tests.support.topologies import on_nodes, over_nodes

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from chainermn_comm.summation import sum_rows
+from chainermn_comm.allreduce.summation import sum_rows
 
 
 @st.composite

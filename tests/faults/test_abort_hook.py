@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.support import events
 from tests.support.failing import (
     ADD_HOOK,
     ALONE,
@@ -82,7 +83,7 @@ def test_a_child_of_a_rank_does_not_start_mpi_again():
     body = """
 import subprocess
 child = (
-    "import sys, chainermn_comm.abort as abort; abort.add_hook(); "
+    "import sys, chainermn_comm.faults.abort as abort; abort.add_hook(); "
     "print('mpi4py.MPI' in sys.modules)"
 )
 subprocess.run([sys.executable, "-c", child], check=True)
@@ -224,7 +225,7 @@ def test_after_mpi_is_finalized_an_exit_is_pythons():
 
 def test_adding_twice_and_removing():
     body = """
-from chainermn_comm import abort
+from chainermn_comm.faults import abort
 def hooks():
     return sys.excepthook, threading.excepthook, os._exit, sys.exit, vars(SystemExit)["code"]
 before = hooks()
@@ -282,3 +283,18 @@ comm.allreduce(np.ones(3))
     job = failed(2, 1, install=PLANTED, body=body)
     assert "ChainerMN: rank 1 of 2: " in job.err
     assert "planted" in job.err
+
+
+@pytest.mark.parametrize(
+    ("end", "what", "status"),
+    [
+        (RAISE, "uncaught ValueError", 1),
+        ("sys.exit(3)", "sys.exit(3)", 3),
+        ("os._exit(0)", "os._exit(0) before MPI was finalized", 1),
+    ],
+    ids=["exception", "sys.exit", "os._exit"],
+)
+def test_the_launcher_gets_an_event(end, what, status):
+    job = failed(2, None, end=end, environment=events.ENVIRONMENT)
+    event = {"version": 1, "event": "aborted", "rank": 1, "what": what, "status": status}
+    assert events.sent(job.err) == [event], job

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainermn_comm import kernels
+from chainermn_comm.gpu import kernels
 from tests.support import gpus
 from tests.support.kernel_double import WIRES, cast, mean_of_rows, mean_on_cpus, run_kernel
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.chunks import Chunk
-from chainermn_comm.transports.mpi import MpiTransport
+from chainermn_comm.allreduce.buckets import Chunk
+from chainermn_comm.allreduce.mpi_transport import MpiTransport
 
 
 @contextmanager

@@ -38,7 +38,7 @@ if world.rank in failing:
 else:
     wait()
 """
-ADD_HOOK = "from chainermn_comm import abort; abort.add_hook()\n"
+ADD_HOOK = "from chainermn_comm.faults import abort; abort.add_hook()\n"
 ALONE = """from chainermn_comm import create_communicator
 create_communicator("naive", world.Split(world.rank == world.size - 1))
 """

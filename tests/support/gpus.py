@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chainermn_comm import CommunicatorBase, cuda_aware, devices, kernels
-from chainermn_comm.chunks import Chunk, cut
+from chainermn_comm import CommunicatorBase, devices
+from chainermn_comm.allreduce.buckets import Chunk, cut
+from chainermn_comm.gpu import cuda_aware, kernels
 from tests.support.models import Model, Param
 
 # Those that go through NCCL where a node has several ranks, and those that MPI serves alone.

@@ -1,4 +1,4 @@
-"""What the kernels of `chainermn_comm.kernels` do, in NumPy."""
+"""What the kernels of `chainermn_comm.gpu.kernels` do, in NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chainermn_comm.summation import sum_rows, telling_of_overflow
+from chainermn_comm.allreduce.summation import sum_rows, telling_of_overflow
 
 # Bits of bfloat16 lie in uint16.
 WIRES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}

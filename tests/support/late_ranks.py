@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.agreement import Agreement
-from chainermn_comm.shared_window import SharedWindow
+from chainermn_comm.allreduce.shared_window import SharedWindow
+from chainermn_comm.messaging.handshake import Agreement
 
 LONGEST_SECONDS = 0.004
 

@@ -17,8 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.catalogue import RECIPES
-from chainermn_comm.settings import CHUNK_VARIABLE
+from chainermn_comm.config import CHUNK_VARIABLE
+from chainermn_comm.registry import RECIPES
 from tests.support.models import with_grads
 from tests.support.topologies import on_nodes
 

@@ -8,16 +8,16 @@ from typing import NoReturn
 
 def fail_while_memory_is_shared(error: BaseException) -> None:
     """Raise it between the steps in which ranks of a node come to share memory."""
-    from chainermn_comm.shared_window import SharedWindow
+    from chainermn_comm.allreduce.shared_window import SharedWindow
 
     SharedWindow.take_pages = _failing(error)  # type: ignore[method-assign]
 
 
 def fail_while_gradients_are_summed(error: BaseException) -> None:
     """Raise it where this rank sums its block of the gradients of its node."""
-    from chainermn_comm import node_stream
+    from chainermn_comm.allreduce import shared_memory
 
-    node_stream.sum_rows = _failing(error)
+    shared_memory.sum_rows = _failing(error)
 
 
 def abort_in_vain() -> None:

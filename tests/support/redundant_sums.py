@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from unittest import mock
 
-from chainermn_comm import node_stream
+from chainermn_comm.allreduce import shared_memory
 
 
 def by_each_rank_of(size: int) -> AbstractContextManager[object]:
     """Meanwhile, each rank of a new communicator of that size takes all sums itself."""
-    return mock.patch.object(node_stream, "REDUNDANT_RANKS", size)
+    return mock.patch.object(shared_memory, "REDUNDANT_RANKS", size)

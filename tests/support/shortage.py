@@ -6,13 +6,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
-from chainermn_comm import allreduce, gradients, messages, plans
+from chainermn_comm.allreduce import plans, verbs
+from chainermn_comm.gradients import mean
+from chainermn_comm.messaging import messages
 
 # What is allocated, and where.
 MOMENTS: dict[str, tuple[Any, str]] = {
-    "replaced gradients": (gradients, "_targets"),
-    "gradients of zeros": (gradients, "_zeros"),
-    "copies to sum in": (allreduce, "_copied"),
+    "replaced gradients": (mean, "_targets"),
+    "gradients of zeros": (mean, "_zeros"),
+    "copies to sum in": (verbs, "_copied"),
     "a message": (messages, "allocate"),
     "a received array": (messages, "room"),
     "the first use": (plans, "_through_nodes"),

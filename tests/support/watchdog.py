@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chainermn_comm.watchdog import Limit, calls, starting
+from chainermn_comm.watchdog import Limit, recorder, rendezvous
 from chainermn_comm.watchdog.processes import born as birth
-from chainermn_comm.watchdog.records import (
+from chainermn_comm.watchdog.status_region import (
     AREA_BYTES,
     COLLECTIVE,
     EVERYBODY,
@@ -37,15 +37,15 @@ def communicator_within(name: str, seconds: float = 600.0, **limits: Any) -> Any
         seconds: after which a waiting call is reported.
         limits: the other attributes of `Limit`.
     """
-    from chainermn_comm.catalogue import make_communicator
+    from chainermn_comm.registry import make_communicator
 
     return make_communicator(name, limit=Limit(seconds, **limits))
 
 
 def description(world: int) -> dict[str, Any]:
     """What a monitor must know of this process as a rank; none has it yet."""
-    calls.area().watched = False
-    found, problem = starting._description(world)
+    recorder.area().watched = False
+    found, problem = rendezvous._description(world)
     if found is None:
         raise RuntimeError(problem)
     return found
@@ -53,17 +53,17 @@ def description(world: int) -> dict[str, Any]:
 
 def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
     """Where this process's calls on a communicator are noted; to be released."""
-    return calls.take(communicator, rank, size)
+    return recorder.take(communicator, rank, size)
 
 
 def noted() -> list[Call]:
     """The calls that this process has noted."""
-    return read(calls.area().memory, clock())
+    return read(recorder.area().memory, clock())
 
 
 def inside_of() -> tuple[str, bool] | None:
     """What this process has noted to be inside of, and whether it is alone there."""
-    found = doing(calls.area().memory, clock())
+    found = doing(recorder.area().memory, clock())
     return found and (found.what, found.alone)
 
 
@@ -71,7 +71,7 @@ class Neighbour:
     """What rank 0 waits in, as another process sees it."""
 
     def __init__(self, world: Any) -> None:
-        pid, file = world.bcast((os.getpid(), calls.area().file))
+        pid, file = world.bcast((os.getpid(), recorder.area().file))
         with Path(f"/proc/{pid}/fd/{file}").open("rb") as opened:
             self._area = mmap.mmap(opened.fileno(), AREA_BYTES, prot=mmap.PROT_READ)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from chainermn_comm.watchdog.blame import Job, Rank
+from chainermn_comm.watchdog.diagnosis import Job, Rank
 from chainermn_comm.watchdog.processes import GONE, RUNNING, STOPPED
-from chainermn_comm.watchdog.records import (
+from chainermn_comm.watchdog.status_region import (
     COLLECTIVE,
     EVERYBODY,
     FINALIZE,

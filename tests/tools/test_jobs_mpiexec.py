@@ -35,13 +35,13 @@ def test_command_line_of_mpich():
     words = words_of(MPICH, "--epoch", "3", hosts={"a": 1, "b": 1}, prefix=True)
     assert words == [
         *("/opt/mpi ch/bin/mpiexec", "-prepend-rank", "-hosts", "a:1,b:1", "-n", "2"),
-        *(sys.executable, "-m", "chainermn_tools.launch.rank", "train.py", "--epoch", "3"),
+        *(sys.executable, "-m", "chainermn_tools.jobs.rank", "train.py", "--epoch", "3"),
     ]
 
 
 def test_command_line_of_open_mpi(monkeypatch):
     monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 2})
-    ranks = ["-n", "2", sys.executable, "-m", "chainermn_tools.launch.rank", "train.py"]
+    ranks = ["-n", "2", sys.executable, "-m", "chainermn_tools.jobs.rank", "train.py"]
     assert words_of(OPEN_MPI) == [OPEN_MPI["path"], *ranks]
     monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 1})
     assert words_of(OPEN_MPI) == [OPEN_MPI["path"], "--map-by", "slot:OVERSUBSCRIBE", *ranks]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from chainermn_comm.watchdog import monitor
-from tests.support import jobs
+from tests.support import events, jobs
 from tests.support.explained import explained
 from tests.support.watchdog import clock, description, record
 
@@ -62,20 +62,26 @@ def start_rank() -> Iterator:
 
 
 def watching(monkeypatch, ranks, others=(), ends_job=True):
-    """A monitor of these ranks, what it says, and an item for each time that it ends them."""
+    """A monitor of these ranks, what it says, an item for each time that it ends them, events."""
     orders = {"ranks": ranks, "seconds": 2.0, "ends_job": ends_job, "silence": 20.0}
+    orders["launch"] = events.LAUNCH
     made = monitor.Monitor({**orders, "listener": None, "mine": None, "others": list(others)})
-    said, ended = [], []
-    monkeypatch.setattr(made, "say", said.append)
+    said, ended, told = [], [], []
+
+    def say(text, event=()):
+        said.append(text)
+        told.extend(event)
+
+    monkeypatch.setattr(made, "say", say)
     monkeypatch.setattr(made, "end", lambda: ended.append(True))
-    return made, said, ended
+    return made, said, ended, told
 
 
 def test_each_nodes_own_report_is_printed_when_others_cannot_be_reached(monkeypatch, mine):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = {"host": "far", "addresses": ["127.0.0.1"], "port": silent.getsockname()[1]}
         far = {**where, "secret": "x", "ranks": [1]}
-        watched, said, ended = watching(monkeypatch, [description(0)], [far])
+        watched, said, ended, told = watching(monkeypatch, [description(0)], [far])
         mine.collective("allreduce", 7, nbytes=400)
         assert watched.look(clock() + 2.5)
     (report,) = said
@@ -86,10 +92,12 @@ def test_each_nodes_own_report_is_printed_when_others_cannot_be_reached(monkeypa
     # Of which, where other tests have left threads, the longest are cut.
     assert "Stacks of rank 0, innermost call first:\n" in report
     assert ended == [True]
+    reason = events.the_only("watchdog_abort", b"".join(told).decode())["reason"]
+    assert reason.startswith("ranks wait for others that could not be asked")
 
 
 def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mine, start_rank):
-    watched, said, ended = watching(monkeypatch, [description(0), start_rank(1)[1]])
+    watched, said, ended, _ = watching(monkeypatch, [description(0), start_rank(1)[1]])
     monkeypatch.setattr(watched, "stacks", dict)
     mine.collective("gather", 1)
     begun = clock()
@@ -110,7 +118,7 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
 @pytest.mark.parametrize("ends_job", [False, True])
 def test_a_machine_that_is_silent_ends_the_job_only_where_a_time_out_was_set(monkeypatch, ends_job):
     where = {"host": "far", "addresses": [], "port": 0, "secret": "x", "ranks": [1]}
-    watched, said, ended = watching(monkeypatch, [description(0)], [where], ends_job)
+    watched, said, ended, told = watching(monkeypatch, [description(0)], [where], ends_job)
     watched.others[0].heard = clock()
     assert not watched.look_at_next(clock() + 19)
     assert (said, ended) == ([], [])
@@ -122,12 +130,15 @@ def test_a_machine_that_is_silent_ends_the_job_only_where_a_time_out_was_set(mon
         assert "nothing was heard of far for 20.0 s" in text
         assert "The ranks go on waiting. CHAINERMN_TIMEOUT=2 would end the job" in text
         assert explained(text) == ["link-silent"]
+    event = events.sent(b"".join(told).decode())[0]
+    assert (event["event"], event["host"], event["ends_job"]) == ("host_lost", "far", ends_job)
+    assert event["reason"] == "far has not answered for 20.0 s"
 
 
 def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start_rank):
     """Such as those that the launcher killed then, and may name."""
     (first, one), (second, other) = start_rank(2, "after a call"), start_rank(1)
-    watched, said, _ = watching(monkeypatch, [description(0), other, one])
+    watched, said, _, told = watching(monkeypatch, [description(0), other, one])
     for process in (first, second):
         process.kill()
         process.wait()
@@ -138,18 +149,22 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, m
     gone = " is gone, last seen in no call, after allreduce (collective call 4, 80 bytes), inside"
     assert f"{gone} evaluate for " in words
     assert explained(words) == ["rank-gone"]
+    (event,) = events.sent(b"".join(told).decode())
+    assert event["event"] == "rank_lost"
+    assert (event["rank"], event["lost"], event["pid"]) == (0, 2, first.pid)
+    assert f" is {event['how']}." in words
 
 
 def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(
     monkeypatch, mine
 ):
-    def in_vain(_, text, seconds):
+    def in_vain(_, text, seconds, frames=()):
         time.sleep(max(0.0, seconds))
         given.append(max(0.0, seconds))
         return False
 
     given: list[float] = []
-    watched, _, _ = watching(monkeypatch, [description(0)] * 50)
+    watched, *_ = watching(monkeypatch, [description(0)] * 50)
     monkeypatch.setattr(monitor, "SAYING_SECONDS", 5.0)
     monkeypatch.setattr(monitor.processes, "write_stderr", in_vain)
     monkeypatch.setattr(monitor.processes, "write", in_vain)

@@ -10,7 +10,7 @@ import re
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from tests.support import jobs
+from tests.support import events, jobs
 from tests.support.explained import explained
 from tests.support.processes import soon
 
@@ -93,7 +93,7 @@ if how == "alone_then_elsewhere":
 
 def run(ranks, how, script=SCRIPT):
     """The job, which the watchdog ends."""
-    environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}"}
+    environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}", **events.ENVIRONMENT}
     job = jobs.run_text(ranks, script, how, "by default", "", environment=environment)
     assert job.returncode not in (0, None), job
     left_nothing(job)
@@ -149,9 +149,12 @@ def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(ranks, how, w
     said(job, culprit, BCAST, *(["^  rank 1 .* waits in bcast"] if ranks == 3 else []))
     said(job, rf"^Stacks of rank {ranks - 1}\b[\s\S]*?{stack}" if stack else "^Stacks")
     said(job, culprit, "^Stacks of ranks? 0", r"script\.py", "ending the job")
-    assert job.err.count("likely culprit") == 1, job
+    assert job.err.count("ChainerMN: likely culprit") == 1, job
     assert f"A report follows at {SECONDS} s" in job.err
     assert "going on" not in job.out
+    event = events.the_only("watchdog_abort", job.err)
+    assert event["rank"] == 0
+    assert re.match(f"likely {culprit}", event["reason"]), event
     assert explained(job)[0] == known
 
 
@@ -199,8 +202,9 @@ def test_whatever_ranks_wait_in_is_told(ranks, how, words):
     if how == "in_a_part":
         assert "rank 2 (process" in job.err
     if how == "first":
-        assert job.err.count("likely culprit") == 1, job
+        assert job.err.count("ChainerMN: likely culprit") == 1, job
         assert f"A report follows at {SECONDS} s" in job.err
+    assert events.the_only("watchdog_abort", job.err)["reason"].startswith("likely culprit")
 
 
 def test_by_default_there_is_a_report_and_the_job_goes_on(tmp_path):
@@ -215,7 +219,7 @@ def test_by_default_there_is_a_report_and_the_job_goes_on(tmp_path):
     assert job.returncode == 0, job
     left_nothing(job)
     said(job, "culprit: rank 1 .* is in no call", "The ranks go on waiting")
-    assert job.err.count("likely culprit") == 1, job
+    assert job.err.count("ChainerMN: likely culprit") == 1, job
     assert job.out.count("going on") == 2, job
 
 

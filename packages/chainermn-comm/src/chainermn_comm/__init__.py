@@ -2,12 +2,12 @@
 
 from _chainermn_startup import register as _register_finder
 
-from .abort import install_if_forced as _install_if_forced
-from .base import CommunicatorBase
-from .catalogue import create_communicator
+from .communicator import CommunicatorBase
 from .errors import CommunicationError, FinalizedError, PeerError, RankMismatchError
+from .faults.abort import install_if_forced as _install_if_forced
+from .registry import create_communicator
+from .runtime.progress import patient_waits
 from .topology import Topology
-from .waiting import patient_waits
 
 __all__ = [
     "CommunicationError",

@@ -1,205 +1,238 @@
-"""The communicator over MPI: its verbs, each made of the parts that the other modules hold."""
+"""The interface that every communicator has."""
 
 from __future__ import annotations
 
-import os
-import struct
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
-from mpi4py import MPI
+import numpy as np
 
-from . import allreduce, collectives, messages, noted, point_to_point
-from .agreement import prepare
-from .base import CommunicatorBase, check_noted, check_payload
-from .broadcast import bcast_parameters
-from .collectives import Group
-from .errors import CommunicationError, FinalizedError
-from .gradients import mean_gradients
-from .integers import as_integer
-from .messages import ARRAY, OBJECT, SCALAR, TUPLE, Message
-from .plans import Ground, Plans
-from .point_to_point import Peer
-from .reducers import Reducers
-from .settings import Settings
-from .topology import Topology
-from .trace import records as traced
-from .transport import Transport
-from .transports.mpi import MpiTransport
-from .watchdog import join, watched
+from .errors import describe, raise_failure, raise_mismatch
+from .watchdog import part_of
 
-# Colors and keys of a split are C ints.
-LARGEST_INT = 2**31 - 1
-# What `recv` takes.
-ARRAYS = (ARRAY, TUPLE, SCALAR)
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# `send_noted` takes numbers from -NUMBERS on that are less than NUMBERS.
+NUMBERS = 2**63
 
 
-@dataclass(frozen=True)
-class _Resources:
-    """What a communicator owns until it is finalized."""
+class CommunicatorBase(ABC):
+    """What the wrappers of ChainerMN ask of a communicator.
 
-    group: Group
-    transport: Transport
-    comms: tuple[MPI.Intracomm, ...]
+    The abstract members are those that ChainerMN 1.3 documents; a class that lacks
+    one cannot be instantiated. The others are composed from these, so a subclass
+    need not write them, but may do so to be faster.
 
-
-class MpiCommunicator(CommunicatorBase):
-    """A communicator over MPI, for NumPy and CuPy arrays.
-
-    Made by :func:`chainermn_comm.create_communicator`. Its settings (:meth:`set_config`) are
-    ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``. Arrays received are new ones;
-    what a rank gives to itself is copied, but for ``bcast``, whose root gets its own array back.
-    CuPy's arrays travel through host memory (gradients are faster), and arrive on the receiver's
-    current device; ``bcast``'s root gets a copy of them.
-
-    All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
-    operations or give arguments that don't fit; where one rank's argument is wrong in itself,
-    ``TypeError`` or ``ValueError`` there and ``PeerError`` elsewhere. The communicator can be
-    used on afterwards. Only one thread at a time may use it; give another thread a communicator of
-    its own, with :meth:`split`.
+    A *collective* method must be called by all ranks of the communicator, in the
+    same order. An *array* is anything that NumPy can put in a buffer: any shape,
+    memory order and dtype but ``object``; a scalar; or a tuple or list of arrays,
+    which arrives as a tuple. Methods ending in ``_obj`` carry any picklable object.
     """
-
-    def __init__(
-        self,
-        mpi_comm: MPI.Intracomm,
-        plans: Plans,
-        settings: Settings,
-        topology: Topology | None = None,
-        owns_mpi_comm: bool = False,
-    ) -> None:
-        """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
-
-        Args:
-            mpi_comm: an intracommunicator; the user's own traffic on it stays apart.
-            plans: which way gradients go.
-            settings: what the user chose.
-            topology: imposed instead of asking MPI; the same on all ranks.
-            owns_mpi_comm: whether ``finalize`` frees ``mpi_comm``.
-        """
-        own = mpi_comm.Dup()
-        self._mpi_comm = mpi_comm
-        self._plans = plans
-        self._settings = settings
-        self._process = os.getpid()
-        self._rank, self._size = own.rank, own.size
-        watchdogs = join(own, MPI.COMM_WORLD.rank, settings.limit)
-        self._record = traced.record(own, watchdogs, settings.trace)
-        self._topology = topology or Topology.discover(own)
-        # Users have all tags but the largest, which carries the messages of collectives. Open MPI's
-        # communicators that were split don't know it.
-        self._max_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
-        self._interruption = ""
-        self._interrupted: _Resources | None = None
-        self._resources: _Resources | None = _Resources(
-            Group(own, traced.agreement(own, self._record), self._max_tag + 1),
-            MpiTransport(own, self._max_tag + 1, settings.chunk_bytes),
-            (own, mpi_comm) if owns_mpi_comm else (own,),
-        )
-        self._reducers = self._new_reducers()
 
     # Where this process is.
 
     @property
+    @abstractmethod
     def rank(self) -> int:
-        return self._rank
+        """Number of this process, from 0 to ``size - 1``."""
 
     @property
+    @abstractmethod
     def size(self) -> int:
-        return self._size
+        """Number of processes in the communicator."""
 
     @property
+    @abstractmethod
     def intra_rank(self) -> int:
-        return self._topology.intra_rank(self._rank)
+        """Number of this process among those of its node."""
+
+    @property
+    @abstractmethod
+    def inter_rank(self) -> int:
+        """Number of this process's node among the nodes."""
+
+    @property
+    @abstractmethod
+    def inter_size(self) -> int:
+        """Number of nodes."""
 
     @property
     def intra_size(self) -> int:
-        return self._topology.intra_size(self._rank)
+        """Number of processes on this node (collective unless a subclass knows it)."""
+        return self.allgather_obj(self.inter_rank).count(self.inter_rank)
 
     @property
-    def inter_rank(self) -> int:
-        return self._topology.inter_rank(self._rank)
+    def mpi_comm(self) -> Any:
+        """The mpi4py communicator that the user gave, for calls of their own."""
+        raise AttributeError(f"{type(self).__name__} is not built on mpi4py")
 
-    @property
-    def inter_size(self) -> int:
-        return self._topology.inter_size
+    @abstractmethod
+    def split(self, color: int, key: int) -> CommunicatorBase:
+        """Divide the communicator into groups (collective).
 
-    @property
-    def mpi_comm(self) -> MPI.Intracomm:
-        """The mpi4py communicator that this one was made from."""
-        return self._mpi_comm
+        Args:
+            color: the ranks that give the same number form a group.
+            key: orders the ranks within the group; ties go by the old rank.
 
-    @watched
-    def split(self, color: int, key: int) -> MpiCommunicator:
-        group = self._group
-        numbers, problem = prepare(lambda: self._split_arguments(color, key))
-        group.agreement("split", problem=problem)
-        part = MPI.Intracomm(group.comm.Split(*numbers))
-        topology = self._topology.restrict(part.allgather(self._rank))
-        return MpiCommunicator(part, self._plans, self._settings, topology, owns_mpi_comm=True)
+        Returns:
+            The communicator of this rank's group, with this one's settings.
+        """
 
     # Arrays.
 
-    def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        peer = self._peer(dest, tag, "dest")
-        point_to_point.send("send", messages.of_array(data, self._rank), peer, self._record)
+    @abstractmethod
+    def send(self, data: Any, dest: int, tag: int) -> None:
+        """Send an array to rank ``dest``, which calls :meth:`recv` with the same ``tag``.
 
-    def recv(self, source: int, tag: int = 0) -> Any:
-        peer = self._peer(source, tag, "source")
-        return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)
+        Args:
+            data: an array of any shape and numeric dtype, or a tuple of them.
+            dest: the rank that receives it.
+            tag: tells messages between the same ranks apart; from 0 on.
+        """
+
+    @abstractmethod
+    def recv(self, source: int, tag: int) -> Any:
+        """Receive what rank ``source`` sends with ``tag``.
+
+        Args:
+            source: the rank that calls :meth:`send`.
+            tag: that it gives.
+
+        Returns:
+            A new array, of the shape and dtype that were sent; a tuple for a tuple.
+        """
 
     def send_noted(
         self,
         note: bytes,
         data: tuple[Any, ...],
         dest: int,
-        tag: int = 0,
+        tag: int,
         label: str = "",
         number: int = 0,
     ) -> None:
-        if type(note) is not bytes or type(data) is not tuple or type(number) is not int:
-            check_noted(note, data, number, self._rank)
-        peer = self._peer(dest, tag, "dest")
-        try:
-            if not noted.send(note, data, number, peer, label, self._record):
-                message = messages.noted(data, self._rank)
-                point_to_point.send("send", message, peer, self._record, label, note, number)
-        except struct.error:
-            check_noted(note, data, number, self._rank)
-            raise
+        """Send arrays to :meth:`recv_noted`, with some bytes and a number that tell what they are.
+
+        Cheaper than one array more. What differs from message to message is best put into the
+        number: much is worked out once for messages of the same note and forms of arrays.
+
+        Args:
+            note: some kilobytes at most, since it is copied.
+            data: a tuple of arrays, which may be empty, as for :meth:`send`.
+            dest: the rank that receives it.
+            tag: tells messages between the same ranks apart; from 0 on.
+            label: what the call is made for, as the watchdog's reports name it.
+            number: of 64 bits, signed.
+
+        Raises:
+            TypeError: the note is not bytes, ``data`` no tuple, or the number no int; nothing has
+                been sent then.
+            ValueError: the number is too large.
+        """
+        check_noted(note, data, number, self.rank)
+        head = np.frombuffer(number.to_bytes(8, "little", signed=True) + note, np.uint8)
+        with part_of(label) if label else nullcontext():
+            self.send((head, *data), dest, tag)
 
     def recv_noted(
-        self, source: int, tag: int = 0, label: str = ""
+        self, source: int, tag: int, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
-        return noted.recv(self._peer(source, tag, "source"), label, self._record, self._rank)
+        """Receive what rank ``source`` sends with :meth:`send_noted` and ``tag``.
 
-    @watched
+        Args:
+            source: the rank that calls :meth:`send_noted`.
+            tag: that it gives.
+            label: what the call is made for, as the watchdog's reports name it.
+
+        Returns:
+            The note, a tuple of new arrays, and the number.
+
+        Raises:
+            TypeError: it sent something else, which is then discarded.
+        """
+        with part_of(label) if label else nullcontext():
+            found = self.recv(source, tag)
+        head = found[0] if isinstance(found, tuple) and found else None
+        if (
+            not isinstance(head, np.ndarray)
+            or (head.dtype, head.ndim) != (np.uint8, 1)
+            or len(head) < 8
+        ):
+            raise TypeError(
+                f"rank {self.rank}: recv_noted got a {type(found).__name__} that rank {source} "
+                "didn't send with send_noted (now discarded); receive it with recv"
+            )
+        written = head.tobytes()
+        return written[8:], found[1:], int.from_bytes(written[:8], "little", signed=True)
+
+    @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        # Messages are cut to what MPI can count anyway, so `max_buf_len` has nothing to limit.
-        return collectives.bcast(self._group, "bcast", self._array(data), root).value()
+        """Give ``root``'s array to every rank (collective).
 
-    @watched
-    def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
-        found = collectives.gather(self._group, "gather", self._array(data), root)
-        return None if found is None else tuple(message.value() for message in found)
+        Args:
+            data: at ``root`` an array of any shape and dtype; ignored elsewhere.
+            max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
+            root: the rank whose array it is.
+        """
 
-    @watched
+    @abstractmethod
+    def gather(self, data: Any, root: int = 0) -> Any:
+        """Collect every rank's array at ``root`` (collective).
+
+        Args:
+            data: this rank's array.
+            root: the rank that gets them.
+
+        Returns:
+            At ``root`` a tuple of ``size`` arrays in rank order, its own included;
+            None elsewhere. Shapes and dtypes may differ between ranks.
+        """
+
+    @abstractmethod
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        found = collectives.alltoall(self._group, "alltoall", self._each(xs, messages.of_array))
-        return tuple(message.value() for message in found)
+        """Send ``xs[i]`` to rank ``i``, for each ``i`` (collective).
 
-    @watched
+        Args:
+            xs: ``size`` arrays; shapes and dtypes may differ.
+
+        Returns:
+            ``size`` arrays, the i-th from rank ``i``.
+        """
+
+    @abstractmethod
     def allreduce(self, data: Any) -> Any:
-        return allreduce.sum_arrays(self._group, self._open.transport, data, self._settings)
+        """The sum of all ranks' arrays, on every rank, in a new array (collective).
 
-    @watched
+        Args:
+            data: an array, of the same shape and dtype on all ranks.
+        """
+
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        found = collectives.allgather(self._group, "allgather", self._array(x))
-        return tuple(message.value() for message in found)
+        """Give every rank's array to every rank (collective).
 
-    @watched
+        Args:
+            x: this rank's array; shapes and dtypes may differ.
+
+        Returns:
+            ``size`` arrays in rank order.
+        """
+        return self.alltoall((x,) * self.size)
+
+    def allgather_bytes(self, data: bytes, label: str = "allgather_bytes") -> list[bytes]:
+        """Give every rank's bytes to every rank, in rank order (collective).
+
+        The cheapest way to compare notes: nothing is pickled, and no array described.
+
+        Args:
+            data: some kilobytes at most; as many as each rank likes.
+            label: what the call is made for, as errors and the watchdog's reports name it; the
+                same on all ranks.
+        """
+        return self.handshake(label, payload=data)
+
     def handshake(
         self,
         operation: str,
@@ -208,278 +241,243 @@ class MpiCommunicator(CommunicatorBase):
         error: BaseException | None = None,
         payload: bytes = b"",
     ) -> list[bytes]:
-        if type(payload) is not bytes:
-            error = error or check_payload(payload, operation, self._rank)
-            payload = b""
-        return self._group.agreement(operation, tuple(signature), payload, error, len(payload))
+        """Check that all ranks mean the same call, and that none has failed (collective).
 
-    @watched
+        The cheapest exchange there is, for what precedes a collective operation or follows one:
+        nothing is pickled, no array described, and a payload of up to 96 bytes travels along.
+
+        Args:
+            operation: the operation's name, as errors and the watchdog's reports give it.
+            signature: what must be equal on all ranks: hashable tuples of a name and its values.
+            error: why this rank can't take part; None if nothing is wrong.
+            payload: bytes for the other ranks, some kilobytes at most; as many as each rank likes.
+
+        Returns:
+            Every rank's payload, in rank order, on every rank.
+
+        Raises:
+            BaseException: ``error`` itself, on the rank that has one.
+            PeerError: on the other ranks; it names the ranks that failed and says why.
+            RankMismatchError: on all ranks, when operations or signatures differ.
+            TypeError: the payload isn't bytes; PeerError on the other ranks.
+        """
+        rank = self.rank
+        error = error or check_payload(payload, operation, rank)
+        text = error and describe(error, rank)
+        try:
+            rows = self.allgather_obj(([("operation", operation), *signature], text, payload))
+        except Exception as failure:  # `error` may be why this rank's call doesn't fit the others'
+            if error is None or failure is error:
+                raise
+            raise failure from error
+        signatures, texts, payloads = zip(*rows, strict=True)
+        if any(texts):
+            raise_failure(operation, rank, error, texts)
+        if any(repr(each) != repr(signatures[0]) for each in signatures):
+            raise_mismatch(operation, rank, signatures)
+        return list(payloads)
+
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        make = self._each(xs, messages.of_array)
-        return collectives.scatter(self._group, "scatter", make, root).value()
+        """Give ``xs[i]`` of ``root`` to rank ``i`` (collective).
+
+        Args:
+            xs: at ``root``, ``size`` arrays; ignored elsewhere.
+            root: the rank whose arrays are dealt out.
+        """
+        mine = () if xs is None or self.rank != root else tuple(xs)
+        parts = self.bcast(mine, root=root)
+        if len(parts) != self.size:
+            raise ValueError(
+                f"rank {self.rank}: scatter needs {self.size} arrays at rank {root}, one for each "
+                f"rank, got {len(parts)}"
+            )
+        return parts[self.rank]
 
     # Objects.
 
-    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        peer = self._peer(dest, tag, "dest")
-        point_to_point.send("send_obj", messages.of_object(obj), peer, self._record)
+    @abstractmethod
+    def send_obj(self, obj: Any, dest: int, tag: int) -> None:
+        """Send an object to rank ``dest``, which calls :meth:`recv_obj` with the same ``tag``.
 
-    def recv_obj(self, source: int, tag: int = 0) -> Any:
-        peer = self._peer(source, tag, "source")
-        return point_to_point.recv("recv_obj", (OBJECT,), peer, self._record, self._rank)
+        Args:
+            obj: anything that can be pickled.
+            dest: the rank that receives it.
+            tag: tells messages between the same ranks apart; from 0 on.
+        """
 
-    @watched
+    @abstractmethod
+    def recv_obj(self, source: int, tag: int) -> Any:
+        """Receive the object that rank ``source`` sends with ``tag``.
+
+        Args:
+            source: the rank that calls :meth:`send_obj`.
+            tag: that it gives.
+        """
+
+    @abstractmethod
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        make = self._object(obj)
-        message = collectives.bcast(self._group, "bcast_obj", make, root)
-        found = self._unpickled("bcast_obj", {} if self._rank == root else {root: message})
-        return found.get(root, obj)
+        """Give ``root``'s object to every rank (collective).
 
-    @watched
+        Args:
+            obj: at ``root`` anything that can be pickled; ignored elsewhere.
+            max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
+            root: the rank whose object it is.
+        """
+
+    @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        found = collectives.gather(self._group, "gather_obj", self._object(obj), root)
-        objs = self._unpickled("gather_obj", dict(enumerate(found or ())))
-        return list(objs.values()) if self._rank == root else None
+        """Collect every rank's object at ``root`` (collective).
 
-    @watched
+        Args:
+            obj: this rank's object, which can be pickled.
+            root: the rank that gets them.
+
+        Returns:
+            At ``root`` a list of ``size`` objects in rank order; None elsewhere.
+        """
+
+    @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        found = collectives.allgather(self._group, "allreduce_obj", self._object(obj))
-        objs = self._unpickled("allreduce_obj", dict(enumerate(found)))
-        try:
-            return reduce(add, objs.values())
-        except TypeError as error:  # on all ranks, since all have the same objects
-            kinds = ", ".join(type(obj).__name__ for obj in objs.values())
-            raise TypeError(
-                f"rank {self._rank}: allreduce_obj can't add the ranks' objects ({kinds}): {error}"
-            ) from error
+        """The sum (``+``) of all ranks' objects in rank order, on every rank (collective).
 
-    @watched
+        Args:
+            obj: this rank's object, which can be pickled and added.
+        """
+
     def allgather_obj(self, obj: Any) -> list[Any]:
-        found = collectives.allgather(self._group, "allgather_obj", self._object(obj))
-        return list(self._unpickled("allgather_obj", dict(enumerate(found))).values())
+        """Give every rank's object to every rank, in rank order (collective).
 
-    @watched
+        Args:
+            obj: this rank's object, which can be pickled.
+        """
+        everybody: list[Any] = self.bcast_obj(self.gather_obj(obj))
+        return everybody
+
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        make = self._each(objs, lambda obj, _: messages.of_object(obj))
-        message = collectives.scatter(self._group, "scatter_obj", make, root)
-        return self._unpickled("scatter_obj", {root: message})[root]
+        """Give ``objs[i]`` of ``root`` to rank ``i`` (collective).
 
-    @watched
+        Args:
+            objs: at ``root``, ``size`` objects that can be pickled; ignored elsewhere.
+            root: the rank whose objects are dealt out.
+        """
+        return self.bcast_obj(objs, root=root)[self.rank]
+
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        make = self._each(objs, lambda obj, _: messages.of_object(obj))
-        found = collectives.alltoall(self._group, "alltoall_obj", make)
-        return list(self._unpickled("alltoall_obj", dict(enumerate(found))).values())
+        """Send ``objs[i]`` to rank ``i``, for each ``i`` (collective).
 
-    # Models.
+        Args:
+            objs: ``size`` objects that can be pickled.
 
-    @watched
+        Returns:
+            ``size`` objects, the i-th from rank ``i``.
+        """
+        return [row[self.rank] for row in self.allgather_obj(objs)]
+
+    # Models. A model is anything with `namedparams()`, whose parameters have `data` and `grad`.
+
+    @abstractmethod
     def bcast_data(self, model: Any) -> None:
-        group = self._group
-        bcast_parameters(group, self._open.transport, model)
+        """Give rank 0's parameters to every rank (collective).
 
-    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
-        self.multi_node_mean_grad(model, zero_fill)
+        Args:
+            model: whose parameters' ``data`` are changed; the same parameters on all ranks.
+        """
 
-    @watched
+    @abstractmethod
+    def allreduce_grad(self, model: Any) -> None:
+        """Replace each gradient by its mean over ranks (collective).
+
+        Args:
+            model: whose parameters' ``grad`` are changed; the same parameters on all ranks.
+        """
+
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient by its mean over ranks (collective).
 
-        Every rank gets the same bits. A gradient that can't be written to, or shares memory
-        with another, is replaced by a new array. One that is missing (None) on all ranks is
-        left alone. Beside the gradients this takes a few chunks, whatever the model's size: up
-        to 16 MiB a rank, kept from the first calls on, and on each node a window of 2 MiB for
-        each rank and one more (8 MiB for each and two more where there are other nodes). Each
-        gradient that is replaced takes its new array and, where the old one isn't contiguous, a
-        copy during the call. An exception in the middle of the sum (no memory, a signal's
-        handler) ends the job, as the other ranks can't be told. Where the job goes on, since
-        ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refused that, later calls on this rank raise
-        CommunicationError.
-
         Args:
-            model: anything with ``namedparams()``; each parameter's ``grad`` is changed.
-            zero_fill: count a gradient that is missing here and present elsewhere as zeros;
-                without it such a difference is an error.
-
-        Raises:
-            RankMismatchError: on all ranks, naming the first parameter that differs in name,
-                shape, dtype or (without ``zero_fill``) presence of the gradient.
+            model: the model; its parameters' ``grad`` are changed.
+            zero_fill: count a missing gradient (None) as zeros. Without it, ranks must
+                agree on which are missing, and those are left alone.
         """
-        group = self._group
-        try:
-            mean_gradients(group, self._reducers, model, self._settings, zero_fill)
-        finally:
-            if group.interruptions:
-                # All of it stays, since MPI may still write where messages were to arrive.
-                self._interruption = group.interruptions[0]
-                self._interrupted, self._resources = self._resources, None
+        if zero_fill:
+            for _, param in model.namedparams():
+                if param.data is not None and param.grad is None:
+                    param.grad = np.zeros_like(param.data)
+        self.allreduce_grad(model)
 
-    @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """The mean of all ranks' arrays (collective).
 
         Args:
-            sendbuf: a float array, or a tuple of them, of the same shape and dtype on every
-                rank; None to take the mean of ``recvbuf`` in place.
-            recvbuf: an array of that shape where the mean is written; None for a new array.
+            sendbuf: an array of the same shape and dtype on every rank.
+            recvbuf: where the mean is written; None for a new array.
         """
-        data = recvbuf if sendbuf is None else sendbuf
-        transport = self._open.transport
-        return allreduce.mean_arrays(self._group, transport, data, recvbuf, self._settings)
+        total = self.allreduce(sendbuf)
+        if isinstance(total, tuple):
+            return tuple(each / self.size for each in total)
+        mean = np.asarray(total / self.size)
+        if recvbuf is None:
+            return mean
+        recvbuf[...] = mean
+        return recvbuf
 
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change ``allreduce_grad_dtype``, ``batched_copy`` or ``chunk_bytes``, on all ranks alike.
+        """Change a setting; see the communicator for what it knows.
 
-        ``chunk_bytes``, the size of the chunks in which gradients travel (see
-        :func:`chainermn_comm.create_communicator`; None for the default), can't be changed any
-        more once gradients have travelled.
+        Args:
+            name: of the setting.
+            value: its new value, the same on all ranks.
+            **kwargs: ignored.
+
+        Raises:
+            ValueError: there is no such setting, or it can't have that value.
         """
-        settings = self._settings.changed(name, value)
-        if settings.chunk_bytes != self._settings.chunk_bytes:
-            if self._reducers:
-                raise ValueError(
-                    f"rank {self._rank}: chunk_bytes can't be changed any more, since gradients "
-                    "have travelled; change it right after making the communicator"
-                )
-            transport = MpiTransport(self._group.comm, self._max_tag + 1, settings.chunk_bytes)
-            self._open.transport.close()
-            self._resources = replace(self._open, transport=transport)
-            self._settings = settings
-            self._reducers = self._new_reducers()
-        self._settings = settings
+        raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
     def get_config(self, name: str | None = None) -> Any:
-        settings = self._settings.as_dict()
+        """A setting's value, or all of them as a dict when ``name`` is None."""
         if name is None:
-            return settings
-        if name not in settings:
-            raise ValueError(f"no setting {name!r}; there are {', '.join(settings)}")
-        return settings[name]
+            return {}
+        raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
-    @watched
-    def finalize(self) -> None:
-        """Free this communicator's MPI resources (collective); later calls raise.
+    def finalize(self) -> None:  # noqa: B027  (optional: most subclasses own nothing)
+        """Release what the communicator owns (collective); no other method works afterwards."""
 
-        The communicator that the user gave stays theirs. A second call does nothing, nor does
-        one in a process that the rank forked.
-        """
-        resources = self._resources
-        if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
-            self._resources = None
-            return
-        resources.group.agreement("finalize")
-        self._resources = None
-        self._reducers.close()
-        resources.transport.close()
-        for comm in resources.comms:
-            comm.Free()
-        self._record.release()
+    # It is a place among other processes: copies of what holds one talk through the same.
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        """Finalize (collective); after an exception, release only what needs no other rank.
+        self.finalize()
 
-        Others may not leave the block, and to wait for them would keep the error from showing.
-        So memory and NCCL's communicator go, and ranks that wait for this one's GPU are told; MPI's
-        communicators and the node's window, which only all ranks together can free, stay until the
-        process ends. A program that catches such errors and goes on should do so inside of the
-        block, or make no more than some hundred communicators.
-        """
-        if kind is None:
-            self.finalize()
-            return
-        resources, self._resources = self._resources, None
-        if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
-            return
-        self._record.release()
-        resources.transport.close()
-        self._reducers.abandon()
 
-    # How the verbs are made.
+def check_payload(payload: Any, operation: str, rank: int) -> TypeError | None:
+    """The error of a handshake whose payload isn't bytes."""
+    if isinstance(payload, bytes):
+        return None
+    kind = type(payload).__name__
+    return TypeError(f"rank {rank}: the payload of {operation} must be bytes, got {kind}")
 
-    @property
-    def _open(self) -> _Resources:
-        if self._interruption:
-            raise CommunicationError(
-                f"rank {self._rank}: a mean of gradients was interrupted on this rank "
-                f"({self._interruption}), so the ranks are at different steps of it: end the job, "
-                "or make a new communicator on all ranks"
-            )
-        if self._resources is None:
-            raise FinalizedError(f"rank {self._rank}: the communicator has been finalized")
-        if os.getpid() != self._process:
-            raise CommunicationError(
-                f"rank {self._rank}: a process that the rank forked can't communicate"
-            )
-        return self._resources
 
-    @property
-    def _group(self) -> Group:
-        return self._open.group
-
-    def _new_reducers(self) -> Reducers:
-        group, transport = self._group, self._open.transport
-        ground = Ground(group.comm, self._topology, transport, self._settings.chunk_bytes)
-        return Reducers(self._plans, ground, group.agreement)
-
-    def _array(self, data: Any) -> Callable[[], Message]:
-        return lambda: messages.of_array(data, self._rank)
-
-    def _object(self, obj: Any) -> Callable[[], Message]:
-        return lambda: messages.of_object(obj)
-
-    def _each(
-        self, values: Sequence[Any] | None, one: Callable[[Any, int], Message]
-    ) -> Callable[[], list[Message]]:
-        def make() -> list[Message]:
-            if values is not None and not hasattr(values, "__len__"):
-                raise TypeError(
-                    f"rank {self._rank}: expected a tuple or list of {self._size} values, one for "
-                    f"each rank, got {type(values).__name__}"
-                )
-            if values is None or len(values) != self._size:
-                raise ValueError(
-                    f"rank {self._rank}: expected {self._size} values, one for each rank, got "
-                    f"{None if values is None else len(values)}"
-                )
-            return [one(value, self._rank) for value in values]
-
-        return make
-
-    def _peer(self, rank: int, tag: int, name: str) -> Peer:
-        """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
-        mine, resources = self._rank, self._resources
-        if resources is None or os.getpid() != self._process:
-            resources = self._open  # raises
-        group = resources.group
-        is_plain = type(rank) is type(tag) is int and rank != mine  # nearly always
-        if is_plain and 0 <= rank < self._size and 0 <= tag <= self._max_tag:
-            return group.comm, rank, tag
-        index = collectives.check_rank(group, rank, name)
-        if index == mine:
-            raise ValueError(f"rank {mine}: {name} is this rank itself, which would wait for ever")
-        number = as_integer(tag)
-        if number is None or not 0 <= number <= self._max_tag:
-            raise ValueError(
-                f"rank {self._rank}: tag must be an integer from 0 to {self._max_tag}, got {tag!r}"
-            )
-        return group.comm, index, number
-
-    def _split_arguments(self, color: int, key: int) -> list[int]:
-        numbers = []
-        for name, value, least in (("color", color, 0), ("key", key, -LARGEST_INT)):
-            number = as_integer(value)
-            if number is None or not least <= number <= LARGEST_INT:
-                raise ValueError(
-                    f"rank {self._rank}: {name} of split must be an integer from {least} to "
-                    f"{LARGEST_INT}, got {value!r}"
-                )
-            numbers.append(number)
-        return numbers
-
-    def _unpickled(self, operation: str, found: dict[int, Message]) -> dict[int, Any]:
-        """The objects; when one can't be unpickled on some rank, all ranks raise."""
-        values: dict[int, Any]
-        values, problem = prepare(lambda: {rank: m.value() for rank, m in found.items()})
-        self._group.agreement(f"{operation}, unpickling", problem=problem)
-        return values
+def check_noted(note: Any, data: Any, number: Any, rank: int) -> None:
+    """Raise, with this rank's number, unless ``send_noted`` can send these."""
+    if not isinstance(note, bytes):
+        kind = type(note).__name__
+        raise TypeError(f"rank {rank}: the note of send_noted must be bytes, got {kind}")
+    if not isinstance(data, (tuple, list)):
+        kind = type(data).__name__
+        raise TypeError(f"rank {rank}: send_noted takes a tuple of arrays, got {kind}")
+    if not isinstance(number, int):
+        kind = type(number).__name__
+        raise TypeError(f"rank {rank}: the number of send_noted must be an int, got {kind}")
+    if not -NUMBERS <= number < NUMBERS:
+        raise ValueError(f"rank {rank}: the number of send_noted must have 64 bits, got {number}")

@@ -5,12 +5,12 @@ nothing of the ranks but that memory, reads it. This package imports the standar
 that process has nothing else.
 """
 
-from .arriving import arriving
-from .calls import Record, aborting, leaving, watched
-from .inside import alone, part_of
-from .limit import NO_LIMIT, VARIABLE, Limit, limit
-from .records import NOBODY
-from .starting import join, meeting
+from .init_timeout import arriving
+from .recorder import Record, aborting, leaving, watched
+from .rendezvous import join, meeting
+from .scope import alone, part_of
+from .status_region import NOBODY
+from .timeout import NO_LIMIT, VARIABLE, Limit, limit
 
 __all__ = [
     "NOBODY",

@@ -10,19 +10,31 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ..events import event_frames
 from . import processes
-from .blame import Job, Rank, from_answer
-from .ends import Ends
+from .cleanup import SharedFiles, clean
+from .diagnosis import Job, Rank, from_answer
+from .exit_tracker import Ends
 from .launcher import Launcher
-from .leftovers import SharedFiles, clean
 from .network import Asking, Peer, keep_asking, serve
 from .processes import GONE, RUNNING
-from .records import AREA_BYTES, Call, aborting_since, doing, read
-from .report import cut_off, last_words, plain, report, silent, warning, whereabouts
+from .report import (
+    cut_off,
+    last_words,
+    no_answer,
+    plain,
+    reason,
+    report,
+    silent,
+    state,
+    warning,
+    whereabouts,
+)
+from .status_region import AREA_BYTES, Call, aborting_since, doing, read
 
 # Often enough for a report to come in time, seldom enough to take nothing from the ranks.
 TICK_SECONDS = 0.5
@@ -172,18 +184,25 @@ class Monitor:
         # Of a machine where all is over the launcher has heard before this one.
         is_over = len(ages) < len(self.others) and any(other.has_ended for other in self.others)
         if not is_over and all(age <= own for age in ages):
-            self.say(f"ChainerMN: {whereabouts(Job([rank.look(now)]), rank.look(now))}.\n")
+            lost = rank.look(now)
+            job = Job([lost])
+            how = state(job, lost).removeprefix("is ")
+            event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
+            self.say(f"ChainerMN: {whereabouts(job, lost)}.\n", event)
 
     def look_at_next(self, now: float) -> bool:
         """Report the next machine where it is silent; whether that was the end of the job."""
         if not self.others or not self.is_lost(self.others[0], now):
             return False
+        host = self.others[0].host
+        why = no_answer(host, self.silence)
+        event = self.event("host_lost", host=host, reason=why, ends_job=self.ends_job)
         if not self.ends_job:
             if self.told_silence != self.others[0].heard:  # else it wasn't heard again
                 self.told_silence = self.others[0].heard
-                self.say(silent(self.others[0].host, self.silence, self.seconds))
+                self.say(silent(host, self.silence, self.seconds), event)
             return False
-        self.say(cut_off(self.others[0].host, self.silence))
+        self.say(cut_off(host, self.silence), event + self.event("watchdog_abort", reason=why))
         self.end()
         return True
 
@@ -210,7 +229,9 @@ class Monitor:
         job = self.joined(job.with_stacks(self.stacks()), others)
         if self.ends_job and self.is_excused(job, stalled, now):
             return False
-        self.say(report(job, stalled, last_words(self.seconds, self.ends_job)))
+        text = report(job, stalled, last_words(self.seconds, self.ends_job))
+        event = self.event("watchdog_abort", reason=reason(text)) if self.ends_job else []
+        self.say(text, event)
         self.remember(waiting, self.reported, now)
         self.remember(waiting, self.warned, now)
         if self.ends_job:
@@ -292,11 +313,16 @@ class Monitor:
             for world, (rank, start) in asked.items()
         }
 
-    def say(self, text: str) -> None:
+    def event(self, kind: str, **fields: Any) -> list[bytes]:
+        """An event for `chainermn launch`, in the name of this machine's first rank; see `say`."""
+        job = self.orders["launch"]
+        return event_frames(job, self.ranks[0].world, kind, **fields) if job else []
+
+    def say(self, text: str, event: Sequence[bytes] = ()) -> None:
         """Print on the standard error of a rank, the first whose launcher reads it."""
         deadline = time.monotonic() + SAYING_SECONDS
         for pid in (*(rank.pid for rank in self.ranks), *self.launchers):
-            if processes.write_stderr(pid, text, (deadline - time.monotonic()) / 2):
+            if processes.write_stderr(pid, text, (deadline - time.monotonic()) / 2, event):
                 return
         processes.write(2, text, deadline - time.monotonic())
 

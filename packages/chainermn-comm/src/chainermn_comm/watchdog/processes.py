@@ -8,6 +8,9 @@ import select
 import signal
 import stat
 import time
+from collections.abc import Sequence
+
+from ..events import write_frames
 
 RUNNING, STOPPED, GONE = "running", "stopped", "gone"
 
@@ -95,10 +98,16 @@ def end(processes: list[tuple[int, int]], seconds: float) -> None:
             time.sleep(0.02)
 
 
-def write_stderr(pid: int, text: str, seconds: float) -> bool:
+def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = ()) -> bool:
     """Write to where the standard error of another process goes; whether that worked in time.
 
     Opened only now: whoever holds the launcher's pipe keeps the launcher waiting for its end.
+
+    Args:
+        pid: the process.
+        text: what is written last.
+        seconds: for the launcher to read.
+        frames: of events, see `_chainermn_events`.
     """
     path = f"/proc/{pid}/fd/2"
     try:
@@ -108,8 +117,12 @@ def write_stderr(pid: int, text: str, seconds: float) -> bool:
         file = os.open(path, flags)
     except OSError:
         return False
+    deadline = time.monotonic() + seconds
     try:
-        return write(file, text, seconds)
+        write_frames(file, frames, seconds / 2)
+        return write(file, text, deadline - time.monotonic())
+    except OSError:
+        return False
     finally:
         os.close(file)
 

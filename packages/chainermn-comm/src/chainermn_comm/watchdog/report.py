@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 
-from .blame import Job, Rank
+from .diagnosis import Job, Rank
 from .processes import GONE, STOPPED
-from .records import FINALIZE, INSIDE, MESSAGE, NOBODY, Call
+from .status_region import FINALIZE, INSIDE, MESSAGE, NOBODY, Call
 
 # Of each rank's stacks; a deep recursion would bury the rest.
 STACK_LINES = 60
 # Of those that wait.
 MOST_RANKS = 32
+# Before what is said to the user.
+MARKED = "ChainerMN: "
 
 
 def warning(job: Job, rank: Rank, call: Call, seconds: float) -> str:
@@ -41,9 +43,9 @@ def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
         for rank in suspects[:MOST_RANKS]
     ]
     head = "likely culprit" if len(suspects) == 1 else "likely culprits, the likeliest first"
-    lines = [f"ChainerMN: {'or' if number else head}: {one}." for number, one in enumerate(does)]
+    lines = [f"{MARKED}{'or' if number else head}: {one}." for number, one in enumerate(does)]
     if not suspects:
-        lines.append(f"ChainerMN: {_nobody(job, stalled)}")
+        lines.append(f"{MARKED}{_nobody(job, stalled)}")
     longest = max(call.age for _, call in stalled)
     lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
     waiting = [job.ranks[world] for world in sorted(job.ranks) if job.ranks[world].waits]
@@ -57,6 +59,11 @@ def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
     return "\n".join(["", *lines, what_now, ""])
 
 
+def reason(report: str) -> str:
+    """The first line of a report: whom the ranks wait for."""
+    return report.lstrip("\n").partition("\n")[0].removeprefix(MARKED)
+
+
 def last_words(seconds: float, ends_job: bool) -> str:
     """What happens after a report."""
     if ends_job:
@@ -67,10 +74,15 @@ def last_words(seconds: float, ends_job: bool) -> str:
     )
 
 
+def no_answer(host: str, seconds: float) -> str:
+    """That another machine is silent."""
+    return f"{host} has not answered for {_seconds(seconds)}"
+
+
 def cut_off(host: str, seconds: float) -> str:
     """What is said before this machine's ranks are ended because another is silent."""
     return (
-        f"\nChainerMN: {host} has not answered for {_seconds(seconds)}: the link is cut, or it is "
+        f"\nChainerMN: {no_answer(host, seconds)}: the link is cut, or it is "
         f"down. Ending the ranks on {os.uname().nodename}, which MPI can't do from there.\n"
     )
 
@@ -85,24 +97,28 @@ def silent(host: str, seconds: float, limit: float) -> str:
 
 def whereabouts(job: Job, rank: Rank) -> str:
     """Where a rank is, in a clause."""
-    who = f"rank {rank.world} (process {rank.pid} on {rank.host})"
+    return f"rank {rank.world} (process {rank.pid} on {rank.host}) {state(job, rank)}"
+
+
+def state(job: Job, rank: Rank) -> str:
+    """What a rank does, as the predicate of a clause."""
     own = [call for call in rank.calls if call.operation]
     last = min(own, key=lambda call: call.age, default=None)
     before = "in" if rank.waits else "in no call, after"
     seen = f", last seen {before} {_operation(job, last)}" if last else ""
     if rank.has_ended:
         where = "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
-        return f"{who} {where}"
+        return where
     if rank.state == GONE:
-        return f"{who} is gone{seen}{_inside(rank)}"
+        return f"is gone{seen}{_inside(rank)}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
         calls = " and in ".join(
             f"{_operation(job, call)} for {_seconds(call.age)}" for call in rank.waits
         )
-        return f"{who} {stopped}waits in {calls}{_inside(rank)}"
+        return f"{stopped}waits in {calls}{_inside(rank)}"
     since = f" for {_seconds(last.age)}, after {_operation(job, last)}" if last else ""
-    return f"{who} {stopped}is in no call{since}{_inside(rank)}"
+    return f"{stopped}is in no call{since}{_inside(rank)}"
 
 
 def _inside(rank: Rank) -> str:

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from _chainermn_events import emit
 from chainermn_tools.bench import measuring
-from chainermn_tools.jobs import JOB_VARIABLE, rank_from_env
-from chainermn_tools.launch.rank import Voice
+from chainermn_tools.jobs import rank_from_env
 
-KIND = "bench"
+EVENT = "bench"  # with the report
 TIMED_OUT = 124  # as of timeout(1)
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     """Measure what the only argument, JSON, says, and tell the parent."""
     report = measure_here(**json.loads(sys.argv[1]))
     if report is not None:
-        Voice(os.environ[JOB_VARIABLE]).say(kind=KIND, report=report)
+        emit(EVENT, report=report)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def _report(
 
 
 def _names(wanted: tuple[str, ...]) -> list[str]:
-    from chainermn_comm.catalogue import RECIPES
+    from chainermn_comm.registry import RECIPES
 
     known = [name for name in RECIPES if name not in NOT_MEASURED]
     for name in wanted:

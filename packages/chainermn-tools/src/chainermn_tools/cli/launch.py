@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from chainermn_tools import jobs
-from chainermn_tools.launch import job, verdict
-from chainermn_tools.launch.records import with_plain_ranks
+from chainermn_tools.launch import run_script
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -46,10 +42,11 @@ def launch(
     It is a thin wrapper of the mpiexec that is on PATH, of MPICH or Open MPI or a relative, and
     prints the line that it runs.
 
-    The job is good only if every rank came to the script's end and said goodbye after
-    MPI_Finalize. Otherwise the first rank that failed is shown, with its traceback and exit
-    status. With --max-restarts all ranks are then started anew; the script goes on from its
-    last checkpoint, as with create_multi_node_checkpointer. Ctrl-C ends everything.
+    The job is good if mpiexec says so and no rank reports a failure: an error, a lost rank,
+    or an exit before the script's end. Otherwise the first rank that failed is shown, with its
+    traceback and exit status. With --max-restarts all ranks are then started anew; the script
+    goes on from its last checkpoint, as with create_multi_node_checkpointer. Ctrl-C ends
+    everything.
 
     OMP_NUM_THREADS is set to this host's cores divided by its ranks, unless it, or another
     BLAS's variable, is set already.
@@ -58,60 +55,37 @@ def launch(
     signal n), 128 + n if this program was ended by signal n, and 2 if nothing could be started.
     """
     try:
-        dealt = _dealt(ranks, host_list, hostfile)
+        hosts = _ranks_per_host(ranks, host_list, hostfile)
         if not os.path.exists(script):
             raise ValueError(f"there is no {script}")
-        mpiexec = jobs.find_mpiexec()
-    except ValueError as problem:
-        raise click.UsageError(str(problem)) from None
-    number = sum(dealt.values()) if ranks is None else ranks
-    threads = jobs.threads_per_rank(number, dealt)
-    chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    environment = {**os.environ, **chosen}
-    args = jobs.mpiexec_command(
-        mpiexec,
-        number,
-        jobs.rank_command(script, *arguments),
-        hosts=dealt,
-        prefix=prefix,
-        threads=threads,
-        variables=environment,
-    )
-    _say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
-    ctx.exit(_run(args, environment, number, max_restarts, prefix))
+        launcher = jobs.find_mpiexec()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        result, output = run_script(
+            launcher,
+            sum(hosts.values()) if ranks is None else ranks,
+            [script, *arguments],
+            _say,
+            hosts=hosts,
+            prefix=prefix,
+            max_restarts=max_restarts,
+        )
+    except FileNotFoundError as error:
+        _say(f"mpiexec doesn't start: {error}")
+        ctx.exit(2)
+    if output.interrupted is not None:
+        _say(f"ended by signal {output.interrupted}")
+        ctx.exit(128 + output.interrupted)
+    if not result.success:
+        _say(result.message)
+    ctx.exit(result.status)
 
 
-def _run(
-    words: list[str], environment: Mapping[str, str], ranks: int, restarts: int, prefix: bool
-) -> int:
-    """Run the job until it is good or may not start again; the exit status."""
-    change = with_plain_ranks if prefix else bytes
-    with job.noting_signals() as signals:
-        for attempt in range(restarts + 1):
-            if attempt:
-                _say(f"starting again, {attempt} of {restarts}")
-            fresh = {**environment, jobs.JOB_VARIABLE: secrets.token_hex(8)}
-            try:
-                outcome = job.run(words, fresh, signals, change)
-            except FileNotFoundError as problem:  # a script's interpreter, too, may be missing
-                _say(f"mpiexec doesn't start: {problem}")
-                return 2
-            if outcome.tail and not outcome.tail.endswith(b"\n"):
-                click.echo(err=True)
-            if outcome.interrupted is not None:
-                _say(f"ended by signal {outcome.interrupted}")
-                return 128 + outcome.interrupted
-            found = verdict.judge(outcome, ranks)
-            if found.good:
-                return 0
-            _say(found.text)
-            if not found.again:
-                return found.status
-    return found.status
-
-
-def _dealt(ranks: int | None, host_list: str | None, hostfile: str | None) -> dict[str, int]:
-    """How many ranks each host gets; empty for this one alone.
+def _ranks_per_host(
+    ranks: int | None, host_list: str | None, hostfile: str | None
+) -> dict[str, int]:
+    """Return how many ranks each host gets; empty for this one alone.
 
     Raises:
         ValueError: the options don't fit each other, or name no hosts.
@@ -123,8 +97,8 @@ def _dealt(ranks: int | None, host_list: str | None, hostfile: str | None) -> di
     if hostfile is not None:
         try:
             text = Path(hostfile).read_text()
-        except (OSError, UnicodeDecodeError) as problem:
-            raise ValueError(f"the hostfile {hostfile} can't be read: {problem}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"the hostfile {hostfile} can't be read: {error}") from None
         return jobs.assign_slots(jobs.parse_hostfile(text, hostfile), ranks)
     if ranks is None:
         raise ValueError("how many ranks? give -n, --hosts or --hostfile")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
-from chainermn_comm.cuda_aware import mpi_takes_gpu_memory
+from chainermn_comm.gpu.cuda_aware import mpi_takes_gpu_memory
 from chainermn_tools.bench.operations import MEAN_GRAD, OPERATIONS, REFERENCES, Trial
 from chainermn_tools.bench.timing import is_right, time_all
 

@@ -139,7 +139,7 @@ def oldest_nccl() -> list[int]:
     import mpi4py
 
     mpi4py.rc.initialize = False  # where MPI can't start, this still has an answer
-    from chainermn_comm.transports.nccl import OLDEST
+    from chainermn_comm.gpu.nccl import OLDEST
 
     return list(OLDEST)
 

@@ -1,6 +1,7 @@
 """Starting processes and `mpiexec` jobs, and the facts about launchers that this takes."""
 
 from chainermn_tools.jobs.cores import available_cores
+from chainermn_tools.jobs.events import Event, LostProcess
 from chainermn_tools.jobs.hosts import (
     HOST_NAME,
     Host,
@@ -8,6 +9,7 @@ from chainermn_tools.jobs.hosts import (
     parse_host_list,
     parse_hostfile,
 )
+from chainermn_tools.jobs.job import JobOutput, capture_signals, run_job
 from chainermn_tools.jobs.mpiexec import (
     HYDRA_VENDORS,
     find_launcher,
@@ -17,7 +19,6 @@ from chainermn_tools.jobs.mpiexec import (
     parse_mpi_version,
     rank_command,
     threads_per_rank,
-    unescape,
 )
 from chainermn_tools.jobs.process import (
     TAG_VARIABLE,
@@ -49,11 +50,15 @@ __all__ = [
     "TERM_GRACE_SECONDS",
     "THREAD_VARIABLES",
     "CompletedProcess",
+    "Event",
     "Host",
+    "JobOutput",
+    "LostProcess",
     "TimedOut",
     "Unavailable",
     "assign_slots",
     "available_cores",
+    "capture_signals",
     "check_output",
     "exit_on_signals",
     "find_launcher",
@@ -72,6 +77,6 @@ __all__ = [
     "rank_from_env",
     "register_tag",
     "run",
+    "run_job",
     "threads_per_rank",
-    "unescape",
 ]

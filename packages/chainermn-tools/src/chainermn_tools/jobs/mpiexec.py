@@ -16,7 +16,7 @@ from chainermn_tools.jobs.cores import available_cores
 from chainermn_tools.jobs.process import Unavailable, check_output
 from chainermn_tools.jobs.variables import JOB_VARIABLE, THREAD_VARIABLES, is_forwarded
 
-RANK_MODULE = "chainermn_tools.launch.rank"
+RANK_MODULE = "chainermn_tools.jobs.rank"
 HYDRA_VENDORS = ("MPICH", "MVAPICH", "Intel MPI")
 # What `mpiexec --version` prints, most telling first: MVAPICH and Intel MPI build on Hydra too.
 VENDOR_PATTERNS = (

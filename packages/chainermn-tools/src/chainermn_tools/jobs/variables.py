@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
-# Identifies the job that a process belongs to; set for all ranks that are started here.
-JOB_VARIABLE = "CHAINERMN_LAUNCH"
-# Where launchers tell a process its rank, and the number of ranks. SLURM_PROCID is none of
-# them: the batch script has it too, where no MPI was started.
-RANK_VARIABLES = (
-    ("PMI_RANK", "PMI_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("PMIX_RANK", "PMIX_SIZE"),
-)
+from _chainermn_events import JOB_VARIABLE, rank_from_env
+
+__all__ = [
+    "JOB_VARIABLE",
+    "THREAD_VARIABLES",
+    "influences_jobs",
+    "is_forwarded",
+    "rank_from_env",
+]
+
 # With one of these a user chooses the number of threads.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -81,11 +80,3 @@ def influences_jobs(name: str) -> bool:
 def is_forwarded(name: str) -> bool:
     """Return whether every launcher passes the variable on to ranks on other hosts."""
     return name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES
-
-
-def rank_from_env() -> tuple[int, int] | None:
-    """Return this process's rank and the number of ranks; None without an MPI launcher."""
-    for rank, size in RANK_VARIABLES:
-        if os.environ.get(rank, "").isdigit():
-            return int(os.environ[rank]), int(os.environ.get(size, "1"))
-    return None

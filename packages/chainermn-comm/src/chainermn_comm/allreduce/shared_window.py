@@ -1,0 +1,151 @@
+"""Memory that all ranks of a node map, and the meetings that make it safe to use."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+
+import numpy as np
+from mpi4py import MPI
+
+from ..runtime.progress import barrier
+
+# Windows lie here on MPICH and on Open MPI. A page that can't be had is SIGBUS at its first
+# touch, not an exception, so there must be room for all of it before. The reserve is for
+# what MPI itself puts there.
+FOLDER = "/dev/shm"
+RESERVE_BYTES = 8 << 20
+MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
+
+NO_ROOM = f"no room for shared memory in {FOLDER} on some node"
+NOT_SHARED = "the memory that MPI calls shared is not, on some node"
+
+
+class NoSharedMemory(Exception):
+    """A window can't be had; the text, the same on all ranks, says why."""
+
+
+class SharedWindow:
+    """One buffer for each rank of a node, which all of them can read and write.
+
+    What a rank writes before :meth:`meet` the others can read after it. Views of the buffers
+    must not outlive the window.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, sizes: list[int]) -> None:
+        """Allocate (collective over the node).
+
+        Args:
+            comm: the ranks of one node; stays the caller's.
+            sizes: bytes for each rank.
+        """
+        self._comm = comm
+        self._window = MPI.Win.Allocate_shared(sizes[comm.rank], 1, comm=comm)
+        # One passive epoch for the window's life: MPICH wants Sync inside an epoch.
+        self._window.Lock_all()
+        self.buffers = [np.asarray(self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
+
+    @classmethod
+    def open(
+        cls, comm: MPI.Intracomm, node: MPI.Intracomm, sizes: list[int], problem: str = ""
+    ) -> SharedWindow:
+        """A window on each node, that is sure to work (collective over ``comm``).
+
+        Args:
+            comm: all ranks; stays the caller's.
+            node: those of this rank's node; stays the caller's.
+            sizes: bytes for each rank of the node.
+            problem: why this rank can't use a window.
+
+        Raises:
+            NoSharedMemory: on all ranks, when it can't be had on some node; none is left then.
+        """
+        _agree(comm, problem or ("" if has_room(sum(sizes)) else NO_ROOM))
+        window, problem = None, ""
+        try:
+            window = cls(node, sizes)
+        except (MPI.Exception, MemoryError) as error:
+            last = str(error).strip().splitlines()[-1:]
+            problem = ": ".join(["shared memory could not be allocated on some node", *last])
+        # One that a part of the node has can't be freed, which takes all: it stays till the end.
+        everywhere = node.allreduce(window is not None, MPI.LAND)
+        try:
+            if window is not None and everywhere and not window.take_pages():
+                problem = NO_ROOM
+            _agree(comm, problem)
+            assert window is not None  # else there was a problem
+            _agree(comm, "" if window.is_shared() else NOT_SHARED)
+        except NoSharedMemory:
+            if window is not None and everywhere:
+                window.close()
+            raise
+        return window
+
+    def take_pages(self) -> bool:
+        """Take this rank's part of the memory now; False where there isn't as much any more.
+
+        Files of shared memory are sparse: others may take what was free when one was made, and
+        the first touch of a page that can't be had ends the process.
+        """
+        own = self._window.Shared_query(self._comm.rank)[0]
+        if self._comm.size == 1 or not own.nbytes:  # memory of this process
+            return True
+        start = own.address // mmap.PAGESIZE * mmap.PAGESIZE
+        length = own.address + own.nbytes - start
+        libc = ctypes.CDLL(None, use_errno=True)
+        advice = ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_WRITE
+        if libc.madvise(*advice) == 0:
+            return True
+        if ctypes.get_errno() != errno.EINVAL:
+            return False
+        # An older kernel: touching is the only way, and the room was seen just before.
+        np.asarray(own)[...] = 0
+        return True
+
+    def meet(self) -> None:
+        """Wait for the node's ranks; what each wrote before is then visible to all."""
+        # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both syncs.
+        self.sync()
+        barrier(self._comm)
+        self.sync()
+
+    def sync(self) -> None:
+        """Order this rank's memory; two of them around whatever all ranks meet in make a `meet`."""
+        self._window.Sync()
+
+    def is_shared(self) -> bool:
+        """Whether what rank 0 writes here is what the others read (collective)."""
+        nonce = self._comm.bcast(secrets.token_bytes(16) if self._comm.rank == 0 else None)
+        start = self.buffers[0][: len(nonce)]
+        if self._comm.rank == 0:
+            start[...] = np.frombuffer(nonce, np.uint8)
+        self.meet()
+        seen = start.tobytes() == nonce
+        self.meet()
+        everywhere: bool = self._comm.allreduce(seen, MPI.LAND)
+        return everywhere
+
+    def close(self) -> None:
+        """Free the window (collective); its buffers are gone."""
+        self.buffers = []
+        self._window.Unlock_all()
+        self._window.Free()
+
+
+def _agree(comm: MPI.Intracomm, problem: str) -> None:
+    """Raise on all ranks if one has a problem (collective)."""
+    problem = comm.allreduce(problem, MPI.MAX)
+    if problem:
+        raise NoSharedMemory(problem)
+
+
+def has_room(nbytes: int) -> bool:
+    """Whether this node can hold a window of that size."""
+    try:
+        found = os.statvfs(FOLDER)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize >= nbytes + RESERVE_BYTES

@@ -1,0 +1,117 @@
+"""The settings of a communicator."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .messaging.integers import as_integer
+from .watchdog import NO_LIMIT, Limit
+
+_WIRE_DTYPES = ("float16", "float32", "float64")
+
+CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"
+# Chunks start at multiples of a cache line; a message's bytes fit in MPI's int.
+CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a communicator's user chose.
+
+    Attributes:
+        allreduce_grad_dtype: in which gradients travel; None for each one's own.
+        batched_copy: accepted for old scripts and without effect: copies are always batched
+            where that helps.
+        chunk_bytes: how much of the gradients travels at once; None for what each way of
+            theirs was measured to like best.
+        limit: how long a call may wait.
+        trace: the folder where calls are traced; None where they aren't.
+    """
+
+    allreduce_grad_dtype: np.dtype | None = None
+    batched_copy: bool = False
+    chunk_bytes: int | None = None
+    limit: Limit = NO_LIMIT
+    trace: str | None = None
+
+    def changed(self, name: str, value: Any) -> Settings:
+        """These settings with one changed.
+
+        Raises:
+            ValueError: there is no such setting, or it can't have this value.
+        """
+        if name == "allreduce_grad_dtype":
+            return replace(self, allreduce_grad_dtype=wire_dtype(value))
+        if name == "batched_copy":
+            return replace(self, batched_copy=bool(value))
+        if name == "chunk_bytes":
+            return replace(self, chunk_bytes=None if value is None else _checked_bytes(name, value))
+        raise ValueError(f"no setting {name!r}; there are {', '.join(self.as_dict())}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings by name."""
+        return {
+            "allreduce_grad_dtype": self.allreduce_grad_dtype,
+            "batched_copy": self.batched_copy,
+            "chunk_bytes": self.chunk_bytes,
+        }
+
+
+def wire_dtype(value: Any) -> np.dtype | None:
+    """The dtype that ``allreduce_grad_dtype`` names, None for None.
+
+    Raises:
+        ValueError: it names none in which gradients can travel.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str) and value == "bfloat16":
+        # NumPy knows this name once that package has been imported.
+        try:
+            value = importlib.import_module("ml_dtypes").bfloat16
+        except ImportError:
+            raise ValueError(
+                "allreduce_grad_dtype 'bfloat16' needs a bfloat16 for NumPy: install ml_dtypes"
+            ) from None
+    try:
+        dtype: np.dtype | None = np.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype is None or (dtype.name not in _WIRE_DTYPES and dtype.name != "bfloat16"):
+        raise ValueError(
+            f"allreduce_grad_dtype must be None, {', '.join(_WIRE_DTYPES)} or a bfloat16, "
+            f"got {value!r}"
+        )
+    return dtype
+
+
+def chunk_bytes() -> int | None:
+    """The size of chunks that the environment asks for, None for none.
+
+    Raises:
+        ValueError: the variable has a value that can't be one.
+    """
+    text = os.environ.get(CHUNK_VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        return _checked_bytes(CHUNK_VARIABLE, int(text) if text.isascii() else 0)
+    except ValueError:
+        raise ValueError(
+            f"{CHUNK_VARIABLE} must be {_SIZES}, got {text!r}; unset it for the default"
+        ) from None
+
+
+_SIZES = f"a number of bytes, a multiple of {CHUNK_STEP} from {CHUNK_STEP} to {CHUNK_MAXIMUM}"
+
+
+def _checked_bytes(name: str, value: Any) -> int:
+    number = as_integer(value)
+    if number is None or number % CHUNK_STEP or not CHUNK_STEP <= number <= CHUNK_MAXIMUM:
+        raise ValueError(f"{name} must be {_SIZES}, got {value!r}")
+    return number

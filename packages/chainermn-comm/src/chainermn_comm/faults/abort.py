@@ -1,0 +1,227 @@
+"""Ends the whole job, non-zero, when one rank ends in failure while others may wait for it.
+
+MPI leaves the other ranks waiting when a rank ends by an uncaught exception or by
+`sys.exit(3)`: it goes on to `MPI_Finalize`, which waits for them. Here that rank says what
+happened and calls `MPI_Abort`. A signal or a kill is the launcher's to notice, and it does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..errors import PeerError
+from ..watchdog import leaving
+from . import exit_status
+from .job_abort import end_job, headline, real_exit, say
+
+VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
+# Tells the child processes of a rank that they are no ranks: they inherit the launcher's
+# variables, but a second MPI_Init under the same rank number fails.
+RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
+# How long a rank whose error may only be the echo of another's waits to be ended silently.
+ECHO_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    """What stood where our hooks are, and the process that they are for."""
+
+    process: int
+    excepthook: Any
+    threading_excepthook: Any
+
+
+_replaced: _Replaced | None = None
+
+
+def add_hook() -> None:
+    """End the whole job when this rank fails; from now on, whatever the environment says.
+
+    A failure is an uncaught exception in the main thread, `SystemExit` with another code than
+    0 or None, or `os._exit` before MPI is finalized. The rank prints what happened, its number
+    and the traceback, through `sys.excepthook` as it was if somebody had set it, and calls
+    `MPI_Abort` with the exit's own code where it has one (Ctrl-C: 130), else 1. Python's own
+    behaviour is left alone with one rank, in an interactive interpreter, in a forked child
+    and once MPI is finalized.
+
+    Initializes MPI, as importing `mpi4py.MPI` does: a rank that fails before `MPI_Init` leaves
+    the others waiting in theirs. In a worker process that a rank started it does nothing.
+    Calling it again changes nothing. Not collective, but meant to be called on every rank.
+    """
+    process = str(os.getpid())
+    if os.environ.get(RANK_PROCESS, process) != process:
+        return
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and MPI.COMM_WORLD.size > 1:
+        os.environ[RANK_PROCESS] = process
+    _install()
+
+
+def remove_hook() -> None:
+    """Undo :func:`add_hook`; hooks that others set since then stay."""
+    global _replaced
+    if _replaced is None:
+        return
+    if sys.excepthook is _excepthook:
+        sys.excepthook = _replaced.excepthook
+    if threading.excepthook is _threading_excepthook:
+        threading.excepthook = _replaced.threading_excepthook
+    if os._exit is _os_exit:
+        os._exit = real_exit
+    exit_status.unwatch()
+    atexit.unregister(_at_exit)
+    _replaced = None
+
+
+def install_by_default() -> None:
+    """What creating a communicator does: :func:`add_hook`, unless refused or alone.
+
+    Nothing is done in a world of one rank, nor where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is
+    ``0``. The communicator's own size doesn't count: others may wait for a rank that is alone
+    in its own.
+    """
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size > 1 and _wanted() is not False:
+        _install()
+
+
+def install_if_forced() -> None:
+    """What importing the package does: :func:`add_hook` if the environment asks for it.
+
+    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1`` asks; otherwise importing doesn't initialize MPI.
+    """
+    if _wanted():
+        add_hook()
+
+
+def end_out_of_step() -> None:
+    """End the job because of the exception that is being handled, if others may wait for this rank.
+
+    For what comes in the middle of several steps that only all ranks take together, such as an
+    exception of a signal's handler: the others are in a step of their own, and can't be told.
+    """
+    kind, value, trace = sys.exc_info()
+    if kind is None or value is None or not _others_may_wait():
+        return
+    if isinstance(value, SystemExit):
+        end_job(f"sys.exit({value.code})", exit_status.as_status(value.code) or 1)
+    _excepthook(kind, value, trace)
+
+
+def _wanted() -> bool | None:
+    """What the environment says: True, False, or None for nothing."""
+    value = os.environ.get(VARIABLE, "").strip().lower()
+    return None if not value else value not in ("0", "false", "no", "off")
+
+
+def _install() -> None:
+    global _replaced
+    if _replaced is not None or _is_interactive():
+        return
+    _replaced = _Replaced(os.getpid(), sys.excepthook, threading.excepthook)
+    sys.excepthook = _excepthook
+    threading.excepthook = _threading_excepthook
+    os._exit = _os_exit
+    exit_status.watch(_on_system_exit)
+    atexit.register(_at_exit)
+
+
+def _is_interactive() -> bool:
+    return bool(sys.flags.interactive) or hasattr(sys, "ps1")
+
+
+def _others_may_wait() -> bool:
+    """Whether this process is a rank among several, with MPI running."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return (
+        _replaced is not None
+        and _replaced.process == os.getpid()  # else a forked child, which is no rank
+        and not _is_interactive()
+        and mpi is not None
+        and mpi.Is_initialized()
+        and not mpi.Is_finalized()
+        and mpi.COMM_WORLD.size > 1
+    )
+
+
+# The ends that are watched.
+
+
+def _excepthook(
+    kind: type[BaseException], value: BaseException, trace: TracebackType | None
+) -> None:
+    previous = _replaced.excepthook if _replaced else sys.__excepthook__
+    if not _others_may_wait():
+        previous(kind, value, trace)
+        return
+    what, code = f"uncaught {kind.__name__}", 1
+    if issubclass(kind, KeyboardInterrupt):
+        code = 130  # 128 + SIGINT, as a shell reports it
+    details = ""
+    try:
+        if isinstance(value, (PeerError, sys.modules["mpi4py.MPI"].Exception)):
+            time.sleep(ECHO_SECONDS)
+        if previous is sys.__excepthook__:
+            details = "".join(traceback.format_exception(kind, value, trace))
+        else:  # what it prints can't be collected first: it may not return
+            say(f"{headline(what)}:\n")
+            previous(kind, value, trace)
+    finally:
+        end_job(what, code, details)
+
+
+def _threading_excepthook(args: threading.ExceptHookArgs) -> None:
+    """Name the rank; the job goes on, as a Python process does when a thread ends."""
+    previous = _replaced.threading_excepthook if _replaced else threading.__excepthook__
+    if args.exc_type is SystemExit or not _others_may_wait():
+        previous(args)
+        return
+    what = headline(f"exception in thread {args.thread.name if args.thread else '?'}") + ":\n"
+    if previous is threading.__excepthook__:
+        trace = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        say(what + "".join(trace))
+    else:
+        say(what)
+        previous(args)
+
+
+def _on_system_exit(code: object) -> None:
+    status = exit_status.as_status(code)
+    if status and _others_may_wait():
+        is_number = isinstance(code, int)
+        end_job(
+            f"sys.exit({code})" if is_number else "sys.exit with a message",
+            status,
+            "" if is_number else f"{code}\n",
+        )
+
+
+def _os_exit(status: int) -> NoReturn:
+    try:
+        if _others_may_wait():
+            # MPICH's launcher kills the other ranks and reports success after os._exit(0).
+            end_job(
+                f"os._exit({status}) before MPI was finalized",
+                exit_status.as_status(status) or 1,
+                "Where this is meant, call mpi4py.MPI.Finalize() first.\n",
+            )
+        leaving()
+    finally:
+        real_exit(status)
+
+
+def _at_exit() -> None:
+    """Catch an exception whose report went to an excepthook that somebody set after ours."""
+    trace = getattr(sys, "last_traceback", None)
+    if trace is not None and trace.tb_frame.f_back is None and _others_may_wait():
+        end_job(f"uncaught {type(sys.last_value).__name__}", 1)

@@ -1,0 +1,245 @@
+"""The only CUDA source: one kernel packs all gradients of a chunk, one unpacks them, one sums.
+
+The first two walk a table of stretches. What they read and write goes through 64-bit offsets; a
+cast, and the division by the number of ranks, happen on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import devices
+from ..allreduce.buckets import Chunk
+
+THREADS = 256
+# Elements that each thread has under way at once. Not measured: no GPU was at hand.
+EACH = 8
+TILE = THREADS * EACH
+# Blocks beyond those that a device runs at once only queue.
+MAX_BLOCKS = 1 << 16
+# Of a table: three 64-bit numbers.
+ROW_BYTES = 24
+# The wire dtypes by name, each with its letter in a kernel's name.
+LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}
+
+SOURCE = r"""
+typedef long long i64;
+struct Half { unsigned short bits; };
+struct Bfloat { unsigned short bits; };  // the upper half of a float's bits
+union Single { float value; unsigned bits; };
+
+// A stretch of a gradient: where it begins in the chunk, its address, its itemsize in bytes.
+// The row after the last begins where the chunk ends.
+struct Part { i64 begin; i64 address; i64 itemsize; };
+
+#ifdef __CUDACC__  // without CUDA, in a test, the includer defines these three
+__device__ inline float widen(Half h) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(h.bits));
+    return wide;
+}
+__device__ inline void narrow(float wide, Half& h) {
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(wide));
+}
+__device__ inline void narrow(double wide, Half& h) {
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h.bits) : "d"(wide));
+}
+#endif
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+__device__ inline void narrow(double wide, float& x) { x = (float)wide; }
+__device__ inline void narrow(double wide, double& x) { x = wide; }
+
+// Without cuda_bf16.h, which isn't everywhere where NVRTC is, and before sm_80 does the same.
+__device__ inline float widen(Bfloat b) {
+    Single x;
+    x.bits = (unsigned)b.bits << 16;
+    return x.value;
+}
+__device__ inline void narrow(float wide, Bfloat& b) {  // to nearest, ties to even
+    Single x;
+    x.value = wide;
+    bool is_nan = (x.bits & 0x7fffffffu) > 0x7f800000u;
+    unsigned rounded = is_nan ? x.bits | 0x400000u : x.bits + 0x7fffu + (x.bits >> 16 & 1u);
+    b.bits = (unsigned short)(rounded >> 16);
+}
+// By way of float, as NumPy's casts to bfloat16 (those of ml_dtypes) do.
+__device__ inline void narrow(double wide, Bfloat& b) { narrow((float)wide, b); }
+
+// Computes in float32, or in float64 where either side has it. All loads go out before the
+// first result is needed.
+template <bool DIVIDE, typename From, typename To>
+__device__ inline void move(const From* from, To* to, int count, double divisor) {
+    typedef decltype(widen(From()) + widen(To())) Wide;
+    From raw[EACH];
+    #pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        int i = threadIdx.x + k * THREADS;
+        if (i < count) raw[k] = from[i];
+    }
+    #pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        int i = threadIdx.x + k * THREADS;
+        if (i < count) {
+            Wide wide = widen(raw[k]);
+            narrow(DIVIDE ? wide / (Wide)divisor : wide, to[i]);
+        }
+    }
+}
+
+template <bool PACK, typename Wire, typename Grad>
+__device__ inline void copy(i64 address, i64 offset, Wire* wire, int count, double divisor) {
+    Grad* grad = (Grad*)address + offset;
+    if (PACK) move<true>(grad, wire, count, divisor);
+    else move<false>(wire, grad, count, 1.0);
+}
+
+// The last part that begins at or before the element.
+__device__ inline i64 find(const Part* parts, i64 count, i64 element) {
+    i64 low = 0, high = count;
+    while (high - low > 1) {
+        i64 middle = low + (high - low) / 2;
+        if (parts[middle].begin <= element) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+template <bool PACK, typename Wire>
+__device__ inline void walk(
+    const Part* parts, i64 count, Wire* wire, i64 size, double divisor
+) {
+    for (i64 first = (i64)blockIdx.x * TILE; first < size; first += (i64)gridDim.x * TILE) {
+        i64 last = first + TILE < size ? first + TILE : size;
+        for (i64 p = find(parts, count, first); p < count && parts[p].begin < last; ++p) {
+            i64 begin = parts[p].begin, end = parts[p + 1].begin;
+            i64 from = first > begin ? first : begin;
+            int n = (int)((last < end ? last : end) - from);
+            i64 address = parts[p].address, offset = from - begin;
+            switch (parts[p].itemsize) {
+            case 2: copy<PACK, Wire, Half>(address, offset, wire + from, n, divisor); break;
+            case 4: copy<PACK, Wire, float>(address, offset, wire + from, n, divisor); break;
+            case 8: copy<PACK, Wire, double>(address, offset, wire + from, n, divisor); break;
+            }
+        }
+    }
+}
+
+#define KERNELS(LETTER, Wire)                                                              \
+    extern "C" __global__ void pack_##LETTER(                                              \
+        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
+        walk<true>(parts, count, wire, size, divisor);                                     \
+    }                                                                                      \
+    extern "C" __global__ void unpack_##LETTER(                                            \
+        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
+        walk<false>(parts, count, wire, size, divisor);                                    \
+    }
+
+// Sums rows of numbers in their order and divides, in float32 or wider; a sum that overflows is
+// taken anew of terms divided by a power of two, which is exact.
+template <typename Wire>
+__device__ inline void sum(const i64* rows, i64 count, Wire* out, i64 size, double divisor) {
+    typedef decltype(widen(Wire())) Wide;
+    Wide power = 1;
+    while (power < count) power *= 2;
+    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < size; i += (i64)gridDim.x * THREADS) {
+        Wide total = widen(((const Wire*)rows[0])[i]);
+        for (i64 r = 1; r < count; ++r) total += widen(((const Wire*)rows[r])[i]);
+        Wide mean = total / (Wide)divisor;
+        if (divisor > 1 && mean - mean != 0) {
+            total = 0;
+            for (i64 r = 0; r < count; ++r) total += widen(((const Wire*)rows[r])[i]) / power;
+            mean = total / ((Wide)divisor / power);
+        }
+        narrow(mean, out[i]);
+    }
+}
+
+#define SUM(LETTER, Wire)                                                                  \
+    extern "C" __global__ void sum_##LETTER(                                               \
+        const i64* rows, i64 count, Wire* out, i64 size, double divisor) {                 \
+        sum<Wire>(rows, count, out, size, divisor);                                        \
+    }
+SUM(e, Half)
+SUM(f, float)
+SUM(d, double)
+SUM(b, Bfloat)
+KERNELS(e, Half)
+KERNELS(f, float)
+KERNELS(d, double)
+KERNELS(b, Bfloat)
+"""
+
+
+def source() -> str:
+    """The CUDA source with its constants."""
+    return f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{SOURCE}"
+
+
+def stored(wire: np.dtype) -> np.dtype:
+    """The dtype of a GPU array that holds numbers of a wire dtype.
+
+    It is the same but for bfloat16, which not every CuPy has: its bits lie in uint16.
+    """
+    return np.dtype(np.uint16) if wire.name == "bfloat16" else wire
+
+
+def rows(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
+    """The table that the kernels walk, for all chunks one after the other.
+
+    Args:
+        chunks: whose parts index ``flats``.
+        flats: contiguous GPU arrays of float16, float32 or float64.
+
+    Returns:
+        (rows, 3) int64: begin, address, itemsize; each chunk has a row for each part and one
+        that ends it.
+    """
+    places = [(devices.address(flat), flat.dtype.itemsize) for flat in flats]
+    table = []
+    for chunk in chunks:
+        begin = 0
+        for index, start, stop in chunk.parts:
+            address, itemsize = places[index]
+            table.append((begin, address + start * itemsize, itemsize))
+            begin += stop - start
+        table.append((begin, 0, 0))
+    return np.array(table, np.int64).reshape(-1, 3)
+
+
+def launch(verb: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -> None:
+    """Pack or unpack one chunk on the current stream; returns at once.
+
+    Args:
+        verb: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
+        table: the chunk's :func:`rows`, on the GPU.
+        chunk: its dtype is one of ``LETTERS``.
+        buffer: GPU memory of at least ``chunk.nbytes``.
+        divisor: each element is divided by it, in float32 or wider, before it is rounded.
+    """
+    kernel = devices.kernel(source(), f"{verb}_{LETTERS[chunk.dtype.name]}")
+    blocks = min(-(-chunk.size // TILE), MAX_BLOCKS)
+    kernel(
+        (blocks,),
+        (THREADS,),
+        (table, np.int64(len(chunk.parts)), buffer, np.int64(chunk.size), np.float64(divisor)),
+    )
+
+
+def launch_sum(table: Any, count: int, dtype: np.dtype, out: Any, divisor: int) -> None:
+    """Sum rows in their order and divide, on the current stream; returns at once.
+
+    Args:
+        table: GPU memory, (count,) int64: the address of each row. ``out`` may be one of them.
+        count: number of rows.
+        dtype: of the numbers in rows and ``out``, one of ``LETTERS``.
+        out: GPU array as long as each row.
+        divisor: the sum is divided by it before it is rounded to ``dtype``.
+    """
+    kernel = devices.kernel(source(), f"sum_{LETTERS[dtype.name]}")
+    blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
+    arguments = (table, np.int64(count), out, np.int64(out.size), np.float64(divisor))
+    kernel((blocks,), (THREADS,), arguments)

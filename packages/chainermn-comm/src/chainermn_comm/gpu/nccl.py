@@ -1,0 +1,168 @@
+"""Moves GPU buffers through NCCL, the one file that imports it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .. import devices
+from ..messaging.handshake import Agreement, prepare
+
+# The first version that tells of asynchronous errors (ncclCommGetAsyncError).
+OLDEST = (2, 4)
+# The first version that knows bfloat16.
+OLDEST_WITH_BFLOAT16 = (2, 10)
+
+
+class NcclTransport:
+    """NCCL among the GPUs of some ranks.
+
+    Each verb puts its work on a stream and returns at once; the result lies in ``buffer`` when
+    the stream gets there. Buffers are contiguous GPU arrays of float16, float32, float64 or the
+    bits of bfloat16 in uint16, of equal sizes on all ranks. Sums are NCCL's: in an order and with
+    roundings of its own, the same bits on every rank.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        """Meet on the current devices (collective over ``comm``, which stays the caller's).
+
+        Raises:
+            RuntimeError: on the ranks where NCCL says that it can't.
+        """
+        nccl = _nccl()
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self._nccl = nccl
+        self._kinds = {
+            "float16": nccl.NCCL_FLOAT16,
+            "float32": nccl.NCCL_FLOAT32,
+            "float64": nccl.NCCL_FLOAT64,
+        }
+        if version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16 and hasattr(nccl, "NCCL_BFLOAT16"):
+            self._kinds["uint16"] = nccl.NCCL_BFLOAT16
+        identity, problem = prepare(nccl.get_unique_id if comm.rank == 0 else lambda: None)
+        Agreement(comm)("making an NCCL communicator", problem=problem)
+        self._comm: Any = nccl.NcclCommunicator(comm.size, comm.bcast(identity), comm.rank)
+
+    def allreduce(self, buffer: Any, stream: Any) -> None:
+        """Overwrite ``buffer`` by the sum over ranks."""
+        at, sum_ = devices.address(buffer), self._nccl.NCCL_SUM
+        self._comm.allReduce(at, at, buffer.size, self.kind(buffer.dtype), sum_, stream.ptr)
+
+    def reduce_shards(self, buffer: Any, shards: int, stream: Any) -> None:
+        """Sum shard i over ranks into rank i's ``buffer``, for each of equal shards.
+
+        Args:
+            buffer: a multiple of ``shards`` elements; all but a rank's own shard are lost.
+            shards: at most the number of ranks.
+            stream: whose work comes before and after.
+        """
+        at, size, kind = devices.address(buffer), buffer.size // shards, self.kind(buffer.dtype)
+        step, sum_ = size * buffer.dtype.itemsize, self._nccl.NCCL_SUM
+        if shards == self.size:
+            own = at + self.rank * step
+            self._comm.reduceScatter(at, own, size, kind, sum_, stream.ptr)
+            return
+        self._nccl.groupStart()  # the reductions may then run side by side
+        for root in range(shards):
+            shard = at + root * step
+            self._comm.reduce(shard, shard, size, kind, sum_, root, stream.ptr)
+        self._nccl.groupEnd()
+
+    def gather_shards(self, buffer: Any, shards: int, stream: Any) -> None:
+        """Give rank i's shard i to all ranks, for each of equal shards."""
+        at, size, kind = devices.address(buffer), buffer.size // shards, self.kind(buffer.dtype)
+        step = size * buffer.dtype.itemsize
+        if shards == self.size:
+            self._comm.allGather(at + self.rank * step, at, size, kind, stream.ptr)
+            return
+        self._nccl.groupStart()
+        for root in range(shards):
+            shard = at + root * step
+            self._comm.broadcast(shard, shard, size, kind, root, stream.ptr)
+        self._nccl.groupEnd()
+
+    def check(self) -> None:
+        """Raise what NCCL has to say of work that it was given earlier (not collective)."""
+        self._comm.check_async_error()
+
+    def abort(self) -> None:
+        """End what is under way, whether or not the other ranks take part; nothing works later."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.abort()
+
+    def close(self) -> None:
+        """Release NCCL's resources; all work must be over."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.destroy()
+
+    def kind(self, dtype: np.dtype) -> int:
+        """NCCL's number for the dtype of a buffer.
+
+        Raises:
+            ValueError: it is uint16, and NCCL or CuPy has no bfloat16.
+        """
+        if dtype.name not in self._kinds:
+            found = _dotted(version(self._nccl.get_version()))
+            raise ValueError(
+                "gradients can't travel as bfloat16 through NCCL here: it takes NCCL "
+                f"{_dotted(OLDEST_WITH_BFLOAT16)} (this is {found}) and a CuPy whose "
+                "cupy.cuda.nccl has NCCL_BFLOAT16 (14 has); update them, or choose float16 or "
+                "float32 as allreduce_grad_dtype, or the communicator 'flat'"
+            )
+        return int(self._kinds[dtype.name])
+
+
+def problem() -> str | None:
+    """Why this process can't use NCCL; None if it can."""
+    why = devices.problem()
+    if why is not None:
+        return why
+    nccl = _nccl()
+    if not nccl.available:
+        return "CuPy finds no NCCL library (cupy.cuda.nccl.available is False)"
+    found = version(nccl.get_version())
+    if found < OLDEST:
+        return f"NCCL is {_dotted(found)}, and {_dotted(OLDEST)} is the oldest that serves"
+    return None
+
+
+def version(code: int) -> tuple[int, ...]:
+    """Major and minor of NCCL's number: 22203 is 2.22, and up to 2.8 it wrote 2708 for 2.7."""
+    major = 10_000 if code >= 10_000 else 1_000
+    return code // major, code % major // 100
+
+
+def check_devices(comm: MPI.Intracomm, node: int) -> Exception | None:
+    """What is wrong when ranks of one node share a device, which NCCL can't (collective).
+
+    Args:
+        comm: all ranks, each with a device.
+        node: the number of this rank's node.
+    """
+    places: dict[tuple[int, str], list[int]] = {}
+    for rank, place in enumerate(comm.allgather((node, devices.bus_id()))):
+        places.setdefault(place, []).append(rank)
+    shared = [(place, ranks) for place, ranks in places.items() if len(ranks) > 1]
+    if not shared:
+        return None
+    told = "; ".join(f"ranks {ranks} use device {bus}" for (_, bus), ranks in shared)
+    return ValueError(
+        f"{told}: NCCL wants one device a rank; call "
+        "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
+        "gradients, with no more ranks on a node than it has devices"
+    )
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def _nccl() -> Any:
+    from cupy.cuda import nccl
+
+    return nccl

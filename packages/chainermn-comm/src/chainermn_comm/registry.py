@@ -1,0 +1,206 @@
+"""The communicators by name, and how each is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import watchdog
+from .config import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
+from .faults import abort, forks, job_abort
+from .runtime import blas_threads
+from .topology import Topology
+from .trace import TRACE_VARIABLE, trace_folder
+
+# mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
+# just because the user's script imports this package. So it is imported where it is used.
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from .allreduce.plans import Plan
+    from .mpi_communicator import MpiCommunicator
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a communicator is made.
+
+    Attributes:
+        plan: the function, or its name in `plans`, that says which way gradients go.
+        on_gpus: the same for those that lie on GPUs; a name is one in `device_plans`.
+        one_node: whether more than one node is refused.
+    """
+
+    plan: str | Plan
+    on_gpus: str | Plan
+    one_node: bool = False
+
+
+RECIPES = {
+    "naive": Recipe("one_by_one", "through_mpi"),
+    "flat": Recipe("batched", "through_mpi"),
+    "hierarchical": Recipe("one_lane", "one_lane"),
+    "two_dimensional": Recipe("many_lanes", "many_lanes"),
+    "single_node": Recipe("one_lane", "direct", one_node=True),
+    "pure_nccl": Recipe("for_gpus_only", "direct"),
+    "non_cuda_aware": Recipe("one_lane", "one_lane_staged"),
+    "dummy": Recipe("nothing", "nothing"),
+}
+
+
+def create_communicator(
+    communicator_name: str = "hierarchical",
+    mpi_comm: MPI.Intracomm | None = None,
+    allreduce_grad_dtype: Any = None,
+    batched_copy: bool = False,
+) -> MpiCommunicator:
+    """Create a communicator (collective over ``mpi_comm``).
+
+    With more than one rank, an uncaught exception on any of them ends the whole job from now
+    on (``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that). Where the ranks on a node would
+    start more BLAS threads than it has cores, their number is limited from now on, and rank 0
+    says so (setting ``OMP_NUM_THREADS``, to any number, refuses that).
+
+    Args:
+        communicator_name: which way gradients go, see the table below. All give the mean, the
+            same bits on every rank; those of different names may differ in rounding.
+        mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is duplicated
+            and stays the caller's.
+        allreduce_grad_dtype: float16, float32, float64 or a bfloat16, in which gradients
+            travel; None for each one's own dtype. A mean outside of its range may become
+            infinite, on GPUs also that of a gradient outside of it. Those that share memory
+            on one node send nothing there, and round to no type narrower than a gradient's.
+        batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
+
+    ==================  ==================================================================
+    ``hierarchical``    through memory that a node's ranks share; one rank of each node
+                        exchanges with the other nodes
+    ``two_dimensional`` the same, but as many ranks as the smallest node has exchange
+    ``single_node``     the same, and refuses more than one node
+    ``non_cuda_aware``  as ``hierarchical``; never gives MPI memory of GPUs
+    ``flat``            packed into chunks, straight through MPI
+    ``naive``           one by one, straight through MPI
+    ``pure_nccl``       for gradients on GPUs only: straight through NCCL
+    ``dummy``           nowhere, to measure everything else
+    ==================  ==================================================================
+
+    Gradients on GPUs go through NCCL in a node, and between nodes through MPI; those of ``flat``
+    and ``naive`` through MPI only. MPI gets GPU memory where it says that it takes it
+    (``MPIX_Query_cuda_support``) on all ranks, but for ``non_cuda_aware``; else host memory.
+
+    Gradients travel in chunks, whose size was measured for each way. The environment variable
+    ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a multiple of 64 from 64 to
+    2^30. It is read when a communicator is made; a split keeps it.
+
+    A call that waits for more than ten minutes is reported, with the rank that the others seem to
+    wait for first, and goes on waiting. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets
+    another number of seconds, from 1 on, after which the job is ended too; 0 switches that off.
+    The first communicator of more than one rank starts it, one small process a machine.
+
+    Where ``CHAINERMN_TRACE`` names a folder, set on all ranks or on none, each rank writes there
+    what its communicators do and when; ``chainermn trace`` reads it.
+
+    Returns:
+        The communicator. Release it with ``finalize()`` or a ``with`` block.
+
+    Raises:
+        ValueError: no such communicator, dtype, size of chunks or time-out; ``single_node`` on
+            several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
+        RankMismatchError: on all ranks, when they ask for different communicators.
+    """
+    return make_communicator(communicator_name, mpi_comm, allreduce_grad_dtype, batched_copy)
+
+
+def make_communicator(
+    name: str,
+    mpi_comm: MPI.Intracomm | None = None,
+    allreduce_grad_dtype: Any = None,
+    batched_copy: bool = False,
+    topology: Topology | None = None,
+    limit: watchdog.Limit | None = None,
+) -> MpiCommunicator:
+    """:func:`create_communicator` for tests, which may impose a topology and a limit of waiting."""
+    from mpi4py import MPI
+
+    from .allreduce import plans
+    from .gpu import device_plans
+    from .messaging.handshake import Agreement, prepare
+    from .mpi_communicator import MpiCommunicator
+
+    # First: whatever fails on one rank below must not leave the others waiting.
+    abort.install_by_default()
+    comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
+    found, problem = prepare(
+        lambda: (
+            _recipe(name),
+            Settings(
+                wire_dtype(allreduce_grad_dtype),
+                bool(batched_copy),
+                chunk_bytes(),
+                limit or watchdog.limit(),
+                trace_folder(),
+            ),
+        )
+    )
+    view = (
+        ("communicator", str(name)),
+        ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
+        (CHUNK_VARIABLE, found and found[1].chunk_bytes),
+        (watchdog.VARIABLE, str(found and found[1].limit)),
+        (TRACE_VARIABLE, "set" if found and found[1].trace else "unset"),
+    )
+    note = blas_threads.note(comm.size)
+    wait = found[1].limit if found else watchdog.Limit()
+    with (
+        watchdog.arriving(wait, _numbers(comm), lambda: job_abort.abort(1)),
+        watchdog.meeting("create_communicator", comm.size),
+    ):
+        traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
+        try:
+            notes = Agreement(traffic)("create_communicator", view, note, problem)
+        finally:
+            traffic.Free()
+        if any(notes):
+            blas_threads.limit_blas_threads(comm)
+        forks.keep_children_from_mpi()
+        recipe, settings = found
+        ways = plans.Plans(_plan(recipe.plan, plans), _plan(recipe.on_gpus, device_plans))
+        made = MpiCommunicator(comm, ways, settings, topology)
+    if recipe.one_node and made.inter_size > 1:
+        made.finalize()
+        raise ValueError(
+            f"rank {comm.rank}: communicator {name!r} takes ranks of one node, and these are on "
+            f"{made.inter_size}; use 'hierarchical'"
+        )
+    return made
+
+
+def _plan(plan: str | Plan, module: ModuleType) -> Plan:
+    named: Plan = getattr(module, plan) if isinstance(plan, str) else plan
+    return named
+
+
+def _numbers(comm: MPI.Intracomm) -> list[int]:
+    """The ranks of a communicator by their numbers in MPI.COMM_WORLD, this one first."""
+    from mpi4py import MPI
+
+    ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
+    return MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
+
+
+def _recipe(name: str) -> Recipe:
+    if not isinstance(name, str) or name not in RECIPES:
+        raise ValueError(f"unknown communicator {name!r}; use one of: {', '.join(sorted(RECIPES))}")
+    if name == "pure_nccl":
+        from .gpu import nccl
+
+        why = nccl.problem()
+        if why is not None:
+            rest = ", ".join(sorted(RECIPES.keys() - {name}))
+            raise ValueError(
+                f"communicator 'pure_nccl' is for GPUs, and {why}; on CPUs use one of: {rest}"
+            )
+    return RECIPES[name]

@@ -1,0 +1,1 @@
+"""Threads of the BLAS, and progress of MPI while a rank waits."""

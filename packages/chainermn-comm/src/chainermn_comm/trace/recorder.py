@@ -1,0 +1,152 @@
+"""Notes the calls of a traced communicator, where the watchdog notes those of every one."""
+
+from __future__ import annotations
+
+import sys
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+from ..messaging.handshake import Agreement, View
+from ..watchdog import NOBODY, Record
+from . import clocks, events, file
+from .events import Kind
+from .file import TraceFile, now
+
+if TYPE_CHECKING:  # importing it starts MPI
+    from mpi4py import MPI
+
+# Clocks drift: they are compared again at this collective call, at twice as many, and so on.
+NEXT_COMPARISON = 64
+FINALIZE = "finalize"
+# Communicators that this process made, to give each a name.
+_made = 0
+
+
+def record(comm: MPI.Intracomm, watchdogs: Record, folder: str | None) -> Record:
+    """Where a communicator's calls are to be noted (collective where it is traced).
+
+    Args:
+        comm: of the communicator, for its own traffic.
+        watchdogs: where they are noted in any case.
+        folder: of the trace; None on all ranks where there is none.
+    """
+    global _made
+    if folder is None:
+        return watchdogs
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    _made += 1
+    mine = file.current()
+    proposal = mine.run if mine is not None else file.new_run()
+    everyone = comm.allgather((world.rank, _made, proposal))
+    name = f"{everyone[0][0]}.{everyone[0][1]}"
+    mine = file.begin(folder, everyone[0][2], world.rank, world.size)
+    # A process that was in another communicator before may have a file of that one's run.
+    run, members = everyone[0][2], [rank for rank, *_ in everyone]
+    mine.note(events.COMMUNICATOR, communicator=name, rank=comm.rank, ranks=members, run=run)
+    made = TracedRecord(watchdogs, mine, name)
+    made.compare_clocks(comm)
+    return made
+
+
+def agreement(comm: MPI.Intracomm, record: Record) -> Agreement:
+    """The agreement of a communicator whose calls are noted in this record."""
+    kind = TracedAgreement if isinstance(record, TracedRecord) else Agreement
+    return kind(comm, record)
+
+
+class TracedRecord(Record):
+    """Notes each call for the trace, too."""
+
+    __slots__ = (
+        "_file",
+        "_kind",
+        "_met",
+        "_name",
+        "_queue",
+        "_start",
+        "_watchdogs",
+    )
+
+    def __init__(self, watchdogs: Record, into: TraceFile, name: str) -> None:
+        super().__init__()
+        self._watchdogs, self._file, self._name = watchdogs, into, name
+        self._queue = into.calls.append
+        self._start = self._met = 0.0
+        self._kind: Kind = ("", name, True, 0, NOBODY, NOBODY)
+
+    def collective(
+        self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
+    ) -> None:
+        self._watchdogs.collective(operation, sequence, root, nbytes)
+        if not self._start:  # else it is a further step of the same call
+            self.sequence = sequence
+            self._kind = (operation, self._name, True, nbytes, root, NOBODY)
+            self._met = 0.0
+            self._start = now()
+
+    def message(
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
+    ) -> None:
+        self._watchdogs.message(operation, peer, tag, nbytes, inside)
+        self._kind = (operation, self._name, False, nbytes, peer, tag)
+        self._start = now()
+
+    def met(self) -> None:
+        """Note that all ranks have come to the collective call."""
+        if not self._met:
+            self._met = now()
+
+    def leave(self) -> None:
+        self._watchdogs.leave()
+        start = self._start
+        if start:
+            end = now()
+            self._start = 0.0
+            raised = sys.exc_info()[0]
+            error = None if raised is None else raised.__name__
+            self._queue((self._kind, self.sequence, start, end, self._met, get_ident(), error))
+
+    def release(self) -> None:
+        self._watchdogs.release()
+
+    def compare_clocks(self, comm: MPI.Intracomm) -> None:
+        """Write how far this clock is from the communicator's rank 0's (collective)."""
+        from mpi4py import MPI
+
+        found = clocks.measure(comm, int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
+        self._file.note(
+            events.CLOCK,
+            communicator=self._name,
+            at=self._file.since_zero(found.at),
+            # What is to be added to a time of this file, to have one of rank 0's clock.
+            ahead=round((found.ahead + self._file.zero) * 1e6, 3),
+            round_trip=round(found.round_trip * 1e6, 3),
+        )
+
+
+class TracedAgreement(Agreement):
+    """Tells a traced record when all ranks have come."""
+
+    _record: TracedRecord
+
+    def __call__(
+        self,
+        operation: str,
+        view: View = (),
+        note: bytes = b"",
+        problem: BaseException | None = None,
+        nbytes: int = 0,
+    ) -> list[bytes]:
+        try:
+            notes = _agree(self, operation, view, note, problem, nbytes)
+        finally:
+            self._record.met()
+        count = self._calls
+        if operation == FINALIZE or (count >= NEXT_COMPARISON and not count & (count - 1)):
+            self._record.compare_clocks(self._comm)
+        return notes
+
+
+_agree = Agreement.__call__

@@ -1,0 +1,96 @@
+"""The interface: what a subclass must write, and what it gets in return."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn_comm import CommunicatorBase, communicator
+from tests.support.models import Model, Param
+from tests.support.third_party import PlainCommunicator
+
+REQUIRED = {
+    *("rank", "size", "intra_rank", "inter_rank", "inter_size", "split"),
+    *("send", "recv", "bcast", "gather", "alltoall", "allreduce"),
+    *("send_obj", "recv_obj", "bcast_obj", "gather_obj", "allreduce_obj"),
+    *("bcast_data", "allreduce_grad"),
+}
+
+
+class Alone(PlainCommunicator):
+    """One rank, and only what the interface asks for."""
+
+    def __init__(self) -> None:
+        super().__init__(MPI.COMM_SELF)
+
+    def allreduce(self, data):
+        return data
+
+
+def test_the_abstract_members_are_those_of_the_specification():
+    assert CommunicatorBase.__abstractmethods__ == REQUIRED
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_copies_of_what_holds_a_communicator_share_it(duplicate):
+    comm = Alone()
+    assert duplicate({"comm": comm, "list": []})["comm"] is comm
+    assert duplicate(comm) is comm
+
+
+def test_the_function_that_a_message_is_made_for_is_noted(monkeypatch):
+    """A stranger's communicator may be made of one of ours, or wait in MPI itself."""
+    found: list[str] = []
+
+    @contextmanager
+    def part_of(label):
+        found.append(label)
+        yield
+        found.append("end")
+
+    class Seen(Alone):
+        def send(self, data, dest, tag):
+            found.append("send")
+
+        def recv(self, source, tag):
+            found.append("recv")
+            return np.zeros(9, np.uint8), np.ones(2)
+
+    monkeypatch.setattr(communicator, "part_of", part_of)
+    Seen().send_noted(b"x", (np.ones(2),), 1, 0, "functions: send")
+    assert Seen().recv_noted(1, 0, "functions: recv")[0] == bytes(1)
+    Seen().send_noted(b"x", (), 1, 0)
+    labelled = ["functions: send", "send", "end", "functions: recv", "recv", "end"]
+    assert found == [*labelled, "send"]
+
+
+def test_the_other_methods_come_with_the_interface():
+    comm = Alone()
+    assert comm.intra_size == 1
+    assert comm.allgather(3) == (3,)
+    assert comm.allgather_bytes(b"three") == [b"three"]
+    assert comm.scatter([4]) == 4
+    assert comm.scatter(np.array([[1, 2]])).tolist() == [1, 2]
+    with pytest.raises(ValueError, match="scatter needs 1 arrays"):
+        comm.scatter(None)
+    assert comm.multi_node_mean((np.ones(1), 2.0))[1] == 2
+    assert comm.allgather_obj("x") == ["x"]
+    assert comm.scatter_obj(["y"]) == "y"
+    assert comm.alltoall_obj(["z"]) == ["z"]
+    model = Model(w=Param(np.ones(3)))
+    comm.multi_node_mean_grad(model, zero_fill=True)
+    np.testing.assert_array_equal(model["w"].grad, np.zeros(3))
+    out = np.empty(2)
+    assert comm.multi_node_mean(np.arange(2.0), out) is out
+    np.testing.assert_array_equal(out, [0, 1])
+    assert comm.get_config() == {}
+    with pytest.raises(ValueError, match="no setting"):
+        comm.set_config("batched_copy")
+    with pytest.raises(AttributeError, match="not built on mpi4py"):
+        _ = comm.mpi_comm
+    with comm as same:
+        assert same is comm

@@ -1,0 +1,60 @@
+"""Conversions between float16 and float32 give NumPy's bits, whatever the numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chainermn_comm.allreduce import float16
+
+EVERY_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """As integers; of what is no number, only that it is none."""
+    return np.where(np.isnan(array), 0xFFFF, array.view(f"u{array.itemsize}"))
+
+
+def check(source: np.ndarray, dtype: str) -> None:
+    out = np.empty(source.size, dtype)
+    with np.errstate(all="ignore"):
+        float16.convert(source, out)
+        np.testing.assert_array_equal(bits(out), bits(source.astype(dtype)))
+
+
+def test_every_float16_becomes_the_float32_that_it_is():
+    check(EVERY_HALF, "float32")
+    for dtype in ("float16", "float32"):  # others are cast
+        check(np.arange(9.0), dtype)
+
+
+# In units of float32's last place: the numbers themselves, and beside and on the ties between.
+@pytest.mark.parametrize("offset", [0, 1, -1, 0xFFF, 0x1000, 0x1001, 0x1FFF])
+def test_float32_beside_every_float16_is_rounded_to_nearest_even(offset):
+    numbers = EVERY_HALF[np.abs(EVERY_HALF) < np.inf].astype("f4")
+    check((numbers.view("i4") + np.int32(offset)).view("f4"), "float16")
+
+
+def test_float32_of_any_bits_and_below_float16():
+    check(np.random.default_rng(1).integers(0, 2**32, 300_000, "u4").view("f4"), "float16")
+    tie = np.float32(2.0**-25)  # between zero and the smallest
+    near = np.array([tie, np.nextafter(tie, np.float32(1)), 3 * tie, 0.2 * tie, 0], "f4")
+    check(np.concatenate([near, -near]), "float16")
+
+
+@pytest.mark.parametrize("size", [0, 1, float16.PIECE - 1, float16.PIECE + 1])
+def test_any_length_and_one_number_too_large_among_others(size):
+    numbers = np.random.default_rng(2).standard_normal(size, "f4")
+    for last in (1, 65520, np.nextafter(np.float32(65520), np.float32(0))):
+        numbers[-1:] = last  # the second rounds to infinity; what is just below does not
+        check(numbers, "float16")
+
+
+@pytest.mark.parametrize(("total", "term"), [("f4", "f2"), ("f4", "f4"), ("f8", "f4")])
+def test_add(total, term):
+    rng = np.random.default_rng(3)
+    sums, terms = rng.standard_normal((2, float16.PIECE + 9))
+    sums, terms = sums.astype(total), terms.astype(term)
+    expected = sums + terms.astype(total)
+    float16.add(sums, terms)
+    np.testing.assert_array_equal(sums, expected)

@@ -1,0 +1,198 @@
+"""However a job ends, no process, shared memory or temporary file of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from chainermn_comm.watchdog.cleanup import SharedFiles
+from tests.support import jobs
+from tests.support.processes import is_gone, soon
+from tests.support.watchdog import birth
+
+SHARED = Path("/dev/shm")
+SCRIPT = f"""{jobs.CHECK_GRADIENTS}
+import atexit, contextlib, multiprocessing, os, subprocess, sys, threading, time
+import numpy as np
+from mpi4py import MPI
+from chainermn_comm import create_communicator
+
+WELL = ("finalized", "one finalized", "not finalized", "left by an exception")
+how = sys.argv[1]
+if how == "not finalized":
+    # Registered before the communicators are there, so called after all that belongs to them.
+    atexit.register(lambda: print("LAST", comms[0].allreduce_obj(1), flush=True))
+comms = [create_communicator(name) for name in ("hierarchical", "flat", "two_dimensional")]
+comms += [comms[0].split(0, 0)]
+for comm in comms:
+    check_gradients(comm)
+lock = multiprocessing.get_context("spawn").Lock()  # a named semaphore
+if how not in WELL:
+    child = subprocess.Popen(["sleep", "1000"])
+    print("CHILD", child.pid, flush=True)
+maps = [line.split(None, 5)[4:] for line in open("/proc/self/maps") if "/dev/shm" in line]
+inodes = {{int(inode) for inode, _ in maps}}
+files = {{os.path.basename(name.strip().removesuffix(" (deleted)")) for _, name in maps}}
+files |= {{entry.name for entry in os.scandir("/dev/shm") if entry.inode() in inodes}}
+print("FILES", *sorted(files), flush=True)
+world = MPI.COMM_WORLD
+time.sleep(3)  # for the monitor to see the files
+world.Barrier()
+if how == "finalized":
+    for comm in comms:
+        comm.finalize()
+if how == "one finalized":
+    comms[1].finalize()
+if how == "left by an exception":
+    for comm in comms:
+        with contextlib.suppress(LookupError), comm:
+            raise LookupError("of all ranks")
+    with create_communicator("hierarchical") as comm:
+        check_gradients(comm)
+if how == "not finalized":
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+if how == "exception" and world.rank == 1:
+    raise LookupError("of a rank")
+if how == "kill" and world.rank == 1:
+    os.kill(os.getpid(), 9)
+if how == "abort" and world.rank == 1:
+    world.Abort(5)
+if how == "all killed":
+    os.kill(os.getpid(), 9)
+if how == "abort in vain" and world.rank == 1:
+    from tests.support.planted import abort_in_vain
+    abort_in_vain()  # as after a cut link: the monitor ends the ranks
+if how == "launcher":
+    print("WAITING", flush=True)
+if how not in WELL:
+    time.sleep(1000)
+"""
+
+
+def left_of(job: jobs.Job, folder: Path) -> list[object]:
+    """What a job had and that is still there, once the monitor had the time to clean up."""
+    lines = [line.split() for line in job.out.splitlines()]
+    names = {name for line in lines if line[:1] == ["FILES"] for name in line[1:]}
+    assert len(names) > 1, f"the ranks mapped no window\n{job}"
+    assert any(name.startswith("sem.mp-") for name in names), job
+    pids = [int(line[1]) for line in lines if line[:1] == ["CHILD"]]
+
+    def found() -> list[object]:
+        files: list[object] = [name for name in sorted(names) if (SHARED / name).exists()]
+        return [*files, *filter(psutil.pid_exists, pids), *folder.iterdir()]
+
+    soon(lambda: not found())
+    return found()
+
+
+def run(how: str, folder: Path, meanwhile: jobs.Meanwhile | None = None) -> jobs.Job:
+    environment = {"TMPDIR": str(folder)}
+    return jobs.run_text(2, SCRIPT, how, environment=environment, meanwhile=meanwhile)
+
+
+def tiers(*default: str, full: tuple[str, ...]) -> list:
+    return [*default, *(pytest.param(how, marks=pytest.mark.full) for how in full)]
+
+
+@pytest.mark.parametrize(
+    "how", tiers("not finalized", full=("finalized", "one finalized", "left by an exception"))
+)
+def test_a_job_that_ends_by_itself(how, tmp_path):
+    job = run(how, tmp_path)
+    assert job.returncode == 0, job
+    if how == "not finalized":  # MPI ends after all of Python's exit functions
+        assert job.out.count("LAST 2") == 2, job
+        assert job.err.count("exception in thread") == 2, job
+    assert left_of(job, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "how", tiers("exception", "kill", full=("all killed", "abort", "abort in vain"))
+)
+def test_a_rank_that_fails(how, tmp_path):
+    job = run(how, tmp_path)
+    assert job.returncode not in (0, None), job
+    assert left_of(job, tmp_path) == []
+
+
+def test_a_launcher_that_is_killed(tmp_path):
+    from mpi4py import MPI
+
+    ours: list[psutil.Process] = []
+
+    def kill_launcher(launcher, said):
+        if not ours and said()[0].count("WAITING") == 2:
+            ours.extend(psutil.Process(launcher).children(recursive=True))
+            os.kill(launcher, signal.SIGKILL)
+
+    job = run("launcher", tmp_path, kill_launcher)
+    assert ours, job
+    if MPI.get_vendor()[0] == "Open MPI":  # its ranks, which sleep here, hadn't ended after 30 s
+        for one in ours:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    assert all(is_gone(one.pid) for one in ours)
+    assert left_of(job, tmp_path) == []
+
+
+MAPPED = """
+import mmap, sys
+files = [open(name, "r+b") for name in sys.argv[1:]]
+maps = [mmap.mmap(file.fileno(), 0) for file in files]
+print("MAPPED", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_others_use_or_own_is_not_removed(monkeypatch):
+    def make(name):
+        path = SHARED / f"{name}{os.getpid()}"
+        path.write_bytes(b"x")
+        return path
+
+    mine, shared, data, unknown = map(
+        make, ("sem.mp-mine", "psm_shared", "dataset", "mpich_shm_unknown")
+    )
+    users = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAPPED, *files],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for files in ((mine, shared, data), (shared,))
+    ]
+    try:
+        for user in users:
+            assert user.stdout.readline() == b"MAPPED\n"
+        pid = users[0].pid
+        files = SharedFiles([(pid, birth(pid))])
+        files.look()
+        assert not files.remove()  # the rank still lives
+        assert mine.exists()
+        users[0].communicate(timeout=jobs.SECONDS)
+        assert not files.remove()  # another still lives
+        assert [path.exists() for path in (mine, shared, data, unknown)] == [False] + 3 * [True]
+        users[1].communicate(timeout=jobs.SECONDS)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        again = SharedFiles([(os.getpid(), birth(os.getpid()))])
+        again._known = dict(files._known)
+        assert again.remove()  # it is another user's
+        assert shared.exists()
+        monkeypatch.undo()
+        assert files.remove()
+        assert [path.exists() for path in (shared, data, unknown)] == [False, True, True]
+    finally:
+        for user in users:
+            user.kill()
+            user.wait()
+        for path in (mine, shared, data, unknown):
+            path.unlink(missing_ok=True)
