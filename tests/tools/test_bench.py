@@ -5,7 +5,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from chainermn_tools.commands import bench
+from chainermn_tools.cli import bench
 from tests.support.bench import report
 
 

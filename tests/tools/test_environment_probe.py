@@ -3,8 +3,6 @@
 import sys
 import threading
 
-import pytest
-
 from chainermn_tools.environment import probe
 
 
@@ -16,7 +14,7 @@ def test_one_probe_that_fails_or_hangs_leaves_the_others():
 
     asked = {"good": lambda: 1, "hangs": never.wait, "fails": lambda: 1 / 0}
     asked |= {"exits": lambda: sys.exit(3), "none": has_no_answer}
-    found = probe.together(asked, seconds=5)
+    found = probe.run_concurrently(asked, timeout=5)
     never.set()
     assert found.pop("good") == 1
     assert [(name, *said.items()) for name, said in found.items()] == [
@@ -25,15 +23,3 @@ def test_one_probe_that_fails_or_hangs_leaves_the_others():
         ("exits", ("unavailable", "SystemExit: 3")),
         ("none", ("unavailable", "there is none")),
     ]
-
-
-@pytest.mark.parametrize(
-    ("printed", "quoted"),
-    [
-        ("", ""),
-        ("-----\nno\n  luck\n-----", ": no luck"),
-        ("first " + "x" * 500 + " last", f": first {'x' * 194} ... {'x' * 195} last"),
-    ],
-)
-def test_a_failure_is_quoted_on_one_line(printed, quoted):
-    assert probe._quote(printed) == quoted

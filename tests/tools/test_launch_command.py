@@ -140,18 +140,53 @@ if sys.argv[1] == "kill":
     MPI.COMM_WORLD.Barrier()
 """
 # MPICH's mpiexec may then kill the other one, and report success all the same.
-SILENT = "(?:rank|ranks 0,) 1 of 2 ended without saying goodbye"
+LEFT = r"rank 1 on .* failed first: os\._exit\(0\)"
 KILLED = "rank 1 on .* failed first: ended by signal 9"
 
 
 @pytest.mark.parametrize(
     ("how", "status", "what"),
-    [("kill", 137, KILLED), pytest.param("finalized", 1, SILENT, marks=full)],
+    [("kill", 137, KILLED), pytest.param("finalized", 1, LEFT, marks=full)],
 )
-def test_a_rank_that_says_no_goodbye_makes_a_bad_job(tmp_path, how, status, what):
+def test_a_rank_that_ends_before_its_script_makes_a_bad_job(tmp_path, how, status, what):
     done = launch("-n", 2, script(tmp_path, DIES), how)
     assert done.returncode == status
     assert re.search(what, done.stderr), done.stderr
+
+
+PRINTS_A_LOG = """\
+import os, time
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    print(open(LOG).read().replace("PID 1", f"PID {os.getpid()}"), flush=True)
+    os.write(2, open(LOG, "rb").read())
+time.sleep(6)
+MPI.COMM_WORLD.Barrier()
+print("done")
+"""
+LOG = """\
+ChainerMN: likely culprit: rank 1 (process 101 on h1) is stopped (SIGSTOP) for 5.0 s.
+CHAINERMN_TIMEOUT is set: ending the job.
+ChainerMN: h1 has not answered for 20.0 s: the link is cut. Ending the ranks on h0
+ChainerMN: rank 1 (process 101 on h1) is gone, last seen in allreduce
+ChainerMN: rank 1 of 2: os._exit(3) before MPI was finalized, ending the job.
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 1 RUNNING AT vm
+=   EXIT CODE: 9
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+prterun noticed that process rank 1 with PID 1 on node vm exited on signal 9 (Killed).
+   Process name: [prterun-vm-21834@1,1]
+   Exit code:    5
+\x1enothing 0 0 0 1 {"version": 1, "event": "failed", "rank": 0}\x1e
+"""
+
+
+def test_a_script_that_prints_an_old_log_is_no_failure(tmp_path):
+    (tmp_path / "log").write_text(LOG)
+    text = PRINTS_A_LOG.replace("LOG", repr(str(tmp_path / "log")))
+    done = launch("-n", 2, script(tmp_path, text))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done\n") == 2
 
 
 RESUMES = """\

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # an import that each rank would pay for
 
 VERSION = 1
 # Identifies the launch; only a job that `chainermn launch` has started has it.
-LAUNCH_VARIABLE = "CHAINERMN_LAUNCH"
-# The launch and the process that is the rank: its children inherit LAUNCH_VARIABLE and standard
+JOB_VARIABLE = "CHAINERMN_LAUNCH"
+# The launch and the process that is the rank: its children inherit JOB_VARIABLE and standard
 # error, and must not speak for it.
 REPORTER_VARIABLE = "CHAINERMN_LAUNCH_REPORTER"
 # Where launchers tell a process its rank, and how many there are. SLURM_PROCID is none of
@@ -55,7 +55,7 @@ def encode(job: str, rank: int, serial: int, event: dict[str, Any]) -> list[byte
     """Return an event as frames, each of which is to be written in one piece.
 
     Args:
-        job: value of LAUNCH_VARIABLE, which tells this launch's events from any other text.
+        job: value of JOB_VARIABLE, which tells this launch's events from any other text.
         rank: whose event it is.
         serial: a number that no other event of the rank has.
         event: what JSON can hold.
@@ -118,7 +118,7 @@ def write_frames(file: int, frames: Sequence[bytes], seconds: float) -> None:
 
 def active_job() -> str | None:
     """Return the launch to which this process sends its rank's events; None if it sends none."""
-    job = os.environ.get(LAUNCH_VARIABLE)
+    job = os.environ.get(JOB_VARIABLE)
     return job if job and os.environ.get(REPORTER_VARIABLE) == _reporter(job) else None
 
 
@@ -140,7 +140,7 @@ def _claim() -> int:
     Returns:
         A duplicate of standard error, in whose place the script may put something else.
     """
-    job = os.environ.get(LAUNCH_VARIABLE)
+    job = os.environ.get(JOB_VARIABLE)
     if job:
         if not os.environ.get(REPORTER_VARIABLE, "").startswith(f"{job} "):
             os.environ[REPORTER_VARIABLE] = _reporter(job)

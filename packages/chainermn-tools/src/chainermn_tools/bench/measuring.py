@@ -24,8 +24,8 @@ from chainermn_tools.bench.operations import (
     Trial,
 )
 from chainermn_tools.bench.timing import Times, is_right, time_all
-from chainermn_tools.environment.machine import cores
-from chainermn_tools.words import bytes_in_words
+from chainermn_tools.formatting import format_bytes
+from chainermn_tools.jobs import available_cores
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
@@ -113,7 +113,7 @@ def _time_sizes(
         )
         if found is None:
             if world.rank == 0:
-                say(f"{bytes_in_words(size)}, {len(contestants)} ways, {left:.0f} s left")
+                say(f"{format_bytes(size)}, {len(contestants)} ways, {left:.0f} s left")
             share = left * _weight(size) / sum(map(_weight, sizes[index:]))
             found = _one_size(world, contestants, nbytes // FLOAT_BYTES, share)
         if isinstance(found, str):
@@ -193,8 +193,8 @@ def _reason_to_skip(
     rank = int(np.argmin(rooms))
     if ARRAYS * nbytes > rooms[rank]:
         return (
-            f"{ARRAYS} arrays of {bytes_in_words(nbytes)} don't fit into the "
-            f"{bytes_in_words(rooms[rank])} of memory that rank {rank} may take"
+            f"{ARRAYS} arrays of {format_bytes(nbytes)} don't fit into the "
+            f"{format_bytes(rooms[rank])} of memory that rank {rank} may take"
         )
     # Four times the bytes take four times the time, when they take any that counts.
     if left <= 4 * least:
@@ -257,7 +257,7 @@ def _heading(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> dict[s
         "ranks": world.size,
         "nodes": nodes,
         "hosts": hosts,
-        "cores": cores()["usable"],
+        "cores": available_cores()["usable"],
         "mpi": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split()),
         "python": sys.version.split()[0],
         "packages": {name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")},

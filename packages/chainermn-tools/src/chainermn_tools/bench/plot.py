@@ -7,7 +7,7 @@ from typing import Any
 
 from chainermn_tools.bench.operations import MEAN_GRAD, REFERENCES
 from chainermn_tools.bench.text import heading, label
-from chainermn_tools.words import bytes_in_words
+from chainermn_tools.formatting import format_bytes
 
 # For any kind of eye, and in grey: colours of Okabe and Ito, each with a mark of its own.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -66,7 +66,7 @@ def _panel(
     sizes = sorted({row["size"] for row in (*own, *references)})
     axes.xaxis.set_major_locator(FixedLocator(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: bytes_in_words(size)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(size)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
     axes.tick_params(axis="x", labelsize=8, rotation=45)
     axes.grid(which="major", alpha=0.25)

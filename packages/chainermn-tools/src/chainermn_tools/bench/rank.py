@@ -13,12 +13,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from _chainermn_events import emit
 from chainermn_tools.bench import measuring
-from chainermn_tools.environment.topology import launched
-from chainermn_tools.launch.command_line import LAUNCH_VARIABLE
-from chainermn_tools.launch.rank import Voice
+from chainermn_tools.jobs import rank_from_env
 
-KIND = "bench"
+EVENT = "bench"  # with the report
 TIMED_OUT = 124  # as of timeout(1)
 
 
@@ -51,7 +50,7 @@ def measure_here(
     except (ImportError, RuntimeError) as problem:
         raise NotStarted(f"MPI doesn't load: {problem}") from None
     world = MPI.COMM_WORLD
-    started = launched()
+    started = rank_from_env()
     if started is not None and started[1] != world.size:
         raise NotStarted(
             f"{started[1]} processes were started and each is rank {world.rank} of {world.size}: "
@@ -69,7 +68,7 @@ def say(text: str) -> None:
 
 
 def _give_up(limit: float) -> None:
-    rank = (launched() or (0, 1))[0]
+    rank = (rank_from_env() or (0, 1))[0]
     os.write(2, f"chainermn bench: rank {rank} did not end within {limit:g} s\n".encode())
     os._exit(TIMED_OUT)
 
@@ -78,7 +77,7 @@ def main() -> None:
     """Measure what the only argument, JSON, says, and tell the parent."""
     report = measure_here(**json.loads(sys.argv[1]))
     if report is not None:
-        Voice(os.environ[LAUNCH_VARIABLE]).say(kind=KIND, report=report)
+        emit(EVENT, report=report)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from chainermn_tools.words import KIB
+from chainermn_tools.formatting import KIB
 
 # 1 KiB to 256 MiB.
 SMALLEST, LARGEST, STEP = KIB, 256 << 20, 4

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shlex
-import signal
-import threading
 from collections.abc import Sequence
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.bench import rank
-from chainermn_tools.launch import command_line, job, verdict
+from chainermn_tools.launch import run_script
 
 # Beyond the time that the ranks give themselves: to start, and to end by themselves first.
 START_SECONDS = 30.0
@@ -42,43 +38,24 @@ def measure_on(
         Failed: there is no mpiexec, or the job failed, was interrupted, or took too long.
     """
     try:
-        mpiexec = command_line.find_mpiexec()
-    except ValueError as problem:
-        raise Failed(str(problem), 2) from None
-    threads = command_line.threads_for(ranks, {})
-    chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    environment = {**os.environ, **chosen, command_line.LAUNCH_VARIABLE: secrets.token_hex(8)}
+        launcher = jobs.find_mpiexec()
+    except ValueError as error:
+        raise Failed(str(error), 2) from None
     what = {"names": list(names), "sizes": list(sizes), "seconds": seconds, "limit": limit}
-    words = command_line.command_line(
-        mpiexec,
-        ranks,
-        {},
-        False,
-        threads or 1,
-        list(environment),
-        rank.__file__,
-        [json.dumps(what)],
-    )
-    rank.say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(words)]))
-    with job.noting_signals() as signals:
-        timer = threading.Timer(limit + START_SECONDS, signals.append, (signal.SIGALRM,))
-        timer.daemon = True
-        timer.start()
-        try:
-            outcome = job.run(words, environment, signals, bytes)
-        except FileNotFoundError as problem:
-            raise Failed(f"mpiexec doesn't start: {problem}", 2) from None
-        finally:
-            timer.cancel()
-    said = outcome.of_kind(rank.KIND)
-    if outcome.interrupted == signal.SIGALRM:
-        raise Failed(f"the job did not end within {limit + START_SECONDS:g} s", rank.TIMED_OUT)
-    if outcome.interrupted is not None:
-        raise Failed(f"ended by signal {outcome.interrupted}", 128 + outcome.interrupted)
-    found = verdict.judge(outcome, ranks)
-    if not found.good:
-        raise Failed(found.text, found.status)
-    if 0 not in said:
+    script = [rank.__file__, json.dumps(what)]
+    timeout = limit + START_SECONDS
+    try:
+        result, output = run_script(launcher, ranks, script, rank.say, timeout=timeout)
+    except FileNotFoundError as error:
+        raise Failed(f"mpiexec doesn't start: {error}", 2) from None
+    if output.interrupted is not None:
+        raise Failed(f"ended by signal {output.interrupted}", 128 + output.interrupted)
+    if output.timed_out:
+        raise Failed(f"the job did not end within {timeout:g} s", rank.TIMED_OUT)
+    if not result.success:
+        raise Failed(result.message, result.status)
+    found = output.first_of(rank.EVENT)
+    if 0 not in found:
         raise Failed("all ranks ended well, but the result of rank 0 did not arrive here", 1)
-    report: dict[str, Any] = said[0]["report"]
+    report: dict[str, Any] = found[0]["report"]
     return report

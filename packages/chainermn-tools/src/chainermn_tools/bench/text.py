@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools.bench.operations import MEAN_GRAD, OPERATIONS, REFERENCES
-from chainermn_tools.words import bytes_in_words, time_in_words
+from chainermn_tools.formatting import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,7 @@ def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
         table.add_column("", no_wrap=True, width=NAME_WIDTH - 2)
         for size in shown:
             table.add_column(
-                bytes_in_words(size), justify="right", no_wrap=True, width=CELL_WIDTH - 2
+                format_bytes(size), justify="right", no_wrap=True, width=CELL_WIDTH - 2
             )
         for name in names:
             row = [cells.get((name, size)) for size in shown]
@@ -91,7 +91,7 @@ def _time(row: dict[str, Any] | None) -> str:
         return "-"
     if not row["right"]:
         return "FAILED" if "problem" in row else "WRONG"
-    return time_in_words(row["seconds"])
+    return format_duration(row["seconds"])
 
 
 def _bandwidth(row: dict[str, Any] | None) -> str:
@@ -106,7 +106,7 @@ def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
     for row in (*report["checks"], *report["results"]):
         if not row["right"]:
             who = row["communicator"] or "without a communicator"
-            where = f" of {bytes_in_words(row['bytes'])}" if "bytes" in row else ""
+            where = f" of {format_bytes(row['bytes'])}" if "bytes" in row else ""
             what = row.get("problem", "wrong values")
             found.append((f"{who}, {row['operation']}{where}: {what}", "bold red"))
     found += [
@@ -116,7 +116,7 @@ def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     sizes = [entry for entry in report["skipped"] if "bytes" in entry]
     for why, group in itertools.groupby(sizes, key=lambda entry: entry["why"]):
-        words = [bytes_in_words(entry["bytes"]) for entry in group]
+        words = [format_bytes(entry["bytes"]) for entry in group]
         what = words[0] if len(words) == 1 else f"{words[0]} to {words[-1]}"
         found.append((f"skipped {what}: {why}", "yellow"))
     if report["right"]:

@@ -1,108 +1,70 @@
-"""Questions that always end: probes run side by side, each with a limit in seconds.
+"""Runs probes concurrently, each with a timeout, so that they always end.
 
-What loads foreign libraries (MPI, CUDA, a BLAS) may hang or crash, so it runs in a child
-process. What merely reads files runs in a thread, which is left behind if it hangs.
+What loads foreign libraries (MPI, CUDA, a BLAS) may hang or crash, so it runs in a
+subprocess. What merely reads files runs in a thread, which is left behind if it hangs.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from chainermn_tools import program
+from chainermn_tools.jobs import Unavailable, check_output, quote_output
 
-# What thread scheduling and starting a child may add to the child's own limit.
+# What thread scheduling and starting a subprocess may add to its own timeout.
 MARGIN_SECONDS = 5.0
-# A child prints its answer after this mark, since libraries may print things of their own.
+# A subprocess prints its answer after this mark, since libraries may print, too.
 MARK = "chainermn-answer:"
-# Characters of a failed command's output that are quoted: a launcher says what is wrong first,
-# a Python traceback last.
-QUOTED_FIRST, QUOTED_LAST = 200, 200
-
-
-class Unavailable(Exception):
-    """A probe has no answer; the message says why."""
-
-
-class TimedOut(Unavailable):
-    """What a probe ran had to be ended: it hangs, or the machine is slow."""
 
 
 def unavailable(reason: str) -> dict[str, str]:
-    """What a report holds in place of an answer; the reason on one line."""
+    """Return what a report holds in place of an answer; the reason on one line."""
     return {"unavailable": " ".join(reason.split())}
 
 
-def together(probes: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Any]:
-    """Run all probes at once.
+def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) -> dict[str, Any]:
+    """Run all probes concurrently; never raise.
 
     Args:
         probes: functions that return something that JSON can hold.
-        seconds: when to stop waiting.
+        timeout: after so many seconds the others are no longer waited for.
 
     Returns:
         Under each name, in the order given, the answer, or ``{"unavailable": reason}`` when
-        the probe raised or is not done yet. Never raises.
+        the probe raised or has not finished.
     """
     answers: dict[str, Any] = {}
 
-    def ask(name: str, probe: Callable[[], Any]) -> None:
+    def run(name: str, probe: Callable[[], Any]) -> None:
         try:
             answers[name] = probe()
-        except Unavailable as problem:
-            answers[name] = unavailable(str(problem))
-        except BaseException as problem:  # a broken package may raise anything, SystemExit too
-            answers[name] = unavailable(f"{type(problem).__name__}: {problem}")
+        except Unavailable as error:
+            answers[name] = unavailable(str(error))
+        except BaseException as error:  # a broken package may raise anything, SystemExit too
+            answers[name] = unavailable(f"{type(error).__name__}: {error}")
 
-    end = time.monotonic() + seconds
-    threads = [threading.Thread(target=ask, args=item, daemon=True) for item in probes.items()]
+    deadline = time.monotonic() + timeout
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in probes.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    late = unavailable(f"no answer within {seconds:g} s")
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = unavailable(f"no answer within {timeout:g} s")
     return {name: answers.get(name, late) for name in probes}
 
 
-def run(command: Sequence[str], seconds: float) -> str:
-    """Run a command to its end.
-
-    Args:
-        command: the program and its arguments.
-        seconds: after this long the command and all it started are ended.
-
-    Returns:
-        What it printed, both streams together.
-
-    Raises:
-        TimedOut: it took too long.
-        Unavailable: it could not be started, failed or crashed.
-    """
-    name = os.path.basename(command[0])
-    try:
-        ended = program.run(command, seconds, merged=True)
-    except OSError as problem:
-        raise Unavailable(f"{command[0]} does not start: {problem.strerror}") from None
-    if ended.status is None:
-        raise TimedOut(f"{name} did not end within {seconds:g} s")
-    if ended.status:
-        raise Unavailable(f"{name} {_how_it_ended(ended.status)}{_quote(ended.out)}")
-    return ended.out
-
-
-def in_child(function: Callable[[], Any], seconds: float, *launcher: str) -> Any:
+def call_in_subprocess(function: Callable[[], Any], timeout: float, *launcher: str) -> Any:
     """Call a function in a fresh Python process.
 
     Args:
         function: at the top level of a module; it takes nothing and returns what JSON can hold,
             or None when another rank of ``launcher`` answers.
-        seconds: limit of the process.
+        timeout: of the process, in seconds.
         launcher: command line that comes before Python's, such as ``mpiexec -n 2``.
 
     Returns:
@@ -119,44 +81,25 @@ def in_child(function: Callable[[], Any], seconds: float, *launcher: str) -> Any
         f"from {function.__module__} import {function.__qualname__} as function\n"
         "answer(function)"
     )
-    text = run([*launcher, sys.executable, "-c", code], seconds)
+    text = check_output([*launcher, sys.executable, "-c", code], timeout)
     for line in text.splitlines():
         if line.startswith(MARK):
             found = json.loads(line.removeprefix(MARK))
             if "unavailable" in found:
                 raise Unavailable(found["unavailable"])
             return found["answer"]
-    raise Unavailable(f"the process gave no answer{_quote(text)}")
+    raise Unavailable(f"the process gave no answer{quote_output(text)}")
 
 
 def answer(function: Callable[[], Any]) -> None:
-    """Print what the function returns, for :func:`in_child` on the other side to read."""
+    """Print what the function returns, for :func:`call_in_subprocess` on the other side to read."""
     try:
         found = {"answer": function()}
-    except Unavailable as problem:
-        found = unavailable(str(problem))
-    except Exception as problem:
-        found = unavailable(f"{type(problem).__name__}: {problem}")
+    except Unavailable as error:
+        found = unavailable(str(error))
+    except Exception as error:
+        found = unavailable(f"{type(error).__name__}: {error}")
     if found.get("answer", ...) is not None:
         # One write, in one piece and on its own line even if something was printed before.
         sys.stdout.flush()
         os.write(1, f"\n{MARK}{json.dumps(found)}\n".encode())
-
-
-def _how_it_ended(code: int) -> str:
-    if code > 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"crashed ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"crashed (signal {-code})"
-
-
-def _quote(text: str) -> str:
-    """Some output on one line, shortened, after a colon; empty when there was none."""
-    words = " ".join(word for word in text.split() if set(word) - set("-=*#"))
-    if not words:
-        return ""
-    if len(words) <= QUOTED_FIRST + QUOTED_LAST:
-        return f": {words}"
-    return f": {words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from chainermn_tools.explain.known import KNOWN, Kind, Known
-from chainermn_tools.words import printable
+from chainermn_tools.formatting import printable
 
 BLOCK_BYTES = 1 << 20
 # A "line" longer than a block (binary data) is cut; the pieces overlap by this much, so that a

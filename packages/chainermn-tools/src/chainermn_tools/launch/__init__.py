@@ -1,3 +1,6 @@
-"""Jobs that are started through mpiexec, watched, and judged by what their ranks say."""
+"""Jobs of scripts: started, restarted after failures, and classified by what their ranks report."""
 
-__all__: list[str] = []
+from chainermn_tools.launch.classification import JobResult, classify
+from chainermn_tools.launch.restarts import run_script
+
+__all__ = ["JobResult", "classify", "run_script"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from chainermn_tools.formatting import format_bytes, format_duration, printable
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.reading import Run
 from chainermn_tools.trace.waiting import Meeting
-from chainermn_tools.words import bytes_in_words, printable, time_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,7 @@ def render(
     _title(
         f"Run {run.name}: {_number(len(run.ranks), 'rank')} on {_number(len(hosts), 'host')}, "
         f"{_number(sum(len(trace.calls) for trace in run.ranks.values()), 'call')} in "
-        f"{time_in_words(length)}; {_clocks(error)}",
+        f"{format_duration(length)}; {_clocks(error)}",
         console,
     )
     _operations(run, console)
@@ -59,7 +59,7 @@ def render(
 def _clocks(error: float) -> str:
     if not error:
         return "all share a clock"
-    return f"clocks agree to within {time_in_words(error / 1e6)}"
+    return f"clocks agree to within {format_duration(error / 1e6)}"
 
 
 def _operations(run: Run, console: Console) -> None:
@@ -69,8 +69,8 @@ def _operations(run: Run, console: Console) -> None:
     for row in summary.by_operation(run):
         speed = "-" if row.bandwidth is None else _gigabytes(row.bandwidth)
         times = (row.total, row.median, row.longest, row.waited)
-        size = bytes_in_words(row.nbytes) if row.nbytes else "-"
-        cells.append((row.operation, str(row.count), *map(time_in_words, times), size, speed))
+        size = format_bytes(row.nbytes) if row.nbytes else "-"
+        cells.append((row.operation, str(row.count), *map(format_duration, times), size, speed))
         if row.failed:
             failed.append(f"{row.operation} raised in {_number(row.failed, 'call')}")
     _table(columns, cells, console)
@@ -86,7 +86,7 @@ def _ranks(run: Run, meetings: Sequence[Meeting], console: Console) -> None:
     # Of many, those that matter: the ones that others waited for.
     shown = sorted(sorted(rows, key=lambda one: -one.kept)[:MOST_RANKS], key=lambda one: one.rank)
     for row in shown:
-        times = (time_in_words(seconds) for seconds in (row.total, row.waited, row.kept))
+        times = (format_duration(seconds) for seconds in (row.total, row.waited, row.kept))
         cells.append((str(row.rank), row.host, str(row.calls), *times, str(row.last)))
     _table(columns, cells, console)
     if len(rows) > len(shown):
@@ -102,7 +102,7 @@ def _late(meetings: Sequence[Meeting], console: Console) -> None:
     kinds = summary.by_lateness(meetings)
     for row in kinds[:MOST_KINDS]:
         share = f"{row.times} ({row.times / row.count:.0%})"
-        times = time_in_words(row.kept), time_in_words(row.waited)
+        times = format_duration(row.kept), format_duration(row.waited)
         who = (row.operation, row.communicator, str(row.count), str(row.rank))
         cells.append((*who, share, *times))
     _table(columns, cells, console)
@@ -117,7 +117,7 @@ def _late(meetings: Sequence[Meeting], console: Console) -> None:
             meeting.last.communicator,
             str(meeting.last.sequence),
             f"rank {meeting.last.rank}",
-            time_in_words(meeting.waited / 1e6),
+            format_duration(meeting.waited / 1e6),
         )
         for meeting in summary.longest_waits(meetings, MOST_CALLS)
     ]
@@ -131,8 +131,8 @@ def _most_waited_for(run: Run, meetings: Sequence[Meeting]) -> str:
     if not total:
         return "No rank was waited for."
     return (
-        f"Others wait most for rank {row.rank} on {row.host}: {time_in_words(row.kept)} of the "
-        f"{time_in_words(total)} that ranks waited, together"
+        f"Others wait most for rank {row.rank} on {row.host}: {format_duration(row.kept)} of the "
+        f"{format_duration(total)} that ranks waited, together"
     )
 
 

@@ -1,0 +1,5 @@
+"""The command `chainermn`: a table of subcommands, and each of them in a file."""
+
+from chainermn_tools.cli.entry_point import COMMANDS, commands, main
+
+__all__ = ["COMMANDS", "commands", "main"]

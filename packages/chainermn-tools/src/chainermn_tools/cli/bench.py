@@ -1,0 +1,140 @@
+"""`chainermn bench`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+
+from chainermn_tools.bench import sizes
+from chainermn_tools.cli import options, plotting
+from chainermn_tools.jobs import available_cores, rank_from_env
+
+# What there is to be measured: `dummy` moves nothing.
+NOT_MEASURED = ("dummy",)
+DEFAULT_SECONDS = 60.0
+# A run that takes so many times as long as it should, and some more, hangs.
+PATIENCE, LEAST_LIMIT_SECONDS = 3.0, 60.0
+# More tell little more, and two are enough to tell that ranks meet.
+FEWEST_RANKS, MOST_RANKS = 2, 4
+
+
+@click.command()
+@click.option("-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks to start.")
+@click.option(
+    "--communicator",
+    "wanted",
+    multiple=True,
+    metavar="NAME",
+    help="One to measure; may be given several times. Without it, all.",
+)
+@click.option(
+    "--max-size", default="256M", metavar="SIZE", help="The largest size, such as 16M. [256M]"
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 86400),
+    callback=options.seconds,
+    metavar="S",
+    default=DEFAULT_SECONDS,
+    help="How long it should take; sizes that would take longer are skipped. [60]",
+)
+@click.option("--plot", metavar="FILE", help="Draw a picture, such as bench.png.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    ranks: int | None,
+    wanted: tuple[str, ...],
+    max_size: str,
+    seconds: float,
+    plot: str | None,
+    as_json: bool,
+) -> None:
+    """Check what communicators return, and measure how fast they are.
+
+    Sizes go from 1 KiB to 256 MiB; values are compared with what they must be before anything
+    is timed. Bandwidths are defined as in nccl-tests. Arrays lie in host memory.
+
+    It starts the ranks by itself, on this host, or measures those that an MPI launcher started:
+
+    \b
+        chainermn bench -n 4 --plot bench.png
+        mpiexec -hosts a,b -n 4 chainermn bench
+
+    Exit status: 0 when all values were right; 1 when some were not, or nothing could be measured;
+    2 for a wrong command line; 124 when it took too long; else that of the job that failed.
+    """
+    place = rank_from_env()
+    names = _names(wanted)
+    todo = _sizes(max_size)
+    if place is not None and ranks not in (None, place[1]):
+        raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
+    if plot is not None:
+        plotting.validate_plot_path(plot)
+    limit = max(LEAST_LIMIT_SECONDS, PATIENCE * seconds)
+    report = _report(place, ranks, names, todo, seconds, limit)
+    if report is None:
+        return
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        from chainermn_tools.bench.text import render
+
+        # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
+        render(report, Console(force_terminal=False if place else None, highlight=False))
+    if plot is not None:
+        plotting.save_plot(plot, lambda: _draw(report, plot))
+    ctx.exit(0 if report["right"] else 1)
+
+
+def _report(
+    place: tuple[int, int] | None,
+    ranks: int | None,
+    names: list[str],
+    todo: list[int],
+    seconds: float,
+    limit: float,
+) -> dict[str, Any] | None:
+    """What was measured; None on all ranks but the first."""
+    from chainermn_tools.bench import rank, start
+
+    if place is not None:
+        try:
+            return rank.measure_here(names, todo, seconds, limit)
+        except rank.NotStarted as problem:
+            raise click.ClickException(str(problem)) from None
+    number = ranks or max(FEWEST_RANKS, min(MOST_RANKS, available_cores()["usable"]))
+    try:
+        return start.measure_on(number, names, todo, seconds, limit)
+    except start.Failed as problem:
+        rank.say(str(problem))
+        raise click.exceptions.Exit(problem.status) from None
+
+
+def _names(wanted: tuple[str, ...]) -> list[str]:
+    from chainermn_comm.registry import RECIPES
+
+    known = [name for name in RECIPES if name not in NOT_MEASURED]
+    for name in wanted:
+        if name not in known:
+            raise click.UsageError(f"no communicator {name!r} to measure; use {', '.join(known)}")
+    return list(dict.fromkeys(wanted)) or known
+
+
+def _sizes(largest: str) -> list[int]:
+    try:
+        number = sizes.parse(largest)
+    except ValueError as problem:
+        raise click.UsageError(f"--max-size: {problem}") from None
+    if number < sizes.SMALLEST:
+        raise click.UsageError(f"--max-size: {largest} is less than the smallest size, 1K")
+    return sizes.up_to(number)
+
+
+def _draw(report: dict[str, Any], file: str) -> None:
+    from chainermn_tools.bench import plot
+
+    plot.draw(report, file)

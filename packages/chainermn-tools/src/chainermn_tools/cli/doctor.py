@@ -1,0 +1,124 @@
+"""`chainermn doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from chainermn_tools import doctor as diagnostics
+from chainermn_tools import jobs
+from chainermn_tools.cli import options
+
+# Of the time-out, for starting and ending this program itself.
+OWN_SECONDS = 2.0
+# Of the time-out, what `chainermn env` may take in a report, and the most of it.
+REPORT_SHARE, REPORT_SECONDS = 0.2, 20.0
+STATUSES = {"ok": 0, "failed": 1, "warning": 3}
+
+
+@click.command()
+@click.option(
+    "-n",
+    "ranks",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of ranks that you want to run.",
+)
+@click.option("--hosts", "host_list", metavar="A,B", help="Examine hosts too; also a:2,b:2.")
+@click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
+@click.option("--script", metavar="FILE", help="The script that is to run on the hosts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option(
+    "--report", "as_markdown", is_flag=True, help="Print text to paste into a bug report."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(10, 86400),
+    callback=options.seconds,
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="End within so many seconds, whatever hangs.",
+)
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    ranks: int | None,
+    host_list: str | None,
+    hostfile: str | None,
+    script: str | None,
+    as_json: bool,
+    as_markdown: bool,
+    timeout: float,
+) -> None:
+    """Find out what is wrong here, and how to mend it.
+
+    First this machine, its MPI and its GPUs are looked at, then a few ranks are started here,
+    with which every communicator is tried, and then, with --hosts or --hostfile, the hosts are
+    looked at.
+
+    Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2 for a
+    wrong command line, 128 + n if this program was ended by signal n.
+    """
+    started = time.monotonic()
+    try:
+        if jobs.rank_from_env() is not None:
+            raise ValueError("the doctor starts ranks itself; run it without mpiexec")
+        if as_json and as_markdown:
+            raise ValueError("--json and --report exclude each other")
+        hosts = _hosts(host_list, hostfile)
+        if script is not None and host_list is None and hostfile is None:
+            raise ValueError("--script is looked for on hosts: name them with --hosts")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    environment_time = min(REPORT_SECONDS, REPORT_SHARE * timeout) if as_markdown else 0.0
+    context = diagnostics.Context(
+        deadline=started + timeout - OWN_SECONDS - environment_time,
+        ranks=ranks,
+        hosts=hosts,
+        hostfile=hostfile,
+        script=None if script is None else os.path.abspath(script),
+    )
+    stages = [diagnostics.LOCAL, diagnostics.RANKS]
+    if host_list is not None or hostfile is not None:
+        stages.append(diagnostics.CLUSTER)
+    with jobs.exit_on_signals(), jobs.kill_children_on_exit():
+        coming = diagnostics.run_checks(stages, context)
+        if as_json or as_markdown:
+            results = list(coming)
+            seconds = time.monotonic() - started
+            if as_json:
+                report = diagnostics.as_dict(results, context, seconds)
+                click.echo(json.dumps(report, indent=2))
+            else:
+                click.echo(diagnostics.as_markdown(stages, results, seconds, environment_time))
+        else:
+            results = diagnostics.show_all(stages, coming, Console())
+    ctx.exit(STATUSES[diagnostics.worst_status(results)])
+
+
+def _hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:
+    """Return the hosts that were named; a hostfile's mistakes are for a check to find.
+
+    Raises:
+        ValueError: the options don't fit each other, or name no hosts.
+    """
+    if host_list is not None and hostfile is not None:
+        raise ValueError("--hosts and --hostfile exclude each other")
+    if host_list is not None:
+        return jobs.parse_host_list(host_list)
+    if hostfile is None:
+        return ()
+    try:
+        content = Path(hostfile).read_text(errors="replace")
+    except OSError as error:
+        raise ValueError(f"the hostfile {hostfile!r} can't be read: {error.strerror}") from None
+    try:
+        return jobs.parse_hostfile(content, hostfile)
+    except ValueError:
+        return ()

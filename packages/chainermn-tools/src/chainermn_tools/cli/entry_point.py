@@ -1,0 +1,89 @@
+"""The entry point of `chainermn`: a table of subcommands, each loaded when it is asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from importlib import import_module
+
+import click
+
+# Where each subcommand is written. To add one, write a click.Command and put its place here.
+COMMANDS = {
+    "bench": "chainermn_tools.cli.bench:bench",
+    "doctor": "chainermn_tools.cli.doctor:doctor",
+    "env": "chainermn_tools.cli.env:env",
+    "explain": "chainermn_tools.cli.explain:explain",
+    "launch": "chainermn_tools.cli.launch:launch",
+    "trace": "chainermn_tools.cli.trace:trace",
+}
+# When what was to be printed could not be: sysexits.h calls it EX_IOERR.
+NOT_WRITTEN = 74
+# What writing to a pipe, a terminal or a full disk fails with.
+WRITING_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
+
+class Commands(click.Group):
+    """The group whose members are those of COMMANDS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name].split(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="chainermn-tools", message="%(package)s %(version)s")
+def commands() -> None:
+    """Tools for distributed training with ChainerMN."""
+
+
+def main() -> None:
+    """Run the command line, and exit with its status."""
+    status: object = 1
+    problem: OSError | None = None
+    try:
+        commands(prog_name="chainermn")
+    except SystemExit as end:
+        status = end.code
+    except OSError as error:
+        if error.filename is not None or error.errno not in WRITING_FAILED:
+            raise
+        problem = error
+    problem = problem or _write_error()
+    if problem is None:
+        sys.exit(status)  # type: ignore[arg-type]
+    if not isinstance(problem, BrokenPipeError):  # `chainermn env | head` is nobody's mistake
+        _complain(f"chainermn: the output could not be written: {problem.strerror}\n")
+    _discard_output()
+    sys.exit(NOT_WRITTEN)
+
+
+def _write_error() -> OSError | None:
+    """Why standard output doesn't take what was written to it; None when it does."""
+    try:
+        sys.stdout.flush()
+    except OSError as problem:
+        return problem
+    return None
+
+
+def _complain(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        pass  # there is nobody to tell
+
+
+def _discard_output() -> None:
+    """Let the interpreter's last flush go nowhere, since it would fail and say so."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)

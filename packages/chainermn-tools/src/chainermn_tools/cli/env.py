@@ -1,0 +1,29 @@
+"""`chainermn env`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+
+from chainermn_tools import environment, jobs
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def env(as_json: bool) -> None:
+    """Print what a bug report needs: versions, MPI, topology, machine, GPUs.
+
+    Started under mpiexec, it shows where each rank is, once, from rank 0.
+    """
+    with jobs.exit_on_signals(), jobs.kill_children_on_exit():
+        report = environment.collect()
+    place = jobs.rank_from_env()
+    if place is not None and place[0] != 0:
+        return
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
+        environment.render(report, Console(force_terminal=False if place else None))

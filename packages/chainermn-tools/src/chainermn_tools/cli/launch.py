@@ -1,0 +1,110 @@
+"""`chainermn launch`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from chainermn_tools import jobs
+from chainermn_tools.launch import run_script
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks.")
+@click.option("--hosts", "host_list", metavar="A,B", help="Hosts, also with ranks: a:2,b:2.")
+@click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    metavar="R",
+    help="How often to start again after a failure.",
+)
+@click.option("--prefix", is_flag=True, help="Begin each line of output with its rank.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def launch(
+    ctx: click.Context,
+    ranks: int | None,
+    host_list: str | None,
+    hostfile: str | None,
+    max_restarts: int,
+    prefix: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a Python SCRIPT on several ranks, through mpiexec.
+
+    It is a thin wrapper of the mpiexec that is on PATH, of MPICH or Open MPI or a relative, and
+    prints the line that it runs.
+
+    The job is good if mpiexec says so and no rank reports a failure: an error, a lost rank,
+    or an exit before the script's end. Otherwise the first rank that failed is shown, with its
+    traceback and exit status. With --max-restarts all ranks are then started anew; the script
+    goes on from its last checkpoint, as with create_multi_node_checkpointer. Ctrl-C ends
+    everything.
+
+    OMP_NUM_THREADS is set to this host's cores divided by its ranks, unless it, or another
+    BLAS's variable, is set already.
+
+    Exit status: 0 for a good job; else that of the rank that failed first (128 + n after
+    signal n), 128 + n if this program was ended by signal n, and 2 if nothing could be started.
+    """
+    try:
+        hosts = _ranks_per_host(ranks, host_list, hostfile)
+        if not os.path.exists(script):
+            raise ValueError(f"there is no {script}")
+        launcher = jobs.find_mpiexec()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        result, output = run_script(
+            launcher,
+            sum(hosts.values()) if ranks is None else ranks,
+            [script, *arguments],
+            _say,
+            hosts=hosts,
+            prefix=prefix,
+            max_restarts=max_restarts,
+        )
+    except FileNotFoundError as error:
+        _say(f"mpiexec doesn't start: {error}")
+        ctx.exit(2)
+    if output.interrupted is not None:
+        _say(f"ended by signal {output.interrupted}")
+        ctx.exit(128 + output.interrupted)
+    if not result.success:
+        _say(result.message)
+    ctx.exit(result.status)
+
+
+def _ranks_per_host(
+    ranks: int | None, host_list: str | None, hostfile: str | None
+) -> dict[str, int]:
+    """Return how many ranks each host gets; empty for this one alone.
+
+    Raises:
+        ValueError: the options don't fit each other, or name no hosts.
+    """
+    if host_list is not None and hostfile is not None:
+        raise ValueError("--hosts and --hostfile exclude each other")
+    if host_list is not None:
+        return jobs.assign_slots(jobs.parse_host_list(host_list), ranks)
+    if hostfile is not None:
+        try:
+            text = Path(hostfile).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"the hostfile {hostfile} can't be read: {error}") from None
+        return jobs.assign_slots(jobs.parse_hostfile(text, hostfile), ranks)
+    if ranks is None:
+        raise ValueError("how many ranks? give -n, --hosts or --hostfile")
+    return {}
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    click.echo(f"chainermn launch: {text}", err=True)

@@ -1,0 +1,56 @@
+"""`chainermn trace`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from chainermn_tools.cli import plotting
+
+
+@click.command()
+@click.argument("folder", metavar="DIR")
+@click.option("--run", "wanted", metavar="RUN", help="Another run than the newest, by its name.")
+@click.option("--plot", metavar="FILE", help="Draw a picture, such as trace.png.")
+@click.option(
+    "--output", metavar="FILE", help="Write all ranks into one file for Perfetto or Chrome."
+)
+def trace(folder: str, wanted: str | None, plot: str | None, output: str | None) -> None:
+    """Show what a traced job's communicators did, and who was late.
+
+    A job writes a trace, one file a rank, into the folder DIR when it is started with
+    CHAINERMN_TRACE=DIR:
+
+    \b
+        mpiexec -genv CHAINERMN_TRACE traces -n 4 python train.py
+        chainermn trace traces --plot trace.png --output merged.json
+
+    Clocks of the ranks are aligned. Files that end in the middle, as a killed job leaves them, are
+    read as far as they go. The last section says which rank comes last to collective calls.
+
+    Exit status: 0, or 2 when there is no trace, or a file can't be written.
+    """
+    from chainermn_tools.formatting import printable
+    from chainermn_tools.trace import clocks, merged, picture, reading, text, waiting
+
+    if plot is not None:
+        plotting.validate_plot_path(plot)
+    try:
+        run = reading.read(Path(folder), wanted)
+    except reading.NoTrace as problem:
+        raise click.UsageError(printable(str(problem))) from None
+    error = clocks.align(run)
+    meetings, incomplete = waiting.match(run)
+    text.render(run, meetings, incomplete, error, Console(highlight=False))
+    if output is not None:
+        try:
+            with open(output, "w", encoding="utf-8") as file:
+                merged.write(run, file)
+        except OSError as problem:
+            raise click.UsageError(
+                f"--output: {output} can't be written: {problem.strerror}"
+            ) from None
+    if plot is not None:
+        plotting.save_plot(plot, lambda: picture.draw(run, meetings, plot))

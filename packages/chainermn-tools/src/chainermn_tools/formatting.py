@@ -1,0 +1,30 @@
+"""Formats bytes, durations, and text of foreign origin for a terminal."""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(nbytes: float) -> str:
+    """Formats bytes, durations, and text of foreign origin for a terminal."""
+    power = 0
+    while nbytes >= KIB and power < len(UNITS) - 1:
+        nbytes /= KIB
+        power += 1
+    return f"{nbytes:.0f} {UNITS[power]}" if nbytes >= 10 else f"{nbytes:.3g} {UNITS[power]}"
+
+
+def format_duration(seconds: float) -> str:
+    """Formats bytes, durations, and text of foreign origin for a terminal."""
+    if not seconds:
+        return "0"
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+    unit, scale = next((one for one in units if seconds >= one[1]), units[-1])
+    value = seconds / scale
+    return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Formats bytes, durations, and text of foreign origin for a terminal."""
+    return "".join(c if c.isprintable() or c in kept else " " for c in text)

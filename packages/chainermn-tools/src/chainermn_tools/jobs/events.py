@@ -1,0 +1,182 @@
+"""Takes events of ranks, and reports of lost ranks by mpiexec, out of a job's output."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from _chainermn_events import MARK, VERSION
+
+# What begins like a frame and is longer is none.
+MAX_FRAME_BYTES = 4096
+# Of events of which some frames are still missing; a corrupted frame is missing for ever.
+MAX_INCOMPLETE = 256
+# What mpiexec puts before a line when it is asked for ranks: MPICH's `[0] `, Open MPI's
+# `[1,0]<stderr>: ` with the job's name or number before the comma.
+TAG = rb"\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?"
+OPEN_MPI_TAG = re.compile(rb"\[[^\[\],\s]{0,200},(\d{1,9})\]<std(?:out|err)>: ?")
+# What mpiexec reports of a rank that ended badly, MPICH's and then Open MPI's (which breaks
+# lines). These are no words of ours: nothing else tells of a rank that a signal ended.
+HYDRA_LOST = re.compile(r"^=   PID (\d+) RUNNING AT (\S+)\s*$", re.M)
+HYDRA_CODE = re.compile(r"^=   EXIT CODE: (\d+)\s*$", re.M)
+HYDRA_SIGNAL = re.compile(r"^YOUR APPLICATION TERMINATED .* \(signal (\d+)\)", re.M)
+PRTE_SIGNAL = re.compile(
+    r"process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+(?P<pid>\d+)\s+on\s+node\s+(?P<host>\S+)"
+    r"\s+exited\s+on\s+signal\s+(?P<signal>\d+)"
+)
+PRTE_CODE = re.compile(r"Process name: \[[^\]]{1,200},(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
+TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal \d")
+# Their reports have no longer lines, and take no more of them.
+REPORT_LINE_BYTES, REPORT_LINES = 500, 3
+MAX_REPORTS = 100
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of a rank.
+
+    Attributes:
+        rank: that reported it.
+        kind: see `_chainermn_events`.
+        fields: of that kind.
+    """
+
+    rank: int
+    kind: str
+    fields: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields.get(name)
+
+
+class Decoder:
+    """Takes the events out of a stream of mpiexec's output."""
+
+    def __init__(self, job: str) -> None:
+        mark = MARK.encode()
+        self._frame = re.compile(
+            rb"(?:%s)?%s%s (\d{1,9}) (\d{1,30}) (\d{1,9}) (\d{1,9}) ([ -~]*)%s\r?\n?"
+            % (TAG, mark, re.escape(job.encode()), mark)
+        )
+        self._partial = re.compile(rb"(?:%s)?%s[^%s]*\Z" % (TAG, mark, mark))
+        self._pending = b""
+        self._parts: dict[tuple[int, int], dict[int, str]] = {}
+        self._events: list[Event] = []
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes of the stream; return what is to be shown of them."""
+        shown = self._frame.sub(self._take, self._pending + data)
+        begun = self._partial.search(shown)
+        if begun is None or len(shown) - begun.start() > MAX_FRAME_BYTES:
+            self._pending = b""
+            return shown
+        self._pending = shown[begun.start() :]
+        return shown[: begun.start()]
+
+    def close(self) -> bytes:
+        """Return what is left to be shown at the end of the stream."""
+        pending, self._pending = self._pending, b""
+        return pending
+
+    def events(self) -> list[Event]:
+        """Return the events since the last call."""
+        found, self._events = self._events, []
+        return found
+
+    def _take(self, frame: re.Match[bytes]) -> bytes:
+        """Add a frame to its event; what is damaged is dropped."""
+        rank, serial, number, count = (int(one) for one in frame.groups()[-5:-1])
+        parts = self._parts.setdefault((rank, serial), {})
+        parts[number] = frame.groups()[-1].decode()
+        if len(parts) >= count:
+            del self._parts[rank, serial]
+            self._decode(rank, "".join(parts[number] for number in sorted(parts)))
+        elif len(self._parts) > MAX_INCOMPLETE:
+            del self._parts[next(iter(self._parts))]
+        return b""
+
+    def _decode(self, rank: int, text: str) -> None:
+        try:
+            event = json.loads(text)
+        except ValueError:
+            return
+        if isinstance(event, dict) and event.get("version") == VERSION:
+            self._events.append(Event(rank, str(event.get("event")), event))
+
+
+@dataclass
+class LostProcess:
+    """A process of which mpiexec reports that it ended badly.
+
+    Attributes:
+        pid: on its host; None where mpiexec doesn't say.
+        rank: None where mpiexec doesn't say.
+        host: where it ran, as mpiexec calls it.
+        code: its exit code, if it had one.
+        signal: that ended it, if one did.
+    """
+
+    pid: int | None = None
+    rank: int | None = None
+    host: str = ""
+    code: int | None = None
+    signal: int | None = None
+
+
+@dataclass
+class LauncherReports:
+    """Finds what mpiexec itself reports in a stream of its output.
+
+    Attributes:
+        tagged: whether lines of ranks begin with a tag, and so can't be taken for mpiexec's.
+        lost: the processes that it reports, in order.
+    """
+
+    tagged: bool
+    lost: list[LostProcess] = field(default_factory=list)
+    _line: bytes = b""
+    _lines_to_search: int = 0
+    _window: deque[str] = field(default_factory=lambda: deque(maxlen=REPORT_LINES))
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        for piece in data.splitlines(keepends=True):
+            self._line += piece[:REPORT_LINE_BYTES]
+            if piece.endswith((b"\n", b"\r")):
+                self._take(self._line)
+                self._line = b""
+            self._line = self._line[:REPORT_LINE_BYTES]
+
+    def _take(self, line: bytes) -> None:
+        if self.tagged and re.match(TAG, line):
+            return
+        self._window.append(line.decode(errors="replace"))
+        if TELLING.search(line):
+            self._lines_to_search = REPORT_LINES
+        if self._lines_to_search and len(self.lost) < MAX_REPORTS:
+            self._lines_to_search -= 1
+            self._search("".join(self._window))
+
+    def _search(self, text: str) -> None:
+        if found := PRTE_SIGNAL.search(text):
+            rank, pid, signal = int(found["rank"]), int(found["pid"]), int(found["signal"])
+            self.lost.append(LostProcess(pid, rank, found["host"], signal=signal))
+        elif found := PRTE_CODE.search(text):
+            self.lost.append(LostProcess(rank=int(found["rank"]), code=int(found["code"])))
+        elif found := HYDRA_LOST.search(text):
+            self.lost.append(LostProcess(int(found[1]), host=found[2]))
+        elif self.lost and (found := HYDRA_CODE.search(text)):
+            self.lost[-1].code = int(found[1])
+        elif self.lost and (found := HYDRA_SIGNAL.search(text)):
+            self.lost[-1].signal = int(found[1])
+        else:
+            return
+        self._window.clear()
+
+
+def normalize_tags(shown: bytes) -> bytes:
+    """Rewrite Open MPI's tags as MPICH writes them, `[0] `."""
+    return OPEN_MPI_TAG.sub(rb"[\1] ", shown)

@@ -1,0 +1,194 @@
+"""Runs an mpiexec job to its end, and collects what its ranks and mpiexec report."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chainermn_tools.jobs.events import Decoder, Event, LauncherReports, LostProcess, normalize_tags
+from chainermn_tools.jobs.process import BoundedOutput, Request, supervise
+from chainermn_tools.jobs.variables import JOB_VARIABLE
+
+# How long a job may go on once a rank reported that it failed, or others that one was lost: the
+# abort hook ends it in about one second, but a rank that fails before MPI is initialized leaves
+# the others waiting, and mpiexec itself waits for ever for a host whose link is cut.
+FAILED_SECONDS = 4.0
+# Seconds from SIGTERM to SIGKILL.
+TERM_GRACE_SECONDS = 5.0
+# After mpiexec has ended, output of its helpers may still be on its way.
+LINGER_SECONDS = 1.0
+# The end of the output, which is searched for known errors where no rank has started.
+TAIL_BYTES = 1 << 16
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Events after which a job does not come to a good end; docs/decisions/events.md lists all.
+FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
+
+
+@dataclass
+class JobOutput:
+    """How a job ended, and what was reported of it.
+
+    Attributes:
+        status: of mpiexec, as a shell would report it; 128 + n for signal n.
+        timed_out: whether it had to be ended because of its time limit.
+        interrupted: the first signal that this process got meanwhile; None for none.
+        events: of the ranks, in order of arrival.
+        lost: processes that mpiexec reports to have ended badly.
+        tail: the end of the output.
+        stdout: the output, without events; empty where it was passed on.
+        stderr: likewise.
+    """
+
+    status: int = 1
+    timed_out: bool = False
+    interrupted: int | None = None
+    events: list[Event] = field(default_factory=list)
+    lost: list[LostProcess] = field(default_factory=list)
+    tail: bytes = b""
+    stdout: str = ""
+    stderr: str = ""
+
+    def first_of(self, kind: str) -> dict[int, Event]:
+        """Return each rank's first event of a kind, in order of arrival."""
+        found: dict[int, Event] = {}
+        for event in self.events:
+            if event.kind == kind:
+                found.setdefault(event.rank, event)
+        return found
+
+    def lost_ranks(self) -> dict[int, LostProcess]:
+        """Return the ranks of this job that mpiexec reports as lost.
+
+        Ranks may print such reports too, of jobs that they start, or from an old log. So the
+        process must be one that started here, has not finished, and, on this host, is gone.
+        """
+        started, finished = self.first_of("started"), self.first_of("finished")
+        found: dict[int, LostProcess] = {}
+        for lost in self.lost:
+            ranks = [rank for rank, event in started.items() if event["pid"] == lost.pid]
+            if lost.pid is None and lost.rank is not None:
+                ranks = [lost.rank]
+            if len(ranks) != 1 or ranks[0] in finished or lost.rank not in (None, ranks[0]):
+                continue
+            event = started.get(ranks[0])
+            if event is None or not _runs_here(event["pid"], event["host"]):
+                found.setdefault(ranks[0], lost)
+        return found
+
+    def has_failed(self) -> bool:
+        """Return whether the job is known to come to a bad end."""
+        if any(event.kind in FAILURES for event in self.events):
+            return True
+        return any(lost.pid is not None for lost in self.lost_ranks().values())
+
+
+def _runs_here(pid: int, host: str) -> bool:
+    """Return whether a process is known to run; of other hosts nothing is known."""
+    if host != socket.gethostname():
+        return False
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def capture_signals() -> Iterator[list[int]]:
+    """Let signals that would end this process only go into the list that is given (main thread)."""
+    captured: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    # Those that are ignored stay so: nohup's, or a background job's.
+    ours = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
+    for number in ours:
+        signal.signal(number, lambda number, _: captured.append(number))
+    try:
+        yield captured
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
+
+
+def run_job(
+    args: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    timeout: float | None = None,
+    signals: Sequence[int] = (),
+    tagged: bool = False,
+    forward: bool = True,
+    term_grace: float = TERM_GRACE_SECONDS,
+) -> JobOutput:
+    """Run a job, and pass on or collect what it prints; none of its processes here is left.
+
+    Args:
+        args: as :func:`chainermn_tools.jobs.mpiexec_command` returns them.
+        env: all variables.
+        timeout: seconds after which it is ended; None for no limit.
+        signals: grows while the job runs, see :func:`capture_signals`: one signal ends the job,
+            another kills it.
+        tagged: whether mpiexec was asked to begin each line with its rank.
+        forward: whether output is passed on to this process's; else it is collected.
+        term_grace: seconds from SIGTERM to SIGKILL.
+
+    Raises:
+        OSError: mpiexec can't be started, or the output can't be written.
+    """
+    tag = (JOB_VARIABLE, secrets.token_hex(8))
+    output = JobOutput()
+    sinks = {1: BoundedOutput(), 2: BoundedOutput()}
+    decoders = {stream: Decoder(tag[1]) for stream in sinks}
+    reports = {stream: LauncherReports(tagged) for stream in sinks}
+    deadline = None if timeout is None else time.monotonic() + timeout
+    failed_at: float | None = None
+
+    def take(stream: int, data: bytes) -> None:
+        shown = decoders[stream].feed(data) if data else decoders[stream].close()
+        output.events += decoders[stream].events()
+        reports[stream].feed(shown)
+        output.lost = reports[1].lost + reports[2].lost
+        if not shown:
+            return
+        shown = normalize_tags(shown) if tagged else shown
+        output.tail = (output.tail + shown)[-TAIL_BYTES:]
+        if forward:
+            target = sys.stdout.buffer if stream == 1 else sys.stderr.buffer
+            target.write(shown)
+            target.flush()
+        else:
+            sinks[stream].feed(shown)
+
+    def request() -> Request | None:
+        nonlocal failed_at
+        now = time.monotonic()
+        if failed_at is None and output.has_failed():
+            failed_at = now
+        if deadline is not None and now > deadline:
+            output.timed_out = True
+        if len(signals) > 1:
+            return "kill"
+        failed = failed_at is not None and now - failed_at > FAILED_SECONDS
+        return "terminate" if signals or failed or output.timed_out else None
+
+    status = supervise(
+        args,
+        env=env,
+        tag=tag,
+        on_output=take,
+        request=request,
+        # Not a terminal: mpiexec is no part of its foreground, and would be stopped.
+        pass_stdin=sys.stdin is not None and not sys.stdin.isatty(),
+        die_with_parent=True,
+        term_grace=term_grace,
+        linger=LINGER_SECONDS,
+    )
+    output.status = status if status >= 0 else 128 - status
+    output.interrupted = signals[0] if signals else None
+    output.stdout, output.stderr = sinks[1].text(), sinks[2].text()
+    return output

@@ -1,0 +1,161 @@
+"""The `mpiexec` on PATH, and its command line, which differs from MPI to MPI.
+
+No shell ever reads a command line that is made here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from chainermn_tools.jobs.cores import available_cores
+from chainermn_tools.jobs.process import Unavailable, check_output
+from chainermn_tools.jobs.variables import JOB_VARIABLE, THREAD_VARIABLES, is_forwarded
+
+RANK_MODULE = "chainermn_tools.jobs.rank"
+HYDRA_VENDORS = ("MPICH", "MVAPICH", "Intel MPI")
+# What `mpiexec --version` prints, most telling first: MVAPICH and Intel MPI build on Hydra too.
+VENDOR_PATTERNS = (
+    ("MVAPICH", r"mvapich"),
+    ("Intel MPI", r"intel\(r\) mpi|intel mpi"),
+    ("Open MPI", r"open ?mpi|\(open mpi\)|openrte|prrte"),
+    ("MPICH", r"hydra|mpich"),
+)
+# mpiexec takes an argument that is a colon for the end of one program and the start of another.
+COLON = re.compile(r"\\*:")
+VERSION_TIMEOUT_SECONDS = 20.0
+
+
+def find_mpiexec() -> dict[str, Any]:
+    """Find the mpiexec to use: ``path``, ``vendor``, ``version`` and ``description``.
+
+    Raises:
+        ValueError: there is none, or none whose options are known.
+    """
+    try:
+        found = find_launcher(VERSION_TIMEOUT_SECONDS)
+    except Unavailable as error:
+        raise ValueError(str(error)) from None
+    if found["vendor"] not in (*HYDRA_VENDORS, "Open MPI"):
+        raise ValueError(
+            f"{found['path']} is of no known MPI (known are {', '.join(HYDRA_VENDORS)} and Open "
+            "MPI); put another one first on PATH"
+        )
+    return found
+
+
+def find_launcher(timeout: float) -> dict[str, Any]:
+    """Ask the mpiexec on PATH for its version.
+
+    Args:
+        timeout: seconds that it may take.
+
+    Returns:
+        ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
+        the lines that it printed.
+
+    Raises:
+        Unavailable: there is none, or it fails or hangs when asked for its version.
+    """
+    path = mpiexec_path()
+    try:
+        text = check_output([path, "--version"], timeout)
+    except Unavailable as error:
+        raise type(error)(f"{path} --version: {error}") from None
+    return {"path": path, **parse_mpi_version(text), "description": text.rstrip().split("\n")}
+
+
+def mpiexec_path() -> str:
+    """Return where the mpiexec on PATH is.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    path = shutil.which("mpiexec")
+    if path is not None:
+        return path
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    remedy = f"; {beside} exists: put its folder on PATH" if os.path.exists(beside) else ""
+    raise Unavailable(f"no mpiexec on PATH{remedy}")
+
+
+def parse_mpi_version(text: str) -> dict[str, str | None]:
+    """Return vendor and version in what `mpiexec --version` prints; None for what is missing."""
+    vendor = next((v for v, sign in VENDOR_PATTERNS if re.search(sign, text, re.IGNORECASE)), None)
+    version = re.search(r"\b\d+\.\d+(?:\.\d+)*\w*", text)
+    return {"vendor": vendor, "version": version.group() if version else None}
+
+
+def mpiexec_command(
+    launcher: Mapping[str, Any],
+    ranks: int,
+    command: Sequence[str],
+    *,
+    hosts: Mapping[str, int] | None = None,
+    prefix: bool = False,
+    threads: int | None = None,
+    variables: Iterable[str] = (),
+) -> list[str]:
+    """Return the command line that starts a job.
+
+    Args:
+        launcher: as :func:`find_mpiexec` returns it.
+        ranks: the number of ranks.
+        command: what each rank runs; :func:`rank_command` makes it of a script.
+        hosts: how many ranks each host gets; None or empty for this one alone.
+        prefix: whether lines of output begin with their rank.
+        threads: how many each rank computes with; None where the user chose.
+        variables: names of the environment's variables.
+    """
+    args = [str(launcher["path"])]
+    listed = ",".join(f"{host}:{share}" for host, share in (hosts or {}).items())
+    if launcher["vendor"] == "Open MPI":
+        old = str(launcher["version"]).split(".")[0] in ("1", "2", "3", "4")
+        args += (["--tag-output"] if old else ["--output", "tag"]) if prefix else []
+        args += ["--host", listed] if listed else []
+        # Else it refuses more ranks than cores, and binds each rank to one core.
+        oversubscribed = ranks > available_cores()["usable"] or listed
+        args += ["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribed else []
+        args += ["--bind-to", "none"] if threads != 1 else []
+        if listed:
+            # To other hosts it passes on only what it is told to.
+            names = sorted({*variables, JOB_VARIABLE})
+            args += [arg for name in names if is_forwarded(name) for arg in ("-x", name)]
+    else:
+        args += ["-prepend-rank"] if prefix else []
+        args += ["-hosts", listed] if listed else []
+    return [*args, "-n", str(ranks), *command]
+
+
+def rank_command(script: str, *arguments: str) -> list[str]:
+    """Return the command of a rank that runs a Python script and reports how it ends."""
+    words = (escape(word) for word in (script, *arguments))
+    return [sys.executable, "-m", RANK_MODULE, *words]
+
+
+def escape(word: str) -> str:
+    """Return the word as mpiexec may see it; :func:`unescape` undoes it."""
+    return f"\\{word}" if COLON.fullmatch(word) else word
+
+
+def unescape(word: str) -> str:
+    """Return what :func:`escape` was given."""
+    return word[1:] if COLON.fullmatch(word) else word
+
+
+def threads_per_rank(ranks: int, hosts: Mapping[str, int] | None = None) -> int | None:
+    """Return how many threads each rank should compute with; None where the user chose.
+
+    The cores are those of this host; others are taken to have as many.
+
+    Args:
+        ranks: the number of ranks.
+        hosts: how many ranks each host gets; None or empty for this one alone.
+    """
+    if any(os.environ.get(name, "").strip() for name in THREAD_VARIABLES):
+        return None
+    return max(1, int(available_cores()["usable"]) // max((hosts or {}).values(), default=ranks))

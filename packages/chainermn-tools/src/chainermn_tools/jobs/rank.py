@@ -1,0 +1,111 @@
+"""What each rank runs: the script, and events that report how it started and how it ended.
+
+    python -m chainermn_tools.jobs.rank script.py arguments...
+
+Without CHAINERMN_LAUNCH in the environment it only runs the script, as Python would.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import runpy
+import socket
+import sys
+import traceback
+from types import TracebackType
+from typing import Any, NoReturn
+
+from _chainermn_events import emit
+from chainermn_tools.jobs.mpiexec import unescape
+
+# Of a traceback, and of its last line alone.
+TRACEBACK_CHARACTERS, HEADLINE_CHARACTERS = 12_000, 500
+OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
+
+_real_exit = os._exit
+
+
+def main() -> None:
+    """Run the script that the command line names, as `python script` would."""
+    script, *arguments = (unescape(word) for word in sys.argv[1:])
+    sys.argv[:] = [script, *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # somebody put another one there
+            # Lines are then written whole, and ranks' lines don't mix.
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    process = os.getpid()
+    emit("started", pid=process, host=socket.gethostname())
+
+    def exit_at_once(status: int) -> NoReturn:
+        if os.getpid() == process:  # worker processes end so
+            emit("exited", what=f"os._exit({status})", status=status & 0xFF)
+        _real_exit(status)
+
+    os._exit = exit_at_once
+    # First to be registered, so last to run: after the script's own.
+    atexit.register(_finish, process)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as error:
+        status = _exit_status(error)
+        if status:
+            atexit.unregister(_finish)
+            emit("failed", status=status, **_describe(error))
+        raise
+
+
+def _finish(process: int) -> None:
+    """Finalize MPI, which waits for the other ranks, and only then report success."""
+    if os.getpid() != process:
+        return  # a process that the rank forked
+    size = None
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        size = mpi.COMM_WORLD.size
+        if sys.modules["mpi4py"].rc.finalize is not False:
+            mpi.Finalize()
+    emit("finished", size=size)
+
+
+def _exit_status(error: BaseException) -> int:
+    """Return the exit status that Python will end with because of this; 0 for success."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        return error.code & 0xFF or int(error.code != 0) if isinstance(error.code, int) else 1
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """Describe the error, and whether it may only be a consequence of another rank's."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    secondary = "PeerError" in kinds or (mpi is not None and isinstance(error, mpi.Exception))
+    if isinstance(error, SystemExit):
+        what = f"sys.exit({error.code!r})"[:HEADLINE_CHARACTERS]
+        return {"what": what, "secondary": secondary, "traceback": ""}
+    try:
+        lines = traceback.format_exception(type(error), error, _without_own(error.__traceback__))
+        only = traceback.format_exception_only(type(error), error)
+        what = only[-1 if isinstance(error, SyntaxError) else 0].strip()
+    except Exception:  # its __str__ fails
+        lines, what = traceback.format_tb(error.__traceback__), kinds[0]
+    return {
+        "what": what.split("\n")[0][:HEADLINE_CHARACTERS],
+        "secondary": secondary,
+        "traceback": "".join(lines)[-TRACEBACK_CHARACTERS:],
+    }
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    main()

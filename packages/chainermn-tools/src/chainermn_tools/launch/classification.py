@@ -1,0 +1,147 @@
+"""Tells whether a job succeeded, and otherwise which rank failed first and how."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chainermn_tools.explain import Kind, search
+from chainermn_tools.jobs import Event, JobOutput
+
+MAX_LISTED_RANKS = 8
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What became of a job.
+
+    Attributes:
+        success: whether it came to a good end.
+        status: what the launcher exits with: the failed rank's own status where it is known.
+        message: what went wrong; empty after a success.
+        restartable: whether starting again may help: the ranks had begun.
+    """
+
+    success: bool
+    status: int
+    message: str = ""
+    restartable: bool = True
+
+
+def classify(output: JobOutput, ranks: int) -> JobResult:
+    """Classify a job by the events of its ranks, and by what mpiexec reports.
+
+    A job succeeds when mpiexec says so and no rank reports a failure. What is blamed for a
+    failure, best first: a rank's own error; the watchdog's reason; a rank that exited at once or
+    was lost; an error that may be a consequence of another rank's.
+
+    Args:
+        output: how it ended.
+        ranks: how many were started.
+    """
+    if not output.events:
+        return JobResult(False, output.status or 1, _why_none_began(output.tail), restartable=False)
+    finished = output.first_of("finished")
+    if ranks > 1 and sum(event["size"] == 1 for event in finished.values()) == ranks:
+        message = (
+            f"each of the {ranks} ranks is alone in its MPI: mpiexec is not that of mpi4py's MPI"
+        )
+        return JobResult(False, 1, f"{message}; see `chainermn env`", restartable=False)
+    failed = output.first_of("failed")
+    primary = next((event for event in failed.values() if not event["secondary"]), None)
+    if primary is not None:
+        return _of_failure(primary, output)
+    reasons = [event["reason"] for event in output.events if event.kind == "watchdog_abort"]
+    ended = _first_ended(output)
+    if reasons:
+        status = ended[2] if ended else output.status or 1
+        return JobResult(False, status, f"the watchdog ended the job: {reasons[0]}")
+    if ended is not None:
+        rank, how, status = ended
+        return JobResult(False, status, f"{_place(rank, output)} failed first: {how}")
+    if failed:
+        return _of_failure(next(iter(failed.values())), output)
+    if not output.status:
+        return JobResult(True, 0)
+    silent = [rank for rank in range(ranks) if rank not in finished]
+    if silent:
+        message = (
+            f"{_listed(silent)} of {ranks} ended without saying goodbye: killed, or left by "
+            "os._exit before the end of the script"
+        )
+        return JobResult(False, output.status, message)
+    message = f"all ranks said goodbye, but mpiexec ended with status {output.status}"
+    return JobResult(False, output.status, message)
+
+
+def _why_none_began(tail: bytes) -> str:
+    """Return what is known of what mpiexec printed, and what to do."""
+    for match in search(io.BytesIO(tail)):
+        if match.known.kind in (Kind.CAUSE, Kind.GENERAL):
+            fixes = "".join(f"\n    {fix}" for fix in match.known.fix)
+            return f"no rank began. {match.known.meaning}{fixes}"
+    return "no rank began; what mpiexec printed above says why"
+
+
+def _of_failure(first: Event, output: JobOutput) -> JobResult:
+    """Return the result of a job in which a rank reported an error."""
+    status = int(first["status"] or 1)
+    place = _place(first.rank, output)
+    lines = [f"{place} failed first: {first['what']} (exit status {status})"]
+    if first["traceback"]:
+        lines.append(first["traceback"].rstrip("\n"))
+    others = [rank for rank in output.first_of("failed") if rank != first.rank]
+    if others:
+        lines.append(f"then {_listed(others)} failed too")
+    return JobResult(False, status, "\n".join(lines))
+
+
+def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
+    """Return the rank that ended first without an error of its own, how, and its exit status."""
+    failed = output.first_of("failed")
+    left = [
+        event
+        for event in output.events
+        if event.kind in ("aborted", "exited") and event.rank not in failed
+    ]
+    if left:
+        return left[0].rank, str(left[0]["what"]), int(left[0]["status"] or output.status or 1)
+    lost = _lost(output)
+    reported = next((event for event in output.events if event.kind == "rank_lost"), None)
+    # MPICH's mpiexec kills the others at once, and then names the lowest of all that are dead.
+    if reported is not None and (lost is None or lost[0] != reported["lost"]):
+        return int(reported["lost"]), str(reported["how"]), output.status or 1
+    return lost
+
+
+def _lost(output: JobOutput) -> tuple[int, str, int] | None:
+    """Return the rank that mpiexec blames, what ended it, and its exit status."""
+    if not output.status:
+        return None
+    for rank, lost in output.lost_ranks().items():
+        if lost.signal is not None:
+            return rank, _describe_signal(lost.signal), 128 + lost.signal
+        if lost.code is not None:
+            return rank, f"exit status {lost.code}", lost.code or 1
+    return None
+
+
+def _place(rank: int, output: JobOutput) -> str:
+    started: Mapping[int, Event] = output.first_of("started")
+    return f"rank {rank} on {started[rank]['host']}" if rank in started else f"rank {rank}"
+
+
+def _describe_signal(number: int) -> str:
+    try:
+        return f"ended by signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"ended by signal {number}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Return the ranks in words, shortened where there are many."""
+    shown = ", ".join(map(str, ranks[:MAX_LISTED_RANKS]))
+    more = ", ..." if len(ranks) > MAX_LISTED_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

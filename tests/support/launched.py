@@ -1,0 +1,5 @@
+"""How jobs end, for those that judge them."""
+
+from chainermn_tools.jobs import Event, JobOutput, LostProcess
+
+__all__ = ["Event", "JobOutput", "LostProcess"]

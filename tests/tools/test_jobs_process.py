@@ -1,0 +1,93 @@
+"""Programs that are run to their end or to a limit, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from chainermn_tools.jobs import process
+from tests.support.processes import is_gone, soon
+
+# Ends a test that hangs; nothing here takes so long.
+LIMIT_SECONDS = 60
+LONG = 3600.0
+
+
+def test_a_program_says_how_it_ended_and_no_shell_reads_its_words():
+    code = "import sys; print(sys.argv[1], sys.stdin.read()); sys.stderr.write('so'); sys.exit(3)"
+    words = [sys.executable, "-c", code, "; echo $HOME 'x'"]
+    assert process.run(words, LIMIT_SECONDS) == process.CompletedProcess(
+        3, "; echo $HOME 'x' \n", "so"
+    )
+    merged = process.run(words, LIMIT_SECONDS, merge_stderr=True)
+    assert (merged.stderr, "so" in merged.stdout, "$HOME" in merged.stdout) == ("", True, True)
+
+
+def test_a_program_that_ignores_its_end_is_ended_with_all_that_it_started(tmp_path):
+    script = f"""
+trap '' TERM
+setsid sh -c 'trap "" TERM; echo $$ >> {tmp_path}/pids; sleep {LONG}' &
+echo $$ >> {tmp_path}/pids
+sleep {LONG}
+"""
+    ended = process.run(["sh", "-c", script], 3)
+    assert ended.returncode is None
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) == 2
+    assert all(is_gone(int(pid)) for pid in pids)
+
+
+def test_what_a_program_leaves_behind_ends_with_it():
+    ended = process.run(["sh", "-c", f"setsid sleep {LONG} & echo $!"], LIMIT_SECONDS)
+    assert ended.returncode == 0
+    assert is_gone(int(ended.stdout))
+
+
+def test_at_the_end_no_program_is_left_and_none_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "_closed", False)  # and again after this test
+    outcomes = []
+
+    def work():
+        outcomes.append(process.run(["sh", "-c", f"touch {tmp_path}/begun; sleep {LONG}"], LONG))
+        try:
+            process.run(["true"], LONG)
+        except OSError as problem:
+            outcomes.append(problem.strerror)
+
+    thread = threading.Thread(target=work, daemon=True)
+    with process.kill_children_on_exit():
+        thread.start()
+        assert soon((tmp_path / "begun").exists)
+    thread.join(LIMIT_SECONDS)
+    assert outcomes == [process.CompletedProcess(-9, "", ""), "no program is started any more"]
+    with process.kill_children_on_exit():
+        assert process.run(["true"], LIMIT_SECONDS).returncode == 0
+
+
+def test_only_marked_processes_are_killed():
+    environment = {**os.environ, "CHAINERMN_TEST_MARK": "other"}
+    bystander = subprocess.Popen(["sleep", str(LONG)], env=environment)
+    try:
+        process.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "othe", "other2"))
+        assert bystander.poll() is None
+        process.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "other"))
+        assert bystander.wait(LIMIT_SECONDS) == -9
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@pytest.mark.parametrize(
+    ("printed", "quoted"),
+    [
+        ("", ""),
+        ("-----\nno\n  luck\n-----", ": no luck"),
+        ("first " + "x" * 500 + " last", f": first {'x' * 194} ... {'x' * 195} last"),
+    ],
+)
+def test_a_failure_is_quoted_on_one_line(printed, quoted):
+    assert process.quote_output(printed) == quoted
