@@ -39,7 +39,7 @@ def test_a_file_makes_a_communicator(tmp_path, heading, name):
 def test_a_function_is_a_check_and_a_row_a_known_error():
     names = {}
     exec(BLOCKS["A check of the doctor"], names)
-    assert names["nice"].look(None).status in ("ok", "warning")
+    assert names["nice"].run(None).status in ("ok", "warning")
     exec(BLOCKS["A known error"].replace("\nKnown(", "\nrow = Known("), names)
     row = names["row"]
     assert all(any(sign in line for line in row.lines) for sign in row.signs)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,36 +22,46 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from chainermn_tools import doctor, jobs
+from chainermn_tools import doctor, environment, jobs
 from chainermn_tools.cli.doctor import doctor as command
-from chainermn_tools.doctor import Finding, Layer, facts
-from chainermn_tools.doctor.check import Answer, Check, Context, check, failed, ok, skipped, warning
-from chainermn_tools.doctor.here import gpus, machine, memory
-from chainermn_tools.doctor.hosts import bootstrap, remote, ssh
-from chainermn_tools.doctor.hosts import round as questions
-from chainermn_tools.doctor.live import rank, steps
-from chainermn_tools.environment import machine as environment
-from chainermn_tools.environment import packages, probe
+from chainermn_tools.doctor import (
+    CheckResult,
+    Context,
+    Stage,
+    gpus,
+    machine,
+    memory,
+    mpi,
+    rank_job,
+    ranks,
+    software,
+)
+from chainermn_tools.doctor.check import Check, failed, ok, skipped, warning
+from chainermn_tools.doctor.cluster import agent, placement, session, ssh
+from chainermn_tools.doctor.cluster import facts as cluster_facts
+from chainermn_tools.environment import machine as environment_machine
+from chainermn_tools.environment import packages
 from chainermn_tools.jobs import Host, cores, parse_host_list, process
 from tests.support import commands
 
-__all__ = ["Answer", "Check", "Finding", "check", "failed", "ok", "skipped", "warning"]
+__all__ = ["Check", "CheckResult", "failed", "ok", "skipped", "warning"]
 
 SECONDS = 60.0  # ends a hang, no more
 MIB = 1 << 20
-ALL = (doctor.HERE, doctor.LIVE, doctor.HOSTS)
-CHECKS = {one.name: one for layer in ALL for one in layer.checks}
+ALL = (doctor.LOCAL, doctor.RANKS, doctor.CLUSTER)
+CHECKS = {one.name: one for stage in ALL for one in stage.checks}
 QUESTIONS = [(one.name, one.question) for one in CHECKS.values()]
-LAYERS = {layer.name: [one.name for one in layer.checks] for layer in ALL}
-COMMUNICATORS, STEPS = steps.COMMUNICATORS, steps.STEPS
-Unavailable, call_in_subprocess = jobs.Unavailable, probe.call_in_subprocess
+STAGES = {stage.name: [one.name for one in stage.checks] for stage in ALL}
+COMMUNICATORS, STEPS = ranks.COMMUNICATORS, tuple(rank_job.STEPS)
+Unavailable, call_in_subprocess = jobs.Unavailable, environment.call_in_subprocess
+MAX_LOGINS = cluster_facts.MAX_LOGINS
 # What the user may ask for, as `Context` has it.
 ASKED = {"ranks", "hosts", "hostfile", "script"}
 # Variables by which a machine tells of itself, or a user of what is wanted.
 TELLING = ("CHAINERMN_", "CUDA_VISIBLE", "IBV_", "MV2_", "RDMAV_", "SLURM_")
 TELLING += ("HYDRA_", "OMPI_MCA_plm", "PRTE_MCA_plm", "MPI4PY_RC_THREAD")
 # This machine, for the hosts that connect to it.
-HERE = questions.HERE
+HERE = cluster_facts.HERE
 HYDRA = "HYDRA build details:\n    Version: 5.0.2\n"
 # What a host says of which all is well.
 FACTS: dict[str, Any] = {
@@ -76,7 +87,7 @@ class Machine:
         self.folder = folder
         self.started: list[list[str]] = []
         self._patch = patch
-        self._facts: dict[Any, Any] = {}
+        self._facts: dict[Any, Callable[..., Any]] = {}
         self._hosts: Sequence[str] = ()
         for name in os.environ:
             if name.startswith(TELLING) or name.endswith("_NUM_THREADS"):
@@ -84,11 +95,11 @@ class Machine:
 
     # What it is asked
 
-    def look(self, name: str, **given: Any) -> Finding:
+    def look(self, name: str, **given: Any) -> CheckResult:
         """What the check of a name finds; see `ask`."""
         return self.ask(name, **given)[name]
 
-    def ask(self, *names: str, seconds: float = SECONDS, **given: Any) -> dict[str, Finding]:
+    def ask(self, *names: str, seconds: float = SECONDS, **given: Any) -> dict[str, CheckResult]:
         """What checks of these names find, side by side and whatever others would.
 
         `given` are ranks, hosts, hostfile and script as a user names them, and what `plant` takes.
@@ -96,40 +107,57 @@ class Machine:
         asked = {name: given.pop(name) for name in ASKED & given.keys()}
         self.plant(**given)
         checks = tuple(dataclasses.replace(CHECKS[name], needs=()) for name in names)
-        found = doctor.examine([Layer("", "", checks, 1.0)], self._context(seconds, **asked))
+        found = doctor.run_checks([Stage("", "", checks, 1.0)], self.context(seconds, **asked))
         return {one.name: one for one in found}
 
-    def hostfile(self, text: str, vendor: str | None) -> Finding:
+    def hostfile(self, text: str, vendor: str | None) -> CheckResult:
         """What the check of hostfiles finds in one, for mpiexec of this vendor."""
         path = self.folder / "hosts"
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
         return self.look("hostfile", hostfile=str(path), mpi=vendor)
 
-    def live(self) -> dict[str, Finding]:
+    def live(self) -> dict[str, CheckResult]:
         """What all checks of ranks on this machine find, where those before them are content."""
-        found = doctor.examine([content(doctor.HERE), doctor.LIVE], self._context())
-        return {one.name: one for one in found if one.layer == "live"}
+        found = doctor.run_checks([content(doctor.LOCAL), doctor.RANKS], self.context())
+        return {one.name: one for one in found if one.stage == "live"}
 
-    def command(self, *arguments: object, **planted: Answer) -> Result:
+    def command(self, *arguments: object, **planted: CheckResult) -> Result:
         """`chainermn doctor` in this process; each check finds all well, or what is planted."""
         answers = {name.replace("_", " "): answer for name, answer in planted.items()}
         if unknown := answers.keys() - CHECKS.keys():
             raise KeyError(f"no such checks: {unknown}")
         with self._patch.context() as patch:
-            for name in ("HERE", "LIVE", "HOSTS"):
+            for name in ("LOCAL", "RANKS", "CLUSTER"):
                 patch.setattr(doctor, name, content(getattr(doctor, name), answers))
             patch.setattr(process, "_closed", False)  # and again afterwards
             return CliRunner().invoke(command, list(map(str, arguments)))
 
-    def _context(
+    def context(
         self, seconds: float = SECONDS, hosts: str | Sequence[str] | None = None, **asked: Any
     ) -> Context:
+        """What checks are given, for so many seconds."""
         hosts = self._hosts if hosts is None else hosts
         named = (
             parse_host_list(hosts) if isinstance(hosts, str) else [Host(one, None) for one in hosts]
         )
         deadline = time.monotonic() + seconds
-        return Context(deadline, hosts=tuple(named), answers=dict(self._facts), **asked)
+        return Context(
+            deadline,
+            hosts=tuple(named),
+            cache={fact: _outcome(give) for fact, give in self._facts.items()},
+            **asked,
+        )
+
+    def time_of(self, part: str, timeout: float) -> float:
+        """The seconds that a part of the doctor's work gets."""
+        context = self.context(timeout)
+        times = {
+            "answers": cluster_facts.ANSWER_TIME,
+            "logins": cluster_facts.LOGIN_TIME,
+            "connections": cluster_facts.CONNECTIONS_TIME,
+            "job": placement.JOB_TIME,
+        }
+        return context.time_for(*times[part]) if part in times else context.program_timeout()
 
     # What is planted as the system would tell it
 
@@ -181,7 +209,7 @@ class Machine:
         (self.folder / "shm").mkdir()
         for name, nbytes in files.items():
             (self.folder / "shm" / name).write_bytes(b"x" * nbytes)
-        self._patch.setattr(memory, "FOLDER", self.folder / "shm")
+        self._patch.setattr(memory, "SHM_FOLDER", self.folder / "shm")
 
     def cores(self, usable: int, load: float = 0.0) -> None:
         """So many cores, and so many processes that want them."""
@@ -198,7 +226,7 @@ class Machine:
         self.returns(**{"multiprocessing.get_start_method": method, "platform.release": release})
         for card in cards:
             (self.folder / "infiniband" / card).mkdir(parents=True)
-        self._patch.setattr(machine, "INFINIBAND", self.folder / "infiniband")
+        self._patch.setattr(machine, "INFINIBAND_FOLDER", self.folder / "infiniband")
 
     def gpu_files(self, *names: str) -> None:
         """What the driver shows of GPUs: files of /dev, and folders of its own below /proc."""
@@ -213,28 +241,34 @@ class Machine:
 
     def mpi(self, library: object = "MPICH", *launcher: object) -> None:
         """The vendor of mpi4py's MPI, and another of mpiexec; an exception where there is none."""
-        for fact, vendor in ((facts.library, library), (facts.launcher, *(launcher or [library]))):
+        for fact, vendor in (
+            (mpi.find_library, library),
+            (mpi.find_launcher, *(launcher or [library])),
+        ):
             shown = {"standard": "4.1", "description": ["what it says"], "path": "/opt/bin/mpiexec"}
             known = {"vendor": vendor, "version": vendor and "5.0.2", **shown}
             self._facts[fact] = _gives(vendor if isinstance(vendor, Exception) else known)
 
     def packages(self, **versions: str | None) -> None:
         """The versions of distributions; all others are missing. With one of CuPy is its module."""
-        known = dict.fromkeys((*packages.OURS, *packages.OTHERS, *packages.FAMILIES))
-        self._facts[facts.versions] = _gives({**known, **versions})
+        known = dict.fromkeys(
+            (*packages.OUR_PACKAGES, *packages.OTHER_PACKAGES, *packages.PACKAGE_FAMILIES)
+        )
+        self._facts[software.installed_versions] = _gives({**known, **versions})
         if any(name.startswith("cupy-") for name in versions):
             (self.folder / "site" / "cupy").mkdir(parents=True)
             self._patch.syspath_prepend(str(self.folder / "site"))
 
     def children(self, **answers: Any) -> None:
         """What processes answer that import what may hang or crash, by the function's name."""
-        real = probe.call_in_subprocess
+        real = environment.call_in_subprocess
 
         def child(function: Callable[[], Any], *more: Any) -> Any:
             name = function.__name__
             return _gives(answers[name])() if name in answers else real(function, *more)
 
-        self._patch.setattr(probe, "call_in_subprocess", child)
+        for module in (environment, environment_machine):
+            self._patch.setattr(module, "call_in_subprocess", child)
 
     # Ranks
 
@@ -242,7 +276,9 @@ class Machine:
         """A shell script in place of mpiexec, which takes options of MPICH's."""
         self.mpi()
         path = self.program("mpiexec", script)
-        self._facts[facts.launcher] = _gives({**self._facts[facts.launcher](), "path": str(path)})
+        self._facts[mpi.find_launcher] = _gives(
+            {**self._facts[mpi.find_launcher](), "path": str(path)}
+        )
         return path
 
     def job(
@@ -258,7 +294,7 @@ class Machine:
         Each process here has notes: what it found in each step, None for the one that it is at.
         """
         real = jobs.run
-        lines = [f"junk\n{remote.MARK}{json.dumps(one)}\n" for one in said]
+        lines = [f"junk\n{agent.MARK}{json.dumps(one)}\n" for one in said]
         ended = jobs.CompletedProcess(status, "\n".join([out, *lines]), err)
 
         def run(words: Sequence[str], *more: Any, **options: Any) -> jobs.CompletedProcess:
@@ -286,7 +322,7 @@ class Machine:
         """
         mine = {**FACTS, "hostname": "here", "machine": "here", **here}
         answers = {name: _reply(name, one) for name, one in said.items()}
-        self._facts[questions.ask] = _gives(questions.Round(mine, answers))
+        self._facts[cluster_facts.gather_facts] = _gives(cluster_facts.ClusterFacts(mine, answers))
         self._hosts = tuple(said)
 
     def ssh(self, script: str) -> None:
@@ -296,7 +332,7 @@ class Machine:
     def quick_here(self) -> None:
         """Let this machine's own answer take no time."""
         said = {**FACTS, "hostname": "here", "machine": "here"}
-        text = shlex.quote(f"{remote.MARK}{json.dumps(said)}")
+        text = shlex.quote(f"{agent.MARK}{json.dumps(said)}")
         path = write_program(self.folder / "python", f"printf '\\n%s\\n' {text}")
         self._patch.setattr(sys, "executable", str(path))
 
@@ -313,27 +349,27 @@ def write_program(path: Path, script: str) -> Path:
     return commands.program(path, f"#!/bin/sh\n{script}\n")
 
 
-def canned(name: str, answer: Answer | BaseException | None = None, *needs: str) -> Check:
+def canned(name: str, answer: CheckResult | BaseException | None = None, *needs: str) -> Check:
     """A check that gives this answer, or raises it; all is well without one."""
     return Check(name, f"{name}?", _gives(ok("") if answer is None else answer), needs)
 
 
-def content(layer: Layer, answers: Mapping[str, Answer] = {}) -> Layer:
-    """The layer, whose checks find all well or, by their names, something else."""
-    looks = {one: _gives(answers.get(one.name, ok("it is"))) for one in layer.checks}
-    checks = tuple(dataclasses.replace(one, look=look) for one, look in looks.items())
-    return dataclasses.replace(layer, checks=checks)
+def content(stage: Stage, results: Mapping[str, CheckResult] = {}) -> Stage:
+    """The stage, whose checks find all well or, by their names, something else."""
+    runs = {one: _gives(results.get(one.name, ok("it is"))) for one in stage.checks}
+    checks = tuple(dataclasses.replace(one, run=run) for one, run in runs.items())
+    return dataclasses.replace(stage, checks=checks)
 
 
-def examine(*layers: Sequence[Check], seconds: float = SECONDS) -> dict[str, Finding]:
-    """What checks of one's own find, in layers one after another, of which each gets half."""
-    made = [Layer(f"layer {n}", "", tuple(one), 0.5) for n, one in enumerate(layers, start=1)]
-    return {one.name: one for one in doctor.examine(made, Context(time.monotonic() + seconds))}
+def run_checks(*stages: Sequence[Check], seconds: float = SECONDS) -> dict[str, CheckResult]:
+    """What checks of one's own find, in stages one after another, of which each gets half."""
+    made = [Stage(f"stage {n}", "", tuple(one), 0.5) for n, one in enumerate(stages, start=1)]
+    return {one.name: one for one in doctor.run_checks(made, Context(time.monotonic() + seconds))}
 
 
-def turns(*ranks: int) -> str:
+def turns(*numbers: int) -> str:
     """What two ranks print in their turn."""
-    return "".join(f"{rank.TURN} {one} 2 here\n" for one in ranks)
+    return "".join(f"{ranks.TURN} {one} 2 here\n" for one in numbers)
 
 
 def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]:
@@ -341,16 +377,16 @@ def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]
     order = {"seconds": 60, "token": "t", "packages": [], "families": ["cupy"]}
     order |= {"mpiexec": None, "program_seconds": 5}
     done = subprocess.run(
-        [shell, "-c", bootstrap.COMMAND],
-        input=bootstrap.first_lines(python, script, order).encode(),
+        [shell, "-c", session.COMMAND],
+        input=session.first_input(python, script, order).encode(),
         capture_output=True,
         cwd=folder,
         timeout=SECONDS,
         check=False,
     )
-    (answer,) = [line for line in done.stdout.split(b"\n") if line.startswith(remote.MARK.encode())]
-    said: dict[str, Any] = json.loads(answer[len(remote.MARK) :])
-    return said if "python" in said else bootstrap.without_python(said)
+    (answer,) = [line for line in done.stdout.split(b"\n") if line.startswith(agent.MARK.encode())]
+    said: dict[str, Any] = json.loads(answer[len(agent.MARK) :])
+    return said if "python" in said else session.parse_shell_answer(said)
 
 
 def _gives(value: Any) -> Callable[..., Any]:
@@ -364,6 +400,16 @@ def _gives(value: Any) -> Callable[..., Any]:
     return give
 
 
+def _outcome(give: Callable[..., Any]) -> Future[Any]:
+    """What a function returned or raised."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(give())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
 def _noted(notes: Mapping[str, Any] | str) -> str:
     if isinstance(notes, str):
         return notes
@@ -373,8 +419,8 @@ def _noted(notes: Mapping[str, Any] | str) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def _reply(name: str, said: Mapping[str, Any] | str) -> questions.Reply:
+def _reply(name: str, said: Mapping[str, Any] | str) -> cluster_facts.HostReply:
     if isinstance(said, str):
-        return questions.Reply(None, ssh.Trouble(said, "it said so"))  # type: ignore[arg-type]
+        return cluster_facts.HostReply(None, ssh.SSHFailure(said, "it said so"))
     found = {**FACTS, "hostname": name, "machine": name, **said}
-    return questions.Reply(found, reached=found.pop("reached", {}))
+    return cluster_facts.HostReply(found, reached=found.pop("reached", {}))

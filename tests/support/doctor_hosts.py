@@ -33,13 +33,13 @@ Host *
     UserKnownHostsFile {folder}/known
     GlobalKnownHostsFile /dev/null
 """
-# The doctor over hosts alone: the other layers look at the first host only, and take longer.
+# The doctor over hosts alone: the other stages look at the first host only, and take longer.
 OVER_HOSTS = """\
 import sys
 sys.path.append(sys.argv.pop(1))
 from chainermn_tools import cli, doctor
 from tests.support.doctor import content
-doctor.HERE, doctor.LIVE = content(doctor.HERE), content(doctor.LIVE)
+doctor.LOCAL, doctor.RANKS = content(doctor.LOCAL), content(doctor.RANKS)
 cli.main()
 """
 
@@ -110,7 +110,7 @@ class Hosts:
     ) -> tuple[int, dict[str, Any]]:
         """The exit status of `chainermn doctor` with these options, and its findings by name.
 
-        Unless it is to be the whole, only its layer over hosts looks.
+        Unless it is to be the whole, only its stage over hosts looks.
         """
         words = ["-m", "chainermn_tools"] if whole else ["-c", OVER_HOSTS, str(ROOT)]
         words += ["doctor", "--json"]

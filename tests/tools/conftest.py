@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctor import Finding, Machine
+from tests.support.doctor import CheckResult, Machine
 
 
 @pytest.fixture
@@ -17,15 +17,17 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 
 @pytest.fixture
-def says(machine: Machine) -> Callable[..., Finding]:
+def says(machine: Machine) -> Callable[..., CheckResult]:
     """Looks at the machine, whose MPI is MPICH, as `Machine.look` does, and compares."""
     machine.mpi()
 
-    def judge(check: str, status: str, said: str = "", fix: str = "", **given: object) -> Finding:
+    def judge(
+        check: str, status: str, said: str = "", fix: str = "", **given: object
+    ) -> CheckResult:
         found = machine.look(check, **given)
-        assert (found.status, said in found.found) == (status, True), found
-        assert (found.fix is None) == (status in ("ok", "skipped")), found
-        assert fix in (found.fix or ""), found
+        assert (found.status, said in found.message) == (status, True), found
+        assert (found.hint is None) == (status in ("ok", "skipped")), found
+        assert fix in (found.hint or ""), found
         return found
 
     return judge

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.support import commands
 from tests.support import doctor as of_doctor
-from tests.support.doctor import LAYERS, Machine, failed, ok, skipped, warning
+from tests.support.doctor import STAGES, Machine, failed, ok, skipped, warning
 from tests.support.processes import is_gone, soon
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
@@ -48,10 +48,10 @@ def test_all_is_well_where_nothing_is_wrong():
     assert (found["schema"], found["well"], found["status"]) == (1, True, "ok")
     assert found["asked"] == {"ranks": None, "hosts": [], "hostfile": None, "script": None}
     assert found["seconds"] > 0
-    assert [one["name"] for one in found["findings"]] == [*LAYERS["here"], *LAYERS["live"]]
+    assert [one["name"] for one in found["findings"]] == [*STAGES["here"], *STAGES["live"]]
     for one in found["findings"]:
         assert set(one) == documented_keys("A finding:", "## The checks")
-        assert one["name"] in LAYERS[one["layer"]]
+        assert one["name"] in STAGES[one["layer"]]
         assert one["found"]
         assert one["fix"] is None
     for name in set(of_doctor.COMMUNICATORS) - {"pure_nccl"}:
@@ -294,7 +294,7 @@ def test_the_manual_lists_every_check_with_its_question_once():
     rows = re.findall(r"^\| `([^`]+)` \| (.+?\?) \|", MANUAL.read_text(), re.MULTILINE)
     assert rows == of_doctor.QUESTIONS
     assert len({name for name, _ in rows}) == len(rows)
-    assert list(LAYERS) == ["here", "live", "hosts"]
+    assert list(STAGES) == ["here", "live", "hosts"]
 
 
 def documented_keys(begin: str, end: str) -> set[str]:

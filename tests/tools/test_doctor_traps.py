@@ -109,4 +109,4 @@ def test_a_hostfile_of_anything_gives_an_answer_and_names_no_trap(text, vendor):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         found = Machine(patch, Path(folder)).hostfile(text, vendor)
     assert found.status in ("ok", "failed")
-    assert "the check itself failed" not in found.found
+    assert "the check itself failed" not in found.message

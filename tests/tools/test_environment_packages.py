@@ -7,7 +7,7 @@ from chainermn_tools.environment import packages
 
 def test_missing_packages_are_none(monkeypatch):
     monkeypatch.setattr(packages.metadata, "distributions", lambda: iter(()))
-    found = packages.packages()
+    found = packages.package_versions()
     assert {"chainermn", "chainermn-comm", "chainer", "numpy", "cupy", "mpi4py"} <= set(found)
     assert set(found.values()) == {None}
 
@@ -17,7 +17,7 @@ def test_members_of_a_family_are_named(monkeypatch):
     there = [("cupy_cuda12x", "13.6.0"), ("NumPy", "2.4.6"), ("numpy", "1.0"), (None, None)]
     installed = [SimpleNamespace(metadata={"Name": n, "Version": v}) for n, v in there]
     monkeypatch.setattr(packages.metadata, "distributions", lambda: iter(installed))
-    found = packages.packages()
+    found = packages.package_versions()
     assert found["cupy-cuda12x"] == "13.6.0"
     assert "cupy" not in found
     assert found["numpy"] == "2.4.6"

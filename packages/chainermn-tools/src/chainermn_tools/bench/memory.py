@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 from _chainermn_cgroups import folders as cgroup_folders
-from chainermn_tools.environment.machine import memory
+from chainermn_tools.environment import memory
 
 # What is left to everybody else, and to what cannot be foreseen.
 SHARE = 0.8

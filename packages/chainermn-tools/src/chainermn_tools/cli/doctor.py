@@ -10,11 +10,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from chainermn_tools import doctor as examining
+from chainermn_tools import doctor as diagnostics
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
-from chainermn_tools.doctor import report, text
-from chainermn_tools.doctor.check import Context
 
 # Of the time-out, for starting and ending this program itself.
 OWN_SECONDS = 2.0
@@ -35,7 +33,9 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
 @click.option("--script", metavar="FILE", help="The script that is to run on the hosts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-@click.option("--report", "to_paste", is_flag=True, help="Print text to paste into a bug report.")
+@click.option(
+    "--report", "as_markdown", is_flag=True, help="Print text to paste into a bug report."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(10, 86400),
@@ -53,7 +53,7 @@ def doctor(
     hostfile: str | None,
     script: str | None,
     as_json: bool,
-    to_paste: bool,
+    as_markdown: bool,
     timeout: float,
 ) -> None:
     """Find out what is wrong here, and how to mend it.
@@ -65,45 +65,45 @@ def doctor(
     Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2 for a
     wrong command line, 128 + n if this program was ended by signal n.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         if jobs.rank_from_env() is not None:
             raise ValueError("the doctor starts ranks itself; run it without mpiexec")
-        if as_json and to_paste:
+        if as_json and as_markdown:
             raise ValueError("--json and --report exclude each other")
         hosts = _hosts(host_list, hostfile)
         if script is not None and host_list is None and hostfile is None:
             raise ValueError("--script is looked for on hosts: name them with --hosts")
-    except ValueError as problem:
-        raise click.UsageError(str(problem)) from None
-    of_environment = min(REPORT_SECONDS, REPORT_SHARE * timeout) if to_paste else 0.0
-    context = Context(
-        deadline=began + timeout - OWN_SECONDS - of_environment,
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    environment_time = min(REPORT_SECONDS, REPORT_SHARE * timeout) if as_markdown else 0.0
+    context = diagnostics.Context(
+        deadline=started + timeout - OWN_SECONDS - environment_time,
         ranks=ranks,
         hosts=hosts,
         hostfile=hostfile,
         script=None if script is None else os.path.abspath(script),
     )
-    layers = [examining.HERE, examining.LIVE]
+    stages = [diagnostics.LOCAL, diagnostics.RANKS]
     if host_list is not None or hostfile is not None:
-        layers.append(examining.HOSTS)
+        stages.append(diagnostics.CLUSTER)
     with jobs.exit_on_signals(), jobs.kill_children_on_exit():
-        coming = examining.examine(layers, context)
-        if as_json:
-            findings = list(coming)
-            found = report.as_dict(findings, context, time.monotonic() - began)
-            click.echo(json.dumps(found, indent=2))
-        elif to_paste:
-            findings = list(coming)
-            seconds = time.monotonic() - began
-            click.echo(report.pasteable(layers, findings, seconds, of_environment))
+        coming = diagnostics.run_checks(stages, context)
+        if as_json or as_markdown:
+            results = list(coming)
+            seconds = time.monotonic() - started
+            if as_json:
+                report = diagnostics.as_dict(results, context, seconds)
+                click.echo(json.dumps(report, indent=2))
+            else:
+                click.echo(diagnostics.as_markdown(stages, results, seconds, environment_time))
         else:
-            findings = text.show_all(layers, coming, Console())
-    ctx.exit(STATUSES[text.worst(findings)])
+            results = diagnostics.show_all(stages, coming, Console())
+    ctx.exit(STATUSES[diagnostics.worst_status(results)])
 
 
 def _hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:
-    """The hosts that were named; a hostfile's mistakes are for a check to find.
+    """Return the hosts that were named; a hostfile's mistakes are for a check to find.
 
     Raises:
         ValueError: the options don't fit each other, or name no hosts.
@@ -116,8 +116,8 @@ def _hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]
         return ()
     try:
         content = Path(hostfile).read_text(errors="replace")
-    except OSError as problem:
-        raise ValueError(f"the hostfile {hostfile!r} can't be read: {problem.strerror}") from None
+    except OSError as error:
+        raise ValueError(f"the hostfile {hostfile!r} can't be read: {error.strerror}") from None
     try:
         return jobs.parse_hostfile(content, hostfile)
     except ValueError:

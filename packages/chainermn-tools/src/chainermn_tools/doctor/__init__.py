@@ -1,7 +1,19 @@
 """Examines this machine, MPI and the hosts, and says what is wrong and how to mend it."""
 
-from chainermn_tools.doctor.check import Finding
-from chainermn_tools.doctor.layers import HERE, HOSTS, LIVE
-from chainermn_tools.doctor.runner import Layer, examine
+from chainermn_tools.doctor.check import CheckResult, Context, Stage
+from chainermn_tools.doctor.report import as_dict, as_markdown, show_all, worst_status
+from chainermn_tools.doctor.runner import CLUSTER, LOCAL, RANKS, run_checks
 
-__all__ = ["HERE", "HOSTS", "LIVE", "Finding", "Layer", "examine"]
+__all__ = [
+    "CLUSTER",
+    "LOCAL",
+    "RANKS",
+    "CheckResult",
+    "Context",
+    "Stage",
+    "as_dict",
+    "as_markdown",
+    "run_checks",
+    "show_all",
+    "worst_status",
+]

@@ -1,9 +1,9 @@
-"""What a check of the doctor is: a function with a name and a question, whose answer has a fix.
+"""What a check of the doctor is, what it returns, and what it may ask of its context.
 
-To add one, write a function and put it into its layer's tuple ``CHECKS``::
+A check is a function in the file of its subject, registered where it stands::
 
-    @check("hyperspace", "Is the hyperspace drive on?", needs=("python",))
-    def hyperspace(context: Context) -> Answer:
+    @checks.add("hyperspace", "Is the hyperspace drive on?", needs=("python",))
+    def hyperspace(context: Context) -> CheckResult:
         if drive.is_on():
             return ok("it is on")
         return failed("it is off", "switch it on: hyperspace --on")
@@ -12,92 +12,83 @@ To add one, write a function and put it into its layer's tuple ``CHECKS``::
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chainermn_tools.jobs import Host, assign_slots
 
 # "warning": it works, but slower or less safely than it could. "skipped": there was nothing to
-# look at, or no sense in looking since something that it needs has failed.
+# check, or no point in checking since something that the check needs has failed.
 Status = Literal["ok", "warning", "failed", "skipped"]
-# Programs of a check are told to end before the check's time is over, to be gone by then: so long
-# before, but no more than this part of what is left.
-ENDING_SECONDS, ENDING_SHARE = 3.0, 0.25
+# Programs of a check are ended before the check's deadline, so that they are gone by then: this
+# many seconds before, but no more than this share of the remaining time.
+CLEANUP_SECONDS, CLEANUP_SHARE = 3.0, 0.25
+# What one small program may take: loading MPI or CUDA from a cold network disk is slow.
+PROGRAM_SECONDS, PROGRAM_SHARE = 30.0, 0.5
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckResult:
     """What a check found; made by :func:`ok`, :func:`warning`, :func:`failed` or :func:`skipped`.
 
     Attributes:
-        status: how good that is.
-        found: what was found, in a sentence; nothing in it is secret.
-        fix: the one thing to do first, a command where possible, in the style of
+        status: see :data:`Status`.
+        message: what was found, in a sentence; nothing in it is secret.
+        hint: the one thing to do first, a command where possible, in the style of
             ``command   # remark``; None when nothing is to be done.
         details: the same in numbers, for programs; what JSON can hold.
+        blocked_by: the name of the failed check for whose sake this one was skipped; None
+            otherwise.
+        name: of the check, unique among all stages; filled in by the runner, as are ``question``
+            and ``stage``.
+        question: that the check answers.
+        stage: the name of the check's stage.
     """
 
     status: Status
-    found: str
-    fix: str | None = None
+    message: str
+    hint: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    blocked_by: str | None = None
+    name: str = ""
+    question: str = ""
+    stage: str = ""
 
 
-def ok(found: str, **details: Any) -> Answer:
+def ok(message: str, **details: Any) -> CheckResult:
     """All is well."""
-    return Answer("ok", found, None, details)
+    return CheckResult("ok", message, None, details)
 
 
-def warning(found: str, fix: str, **details: Any) -> Answer:
+def warning(message: str, hint: str, **details: Any) -> CheckResult:
     """It works, but not as well as it could."""
-    return Answer("warning", found, fix, details)
+    return CheckResult("warning", message, hint, details)
 
 
-def failed(found: str, fix: str, **details: Any) -> Answer:
+def failed(message: str, hint: str, **details: Any) -> CheckResult:
     """It doesn't work."""
-    return Answer("failed", found, fix, details)
+    return CheckResult("failed", message, hint, details)
 
 
-def skipped(found: str, **details: Any) -> Answer:
-    """There is nothing to look at, for instance no GPU; that alone is no reason to complain."""
-    return Answer("skipped", found, None, details)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The answer of one check, with the check's name and question.
-
-    Attributes:
-        layer: of the check: ``"here"``, ``"live"`` or ``"hosts"``.
-        name: of the check, unique among all layers.
-        question: that the check asks.
-        status: see :data:`Status`.
-        found: see :class:`Answer`, as are ``fix`` and ``details``.
-    """
-
-    layer: str
-    name: str
-    question: str
-    status: Status
-    found: str
-    fix: str | None = None
-    details: dict[str, Any] = field(default_factory=dict)
+def skipped(message: str, blocked_by: str | None = None) -> CheckResult:
+    """There was nothing to check, for instance no GPU, or a check that this one needs failed."""
+    return CheckResult("skipped", message, blocked_by=blocked_by)
 
 
 @dataclass(frozen=True)
 class Context:
-    """What is to be examined, and until when. All checks of a layer share it, side by side.
+    """What is to be examined, and until when. The checks of a stage share it and run concurrently.
 
     Attributes:
-        deadline: of the layer, on ``time.monotonic()``'s clock.
+        deadline: of the stage, on ``time.monotonic()``'s clock.
         ranks: how many the user wants to run; None where they didn't say.
-        hosts: that the user named; empty without any, and when the hostfile can't be understood.
+        hosts: that the user named; empty without any, and when the hostfile can't be parsed.
         hostfile: its path as the user gave it; None without one.
         script: path of the script that the ranks are to run; None where the user didn't say.
-        answers: of :meth:`once`; shared by all layers.
+        cache: of :meth:`cached`; shared by all stages.
     """
 
     deadline: float
@@ -105,64 +96,66 @@ class Context:
     hosts: tuple[Host, ...] = ()
     hostfile: str | None = None
     script: str | None = None
-    answers: dict[Any, _Once] = field(default_factory=dict)
+    cache: dict[Any, Future[Any]] = field(default_factory=dict)
 
-    def left(self) -> float:
-        """Seconds that a program may run which is started now, at least a tenth.
+    def remaining(self) -> float:
+        """Return the seconds for which a program may run that is started now; at least 0.1.
 
-        It leaves time to end the program, so that a check that waits for no longer answers in time.
+        They leave time to end the program, so that a check that waits no longer is in time.
         """
         seconds = self.deadline - time.monotonic()
-        return max(0.1, seconds - min(ENDING_SECONDS, ENDING_SHARE * seconds))
+        return max(0.1, seconds - min(CLEANUP_SECONDS, CLEANUP_SHARE * seconds))
 
-    def ranks_here(self) -> int | None:
-        """How many ranks this machine is to run; None where nobody said, and where others run."""
+    def program_timeout(self) -> float:
+        """Return the timeout of a small program, in seconds."""
+        return round(self.time_for(PROGRAM_SECONDS, PROGRAM_SHARE), 1)
+
+    def time_for(self, usual: float, share: float, limit: float = 1.0) -> float:
+        """Return how long a part of a check may take, in seconds; more with a longer time-out.
+
+        Args:
+            usual: seconds that it gets if it can.
+            share: of the remaining time, that it gets if this is longer.
+            limit: of the remaining time, beyond which it never gets any.
+        """
+        remaining = self.remaining()
+        return min(limit * remaining, max(usual, share * remaining))
+
+    def local_ranks(self) -> int | None:
+        """Return how many ranks this machine is to run; None if unknown, or if others run them."""
         if not self.hosts:
             return self.ranks
         own = {"localhost", socket.gethostname().split(".")[0]}
-        mine = any(host.name.split(".")[0] in own for host in self.hosts)
-        return self.ranks_a_host() if mine else None
+        is_named = any(host.name.split(".")[0] in own for host in self.hosts)
+        return self.max_ranks_per_host() if is_named else None
 
-    def ranks_a_host(self) -> int | None:
-        """The most ranks that any of the machines is to run; None where nobody said."""
+    def max_ranks_per_host(self) -> int | None:
+        """Return the most ranks that any of the machines is to run; None if unknown."""
         if not self.hosts:
             return self.ranks
         try:
             return max(assign_slots(self.hosts, self.ranks).values())
-        except ValueError:  # they don't fit; a check over the hosts says so
+        except ValueError:  # they don't fit; a check of the cluster says so
             return max(host.slots or 1 for host in self.hosts)
 
-    def once(self, ask: Callable[[Context], Any]) -> Any:
-        """``ask(self)``, asked by whoever comes first and answered to all checks alike.
+    def cached(self, function: Callable[[Context], Any]) -> Any:
+        """Return ``function(self)``, which is called once for all checks.
 
         Args:
-            ask: a function at the top level of a module.
+            function: at the top level of a module.
 
         Raises:
-            Exception: what ``ask`` raised, for all that ask.
+            Exception: what ``function`` raised, for all that call it.
         """
+        mine: Future[Any] = Future()
         # setdefault of a dict is atomic, so that all threads get the same one.
-        return self.answers.setdefault(ask, _Once())(ask, self)
-
-
-class _Once:
-    """The outcome of a function that is called once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._outcome: tuple[Any, Exception | None] | None = None
-
-    def __call__(self, ask: Callable[[Context], Any], context: Context) -> Any:
-        with self._lock:
-            if self._outcome is None:
-                try:
-                    self._outcome = (ask(context), None)
-                except Exception as problem:
-                    self._outcome = (None, problem)
-        answer, raised = self._outcome
-        if raised is not None:
-            raise raised
-        return answer
+        future = self.cache.setdefault(function, mine)
+        if future is mine:
+            try:
+                future.set_result(function(self))
+            except Exception as error:
+                future.set_exception(error)
+        return future.result()
 
 
 @dataclass(frozen=True)
@@ -170,21 +163,52 @@ class Check:
     """A function that answers one question.
 
     Attributes:
-        name: unique among all layers; what JSON and people call it.
-        question: that it asks, in words of the user.
-        look: does the work. It may raise, and hang; the others go on.
-        needs: names of checks of this layer or one before it, without whose success there is no
-            sense in looking: it is skipped when one of them failed, and begins when all are done.
+        name: unique among all stages; what JSON and people call it.
+        question: that it answers, in the user's words.
+        run: does the work. It may raise and hang; the others go on.
+        needs: names of checks of this stage or an earlier one without whose success this one has
+            no point: it is skipped when one of them failed, and starts when all have finished.
     """
 
     name: str
     question: str
-    look: Callable[[Context], Answer]
+    run: Callable[[Context], CheckResult]
     needs: tuple[str, ...] = ()
 
 
-def check(
-    name: str, question: str, needs: tuple[str, ...] = ()
-) -> Callable[[Callable[[Context], Answer]], Check]:
-    """Make a :class:`Check` of a function."""
-    return lambda look: Check(name, question, look, needs)
+class Checks(list[Check]):
+    """The checks of one file, in the order in which they stand there and are shown."""
+
+    def add(
+        self, name: str, question: str, needs: tuple[str, ...] = ()
+    ) -> Callable[[Callable[[Context], CheckResult]], Check]:
+        """Return a decorator that turns a function into a check of this list.
+
+        Args:
+            name: see :class:`Check`, as are the others.
+            question: likewise.
+            needs: likewise.
+        """
+
+        def register(run: Callable[[Context], CheckResult]) -> Check:
+            self.append(Check(name, question, run, needs))
+            return self[-1]
+
+        return register
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Checks that run concurrently.
+
+    Attributes:
+        name: what JSON calls it.
+        title: what people read.
+        checks: in the order in which they are shown.
+        share: of the remaining time, how much the stage may take; the last one takes all.
+    """
+
+    name: str
+    title: str
+    checks: tuple[Check, ...]
+    share: float

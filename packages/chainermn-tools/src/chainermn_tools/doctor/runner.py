@@ -1,137 +1,128 @@
-"""Runs the checks, each under what is left of one time-out, and gives a finding for every one."""
+"""Runs the checks under one deadline and yields a result for every one, whatever hangs."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, TimeoutError
+from dataclasses import replace
 
-from chainermn_tools.doctor.advice import MORE_TIME, about, advice
-from chainermn_tools.doctor.check import Answer, Check, Context, Finding, failed, skipped
+from chainermn_tools.doctor import cluster, gpus, machine, memory, mpi, ranks, software
+from chainermn_tools.doctor.check import Check, CheckResult, Context, Stage, failed, skipped
+from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_error, hint_for_output
 from chainermn_tools.formatting import printable
 from chainermn_tools.jobs import Unavailable
 
-LONGEST_TEXT = 2000
-REPORT_IT = "this is a mistake of the doctor; please report it: chainermn doctor --report"
+# The names are those of the JSON.
+LOCAL = Stage(
+    "here",
+    "This machine",
+    (*software.checks, *mpi.checks, *memory.checks, *machine.checks, *gpus.checks),
+    share=0.4,
+)
+RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), share=0.5)
+CLUSTER = Stage("hosts", "Over the hosts", cluster.CHECKS, share=1.0)
+MAX_TEXT_LENGTH = 2000
+REPORT_BUG = f"this is a mistake of the doctor; {REPORT_IT}"
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Checks that are run together.
-
-    Attributes:
-        name: what JSON calls it.
-        title: what people read.
-        checks: in the order in which they are shown.
-        share: of the time that is left, how much the layer may take; the last takes all.
-    """
-
-    name: str
-    title: str
-    checks: tuple[Check, ...]
-    share: float
-
-
-def examine(layers: Sequence[Layer], context: Context) -> Iterator[Finding]:
-    """Run the layers one after another, and the checks of each side by side.
+def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResult]:
+    """Run the stages one after another, and the checks of each concurrently.
 
     Args:
-        layers: of which names of checks are unique.
-        context: whose deadline is that of all layers together.
+        stages: whose checks have unique names.
+        context: whose deadline is that of all stages together.
 
     Yields:
-        A finding for every check, in the layers' order, each as soon as it is there.
+        A result for every check, in the stages' order, each as soon as it is there.
     """
-    done: dict[str, Answer] = {}
-    for number, layer in enumerate(layers, start=1):
-        left = context.deadline - time.monotonic()
-        share = layer.share if number < len(layers) else 1.0
-        run = _Run(done, dataclasses.replace(context, deadline=time.monotonic() + share * left))
-        for check in layer.checks:
-            run.expect(check)
-        for check in layer.checks:
-            run.start(check)
-        for check in layer.checks:
-            answer = run.answer(check, done)
-            done[check.name] = answer
-            yield Finding(
-                layer.name,
-                check.name,
-                check.question,
-                answer.status,
-                _readable(answer.found),
-                None if answer.fix is None else _readable(answer.fix),
-                answer.details,
-            )
+    results: dict[str, CheckResult] = {}
+    for number, stage in enumerate(stages, start=1):
+        now = time.monotonic()
+        share = stage.share if number < len(stages) else 1.0
+        deadline = now + share * (context.deadline - now)
+        yield from _run_stage(stage, replace(context, deadline=deadline), results)
 
 
-class _Run:
-    """The checks of one layer while they run, each in a thread that is left behind if it hangs."""
+def _run_stage(
+    stage: Stage, context: Context, results: dict[str, CheckResult]
+) -> Iterator[CheckResult]:
+    """Run a stage's checks, each in a thread that is left behind if it hangs.
 
-    def __init__(self, before: dict[str, Answer], context: Context) -> None:
-        self._before, self._context = before, context
-        self._began = time.monotonic()
-        self._answers: dict[str, Answer] = dict(before)
-        self._done: dict[str, threading.Event] = {}
-
-    def expect(self, check: Check) -> None:
-        """Others may need the check, before it has started too."""
-        self._done[check.name] = threading.Event()
-
-    def start(self, check: Check) -> None:
-        threading.Thread(target=self._carry_out, args=(check,), daemon=True).start()
-
-    def answer(self, check: Check, given: Mapping[str, Answer]) -> Answer:
-        """The check's answer; at the deadline, what is to be said in its place.
-
-        Args:
-            check: one that was started.
-            given: the answers of this method so far, and of the layers before.
-        """
-        if self._done[check.name].wait(max(0.0, self._context.deadline - time.monotonic())):
-            return self._answers[check.name]
-        seconds = self._context.deadline - self._began
-        waiting = [name for name in check.needs if name not in self._answers]
-        if waiting:
-            first = given.get(waiting[0])
-            cause = waiting[0] if first is None else first.details.get("because", waiting[0])
-            said = f"{cause!r}, which it needs, had no answer within {seconds:.0f} s"
-            return skipped(said, because=cause)
-        return failed(f"no answer within {seconds:.0f} s", MORE_TIME)
-
-    def _carry_out(self, check: Check) -> None:
+    Args:
+        stage: whose checks are run.
+        context: with the stage's deadline.
+        results: of all checks so far, by name; this stage's are added.
+    """
+    started = time.monotonic()
+    futures: dict[str, Future[CheckResult]] = {check.name: Future() for check in stage.checks}
+    for check in stage.checks:
+        args = (check, context, futures, results)
+        threading.Thread(target=_run_check, args=args, daemon=True).start()
+    for check in stage.checks:
         try:
-            self._answers[check.name] = self._refused(check) or check.look(self._context)
-        except Unavailable as problem:
-            fix = about(problem, "run it by hand to see what it says")
-            self._answers[check.name] = failed(str(problem), fix)
-        except BaseException as problem:  # whatever it is, the others go on
-            said = f"the check itself failed: {type(problem).__name__}: {problem}"
-            self._answers[check.name] = failed(said, advice(said, REPORT_IT))
-        finally:
-            self._done[check.name].set()
+            result = futures[check.name].result(max(0.0, context.deadline - time.monotonic()))
+        except TimeoutError:
+            result = _timed_out(check, futures, results, context.deadline - started)
+        results[check.name] = replace(
+            result,
+            message=_readable(result.message),
+            hint=None if result.hint is None else _readable(result.hint),
+            name=check.name,
+            question=check.question,
+            stage=stage.name,
+        )
+        yield results[check.name]
 
-    def _refused(self, check: Check) -> Answer | None:
-        """Why there is no sense in looking; None when there is."""
-        for name in check.needs:
-            if name in self._done:
-                self._done[name].wait()
-            elif name not in self._answers:
-                raise LookupError(
-                    f"{check.name!r} needs {name!r}, which is no check up to its layer"
-                )
-            answer = self._answers[name]
-            if answer.status == "failed":
-                return skipped(f"{name!r} failed, which it needs", because=name)
-            if "because" in answer.details:
-                cause = answer.details["because"]
-                return skipped(f"{cause!r} failed, which it needs", because=cause)
-        return None
+
+def _run_check(
+    check: Check,
+    context: Context,
+    futures: Mapping[str, Future[CheckResult]],
+    earlier: Mapping[str, CheckResult],
+) -> None:
+    try:
+        result = _blocked(check, futures, earlier) or check.run(context)
+    except Unavailable as error:
+        result = failed(str(error), hint_for_error(error, "run it by hand to see what it says"))
+    except BaseException as error:  # whatever it is, the others go on
+        message = f"the check itself failed: {type(error).__name__}: {error}"
+        result = failed(message, hint_for_output(message, REPORT_BUG))
+    futures[check.name].set_result(result)
+
+
+def _blocked(
+    check: Check, futures: Mapping[str, Future[CheckResult]], earlier: Mapping[str, CheckResult]
+) -> CheckResult | None:
+    """Wait for the checks that this one needs; return why it is skipped, or None."""
+    for name in check.needs:
+        if name not in futures and name not in earlier:
+            raise LookupError(f"{check.name!r} needs {name!r}, which is no check up to its stage")
+        result = futures[name].result() if name in futures else earlier[name]
+        cause = name if result.status == "failed" else result.blocked_by
+        if cause is not None:
+            return skipped(f"{cause!r} failed, which it needs", blocked_by=cause)
+    return None
+
+
+def _timed_out(
+    check: Check,
+    futures: Mapping[str, Future[CheckResult]],
+    results: Mapping[str, CheckResult],
+    seconds: float,
+) -> CheckResult:
+    """Return the result of a check that did not finish within so many seconds."""
+    waiting = [name for name in check.needs if name in futures and not futures[name].done()]
+    if not waiting:
+        return failed(f"no answer within {seconds:.0f} s", MORE_TIME)
+    first = results.get(waiting[0])
+    cause = (first and first.blocked_by) or waiting[0]
+    message = f"{cause!r}, which it needs, had no answer within {seconds:.0f} s"
+    return skipped(message, blocked_by=cause)
 
 
 def _readable(text: str) -> str:
-    """Without control characters, which programs and hosts may send, and not too long."""
+    """Return the text without control characters, which hosts may send, and not too long."""
     shown = printable(text, kept="\n").strip()
-    return shown if len(shown) <= LONGEST_TEXT else f"{shown[:LONGEST_TEXT]} ..."
+    return shown if len(shown) <= MAX_TEXT_LENGTH else f"{shown[:MAX_TEXT_LENGTH]} ..."

@@ -1,54 +1,58 @@
-"""The machine: its name, and the cores and the memory that this process may use."""
+"""The machine: its name, the cores and the memory that this process may use, and its GPUs."""
 
 from __future__ import annotations
 
 import os
 import platform
 import resource
+import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 from _chainermn_cgroups import folders as cgroup_folders
-from chainermn_tools.environment.probe import MARGIN_SECONDS, run_concurrently
-from chainermn_tools.jobs import available_cores
+from chainermn_tools import jobs
+from chainermn_tools.environment.probe import MARGIN_SECONDS, call_in_subprocess, run_concurrently
 
 # Version 1 of cgroups says "unlimited" by a number near 2^63.
 UNLIMITED = 1 << 60
+GPU_FIELDS = ("driver_version", "name", "memory.total")
 
 
-def machine(seconds: float) -> dict[str, Any]:
-    """Name, system, cores and memory; each on its own."""
+def machine(timeout: float) -> dict[str, Any]:
+    """Return name, system, cores and memory; each on its own."""
     probes = {
         "host": socket.gethostname,
         "kernel": lambda: f"{platform.system()} {platform.release()}",
         "architecture": platform.machine,
         "processor": processor,
         "libc": lambda: " ".join(platform.libc_ver()),
-        "cores": available_cores,
+        "cores": jobs.available_cores,
         "memory": memory,
         "/dev/shm": shared_memory,
         "limits": limits,
         "ptrace scope": ptrace_scope,
         "interfaces": interfaces,
     }
-    return run_concurrently(probes, seconds + MARGIN_SECONDS)
+    return run_concurrently(probes, timeout + MARGIN_SECONDS)
 
 
 def memory() -> dict[str, Any]:
-    """Memory of the machine and the limit of this process's cgroup (None without one)."""
+    """Return the machine's memory, and the limit of this process's cgroup (None without one)."""
     table = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     kib = {name: int(table[name].split()[0]) for name in ("MemTotal", "MemAvailable")}
+    limits = [_memory_limit(folder) for folder in cgroup_folders("memory")]
     return {
         "total_bytes": kib["MemTotal"] * 1024,
         "available_bytes": kib["MemAvailable"] * 1024,
-        "cgroup_bytes": _least(_memory_limit(folder) for folder in cgroup_folders("memory")),
+        "cgroup_bytes": min((limit for limit in limits if limit is not None), default=None),
     }
 
 
 def shared_memory() -> dict[str, int]:
-    """Size of the file system that holds the ranks' shared windows."""
+    """Return the size of /dev/shm, which holds the ranks' shared windows."""
     found = os.statvfs("/dev/shm")
     return {
         "total_bytes": found.f_frsize * found.f_blocks,
@@ -57,7 +61,7 @@ def shared_memory() -> dict[str, int]:
 
 
 def processor() -> str | None:
-    """The model of the CPU, as Linux names it; None where it doesn't."""
+    """Return the model of the CPU, as Linux names it; None where it doesn't."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
@@ -66,7 +70,7 @@ def processor() -> str | None:
 
 
 def limits() -> dict[str, int | None]:
-    """What this process may have; None for no limit. InfiniBand needs much locked memory."""
+    """Return this process's limits; None for no limit. InfiniBand needs much locked memory."""
     kinds = {
         "locked_bytes": resource.RLIMIT_MEMLOCK,
         "stack_bytes": resource.RLIMIT_STACK,
@@ -78,18 +82,18 @@ def limits() -> dict[str, int | None]:
 
 
 def ptrace_scope() -> int | None:
-    """Yama's setting; from 1 on a rank may not read another's memory. None without Yama."""
+    """Return Yama's setting; from 1 on a rank may not read another's memory. None without Yama."""
     text = _read(Path("/proc/sys/kernel/yama/ptrace_scope"))
     return None if text is None else int(text)
 
 
 def interfaces() -> list[str]:
-    """The names of the network interfaces, for NCCL_SOCKET_IFNAME and its like."""
+    """Return the names of the network interfaces, for NCCL_SOCKET_IFNAME and its like."""
     return [name for _, name in socket.if_nameindex()]
 
 
 def _memory_limit(folder: Path) -> int | None:
-    """A cgroup's limit in bytes; None where it has none."""
+    """Return a cgroup's limit in bytes; None where it has none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         text = _read(folder / name)
         if text is not None and text != "max" and int(text) < UNLIMITED:
@@ -104,5 +108,79 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _least(values: Iterator[Any]) -> Any:
-    return min((value for value in values if value is not None), default=None)
+def gpus(timeout: float) -> dict[str, Any]:
+    """Return what the driver, CuPy and NCCL say of the GPUs; each on its own.
+
+    Args:
+        timeout: of each program that is asked, in seconds.
+    """
+    return run_concurrently(
+        {
+            "driver": lambda: gpu_driver(timeout),
+            "cupy": lambda: call_with_cupy(gpu_devices, timeout),
+            "nccl": lambda: call_with_cupy(nccl_version, timeout),
+        },
+        timeout + MARGIN_SECONDS,
+    )
+
+
+def gpu_driver(timeout: float) -> list[str]:
+    """Return a line for each GPU: driver, name, memory.
+
+    Raises:
+        Unavailable: NVIDIA's driver is not installed, or does not answer.
+    """
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        raise jobs.Unavailable("no nvidia-smi on PATH")
+    query = [path, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
+    return jobs.check_output(query, timeout).strip().splitlines()
+
+
+def call_with_cupy(function: Callable[[], Any], timeout: float) -> Any:
+    """Call a function that imports CuPy in a subprocess.
+
+    Raises:
+        Unavailable: CuPy is not installed, or the subprocess failed.
+    """
+    if util.find_spec("cupy") is None:
+        raise jobs.Unavailable("CuPy is not installed")
+    return call_in_subprocess(function, timeout)
+
+
+def gpu_devices() -> dict[str, Any]:
+    """Return CUDA's versions and devices. Call it in a subprocess."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    properties = [runtime.getDeviceProperties(n) for n in range(runtime.getDeviceCount())]
+    return {
+        "driver's cuda": _dotted(runtime.driverGetVersion()),
+        "cuda": _dotted(runtime.runtimeGetVersion()),
+        "devices": [
+            {
+                "name": one["name"].decode(),
+                "memory_bytes": one["totalGlobalMem"],
+                "compute capability": f"{one['major']}.{one['minor']}",
+            }
+            for one in properties
+        ],
+    }
+
+
+def nccl_version() -> str:
+    """Return NCCL's version, or "absent". Call it in a subprocess."""
+    from cupy.cuda import nccl
+
+    # Without the library CuPy imports a stub in its place.
+    if not nccl.available:
+        return "absent"
+    code = nccl.get_version()
+    # 22203 is 2.22.3, but up to 2.8 NCCL wrote 2708 for 2.7.8.
+    major = 10000 if code > 10000 else 1000
+    return f"{code // major}.{code % major // 100}.{code % 100}"
+
+
+def _dotted(code: int) -> str:
+    """Return CUDA's version as text: 12040 is 12.4."""
+    return f"{code // 1000}.{code % 1000 // 10}"

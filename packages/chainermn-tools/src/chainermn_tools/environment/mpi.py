@@ -1,34 +1,48 @@
-"""Which MPI the programs are linked to, which `mpiexec` would start them, and if the two fit."""
+"""The MPI that mpi4py loads, the `mpiexec` on PATH, and where the ranks are that it starts."""
 
 from __future__ import annotations
 
 import shutil
 from typing import Any
 
-from chainermn_tools.environment import probe
-from chainermn_tools.jobs import find_launcher
+from chainermn_tools import jobs
+from chainermn_tools.environment.probe import (
+    MARGIN_SECONDS,
+    call_in_subprocess,
+    run_concurrently,
+    unavailable,
+)
+
+# As few as can show that ranks find one another.
+TRIAL_RANKS = 2
 
 
-def mpi(seconds: float) -> dict[str, Any]:
-    """The library that mpi4py loads, the launcher on PATH, and whether they belong together.
+def mpi(timeout: float) -> dict[str, Any]:
+    """Return what is known of the library, the launcher, and whether they belong together.
 
     Also the compiler on PATH, with which an mpi4py from source would be built; None without one.
+
+    Args:
+        timeout: of each program that is asked, in seconds.
     """
-    found = probe.run_concurrently(
+    found = run_concurrently(
         {
-            "library": lambda: probe.call_in_subprocess(library, seconds),
-            "launcher": lambda: find_launcher(seconds),
+            "library": lambda: call_in_subprocess(mpi_library, timeout),
+            "launcher": lambda: jobs.find_launcher(timeout),
         },
-        seconds + probe.MARGIN_SECONDS,
+        timeout + MARGIN_SECONDS,
     )
-    reason = mismatch(found["library"], found["launcher"])
+    reason = mpi_mismatch(found["library"], found["launcher"])
     known = "vendor" in found["library"] and found["launcher"].get("vendor") is not None
-    match = reason is None if known else probe.unavailable("one of the two is unknown")
+    match = reason is None if known else unavailable("one of the two is unknown")
     return {**found, "match": match, "mismatch": reason, "mpicc": shutil.which("mpicc")}
 
 
-def library() -> dict[str, Any]:
-    """The MPI library, asked without MPI_Init, which may hang. Call it in a child process."""
+def mpi_library() -> dict[str, Any]:
+    """Return vendor, version and so on of the MPI that mpi4py loads. Call it in a subprocess.
+
+    MPI_Init, which may hang, is not called.
+    """
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -44,17 +58,21 @@ def library() -> dict[str, Any]:
     }
 
 
-def mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | None:
-    """Why the launcher cannot start the library's programs; None when it can, or if unknown.
+def mpi_mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | None:
+    """Return why the launcher cannot start the library's programs; None if it can, or if unknown.
 
     Started by another vendor's `mpiexec`, each process thinks that it is rank 0 of 1. So it
     is with Open MPI when the major versions differ. Hydra also starts MVAPICH's programs.
+
+    Args:
+        library: as :func:`mpi_library` returns it.
+        launcher: as :func:`chainermn_tools.jobs.find_launcher` returns it.
     """
     if "unavailable" in library or "unavailable" in launcher or not launcher["vendor"]:
         return None
     theirs, ours = launcher["vendor"], library["vendor"]
-    hydra = theirs in ("MPICH", "MVAPICH") and ours.startswith(("MPICH", "MVAPICH"))
-    if not hydra and theirs != ours:
+    are_hydra = theirs in ("MPICH", "MVAPICH") and ours.startswith(("MPICH", "MVAPICH"))
+    if not are_hydra and theirs != ours:
         return f"mpi4py loads {ours} but {launcher['path']} is {theirs}'s"
     majors = [str(one["version"]).split(".")[0] for one in (library, launcher)]
     if ours == "Open MPI" and launcher["version"] and majors[0] != majors[1]:
@@ -63,3 +81,78 @@ def mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | None:
             f"but {launcher['path']} is of {launcher['version']}"
         )
     return None
+
+
+def topology(timeout: float) -> dict[str, Any]:
+    """Return the ranks and their nodes (collective if a launcher started this process).
+
+    Under a launcher these are the ranks that it started; else two are started. MPI is called in a
+    subprocess, which under a launcher takes this one's place as a rank: where MPI can't start, it
+    ends its process or hangs.
+
+    Args:
+        timeout: of the ranks, in seconds.
+
+    Returns:
+        The number of ranks and nodes, what MPI says of itself once it runs (thread level,
+        whether it takes GPU memory), and a dict for each rank.
+
+    Raises:
+        Unavailable: MPI does not start, or does not come to an end; or this is not rank 0, which
+            alone gets the answer.
+    """
+    if jobs.rank_from_env() is not None:
+        return {"started": "by the launcher", **call_in_subprocess(gather_ranks, timeout)}
+    launcher = {"path": jobs.mpiexec_path(), "vendor": None}
+    args = jobs.mpiexec_command(launcher, TRIAL_RANKS, [])
+    found = call_in_subprocess(gather_ranks, timeout, *args)
+    return {"started": f"{TRIAL_RANKS} ranks, for this report", **found}
+
+
+def gather_ranks() -> dict[str, Any] | None:
+    """Gather every rank's node, host and cores at rank 0, and finalize MPI (collective).
+
+    Returns:
+        At rank 0 a dict for the report, None elsewhere.
+
+    Raises:
+        Unavailable: the launcher started several ranks, and MPI knows of one.
+    """
+    from mpi4py import MPI
+
+    from chainermn_comm.gpu.cuda_aware import mpi_takes_gpu_memory
+    from chainermn_comm.topology import Topology
+
+    level, cuda_aware = thread_level(), mpi_takes_gpu_memory()
+    world = MPI.COMM_WORLD
+    rank, size = world.rank, world.size
+    nodes = Topology.discover(world).nodes
+    hosts = world.gather((MPI.Get_processor_name(), jobs.available_cores()["usable"]))
+    MPI.Finalize()
+    if rank != 0 or hosts is None:
+        return None
+    wanted = jobs.rank_from_env()
+    if wanted is not None and wanted[1] != size:
+        raise jobs.Unavailable(
+            f"{wanted[1]} processes were started and each is rank 0 of {size}: "
+            "this launcher is not that of mpi4py's MPI"
+        )
+    return {
+        "size": size,
+        "nodes": len(set(nodes)),
+        "thread level": level,
+        "CUDA-aware MPI": cuda_aware,
+        "ranks": [
+            {"rank": number, "node": node, "host": host, "cores": usable}
+            for number, (node, (host, usable)) in enumerate(zip(nodes, hosts, strict=True))
+        ],
+    }
+
+
+def thread_level() -> str:
+    """Return the thread level that MPI provides, such as "multiple". MPI must be initialized."""
+    from mpi4py import MPI
+
+    levels = ("single", "funneled", "serialized", "multiple")
+    provided = MPI.Query_thread()
+    return next(one for one in levels if getattr(MPI, f"THREAD_{one.upper()}") == provided)

@@ -1,7 +1,8 @@
-"""Which Python and which distributions are installed, and whose `chainermn` is imported."""
+"""Which Python, distributions and BLAS are installed, and whose `chainermn` is imported."""
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import platform
 import re
@@ -9,14 +10,16 @@ import sys
 from importlib import metadata, util
 from typing import Any
 
-OURS = (
+from chainermn_tools.environment.probe import unavailable
+
+OUR_PACKAGES = (
     "chainermn",
     "chainermn-comm",
     "chainermn-train",
     "chainermn-modelparallel",
     "chainermn-tools",
 )
-OTHERS = (
+OTHER_PACKAGES = (
     "chainer",
     "numpy",
     "scipy",
@@ -31,13 +34,13 @@ OTHERS = (
     "setuptools",
 )
 # These are named differently for each CUDA: cupy-cuda12x, nvidia-nccl-cu13 and so on.
-FAMILIES = ("cupy", "nvidia-nccl")
+PACKAGE_FAMILIES = ("cupy", "nvidia-nccl")
 # The module that `chainermn-comm` has Python load at start-up.
 STARTUP = "_chainermn_startup"
 
 
 def python() -> dict[str, Any]:
-    """The interpreter."""
+    """Return the interpreter's version, place and start method."""
     return {
         "version": platform.python_version(),
         "implementation": platform.python_implementation(),
@@ -49,14 +52,16 @@ def python() -> dict[str, Any]:
     }
 
 
-def packages() -> dict[str, str | None]:
-    """Versions of the distributions that matter; None for one that is not installed."""
-    found: dict[str, str | None] = dict.fromkeys((*OURS, *OTHERS, *FAMILIES))
+def package_versions() -> dict[str, str | None]:
+    """Return the versions of the distributions that matter; None for one that is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(
+        (*OUR_PACKAGES, *OTHER_PACKAGES, *PACKAGE_FAMILIES)
+    )
     for distribution in metadata.distributions():
         # An interrupted installation leaves metadata without a name or a version.
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         version = distribution.metadata["Version"] or "unknown"
-        family = next((f for f in FAMILIES if name.startswith(f"{f}-")), None)
+        family = next((f for f in PACKAGE_FAMILIES if name.startswith(f"{f}-")), None)
         if family is not None:
             found.pop(family, None)
             found[name] = version
@@ -66,9 +71,9 @@ def packages() -> dict[str, str | None]:
     return found
 
 
-def imports() -> dict[str, Any]:
-    """The files that `import chainermn` and `import chainer` would run, and who decides it."""
-    finders = [finder for finder in sys.meta_path if _home(finder) == STARTUP]
+def import_origins() -> dict[str, Any]:
+    """Return which files `import chainermn` and `import chainer` would run, and who decides it."""
+    finders = [finder for finder in sys.meta_path if _module_of(finder) == STARTUP]
     return {
         "chainermn": _origin("chainermn"),
         "chainer": _origin("chainer"),
@@ -77,8 +82,31 @@ def imports() -> dict[str, Any]:
     }
 
 
-def _home(finder: object) -> str | None:
-    """The module where a finder's class is written; some finders are classes themselves."""
+def blas() -> dict[str, Any]:
+    """Return which BLAS NumPy was built with and which it loaded. Call it in a subprocess."""
+    import numpy
+
+    built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    try:
+        threadpoolctl = importlib.import_module("threadpoolctl")
+    except ModuleNotFoundError:
+        loaded: Any = unavailable("threadpoolctl is not installed")
+    else:
+        loaded = [
+            {
+                "library": one["internal_api"],
+                "version": one["version"],
+                "threads": one["num_threads"],
+                "file": one["filepath"],
+            }
+            for one in threadpoolctl.threadpool_info()
+            if one["user_api"] == "blas"
+        ]
+    return {"numpy built with": f"{built['name']} {built['version']}", "loaded": loaded}
+
+
+def _module_of(finder: object) -> str | None:
+    """Return the module where a finder's class is defined; some finders are classes themselves."""
     return getattr(finder, "__module__", None)
 
 

@@ -1,7 +1,7 @@
-"""Questions that always end: probes run side by side, each with a limit in seconds.
+"""Runs probes concurrently, each with a timeout, so that they always end.
 
-What loads foreign libraries (MPI, CUDA, a BLAS) may hang or crash, so it runs in a child
-process. What merely reads files runs in a thread, which is left behind if it hangs.
+What loads foreign libraries (MPI, CUDA, a BLAS) may hang or crash, so it runs in a
+subprocess. What merely reads files runs in a thread, which is left behind if it hangs.
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ from typing import Any
 
 from chainermn_tools.jobs import Unavailable, check_output, quote_output
 
-# What thread scheduling and starting a child may add to the child's own limit.
+# What thread scheduling and starting a subprocess may add to its own timeout.
 MARGIN_SECONDS = 5.0
-# A child prints its answer after this mark, since libraries may print things of their own.
+# A subprocess prints its answer after this mark, since libraries may print, too.
 MARK = "chainermn-answer:"
 
 
 def unavailable(reason: str) -> dict[str, str]:
-    """What a report holds in place of an answer; the reason on one line."""
+    """Return what a report holds in place of an answer; the reason on one line."""
     return {"unavailable": " ".join(reason.split())}
 
 
-def run_concurrently(probes: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Any]:
-    """Run all probes at once.
+def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) -> dict[str, Any]:
+    """Run all probes concurrently; never raise.
 
     Args:
         probes: functions that return something that JSON can hold.
-        seconds: when to stop waiting.
+        timeout: after so many seconds the others are no longer waited for.
 
     Returns:
         Under each name, in the order given, the answer, or ``{"unavailable": reason}`` when
-        the probe raised or is not done yet. Never raises.
+        the probe raised or has not finished.
     """
     answers: dict[str, Any] = {}
 
-    def ask(name: str, probe: Callable[[], Any]) -> None:
+    def run(name: str, probe: Callable[[], Any]) -> None:
         try:
             answers[name] = probe()
-        except Unavailable as problem:
-            answers[name] = unavailable(str(problem))
-        except BaseException as problem:  # a broken package may raise anything, SystemExit too
-            answers[name] = unavailable(f"{type(problem).__name__}: {problem}")
+        except Unavailable as error:
+            answers[name] = unavailable(str(error))
+        except BaseException as error:  # a broken package may raise anything, SystemExit too
+            answers[name] = unavailable(f"{type(error).__name__}: {error}")
 
-    end = time.monotonic() + seconds
-    threads = [threading.Thread(target=ask, args=item, daemon=True) for item in probes.items()]
+    deadline = time.monotonic() + timeout
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in probes.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    late = unavailable(f"no answer within {seconds:g} s")
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = unavailable(f"no answer within {timeout:g} s")
     return {name: answers.get(name, late) for name in probes}
 
 
-def call_in_subprocess(function: Callable[[], Any], seconds: float, *launcher: str) -> Any:
+def call_in_subprocess(function: Callable[[], Any], timeout: float, *launcher: str) -> Any:
     """Call a function in a fresh Python process.
 
     Args:
         function: at the top level of a module; it takes nothing and returns what JSON can hold,
             or None when another rank of ``launcher`` answers.
-        seconds: limit of the process.
+        timeout: of the process, in seconds.
         launcher: command line that comes before Python's, such as ``mpiexec -n 2``.
 
     Returns:
@@ -81,7 +81,7 @@ def call_in_subprocess(function: Callable[[], Any], seconds: float, *launcher: s
         f"from {function.__module__} import {function.__qualname__} as function\n"
         "answer(function)"
     )
-    text = check_output([*launcher, sys.executable, "-c", code], seconds)
+    text = check_output([*launcher, sys.executable, "-c", code], timeout)
     for line in text.splitlines():
         if line.startswith(MARK):
             found = json.loads(line.removeprefix(MARK))
@@ -95,10 +95,10 @@ def answer(function: Callable[[], Any]) -> None:
     """Print what the function returns, for :func:`call_in_subprocess` on the other side to read."""
     try:
         found = {"answer": function()}
-    except Unavailable as problem:
-        found = unavailable(str(problem))
-    except Exception as problem:
-        found = unavailable(f"{type(problem).__name__}: {problem}")
+    except Unavailable as error:
+        found = unavailable(str(error))
+    except Exception as error:
+        found = unavailable(f"{type(error).__name__}: {error}")
     if found.get("answer", ...) is not None:
         # One write, in one piece and on its own line even if something was printed before.
         sys.stdout.flush()

@@ -1,32 +1,40 @@
-"""The report: every probe's answer, in sections."""
+"""The report: every probe's answer, in sections, and how it is printed."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from chainermn_tools.environment import probe
-from chainermn_tools.environment.blas import blas
-from chainermn_tools.environment.gpus import gpus
-from chainermn_tools.environment.machine import machine
-from chainermn_tools.environment.mpi import mpi
-from chainermn_tools.environment.packages import imports, packages, python
-from chainermn_tools.environment.topology import topology
-from chainermn_tools.environment.variables import variables
+from chainermn_tools.environment.machine import gpus, machine
+from chainermn_tools.environment.mpi import mpi, topology
+from chainermn_tools.environment.packages import blas, import_origins, package_versions, python
+from chainermn_tools.environment.probe import MARGIN_SECONDS, call_in_subprocess, run_concurrently
+from chainermn_tools.jobs import influences_jobs
+
+# rich is imported where it is used: the ranks of `chainermn launch` import this package too.
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Raised when a key of the report changes its name or its meaning.
 SCHEMA = 1
-# Limit of each child process: loading CUDA from a cold network disk takes several seconds.
-SECONDS = 20.0
+# Of each subprocess: loading CUDA from a cold network disk takes several seconds.
+TIMEOUT_SECONDS = 20.0
+# Many lines long, and seldom wanted; JSON has it.
+OMITTED_KEY = "description"
+# A report is pasted in public places. Slurm, for one, may hold a token in SLURM_JWT.
+SECRET = re.compile(r"AUTH|CREDENTIAL|JWT|KEY|PASS|SECRET|TOKEN")
 
 
-def collect(seconds: float = SECONDS) -> dict[str, Any]:
-    """Look at this machine and what is installed on it.
+def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+    """Collect what a bug report needs about this machine and what is installed on it.
 
     Collective if an MPI launcher started this process; then rank 0's ``topology`` shows all
     ranks, and the rest is about this process and its machine.
 
     Args:
-        seconds: limit of each program that is asked. They run side by side, so the whole
+        seconds: timeout of each program that is asked. They run concurrently, so the whole
             takes little longer.
 
     Returns:
@@ -34,18 +42,105 @@ def collect(seconds: float = SECONDS) -> dict[str, Any]:
         be found out, at any depth, is ``{"unavailable": reason}``. Keys ending in ``_bytes``
         are numbers of bytes; None stands for what is not installed or not set.
     """
-    answers = probe.run_concurrently(
+    answers = run_concurrently(
         {
             "python": python,
-            "packages": packages,
-            "imports": imports,
+            "packages": package_versions,
+            "imports": import_origins,
             "mpi": lambda: mpi(seconds),
             "topology": lambda: topology(seconds),
             "machine": lambda: machine(seconds),
-            "blas": lambda: probe.call_in_subprocess(blas, seconds),
+            "blas": lambda: call_in_subprocess(blas, seconds),
             "gpus": lambda: gpus(seconds),
             "variables": variables,
         },
-        seconds + 2 * probe.MARGIN_SECONDS,
+        seconds + 2 * MARGIN_SECONDS,
     )
     return {"schema": SCHEMA, **answers}
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that are set and influence jobs; secret values are hidden."""
+    return {
+        name: "(hidden)" if SECRET.search(name) else _printable(value)
+        for name, value in sorted(os.environ.items())
+        if influences_jobs(name)
+    }
+
+
+def _printable(value: str) -> str:
+    """Return the value on one line, without control characters or bytes that are no text."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+
+
+def render(report: dict[str, Any], console: Console) -> None:
+    """Print a report.
+
+    Args:
+        report: as :func:`collect` returns it.
+        console: where to. On a terminal long values are folded to its width; elsewhere each
+            value is one line, whatever its length, so that it can be searched.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    for name, section in report.items():
+        if name == "schema":
+            continue
+        rows = list(_rows("", section))
+        if not console.is_terminal:
+            _print_plain(name, rows, console)
+            continue
+        table = Table.grid(padding=(0, 2))
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold", ratio=1)
+        for key, value in rows:
+            style = "yellow" if value.startswith("unavailable") else ""
+            table.add_row(Text(key, style="dim"), Text(value, style=style))
+        console.print(Text(name, style="bold"))
+        console.print(table)
+        console.print()
+
+
+def _print_plain(name: str, rows: list[tuple[str, str]], console: Console) -> None:
+    print(name, file=console.file)
+    width = max((len(key) for key, _ in rows), default=0)
+    for key, value in rows:
+        print(f"  {key:{width}}  {value}".rstrip(), file=console.file)
+    print(file=console.file)
+
+
+def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield lines of (key, value); a nested key is written after its parent's."""
+    if isinstance(value, dict) and "unavailable" in value:
+        yield key, f"unavailable: {value['unavailable']}"
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name != OMITTED_KEY:
+                full = f"{key} {name.removesuffix('_bytes')}".strip()
+                yield from _rows(full, _sized(name, inner))
+    elif isinstance(value, list):
+        if not value:
+            yield key, "none"
+        for number, inner in enumerate(value):
+            yield key if number == 0 else "", _line(inner)
+    else:
+        yield key, _line(value)
+
+
+def _line(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        pairs = ((name.removesuffix("_bytes"), _sized(name, one)) for name, one in value.items())
+        return ", ".join(f"{name} {_line(one)}" for name, one in pairs)
+    return str(value)
+
+
+def _sized(name: str, value: Any) -> Any:
+    """Return a number of bytes as text; anything else as it is."""
+    if not name.endswith("_bytes") or not isinstance(value, int):
+        return value
+    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"

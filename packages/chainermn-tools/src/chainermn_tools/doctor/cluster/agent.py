@@ -1,0 +1,241 @@
+"""The program that the doctor runs on each host, this one too: it reports facts and connects.
+
+It is sent as text to whatever Python the host has. So it imports nothing of ours, and keeps to
+what Python 3.6 understands: newer types stand in quotes. It reads orders, JSON objects a line
+each, and answers each with a line that begins with MARK. It ends with its input, or when its time
+is over.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+MARK = "chainermn-doctor:"
+# Of the same package two may be installed; the one that would be imported says in its own files.
+IMPORTED_PACKAGES = ("numpy", "mpi4py", "chainer", "cupy")
+VERSION_LINE = re.compile(
+    r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE
+)
+BACKLOG = 128  # connections that may wait until they are accepted
+CONNECT_THREADS = 100  # threads that try connections
+TRIES = 5  # connections to the same host, of which the fastest is its distance
+MAX_TEXT_LENGTH = 4000
+# More than any network carries in one piece. One that is told to carry more than it can loses it.
+LARGE_BYTES = 1 << 18
+STALLED = "a short message arrives, and a long one stalls"
+
+
+def main() -> None:
+    sys.path[:] = [folder for folder in sys.path if folder]
+    order = json.loads(sys.stdin.readline())
+    signal.alarm(int(order["seconds"]))  # ends it whatever it does
+    listener = listen()
+    threading.Thread(target=serve, args=(listener, order["token"]), daemon=True).start()
+    answer(dict(facts(order), port=listener.getsockname()[1]))
+    for line in sys.stdin:
+        answer(try_connections(json.loads(line), order["token"]))
+
+
+def answer(content: "dict[str, Any]") -> None:
+    sys.stdout.write("\n" + MARK + json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+def facts(order: "dict[str, Any]") -> "dict[str, Any]":
+    return {
+        "python": {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+        },
+        "packages": packages(order["packages"], order["families"]),
+        "mpiexec": mpiexecs(order["mpiexec"], order["program_seconds"]),
+        "variables": dict(os.environ),
+        "script": None if order["script"] is None else script(order["script"]),
+        "shm": shm(),
+        "hostname": socket.gethostname(),
+        "machine": machine(),
+    }
+
+
+def packages(names: "list[str]", families: "list[str]") -> "dict[str, str | None]":
+    """Return the versions of the distributions that are installed, by name."""
+    try:
+        from importlib import metadata, util
+    except ImportError:  # before Python 3.8
+        return {}
+    found: dict[str, str | None] = {}
+    for one in metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
+        if name in names or name.startswith(tuple(family + "-" for family in families)):
+            found.setdefault(name, one.metadata["Version"])
+    for name in IMPORTED_PACKAGES:
+        spec = util.find_spec(name)
+        if spec is not None and spec.origin:
+            written, installed = written_version(os.path.dirname(spec.origin)), found.get(name)
+            found[name] = written or installed
+            if written and installed and written != installed:
+                found[name] = f"{written} (installed as {installed})"
+    return found
+
+
+def written_version(folder: str) -> "str | None":
+    for name in ("version.py", "_version.py", "__init__.py"):
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                version = VERSION_LINE.search(file.read())
+        except OSError:
+            continue
+        if version:
+            return version.group(1)
+    return None
+
+
+def mpiexecs(path: str, seconds: float) -> "dict[str, Any]":
+    """Return the version text of mpiexec at the given path, and of the one on PATH."""
+    found = {}
+    first = shutil.which("mpiexec")
+    for name, where in (("same path", path), ("on PATH", first)):
+        if where and os.path.exists(where):
+            found[name] = {"path": os.path.realpath(where), "text": version_text(where, seconds)}
+    return found
+
+
+def version_text(path: str, seconds: float) -> str:
+    try:
+        process = subprocess.Popen(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as problem:
+        return str(problem)
+    try:
+        return process.communicate(timeout=seconds)[0].decode(errors="replace")[:MAX_TEXT_LENGTH]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # what it started, too
+        process.wait()
+        return f"it did not end within {seconds:g} s"
+
+
+def script(path: str) -> "dict[str, Any]":
+    """Return whether the file is there, and a digest of it or why it can't be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for piece in iter(lambda: file.read(1 << 20), b""):
+                digest.update(piece)
+    except OSError as problem:
+        return {"there": os.path.exists(path), "problem": problem.strerror}
+    return {"there": True, "digest": digest.hexdigest()}
+
+
+def shm() -> "dict[str, Any] | None":
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return {
+        "total_bytes": found.f_frsize * found.f_blocks,
+        "free_bytes": found.f_frsize * found.f_bavail,
+    }
+
+
+def machine() -> str:
+    """Return what is the same for all names of one host, and different on two."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot} {socket.gethostname()} {os.stat('/dev/shm').st_dev}"
+    except OSError:
+        return socket.gethostname()
+
+
+def listen() -> socket.socket:
+    """Return a socket that listens at a port that the kernel chose, over IPv6 too."""
+    try:
+        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("::", 0))
+    except OSError:  # no IPv6
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.bind(("", 0))
+    listener.listen(BACKLOG)
+    return listener
+
+
+def serve(listener: socket.socket, token: str) -> None:
+    """Send the token to whoever connects, so that it knows which program it has reached."""
+    while True:
+        connection, _ = listener.accept()
+        # One that stalls holds up no other.
+        threading.Thread(target=send_data, args=(connection, token), daemon=True).start()
+
+
+def send_data(connection: socket.socket, token: str) -> None:
+    """Send the token, and then enough to show whether large messages come through."""
+    try:
+        connection.sendall(token.encode())
+        connection.sendall(bytes(LARGE_BYTES))
+    except OSError:  # most close once they have the token
+        pass
+    finally:
+        connection.close()
+
+
+def try_connections(order: "dict[str, Any]", token: str) -> "dict[str, Any]":
+    """Connect to others, each ``[address, port]``; return what came of it, by name."""
+    others = order["connect"]
+    with ThreadPoolExecutor(CONNECT_THREADS) as pool:
+        found = pool.map(
+            lambda one: connect(one[0], one[1], token, order["seconds"]), others.values()
+        )
+        return dict(zip(others, found))  # noqa: B905
+
+
+def connect(address: str, port: int, token: str, seconds: float) -> "dict[str, Any]":
+    """Return the seconds of the fastest connection, or what was wrong with one that failed."""
+    fastest = seconds
+    for left in reversed(range(TRIES)):
+        begun = time.perf_counter()
+        received = b""
+        try:
+            with socket.create_connection((address, port), seconds) as connection:
+                fastest = min(fastest, time.perf_counter() - begun)
+                received = read(connection, len(token))
+                if received != token.encode():
+                    return {"problem": "something else answers there"}
+                if not left and len(read(connection, LARGE_BYTES)) < LARGE_BYTES:
+                    return {"problem": STALLED}
+        except socket.timeout:  # noqa: UP041
+            return {"problem": STALLED if received else "timed out"}
+        except OSError as problem:
+            return {"problem": problem.strerror or str(problem)}
+    return {"seconds": fastest}
+
+
+def read(connection: socket.socket, nbytes: int) -> bytes:
+    """Return so many bytes, or fewer where the connection ends."""
+    received = b""
+    while len(received) < nbytes:
+        piece = connection.recv(nbytes - len(received))
+        if not piece:
+            break
+        received += piece
+    return received
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""What this machine and all hosts say of themselves and one another; each is asked once.
+
+``context.cached(gather_facts)`` gives it to all checks of the cluster.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chainermn_tools.doctor.check import CheckResult, Context, skipped
+from chainermn_tools.doctor.cluster.session import (
+    COMMAND,
+    Session,
+    first_input,
+    open_sessions,
+    parse_shell_answer,
+)
+from chainermn_tools.doctor.cluster.ssh import (
+    SSHFailure,
+    classify_failure,
+    ssh_command,
+    ssh_program,
+    without_verbose_lines,
+)
+from chainermn_tools.doctor.mpi import find_launcher
+from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FAMILIES
+from chainermn_tools.jobs import Unavailable
+
+# The name of this machine among the hosts; no host can have it.
+HERE = ""
+# Logins at the same time: more would overload a gateway, a directory service or this machine.
+MAX_LOGINS = 16
+POLL_SECONDS = 0.01
+# For logins and all answers: usual seconds, share of the remaining time, and limit. What is left is
+# for trying connections and for starting ranks.
+ANSWER_TIME = (30.0, 0.25, 0.4)
+LOGIN_TIME = (10.0, 0.1, 0.2)
+VERSION_TIME = (5.0, 0.05, 0.2)  # of mpiexec when it is asked for its version
+# Connections are tried several times, and to many hosts in turns.
+CONNECTIONS_TIME = (8.0, 0.1)
+# A lost first packet is sent again after one second, and then after two more.
+CONNECT_SECONDS = 3.5
+MAX_NAMED = 5
+Judge = Callable[["Context", "ClusterFacts"], CheckResult]
+
+
+@dataclass(frozen=True)
+class HostReply:
+    """What came of asking one host.
+
+    Attributes:
+        facts: of the agent, or of a shell where there is no Python; None when nothing came.
+        failure: why nothing came; None otherwise.
+        reached: for every other that this one tried to connect to, ``{"seconds": s}`` or
+            ``{"problem": text}``; None if it did not finish trying.
+    """
+
+    facts: dict[str, Any] | None
+    failure: SSHFailure | None = None
+    reached: dict[str, dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What this machine and the hosts said.
+
+    Attributes:
+        here: this machine's facts, from the same agent.
+        hosts: the replies of the hosts, by name.
+    """
+
+    here: dict[str, Any]
+    hosts: dict[str, HostReply]
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return the facts of the hosts that answered, by name."""
+        return {name: one.facts for name, one in self.hosts.items() if one.facts is not None}
+
+    def facts_with_same_python(self) -> dict[str, dict[str, Any]]:
+        """Return the facts of hosts whose Python is that of this machine."""
+        wanted = self.here["python"]
+        return {name: one for name, one in self.facts().items() if one["python"] == wanted}
+
+
+def over_hosts(judge: Judge) -> Callable[[Context], CheckResult]:
+    """Make a check's function of one that takes the facts, too; it is skipped without hosts."""
+
+    def run(context: Context) -> CheckResult:
+        if not context.hosts:
+            return skipped("no hosts were named")
+        return judge(context, context.cached(gather_facts))
+
+    return run
+
+
+def launcher_if_any(context: Context) -> dict[str, Any]:
+    """Return the ``mpiexec`` on PATH; empty without one, which is another check's business."""
+    try:
+        found: dict[str, Any] = context.cached(find_launcher)
+    except Unavailable:
+        return {}
+    return found
+
+
+def gather_facts(context: Context) -> ClusterFacts:
+    """Ask this machine and all hosts, and let them try connections among one another.
+
+    Raises:
+        Unavailable: this machine itself doesn't answer.
+    """
+    launcher = launcher_if_any(context)
+    order = {
+        "seconds": int(context.remaining()) + 1,
+        "token": secrets.token_hex(8),
+        "packages": [*OUR_PACKAGES, *OTHER_PACKAGES],
+        "families": PACKAGE_FAMILIES,
+        "mpiexec": launcher.get("path"),
+        "program_seconds": context.time_for(*VERSION_TIME),
+    }
+    script = None if context.script is None else os.path.abspath(context.script)
+    lines = first_input(sys.executable, script, order)
+    program, login_time = ssh_program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
+    commands = {HERE: ["sh", "-c", COMMAND]}
+    for host in context.hosts:
+        commands[host.name] = ssh_command(program, host.name, COMMAND, login_time)
+    with open_sessions() as start:
+        seconds = context.time_for(*ANSWER_TIME)
+        deadline = time.monotonic() + seconds
+        started = _log_in(commands, start, lines, seconds)
+        replies = {name: _receive_reply(one, deadline) for name, one in started.items()}
+        here = replies.pop(HERE)
+        if here.facts is None or here.facts["python"] is None:
+            raise Unavailable(f"{sys.executable} can't be asked as hosts are: {here}")
+        answered = {name: one.facts for name, one in replies.items() if one.facts is not None}
+        able = {name: one for name, one in {HERE: here.facts, **answered}.items() if "port" in one}
+        sessions = {name: one for name, one in started.items() if isinstance(one, Session)}
+        reached = _try_connections(sessions, able, context.time_for(*CONNECTIONS_TIME))
+    return ClusterFacts(
+        here.facts,
+        {name: replace(one, reached=reached.get(name)) for name, one in replies.items()},
+    )
+
+
+def _log_in(
+    commands: Mapping[str, Sequence[str]],
+    start: Callable[[Sequence[str]], Session],
+    lines: str,
+    seconds: float,
+) -> dict[str, Session | SSHFailure]:
+    """Start a session with each host and send it the agent, a limited number at the same time.
+
+    Args:
+        commands: by the host's name.
+        start: as :func:`open_sessions` yields it.
+        lines: that each session is sent.
+        seconds: within which all must be started, whichever hang: a login that takes longer than
+            its share no longer counts.
+    """
+    share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
+    sessions: dict[str, Session | SSHFailure] = {}
+    logging_in: list[Session] = []
+    for name, command in commands.items():
+        while len(logging_in) >= MAX_LOGINS:
+            oldest = time.monotonic() - share
+            logging_in = [
+                one for one in logging_in if not one.answered.is_set() and one.started > oldest
+            ]
+            time.sleep(POLL_SECONDS)
+        try:
+            session = start(command)
+        except OSError as error:
+            message = f"{command[0]} doesn't start: {error.strerror}"
+            sessions[name] = SSHFailure("no ssh", message)
+            continue
+        session.send(lines)
+        logging_in.append(session)
+        sessions[name] = session
+    return sessions
+
+
+def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
+    if isinstance(session, SSHFailure):
+        return HostReply(None, session)
+    answer = session.receive(deadline)
+    if answer is None:
+        failure = classify_failure(session.stderr())
+        if not failure.message:
+            waited = time.monotonic() - session.started
+            failure = replace(failure, message=f"nothing within {waited:.0f} s")
+        return HostReply(None, failure)
+    if "python" in answer:
+        return HostReply(answer)
+    message = without_verbose_lines(session.stderr())
+    return HostReply({**parse_shell_answer(answer), "said": message})
+
+
+def _try_connections(
+    sessions: Mapping[str, Session], able: Mapping[str, dict[str, Any]], seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Let each host connect to all others and to this machine; return what each found."""
+    deadline = time.monotonic() + seconds
+    orders: dict[str, dict[str, list[Any]]] = {name: {} for name in able if name != HERE}
+    for asker, others in orders.items():
+        for other, facts in able.items():
+            where = address_of(other, asker, able)
+            if where is not None and facts["machine"] != able[asker]["machine"]:
+                others[other] = [where, facts["port"]]
+        order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
+        sessions[asker].send(json.dumps(order) + "\n")
+    answers = {asker: sessions[asker].receive(deadline) for asker in orders}
+    return {
+        asker: answer
+        for asker, answer in answers.items()
+        # A Python that ends in the middle of it is followed by what its shell says.
+        if answer is not None and answer.keys() == orders[asker].keys()
+    }
+
+
+def address_of(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
+    """Return where one host finds another: ssh's connections say by which addresses they're known.
+
+    Args:
+        other: name of the one to be found; HERE for this machine.
+        asker: name of the one that looks for it.
+        able: facts of the hosts that answered, by name.
+    """
+    if other == HERE:
+        return _ssh_addresses(able[asker])[0]
+    server = _ssh_addresses(able[other])[1]
+    if server is not None and ipaddress.ip_address(server).is_loopback:
+        return address_of(HERE, asker, able)  # ssh went from this machine to itself
+    return server
+
+
+def _ssh_addresses(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the addresses of ssh's client and server."""
+    words = facts["variables"].get("SSH_CONNECTION", "").replace("%", " ").split()
+    try:
+        client, _, server, _ = words
+        # Whatever a host says, nothing else is connected to, or shown in a command.
+        return str(ipaddress.ip_address(client)), str(ipaddress.ip_address(server))
+    except ValueError:
+        return None, None
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names with commas, the last with "and"; shorten the list where there are many."""
+    shown = list(names[:MAX_NAMED])
+    if len(names) > MAX_NAMED:
+        shown.append(f"{len(names) - MAX_NAMED} more")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def describe_problems(problems: Mapping[str, str]) -> str:
+    """Describe what is wrong with which hosts, those with the same problem together."""
+    hosts: dict[str, list[str]] = {}
+    for host, problem in problems.items():
+        hosts.setdefault(problem, []).append(host)
+    parts = [f"{join_names(names)}: {problem}" for problem, names in hosts.items()]
+    shown = parts[:MAX_NAMED]
+    if len(parts) > MAX_NAMED:
+        shown.append(f"and so on, {len(problems)} hosts in all")
+    return "; ".join(shown)
+
+
+def subject_of(names: Sequence[str]) -> str:
+    """Return the subject of a sentence about hosts of which all is well."""
+    if len(names) == 1:
+        return names[0]
+    return "both hosts" if len(names) == 2 else f"all {len(names)} hosts"

@@ -1,0 +1,189 @@
+"""The ssh that mpiexec would use: its command, and what its failures mean."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chainermn_tools.jobs import HOST_NAME
+
+# Where users tell mpiexec which ssh to take, MPICH and its relatives and then Open MPI.
+HYDRA_AGENTS = ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC")
+OPEN_MPI_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent")
+OPTIONS = (
+    *("-T", "-x"),
+    "-v",  # even where a wrapper says -q it then says why it failed, and which keys it offered
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectionAttempts=1"),
+)
+OFFERED = re.compile(r"^debug1: Offering public key", re.MULTILINE)
+LOGGED_IN = re.compile(r"^(?:debug1: )?Authenticated to ", re.MULTILINE)
+# What -v adds: its own lines, and the banner of a version. And what is no failure.
+VERBOSE_LINE = re.compile(
+    r"debug\d: |OpenSSH_|Authenticated to |Transferred: |Bytes per second: "
+    r"|Warning: Permanently added "
+)
+QUOTED_CHARACTERS = 300
+IF_SLOW = "if it is just slow, give it more time with --timeout"
+
+
+@dataclass(frozen=True)
+class FailureKind:
+    """A way in which a login can fail.
+
+    Attributes:
+        name: what JSON calls it.
+        check: the name of the check that reports it.
+        message: what is wrong.
+        hint: what to do about it, with ``{host}`` for the host's name.
+        pattern: what ssh prints; None for a kind that is recognised otherwise.
+    """
+
+    name: str
+    check: str
+    message: str
+    hint: str
+    pattern: str | None = None
+
+
+# Most telling first.
+FAILURE_KINDS = (
+    FailureKind(
+        "unknown name",
+        "host names",
+        "nobody knows this name",
+        "write the host's address, or add a line to /etc/hosts: ADDRESS {host}",
+        r"could not resolve hostname|name or service not known",
+    ),
+    FailureKind(
+        "changed host key",
+        "host keys",
+        "its key is not the one that ssh knows",
+        "ssh-keygen -R {host}   # if the host was installed anew, and else find out who answers",
+        r"remote host identification has changed|host key for .* has changed",
+    ),
+    FailureKind(
+        "unknown host key",
+        "host keys",
+        "ssh doesn't know its key yet, and would ask",
+        "ssh {host}   # once, and answer yes if the fingerprint is right",
+        r"host key verification failed|no .* host key is known for",
+    ),
+    FailureKind(
+        "refused key",
+        "ssh",
+        "it takes none of the keys that ssh offers",
+        "ssh-copy-id {host}",
+        r"permission denied \(|too many authentication failures",
+    ),
+    FailureKind(
+        "refused",
+        "ssh",
+        "it refuses the connection: no ssh server listens there",
+        "sudo systemctl start ssh   # on {host}; or put its port into ~/.ssh/config",
+        r"connection refused",
+    ),
+    FailureKind(
+        "unreachable",
+        "ssh",
+        "there is no way to it, or it is down",
+        "ping {host}   # and see that the host runs, and that no firewall drops port 22",
+        r"timed out|no route to host|network is unreachable"
+        r"|connect to host .*(?:permission denied|operation not permitted)",  # a firewall here
+    ),
+    FailureKind(
+        "closed",
+        "ssh",
+        "its ssh server closes the connection before the login",
+        "sudo journalctl -u ssh   # on {host}, which says why: MaxStartups, a blocked address",
+        r"connection closed by|connection reset by|kex_exchange_identification",
+    ),
+    FailureKind(
+        "no key",
+        "ssh",
+        "it wants a key, and ssh has none to offer",
+        "ssh-keygen -t ed25519 && ssh-copy-id {host}",
+    ),
+    FailureKind(
+        "no answer",
+        "ssh",
+        "ssh gets no answer in time",
+        f"ssh -v {{host}} true   # shows where it waits; {IF_SLOW}",
+    ),
+    FailureKind(
+        "no shell",
+        "ssh",
+        "the login succeeds, but what runs there gives no answer in time",
+        "ssh {host} true   # if it doesn't end, see ~/.bashrc there and what it waits for; "
+        + IF_SLOW,
+    ),
+    FailureKind(
+        "no ssh",
+        "ssh",
+        "ssh can't be started here",
+        "sudo apt-get install openssh-client   # or what HYDRA_LAUNCHER_EXEC names",
+    ),
+)
+KINDS = {kind.name: kind for kind in FAILURE_KINDS}
+
+
+@dataclass(frozen=True)
+class SSHFailure:
+    """Why a host gave no answer.
+
+    Attributes:
+        kind: the name of one of FAILURE_KINDS.
+        message: of ssh or of the host, on one line; may be empty.
+    """
+
+    kind: str
+    message: str
+
+
+def ssh_program(vendor: str | None) -> list[str]:
+    """Return the words with which the mpiexec of this vendor would start ssh."""
+    if vendor == "Open MPI":
+        chosen = next(filter(None, map(os.environ.get, OPEN_MPI_AGENTS)), "ssh")
+        return shlex.split(chosen.split(" : ")[0])  # it may list several to choose from
+    return [next(filter(None, map(os.environ.get, HYDRA_AGENTS)), "ssh")]
+
+
+def ssh_command(program: Sequence[str], host: str, command: str, timeout: float) -> list[str]:
+    """Return the words that run a command on a host.
+
+    Args:
+        program: as :func:`ssh_program` returns it.
+        host: its name.
+        command: for the host's login shell, as it stands.
+        timeout: that connecting may take, in seconds.
+
+    Raises:
+        ValueError: this is no name of a host.
+    """
+    if not HOST_NAME.fullmatch(host):
+        raise ValueError(f"{host!r} is no name of a host")
+    limit = f"ConnectTimeout={max(1, int(timeout))}"
+    return [*program, *OPTIONS, "-o", limit, "--", host, command]
+
+
+def classify_failure(stderr: str) -> SSHFailure:
+    """Return what made ssh fail, from what it wrote to standard error under ``-v``."""
+    message = without_verbose_lines(stderr)
+    if LOGGED_IN.search(stderr):
+        return SSHFailure("no shell", message)
+    for kind in FAILURE_KINDS:
+        if kind.pattern and re.search(kind.pattern, message, re.IGNORECASE):
+            if kind.name == "refused key" and not OFFERED.search(stderr):
+                return SSHFailure("no key", message)
+            return SSHFailure(kind.name, message)
+    return SSHFailure("no answer", message)
+
+
+def without_verbose_lines(stderr: str) -> str:
+    """Return what ``-v`` did not add, on one line, the end of it if it is long."""
+    lines = [line for line in stderr.splitlines() if not VERBOSE_LINE.match(line)]
+    text = " ".join(" ".join(lines).split())
+    return text if len(text) <= QUOTED_CHARACTERS else f"... {text[-QUOTED_CHARACTERS:]}"

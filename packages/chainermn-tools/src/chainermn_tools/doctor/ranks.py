@@ -1,0 +1,303 @@
+"""Checks of ranks on this machine, each with the step that ranks take for it.
+
+To add one, write what each rank does and how all ranks' findings are judged::
+
+    @add_step("hyperspace", "Do ranks see the drive?", ("messages",), lambda world: {"on": is_on()})
+    def hyperspace(context: Context, job: RankJob) -> CheckResult:
+        return ok("they do") if all(one["on"] for one in job.found("hyperspace")) else ...
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from chainermn_tools import environment
+from chainermn_tools.doctor.check import (
+    Check,
+    CheckResult,
+    Checks,
+    Context,
+    failed,
+    ok,
+    skipped,
+    warning,
+)
+from chainermn_tools.doctor.hints import (
+    LIST_MPI_VARIABLES,
+    REPORT_IT,
+    hint_for_output,
+    most_telling_line,
+)
+from chainermn_tools.doctor.mpi import find_launcher, find_library
+from chainermn_tools.doctor.rank_job import STEPS, RankJob, overload_reason, run_job
+
+if TYPE_CHECKING:  # importing it starts MPI
+    from mpi4py import MPI
+
+# All that `chainermn_comm.create_communicator` knows. Importing it here would start its hooks.
+COMMUNICATORS = (
+    "naive",
+    "flat",
+    "hierarchical",
+    "two_dimensional",
+    "single_node",
+    "non_cuda_aware",
+    "pure_nccl",
+    "dummy",
+)
+# What a rank prints in its turn; the doctor looks for it in mpiexec's output.
+TURN = "chainermn-doctor-turn"
+# For mpiexec to read one rank's line before the next rank writes its own.
+TURN_SECONDS = 0.1
+# On busy cores a mean of gradients may run at a hundredth of a copy's rate. Where it is so much
+# slower, something is in the way.
+SLOW_SHARE = 0.004
+START, MEET, MESSAGES = "ranks start", "ranks meet", "messages"
+NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
+HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
+Judge = Callable[[Context, RankJob], CheckResult]
+
+checks = Checks()
+
+
+def add_step(
+    name: str,
+    question: str,
+    needs: tuple[str, ...],
+    probe: Callable[[MPI.Intracomm], dict[str, Any]],
+) -> Callable[[Judge], Check]:
+    """Return a decorator that makes a check of a function that judges a step of the ranks.
+
+    Args:
+        name: of the step and of the check.
+        question: see :class:`Check`.
+        needs: likewise.
+        probe: what each rank does (collective); returns what JSON can hold.
+    """
+    STEPS[name] = probe
+
+    def register(judge: Judge) -> Check:
+        def run(context: Context) -> CheckResult:
+            job = context.cached(run_job)
+            return job.failure_at(name) or judge(context, job)
+
+        return checks.add(name, question, needs)(run)
+
+    return register
+
+
+def _start(world: MPI.Intracomm) -> dict[str, Any]:
+    level = environment.thread_level()
+    return {"rank": world.rank, "size": world.size, "host": socket.gethostname(), "level": level}
+
+
+STEPS[START] = _start
+
+
+@checks.add(START, "Do the ranks come up that mpiexec starts?", NEEDS)
+def ranks_start(context: Context) -> CheckResult:
+    job = context.cached(run_job)
+    up, began = len(job.found(START)), len(job.logs)
+    if up == job.ranks:
+        hosts = {str(one["host"]) for one in job.found(START)}
+        return ok(f"{up} ranks on {', '.join(sorted(hosts))}", ranks=up)
+    if job.completed.returncode is not None:
+        return failed(
+            f"{up} of {job.ranks} ranks came up; mpiexec ended with status "
+            f"{job.completed.returncode} and said: {most_telling_line(job.output)}",
+            hint_for_output(job.output, f"{HELLO}   # must print 0 and 1"),
+        )
+    if began:
+        message = f"MPI hangs as it starts: {up} of {began} ranks came through MPI_Init"
+        hint = f"{HELLO}   # must print 0 and 1"
+    else:
+        message = f"mpiexec hangs: none of {job.ranks} ranks was started"
+        hint = "getent hosts $(hostname)   # must print an address; else add one to /etc/hosts"
+    message += f" within {job.timeout:.0f} s"
+    if reason := overload_reason(job.ranks):
+        message += f", or is just slow: {reason}"
+    return failed(message, hint_for_output(job.output, hint))
+
+
+STEPS[MEET] = lambda world: {"ranks": world.allgather(world.rank)}
+
+
+@checks.add(MEET, "Do the ranks see one another?", (START,))
+def ranks_meet(context: Context) -> CheckResult:
+    job = context.cached(run_job)
+    sizes = [one["size"] for one in job.found(START)]
+    if job.ranks > 1 and set(sizes) == {1}:
+        path = context.cached(find_launcher)["path"]
+        vendor = context.cached(find_library)["vendor"]
+        return failed(
+            f"each of the {job.ranks} ranks says that it is rank 0 of 1: {path} does not belong "
+            f"to {vendor}, which mpi4py loads",
+            f"put the mpiexec of {vendor} first on PATH   # one from pip is beside python",
+        )
+    if set(sizes) != {job.ranks}:
+        return failed(
+            f"{job.ranks} ranks were asked for, and they count {sizes}",
+            f"{HELLO}   # must print 0 and 1",
+        )
+    return job.failure_at(MEET) or ok(f"each sees all {job.ranks}")
+
+
+@checks.add("thread level", "May several threads of a rank call MPI?", (START,))
+def thread_level(context: Context) -> CheckResult:
+    levels = {one["level"] for one in context.cached(run_job).found(START)}
+    message = f"MPI's thread level is {' and '.join(sorted(levels))}"
+    if levels == {"multiple"}:
+        return ok(message)
+    if os.environ.get("MPI4PY_RC_THREAD_LEVEL"):
+        return ok(f"{message}, as MPI4PY_RC_THREAD_LEVEL asks for")
+    return warning(
+        f"{message}: double buffering then exchanges gradients in the foreground, and gains "
+        "nothing",
+        "unset MPICH_MAX_THREAD_SAFETY; else use an MPI that was built for threads, such as that "
+        "of pip install mpich",
+    )
+
+
+def _print_in_turn(world: MPI.Intracomm) -> dict[str, Any]:
+    for rank in range(world.size):
+        if rank == world.rank:
+            os.write(1, f"{TURN} {rank} {world.size} {socket.gethostname()}\n".encode())
+        time.sleep(TURN_SECONDS)
+        world.Barrier()
+    return {}
+
+
+@add_step(
+    "order of output",
+    "Does mpiexec show what ranks print one after another?",
+    (MEET,),
+    _print_in_turn,
+)
+def order(context: Context, job: RankJob) -> CheckResult:
+    turns = [int(one) for one in re.findall(rf"{TURN} (\d+) ", job.completed.stdout)]
+    if turns == list(range(job.ranks)):
+        return ok(f"ranks 0 to {job.ranks - 1} in this order")
+    if sorted(turns) == list(range(job.ranks)):
+        return ok(f"all of it, but mixed: {turns}; chainermn launch --prefix shows whose it is")
+    return failed(
+        f"of {job.ranks} ranks' lines these came: {turns}",
+        f"{HELLO}   # must print 0 and 1; what becomes of ranks' output?",
+    )
+
+
+def _tests() -> ModuleType:
+    """Import what only ranks may import: it starts MPI."""
+    from chainermn_tools.doctor import communicator_tests
+
+    return communicator_tests
+
+
+@add_step(
+    MESSAGES,
+    "Do messages arrive as they were sent, and how fast?",
+    ("order of output",),
+    lambda world: _tests().try_messages(world),
+)
+def messages(context: Context, job: RankJob) -> CheckResult:
+    return _judge_values(job, MESSAGES, "they arrive")
+
+
+def _add_communicator(communicator: str) -> None:
+    """Add the check of a communicator."""
+    name = f"communicator {communicator}"
+
+    @add_step(
+        name,
+        f"Does the communicator {communicator!r} give what it must?",
+        (MESSAGES,),
+        lambda world: _tests().try_communicator(world, communicator),
+    )
+    def judge(context: Context, job: RankJob) -> CheckResult:
+        reason = job.found(name)[0].get("why_not")
+        if reason is not None:
+            return skipped(f"not for here: {reason}")
+        return _judge_values(job, name, "all values are right")
+
+
+for _name in COMMUNICATORS:
+    _add_communicator(_name)
+
+
+def _judge_values(job: RankJob, step: str, success: str) -> CheckResult:
+    """Judge whether values were right, and no slower than this memory lets them be."""
+    found = job.found(step)[0]  # the same on all ranks
+    if found["problem"] is not None:
+        default = f"this should not be; {REPORT_IT}"
+        return failed(str(found["problem"]), hint_for_output(str(found["problem"]), default))
+    if not found["right"]:
+        wrong = f" of {', '.join(found['wrong'])}" if found.get("wrong") else ""
+        hint = f"take another communicator or another MPI, and {REPORT_IT}"
+        return failed(f"wrong values{wrong} arrived", hint)
+    rate, copied = found.get("bytes_per_second"), found.get("copied_bytes_per_second")
+    if rate is None or copied is None:
+        return ok(success)
+    share = rate / copied
+    rates = {"bytes_per_second": rate, "copied_bytes_per_second": copied}
+    message = (
+        f"{success}, {_format_rate(rate)}, {share:.2g} of a copy in memory ({_format_rate(copied)})"
+    )
+    if share >= SLOW_SHARE:
+        return ok(message, **rates)
+    if reason := overload_reason(job.ranks):
+        return ok(f"{message}; {reason}", **rates)
+    hint = f"{LIST_MPI_VARIABLES}   # is shared memory switched off?"
+    return warning(f"{message}: too slow for one machine", hint, **rates)
+
+
+def _format_rate(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.2g} GB/s" if nbytes >= 1e8 else f"{nbytes / 1e6:.2g} MB/s"
+
+
+@add_step(
+    "device reduce",
+    "Does MPI take memory of GPUs, and sum it?",
+    (MESSAGES,),
+    lambda world: _tests().try_device_reduce(world),
+)
+def device_reduce(context: Context, job: RankJob) -> CheckResult:
+    found = job.found("device reduce")[0]
+    if "why_not" in found:
+        return skipped(found["why_not"])
+    if not found["aware"]:
+        message = "MPI says that it takes no memory of GPUs"
+        if context.cached(find_library)["vendor"].startswith("MVAPICH"):
+            return warning(message, "export MV2_USE_CUDA=1   # on every host")
+        return skipped(f"{message}: communicators take the way through host memory")
+    if not found["right"]:
+        return failed(
+            "MPI says that it takes memory of GPUs, and sums it wrongly",
+            "use the communicator 'non_cuda_aware', or another build of this MPI",
+        )
+    return ok("it does, and the sum is right")
+
+
+def _finalize(world: MPI.Intracomm) -> dict[str, Any]:
+    from mpi4py import MPI
+
+    MPI.Finalize()
+    return {}
+
+
+@add_step("ranks end", "Do all ranks end, and mpiexec with success?", (MESSAGES,), _finalize)
+def ranks_end(context: Context, job: RankJob) -> CheckResult:
+    status = job.completed.returncode
+    if status is None:
+        hint = f"{HELLO}; echo $?   # must come to an end"
+        return failed("all ranks ended, and mpiexec does not", hint)
+    if status:
+        return failed(
+            f"all ranks ended, and mpiexec with status {status}: {most_telling_line(job.output)}",
+            hint_for_output(job.output, f"{HELLO}; echo $?   # must print 0 at the end"),
+        )
+    return ok("all do")

@@ -1,0 +1,77 @@
+"""What the doctor's ranks exchange over hosts, on ranks that take themselves for hosts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from chainermn_tools.doctor.cluster import transfer_tests
+from tests.support.doctor import COMMUNICATORS
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
+
+
+def exchange(world, address: str | None, *pairs: tuple[str, str]) -> tuple[bool, list[Any]]:
+    """Whether none stalled, and what all ranks said (collective)."""
+    said: list[dict] = []
+    hosts = [f"host{rank}" for rank in range(world.size)]
+    order = [(a, b, address) for a, b in pairs]
+    well = transfer_tests.exchange_messages(
+        world, hosts, order, lambda **record: said.append(record)
+    )
+    return well, [one for every in world.allgather(said) for one in every]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", None])
+def test_large_messages_come_back_as_they_were_sent(world, address):
+    last = f"host{world.size - 1}"
+    pairs = [("host0", last), (last, "host0"), ("host0", "of nobody")]
+    well, said = exchange(world, address, *pairs)
+    assert well
+    assert [one["trying"] for one in said if "trying" in one] == [list(two) for two in pairs[:2]]
+    found = [one for one in said if "pair" in one]
+    assert [one["pair"] for one in found] == [list(two) for two in pairs[:2]]
+    for one in found:
+        assert (one["stalled"], one["right"]) == (False, True)
+        assert one["seconds"] > 0
+        assert (one["tcp_seconds"] is None) == (address is None)
+
+
+@pytest.mark.ranks(2)
+def test_what_comes_back_wrong_is_noticed(world, monkeypatch):
+    monkeypatch.setattr(transfer_tests, "is_filled", lambda *_, **__: False)
+    well, said = exchange(world, None, ("host0", "host1"))
+    assert (well, said[-1]["right"]) == (True, False)
+
+
+def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world, monkeypatch):
+    """Rank 1 takes it, and reads next to nothing."""
+    monkeypatch.setattr(transfer_tests, "STALL_SECONDS", 0.5)
+    with contextlib.ExitStack() as taken:
+
+        def take(listener: Any, _: int) -> None:
+            taken.enter_context(listener.accept()[0]).recv(1)
+
+        if world.rank == 1:
+            monkeypatch.setattr(transfer_tests, "_receive_over_tcp", take)
+        well, said = exchange(world, "127.0.0.1", ("host0", "host1"))
+    assert not well, "on all ranks"
+    assert said == [{"trying": ["host0", "host1"]}, {"pair": ["host0", "host1"], "stalled": True}]
+
+
+@pytest.mark.ranks(2)
+def test_every_communicator_is_tried(world):
+    said: list[dict] = []
+    transfer_tests.exchange_with_communicators(
+        world, COMMUNICATORS, lambda **record: said.append(record)
+    )
+    if world.rank:
+        assert said == []
+        return
+    assert [one["trying"] for one in said[::2]] == list(COMMUNICATORS)
+    assert len(said) == 2 * len(COMMUNICATORS)
+    for one in said[1::2]:
+        assert one["found"].get("right", "why_not" in one["found"]), one
+        assert "bytes_per_second" not in one["found"]

@@ -1,0 +1,214 @@
+"""How the doctor judges what ranks noted, for every way in which they can come to grief."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.doctor import COMMUNICATORS, STAGES, STEPS, turns
+
+# Of two ranks.
+START, MEET, ORDER, MESSAGES = STEPS[:4]
+DEVICE, END = STEPS[-2:]
+FLAT = "communicator flat"
+IN_TURN = turns(0, 1)
+GPU_LESS = "CUDA finds no device"
+OTHER = "use the communicator 'non_cuda_aware', or another build of this MPI"
+RATES = {"bytes_per_second": 5e9, "copied_bytes_per_second": 1e10}
+FAST = {"right": True, "problem": None, "wrong": [], **RATES}
+SPECIAL = {
+    MEET: {"ranks": [0, 1]},
+    "communicator pure_nccl": {"why_not": GPU_LESS},
+    DEVICE: {"aware": False, "why_not": GPU_LESS},
+    ORDER: {},
+    END: {},
+}
+
+
+def notes(number: int, until: str | None = None, **changed: dict) -> dict:
+    """A rank's notes; of one that is still at a step, or died in it; a step's with blanks as _."""
+    found: dict = {}
+    start = {"rank": number, "size": 2, "host": "here", "level": "multiple"}
+    for step in STEPS:
+        found[step] = {START: start, **SPECIAL}.get(step, FAST)
+        found[step] = {**found[step], **changed.get(step.replace(" ", "_"), {})}
+        if step == until:
+            found[step] = None
+            break
+    return found
+
+
+def both(**changed: dict) -> tuple[dict, dict]:
+    return notes(0, **changed), notes(1, **changed)
+
+
+@pytest.fixture
+def judge(machine):
+    """Gives the findings about a job on a machine that is well; and those that are bad."""
+    machine.plant(mpi="MPICH", cores=(2, 0.5))
+
+    def judged(*noted, out=IN_TURN, **job) -> tuple[dict, list[str]]:
+        machine.job(*noted, out=out, **job)
+        found = machine.live()
+        return found, [name for name, one in found.items() if one.hint]
+
+    return judged
+
+
+def test_every_communicator_and_step_has_its_check():
+    assert {f"communicator {name}" for name in COMMUNICATORS} < set(STEPS) <= {*STAGES["live"]}
+
+
+def test_a_good_job_is_well(judge):
+    found, bad = judge(*both())
+    assert bad == []
+    skipped = [name for name, one in found.items() if one.status == "skipped"]
+    assert skipped == ["communicator pure_nccl", "device reduce"]
+    assert "5 GB/s, 0.5 of a copy in memory (10 GB/s)" in found[FLAT].message
+    assert found[FLAT].details == RATES
+
+
+ALONE = {START: {"rank": 0, "size": 1, "host": "here", "level": "multiple"}}
+BEGUN = {START: None}
+ROOT = "mpiexec has detected an attempt to run as root.\nat your own risk.\n"
+
+
+@pytest.mark.parametrize(
+    ("noted", "status", "err", "name", "said", "fix"),
+    [
+        ((), None, "", START, "mpiexec hangs", "getent"),
+        ((BEGUN, BEGUN), None, "", START, "0 of 2 ranks came through MPI_Init", "0 and 1"),
+        ((notes(0), BEGUN), None, "", START, "1 of 2 ranks came through", "0 and 1"),
+        ((), 1, ROOT, START, "attempt to run as root", "ordinary user"),
+        ((), 0, "", START, "said: nothing", "0 and 1"),
+        ((notes(0),), 0, "", START, "1 of 2 ranks came up", "0 and 1"),
+        ((ALONE, ALONE), 0, "", MEET, "each of the 2 ranks says that it is rank 0 of 1", "PATH"),
+        ((notes(0, MEET), notes(1)), None, "", MEET, "hangs", "UCX_TLS"),
+    ],
+    ids=["hangs", "init hangs", "one hangs", "root", "silent", "one missing", "alone", "stuck"],
+)
+def test_ranks_that_do_not_come_up_or_meet_are_named(judge, noted, status, err, name, said, fix):
+    out = IN_TURN if noted else ""
+    found, bad = judge(*noted, status=status, err=err, out=out)
+    assert bad == [name]
+    assert said in found[name].message
+    assert fix in found[name].hint
+    after = list(found)[list(found).index(name) + 1 :]
+    assert {found[one].status for one in after} <= {"skipped", "ok"}
+    assert found[FLAT].blocked_by == name
+
+
+@pytest.mark.parametrize("step", STEPS[3:])
+def test_a_rank_that_dies_is_named_by_what_it_was_at(judge, step):
+    error = "Segmentation fault (signal 11)"
+    found, bad = judge(notes(0, step), notes(1, step), status=139, err=f"{error}\n=====\n")
+    assert bad == [step]
+    assert "0 of 2 ranks came through it; then the job ended with status 139" in found[step].message
+    assert error in found[step].message
+    assert found[step].hint
+
+
+def test_notes_that_were_cut_off_by_a_kill_are_read(judge):
+    whole = [json.dumps({"step": START, "state": "done", "found": notes(0)[START]})]
+    whole += [json.dumps({"step": MEET, "state": "begun"}), '{"step": "ranks meet", "state": "do']
+    found, bad = judge("\n".join(whole), notes(1), status=9)
+    assert (bad, found[START].status) == ([MEET], "ok")
+    assert "1 of 2 ranks came through it" in found[MEET].message
+
+
+def test_a_rank_that_hangs_is_named_by_what_it_is_at(judge):
+    found, bad = judge(notes(0, FLAT), notes(1), status=None)
+    assert bad == [FLAT]
+    assert found[FLAT].message.startswith("it hangs: 1 of 2 ranks came through it within ")
+    assert found["communicator naive"].status == "ok"
+    assert found["communicator dummy"].status == "skipped"
+
+
+@pytest.mark.parametrize(("cores", "load", "said"), [(1, 0, "1 cores"), (2, 2.5, "more to do")])
+def test_what_hangs_may_just_be_slow_with_few_cores_or_on_a_busy_machine(
+    judge, machine, cores, load, said
+):
+    machine.cores(cores, load)
+    found, _ = judge(notes(0, MESSAGES), notes(1), status=None)
+    assert said in found[MESSAGES].message
+    assert "--timeout" in found[MESSAGES].hint
+    found, _ = judge(notes(0, START), notes(1), status=None)
+    assert "MPI hangs as it starts" in found[START].message
+    assert said in found[START].message
+
+
+@pytest.mark.parametrize(
+    ("of_flat", "said"),
+    [
+        ({"wrong": ["bcast"]}, "wrong values of bcast arrived"),
+        ({"problem": "CHAINERMN_CHUNK_BYTES is 'x'"}, "CHAINERMN_CHUNK_BYTES is 'x'"),
+    ],
+)
+def test_wrong_values_and_errors_are_named_with_their_verb(judge, of_flat, said):
+    found, bad = judge(*both(communicator_flat={"right": False, **of_flat}))
+    assert (bad, found[FLAT].message) == ([FLAT], said)
+
+
+def test_what_is_far_too_slow_for_memory_is_warned_of(judge, machine):
+    slow = both(communicator_flat={"bytes_per_second": 1e7})
+    found, bad = judge(*slow)
+    assert (bad, found[FLAT].status) == ([FLAT], "warning")
+    assert "10 MB/s, 0.001 of a copy" in found[FLAT].message
+    machine.cores(2, load=2.5)
+    assert judge(*slow)[1] == [], "others' work may be why"
+    machine.cores(1)
+    assert judge(*slow)[1] == [], "ranks that take turns are no wonder"
+
+
+@pytest.mark.parametrize(
+    ("out", "status", "said"),
+    [
+        (IN_TURN, "ok", "in this order"),
+        ("[0] noise\n" + turns(1, 0), "ok", "mixed"),
+        (turns(0), "failed", "these came: [0]"),
+        (turns(0, 0), "failed", "these came: [0, 0]"),
+        ("", "failed", "these came: []"),
+    ],
+)
+def test_the_order_of_output_is_judged(judge, out, status, said):
+    found = judge(*both(), out=out)[0][ORDER]
+    assert (found.status, said in found.message) == (status, True)
+
+
+def test_lower_thread_levels_are_warned_of_unless_asked_for(judge, machine):
+    funneled = both(ranks_start={"level": "funneled"})
+    assert judge(*funneled)[1] == ["thread level"]
+    machine.plant(MPI4PY_RC_THREAD_LEVEL="funneled")
+    assert judge(*funneled)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("of_device", "vendor", "status", "fix"),
+    [
+        ({"aware": True, "right": True}, "MPICH", "ok", ""),
+        ({"aware": True, "right": False}, "MPICH", "failed", OTHER),
+        ({"aware": False}, "MPICH", "skipped", ""),
+        ({"aware": False}, "MVAPICH2", "warning", "export MV2_USE_CUDA=1"),
+    ],
+)
+def test_reduces_of_gpu_memory_are_judged(judge, machine, of_device, vendor, status, fix):
+    machine.mpi(vendor, "MPICH")
+    found = judge(*({**one, DEVICE: of_device} for one in both()))[0][DEVICE]
+    assert (found.status, (found.hint or "").split("   #")[0]) == (status, fix)
+
+
+@pytest.mark.parametrize(("status", "bad"), [(0, []), (3, [END]), (None, [END])], ids=str)
+def test_a_bad_end_is_named(judge, status, bad):
+    assert judge(*both(), status=status)[1] == bad
+
+
+# With ranks that are really started, each alone.
+MPIEXEC = """
+while [ "$1" != -n ]; do shift; done; n=$2; shift 2
+for i in $(seq $n); do "$@" & done; wait"""
+
+
+def test_an_mpiexec_whose_ranks_are_alone_is_named(machine, says):
+    said = f"each of the 2 ranks says that it is rank 0 of 1: {machine.mpiexec(MPIEXEC)} "
+    says("ranks meet", "failed", said, "PATH")
