@@ -283,7 +283,7 @@ class Machine:
 
     def job(
         self,
-        *notes: Mapping[str, Any] | str,
+        *found: Mapping[str, Any],
         said: Sequence[Mapping[str, Any]] = (),
         status: int | None = 0,
         out: str = "",
@@ -291,21 +291,23 @@ class Machine:
     ) -> None:
         """Make up what becomes of a job, and what it prints; its status is None if it hangs.
 
-        Each process here has notes: what it found in each step, None for the one that it is at.
+        Each process here reports what it found in each step, None for the one that it is at. Ranks
+        on hosts report what is `said`; with `began` that they have started on a host.
         """
-        real = jobs.run
-        lines = [f"junk\n{agent.MARK}{json.dumps(one)}\n" for one in said]
-        ended = jobs.CompletedProcess(status, "\n".join([out, *lines]), err)
+        events = [jobs.Event(rank, "started", {"pid": rank}) for rank in range(len(found))]
+        for rank, steps in enumerate(found):
+            done = [(step, one) for step, one in steps.items() if one is not None]
+            events += [_event(rank, step=step, found=one) for step, one in done]
+        for one in said:
+            started = jobs.Event(0, "started", {"host": one.get("began")})
+            events.append(started if "began" in one else _event(0, **one))
+        output = jobs.JobOutput(status or 0, status is None, None, events, stdout=out, stderr=err)
 
-        def run(words: Sequence[str], *more: Any, **options: Any) -> jobs.CompletedProcess:
-            if os.path.basename(words[0]) != "mpiexec":
-                return real(words, *more, **options)
-            self.started.append(list(words))
-            for number, one in enumerate(notes):
-                Path(words[-3], str(number)).write_text(_noted(one))
-            return ended
+        def run_job(args: Sequence[str], *more: Any, **options: Any) -> jobs.JobOutput:
+            self.started.append(list(args))
+            return output
 
-        self._patch.setattr(jobs, "run", run)
+        self._patch.setattr(jobs, "run_job", run_job)
 
     def exchange(self) -> tuple[list[tuple[Any, ...]], list[str]]:
         """The pairs of hosts and the communicators that the last job was to try."""
@@ -410,13 +412,8 @@ def _outcome(give: Callable[..., Any]) -> Future[Any]:
     return future
 
 
-def _noted(notes: Mapping[str, Any] | str) -> str:
-    if isinstance(notes, str):
-        return notes
-    records: list[dict[str, Any]] = [{"step": step, "state": "begun"} for step in notes]
-    done = [(step, found) for step, found in notes.items() if found is not None]
-    records += [{"step": step, "state": "done", "found": found} for step, found in done]
-    return "".join(json.dumps(record) + "\n" for record in records)
+def _event(rank: int, **fields: Any) -> jobs.Event:
+    return jobs.Event(rank, rank_job.EVENT, fields)
 
 
 def _reply(name: str, said: Mapping[str, Any] | str) -> cluster_facts.HostReply:

@@ -1,23 +1,21 @@
 """The job that the doctor starts on this machine: its ranks take one step after another.
 
-    python rank_job.py FOLDER RANKS SECONDS
+    python rank_job.py RANKS SECONDS
 
-runs a rank. It logs its steps in FOLDER/<process>, as lines of JSON, so that what was found stays
-however the rank ends.
+runs a rank. It reports what it found in each step as an event, so that this is known however the
+rank ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from _chainermn_events import emit
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import CheckResult, Context, failed, skipped
 from chainermn_tools.doctor.hints import REPORT_IT, hint_for_output, most_telling_line
@@ -26,6 +24,8 @@ from chainermn_tools.doctor.mpi import find_launcher
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
+# The kind of the events by which ranks report.
+EVENT = "doctor"
 # As few as can find one another.
 DEFAULT_RANKS = 2
 # Ranks stay on this machine even where a scheduler granted others: Hydra, Intel's, Open MPI 5, 4.
@@ -55,23 +55,22 @@ class RankJob:
     Attributes:
         ranks: how many should have been started.
         timeout: how many seconds they had.
-        completed: how mpiexec ended.
-        logs: of each process that began: for each step what it found, None if it didn't finish.
+        output: how mpiexec ended, what ranks reported, and what was printed.
     """
 
     ranks: int
     timeout: float
-    completed: jobs.CompletedProcess
-    logs: tuple[dict[str, dict[str, Any] | None], ...]
+    output: jobs.JobOutput
 
     @property
-    def output(self) -> str:
+    def text(self) -> str:
         """All that mpiexec and the ranks printed."""
-        return f"{self.completed.stdout}\n{self.completed.stderr}"
+        return f"{self.output.stdout}\n{self.output.stderr}"
 
     def found(self, step: str) -> list[dict[str, Any]]:
         """Return what each process found in a step, of those that finished it."""
-        return [found for log in self.logs if (found := log.get(step)) is not None]
+        events = [event for event in self.output.events if event.kind == EVENT]
+        return [event["found"] for event in events if event["step"] == step]
 
     def failure_at(self, step: str) -> CheckResult | None:
         """Return why there is nothing to judge of a step; None when all ranks finished it."""
@@ -84,11 +83,11 @@ class RankJob:
         if finished == self.ranks:
             return None
         where = f"{finished} of {self.ranks} ranks came through it"
-        if self.completed.returncode is not None:
+        if not self.output.timed_out:
             return failed(
-                f"{where}; then the job ended with status {self.completed.returncode}: "
-                f"{most_telling_line(self.output)}",
-                hint_for_output(self.output, f"this should not be; {REPORT_IT}"),
+                f"{where}; then the job ended with status {self.output.status}: "
+                f"{most_telling_line(self.text)}",
+                hint_for_output(self.text, f"this should not be; {REPORT_IT}"),
             )
         if reason := overload_reason(self.ranks):
             return failed(
@@ -116,19 +115,30 @@ def run_job(context: Context) -> RankJob:
     env = {**YIELDING, **os.environ, **STAY_HERE}
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
-    with tempfile.TemporaryDirectory(prefix="chainermn-doctor-") as folder:
-        args = jobs.mpiexec_command(
-            launcher,
-            ranks,
-            jobs.rank_command(__file__, folder, str(ranks), f"{timeout:.0f}"),
-            hosts=None if launcher["vendor"] is None else {HERE: ranks},
-            threads=threads,
-            variables=env,
-        )
-        completed = jobs.run(args, timeout, env=env)
-        files = sorted(Path(folder).iterdir())
-        logs = tuple(_parse_log(file.read_text().splitlines()) for file in files)
-    return RankJob(ranks, timeout, completed, logs)
+    args = jobs.mpiexec_command(
+        launcher,
+        ranks,
+        jobs.rank_command(__file__, str(ranks), f"{timeout:.0f}"),
+        hosts=None if launcher["vendor"] is None else {HERE: ranks},
+        threads=threads,
+        variables=env,
+    )
+    return RankJob(ranks, timeout, run_quietly(args, env, timeout))
+
+
+def run_quietly(args: Sequence[str], env: Mapping[str, str], timeout: float) -> jobs.JobOutput:
+    """Run a job without showing its output; it is gone soon after the time-out.
+
+    Args:
+        args: as :func:`chainermn_tools.jobs.mpiexec_command` returns them.
+        env: all variables.
+        timeout: in seconds.
+
+    Raises:
+        OSError: mpiexec can't be started.
+    """
+    grace = jobs.TERM_GRACE_SECONDS
+    return jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)
 
 
 def ranks_to_start(context: Context) -> int:
@@ -150,47 +160,21 @@ def overload_reason(ranks: int) -> str:
     return ""
 
 
-def _parse_log(lines: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-    """Return a rank's log; a line that was cut off when it was killed doesn't count."""
-    log: dict[str, dict[str, Any] | None] = {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        log[record["step"]] = record.get("found")
-    return log
-
-
-class StepLog:
-    """The file in which a rank writes how far it is."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / str(os.getpid())).open("a")
-
-    def write(self, **record: Any) -> None:
-        """Append a record: the ``step`` and its ``state``, and what was ``found`` if it is done."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-
-def take_steps(folder: Path, ranks: int) -> None:
-    """Take all steps as one of the ranks (collective)."""
-    log = StepLog(folder)
+def take_steps(ranks: int) -> None:
+    """Take all steps as one of the ranks, and report each (collective)."""
     for step, probe in STEPS.items():
-        log.write(step=step, state="begun")
         from mpi4py import MPI  # starts MPI, which is the first step
 
         found = probe(MPI.COMM_WORLD)
-        log.write(step=step, state="done", found=found)
+        emit(EVENT, step=step, found=found)
         if found.get("size", ranks) != ranks:
             return  # whether it is alone or not, it is not what was asked for
 
 
 if __name__ == "__main__":
     # Its default action ends a process even while it is stuck in C.
-    signal.alarm(int(float(sys.argv[3])) + SPARE_SECONDS)
+    signal.alarm(int(float(sys.argv[2])) + SPARE_SECONDS)
     # The module of this name, another one than this script, has its STEPS filled by the package.
     from chainermn_tools.doctor import rank_job
 
-    rank_job.take_steps(Path(sys.argv[1]), int(sys.argv[2]))
+    rank_job.take_steps(int(sys.argv[1]))

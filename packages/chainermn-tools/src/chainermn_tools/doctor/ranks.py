@@ -103,15 +103,16 @@ STEPS[START] = _start
 @checks.add(START, "Do the ranks come up that mpiexec starts?", NEEDS)
 def ranks_start(context: Context) -> CheckResult:
     job = context.cached(run_job)
-    up, began = len(job.found(START)), len(job.logs)
+    began = sum(event.kind == "started" for event in job.output.events)
+    up = len(job.found(START))
     if up == job.ranks:
         hosts = {str(one["host"]) for one in job.found(START)}
         return ok(f"{up} ranks on {', '.join(sorted(hosts))}", ranks=up)
-    if job.completed.returncode is not None:
+    if not job.output.timed_out:
         return failed(
-            f"{up} of {job.ranks} ranks came up; mpiexec ended with status "
-            f"{job.completed.returncode} and said: {most_telling_line(job.output)}",
-            hint_for_output(job.output, f"{HELLO}   # must print 0 and 1"),
+            f"{up} of {job.ranks} ranks came up; mpiexec ended with status {job.output.status} "
+            f"and said: {most_telling_line(job.text)}",
+            hint_for_output(job.text, f"{HELLO}   # must print 0 and 1"),
         )
     if began:
         message = f"MPI hangs as it starts: {up} of {began} ranks came through MPI_Init"
@@ -122,7 +123,7 @@ def ranks_start(context: Context) -> CheckResult:
     message += f" within {job.timeout:.0f} s"
     if reason := overload_reason(job.ranks):
         message += f", or is just slow: {reason}"
-    return failed(message, hint_for_output(job.output, hint))
+    return failed(message, hint_for_output(job.text, hint))
 
 
 STEPS[MEET] = lambda world: {"ranks": world.allgather(world.rank)}
@@ -180,7 +181,7 @@ def _print_in_turn(world: MPI.Intracomm) -> dict[str, Any]:
     _print_in_turn,
 )
 def order(context: Context, job: RankJob) -> CheckResult:
-    turns = [int(one) for one in re.findall(rf"{TURN} (\d+) ", job.completed.stdout)]
+    turns = [int(one) for one in re.findall(rf"{TURN} (\d+) ", job.output.stdout)]
     if turns == list(range(job.ranks)):
         return ok(f"ranks 0 to {job.ranks - 1} in this order")
     if sorted(turns) == list(range(job.ranks)):
@@ -291,13 +292,12 @@ def _finalize(world: MPI.Intracomm) -> dict[str, Any]:
 
 @add_step("ranks end", "Do all ranks end, and mpiexec with success?", (MESSAGES,), _finalize)
 def ranks_end(context: Context, job: RankJob) -> CheckResult:
-    status = job.completed.returncode
-    if status is None:
+    if job.output.timed_out:
         hint = f"{HELLO}; echo $?   # must come to an end"
         return failed("all ranks ended, and mpiexec does not", hint)
-    if status:
+    if status := job.output.status:
         return failed(
-            f"all ranks ended, and mpiexec with status {status}: {most_telling_line(job.output)}",
-            hint_for_output(job.output, f"{HELLO}; echo $?   # must print 0 at the end"),
+            f"all ranks ended, and mpiexec with status {status}: {most_telling_line(job.text)}",
+            hint_for_output(job.text, f"{HELLO}; echo $?   # must print 0 at the end"),
         )
     return ok("all do")

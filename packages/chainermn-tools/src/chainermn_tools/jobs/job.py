@@ -123,6 +123,7 @@ def run_job(
     signals: Sequence[int] = (),
     tagged: bool = False,
     forward: bool = True,
+    term_grace: float = TERM_GRACE_SECONDS,
 ) -> JobOutput:
     """Run a job, and pass on or collect what it prints; none of its processes here is left.
 
@@ -134,6 +135,7 @@ def run_job(
             another kills it.
         tagged: whether mpiexec was asked to begin each line with its rank.
         forward: whether output is passed on to this process's; else it is collected.
+        term_grace: seconds from SIGTERM to SIGKILL.
 
     Raises:
         OSError: mpiexec can't be started, or the output can't be written.
@@ -183,7 +185,7 @@ def run_job(
         # Not a terminal: mpiexec is no part of its foreground, and would be stopped.
         pass_stdin=sys.stdin is not None and not sys.stdin.isatty(),
         die_with_parent=True,
-        term_grace=TERM_GRACE_SECONDS,
+        term_grace=term_grace,
         linger=LINGER_SECONDS,
     )
     output.status = status if status >= 0 else 128 - status

@@ -4,14 +4,14 @@
 
 runs a rank. JOB is JSON: ``seconds`` after which the rank ends itself, and ``pairs`` and
 ``communicators`` as :mod:`chainermn_tools.doctor.cluster.transfer_tests` wants them. Ranks report
-in lines of JSON on standard output, which begin with MARK.
+what they found as events.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from _chainermn_events import emit
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped
-from chainermn_tools.doctor.cluster.agent import MARK
 from chainermn_tools.doctor.cluster.facts import (
     ClusterFacts,
     address_of,
@@ -33,7 +33,7 @@ from chainermn_tools.doctor.cluster.facts import (
 )
 from chainermn_tools.doctor.hints import hint_for_output, last_line
 from chainermn_tools.doctor.mpi import find_launcher
-from chainermn_tools.doctor.rank_job import YIELDING
+from chainermn_tools.doctor.rank_job import EVENT, YIELDING, run_quietly
 from chainermn_tools.doctor.ranks import COMMUNICATORS, START
 
 # So many ranks of a host show where it puts them; more would only take longer.
@@ -49,7 +49,6 @@ MAX_ALL_PAIRS = 6
 MAX_ALONE, ALONE_SECONDS = 16, 40.0
 # The communicator that refuses more than one host.
 SINGLE_HOST = "single_node"
-RECORD = re.compile(rf"{MARK}(\{{.*?\}})\s*$", re.MULTILINE)
 NEEDS = (
     *("hostfile", "slots", "host names", "host keys", "ssh"),
     *("hosts' python", "hosts' packages", "hosts' mpiexec", "hosts' variables"),
@@ -69,20 +68,19 @@ class ClusterJob:
         timeout: how many seconds they had.
         pairs: names of two hosts each, and where the first one finds the second.
         communicators: that they were to try.
-        completed: how mpiexec ended.
-        records: what the ranks reported, in the order in which it came.
+        output: how mpiexec ended, what ranks reported, and what was printed.
     """
 
     ranks_per_host: dict[str, int]
     timeout: float
     pairs: tuple[Pair, ...]
     communicators: tuple[str, ...]
-    completed: jobs.CompletedProcess
-    records: tuple[dict[str, Any], ...]
+    output: jobs.JobOutput
 
-    def hosts(self) -> list[str] | None:
-        """Return the host of each rank, as they told one another; None if they didn't meet."""
-        return next((record["hosts"] for record in self.records if "hosts" in record), None)
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """Return the fields of the ranks' events that have one of this name, in order."""
+        events = [event.fields for event in self.output.events if event.kind == EVENT]
+        return [fields for fields in events if name in fields]
 
 
 def run_cluster_job(context: Context) -> ClusterJob:
@@ -92,8 +90,8 @@ def run_cluster_job(context: Context) -> ClusterJob:
     pairs = _choose_pairs(context.cached(gather_facts), list(ranks_per_host))
     names = tuple(name for name in COMMUNICATORS if not pairs or name != SINGLE_HOST)
     timeout = context.time_for(*JOB_TIME)
-    completed = start_ranks(context, ranks_per_host, timeout, pairs, names)
-    return ClusterJob(ranks_per_host, timeout, pairs, names, completed, parse_records(completed))
+    output = start_ranks(context, ranks_per_host, timeout, pairs, names)
+    return ClusterJob(ranks_per_host, timeout, pairs, names, output)
 
 
 def start_ranks(
@@ -102,7 +100,7 @@ def start_ranks(
     timeout: float,
     pairs: tuple[Pair, ...] = (),
     communicators: tuple[str, ...] = (),
-) -> jobs.CompletedProcess:
+) -> jobs.JobOutput:
     """Start ranks as `chainermn launch` does, and wait for their end.
 
     Args:
@@ -126,12 +124,12 @@ def start_ranks(
         threads=1,
         variables=env,
     )
-    return jobs.run(args, timeout, env=env)
+    return run_quietly(args, env, timeout)
 
 
-def parse_records(completed: jobs.CompletedProcess) -> tuple[dict[str, Any], ...]:
-    """Return what ranks reported, in the order in which it came."""
-    return tuple(json.loads(text) for text in RECORD.findall(completed.stdout))
+def started_on(output: jobs.JobOutput) -> Counter[str]:
+    """Return how many ranks started on each host, by the hosts' own names."""
+    return Counter(event["host"] for event in output.events if event.kind == "started")
 
 
 def _choose_pairs(cluster: ClusterFacts, hosts: list[str]) -> tuple[Pair, ...]:
@@ -160,15 +158,14 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
     wanted = Counter[str]()
     for host, ranks in job.ranks_per_host.items():
         wanted[names[host]] += ranks
-    began = Counter(record["began"] for record in job.records if "began" in record)
-    hosts = job.hosts()
-    if hosts is None:
-        asked = job.ranks_per_host
+    met = job.records("hosts")  # the host of each rank, as they told one another
+    if not met:
+        began, asked = started_on(job.output), job.ranks_per_host
         silent = [host for host in asked if began[names[host]] < wanted[names[host]]]
-        if job.completed.returncode is None:
+        if job.output.timed_out:
             return _judge_hang(context, silent, len(silent) == len(asked), job.timeout)
-        return _judge_failure(job.completed, silent)
-    actual = Counter(hosts)
+        return _judge_failure(job.output, silent)
+    actual = Counter(met[0]["hosts"])
     if actual != wanted:
         return failed(
             f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}",
@@ -200,16 +197,16 @@ def _hanging_alone(context: Context, hosts: list[str], timeout: float) -> list[s
     """Return the hosts on which a rank doesn't start even without the others."""
     with ThreadPoolExecutor(len(hosts)) as pool:
         done = list(pool.map(lambda host: start_ranks(context, {host: 1}, timeout), hosts))
-    return [host for host, one in zip(hosts, done, strict=True) if not parse_records(one)]
+    return [host for host, one in zip(hosts, done, strict=True) if not started_on(one)]
 
 
-def _judge_failure(completed: jobs.CompletedProcess, silent: list[str]) -> CheckResult:
+def _judge_failure(output: jobs.JobOutput, silent: list[str]) -> CheckResult:
     where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
-    said = last_line(completed.stderr) or last_line(RECORD.sub("", completed.stdout))
+    said = last_line(output.stderr) or last_line(output.stdout)
     return failed(
-        f"{where}, and the job ended with status {completed.returncode}: {said}",
+        f"{where}, and the job ended with status {output.status}: {said}",
         hint_for_output(
-            f"{completed.stdout}\n{completed.stderr}",
+            f"{output.stdout}\n{output.stderr}",
             "run it by hand to see what mpiexec says: chainermn launch --hosts ...",
         ),
         hosts=silent,
@@ -222,29 +219,23 @@ def _describe(ranks: Counter[str]) -> str:
 
 
 def main() -> None:
-    """Be a rank: report this host, start MPI, let rank 0 report all hosts, and exchange data."""
+    """Be a rank: start MPI, let rank 0 report all hosts, and exchange data."""
     job = json.loads(sys.argv[1])
     # Its default action ends a process even while it is stuck in C.
     signal.alarm(int(job["seconds"]))
-    host = socket.gethostname()
-    _report(began=host)
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    hosts = world.allgather(host)
+    hosts = world.allgather(socket.gethostname())
+    report = functools.partial(emit, EVENT)
     if world.rank == 0:
-        _report(hosts=hosts)
+        report(hosts=hosts)
     if job["pairs"] or job["communicators"]:
         from chainermn_tools.doctor.cluster import transfer_tests
 
-        if transfer_tests.exchange_messages(world, hosts, job["pairs"], _report):
-            transfer_tests.exchange_with_communicators(world, job["communicators"], _report)
+        if transfer_tests.exchange_messages(world, hosts, job["pairs"], report):
+            transfer_tests.exchange_with_communicators(world, job["communicators"], report)
     MPI.Finalize()
-
-
-def _report(**record: object) -> None:
-    # In one piece, and on a line of its own, since others write too.
-    os.write(1, f"\n{MARK}{json.dumps(record)}\n".encode())
 
 
 if __name__ == "__main__":

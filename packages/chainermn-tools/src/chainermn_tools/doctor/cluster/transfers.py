@@ -36,7 +36,7 @@ def messages(context: Context, _: ClusterFacts) -> CheckResult:
     job = context.cached(run_cluster_job)
     if not job.pairs:
         return skipped("there are no two hosts")
-    found = {tuple(one["pair"]): one for one in job.records if "pair" in one}
+    found = {tuple(one["pair"]): one for one in job.records("pair")}
     for (a, b), one in found.items():
         if one["stalled"]:
             return failed(
@@ -61,7 +61,7 @@ def messages(context: Context, _: ClusterFacts) -> CheckResult:
 @over_hosts
 def communicators(context: Context, _: ClusterFacts) -> CheckResult:
     job = context.cached(run_cluster_job)
-    found = {one["communicator"]: one["found"] for one in job.records if "communicator" in one}
+    found = {one["communicator"]: one["found"] for one in job.records("communicator")}
     tried = {name: one for name, one in found.items() if "why_not" not in one}
     for name, one in tried.items():
         if one["problem"] is not None:
@@ -74,20 +74,20 @@ def communicators(context: Context, _: ClusterFacts) -> CheckResult:
         if name not in found:
             message = f"the communicator {name!r} doesn't come to its end"
             return _judge_unfinished(job, message, MORE_TIME, communicator=name)
-    if job.completed.returncode != 0:
+    if job.output.timed_out or job.output.status != 0:
         return _judge_unfinished(job, "the ranks don't come to their end", MORE_TIME)
     return ok(f"all values of {', '.join(tried)} are right", communicators=list(tried))
 
 
 def _judge_unfinished(job: ClusterJob, message: str, hint: str, **details: Any) -> CheckResult:
     """Judge a job that hung, where the hint helps, or ended too early."""
-    completed = job.completed
-    if completed.returncode is None:
+    output = job.output
+    if output.timed_out:
         return failed(f"{message} within {job.timeout:.0f} s", hint, **details)
-    said = most_telling_line(completed.stderr if completed.stderr.strip() else completed.stdout)
+    said = most_telling_line(output.stderr if output.stderr.strip() else output.stdout)
     return failed(
-        f"{message}, and the job ended with status {completed.returncode}: {said}",
-        hint_for_output(f"{completed.stdout}\n{completed.stderr}", REPORT_IT),
+        f"{message}, and the job ended with status {output.status}: {said}",
+        hint_for_output(f"{output.stdout}\n{output.stderr}", REPORT_IT),
         **details,
     )
 
