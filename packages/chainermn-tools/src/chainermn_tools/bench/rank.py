@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from _chainermn_events import emit
-from chainermn_tools.bench import measuring
+from chainermn_tools.bench import runner
 from chainermn_tools.jobs import rank_from_env
 
 EVENT = "bench"  # with the report
@@ -56,7 +56,7 @@ def measure_here(
             f"{started[1]} processes were started and each is rank {world.rank} of {world.size}: "
             "this launcher is not that of mpi4py's MPI; see `chainermn env`"
         )
-    report = measuring.measure(world, names, sizes, seconds, say)
+    report = runner.measure(world, names, sizes, seconds, say)
     timer.cancel()
     return report if world.rank == 0 else None
 

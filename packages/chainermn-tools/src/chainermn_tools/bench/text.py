@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainermn_tools.bench.operations import MEAN_GRAD, OPERATIONS, REFERENCES
+from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS
 from chainermn_tools.formatting import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def label(row: dict[str, Any]) -> str:
     """A way in a word or two."""
     if row["operation"] == MEAN_GRAD:
         return str(row["communicator"])
-    return {**OPERATIONS, **REFERENCES}[row["operation"]].title
+    return {**OPERATIONS, **BASELINES}[row["operation"]].title
 
 
 def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
@@ -89,13 +89,13 @@ def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
 def _time(row: dict[str, Any] | None) -> str:
     if row is None:
         return "-"
-    if not row["right"]:
+    if not row["correct"]:
         return "FAILED" if "problem" in row else "WRONG"
     return format_duration(row["seconds"])
 
 
 def _bandwidth(row: dict[str, Any] | None) -> str:
-    if row is None or not row["right"]:
+    if row is None or not row["correct"]:
         return ""
     return f"{row['busbw']:.3g}" if row["busbw"] >= LEAST_SHOWN or not row["busbw"] else "<0.001"
 
@@ -104,22 +104,22 @@ def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
     """What else is to be said: (line, style)."""
     found = []
     for row in (*report["checks"], *report["results"]):
-        if not row["right"]:
+        if not row["correct"]:
             who = row["communicator"] or "without a communicator"
             where = f" of {format_bytes(row['bytes'])}" if "bytes" in row else ""
             what = row.get("problem", "wrong values")
             found.append((f"{who}, {row['operation']}{where}: {what}", "bold red"))
     found += [
-        (f"skipped {entry['communicator']}: {entry['why']}", "yellow")
+        (f"skipped {entry['communicator']}: {entry['reason']}", "yellow")
         for entry in report["skipped"]
         if "communicator" in entry
     ]
     sizes = [entry for entry in report["skipped"] if "bytes" in entry]
-    for why, group in itertools.groupby(sizes, key=lambda entry: entry["why"]):
+    for why, group in itertools.groupby(sizes, key=lambda entry: entry["reason"]):
         words = [format_bytes(entry["bytes"]) for entry in group]
         what = words[0] if len(words) == 1 else f"{words[0]} to {words[-1]}"
         found.append((f"skipped {what}: {why}", "yellow"))
-    if report["right"]:
+    if report["correct"]:
         checked = len(report["checks"]) + len(report["results"])
         found.append((f"All values of {checked} checks were right.", "green"))
     else:

@@ -14,13 +14,13 @@ _TILE = np.arange(PERIOD * 257, dtype=np.float32) % PERIOD
 TOLERANCE = 1e-5
 
 
-def fill(out: np.ndarray, rank: int) -> None:
+def fill_pattern(out: np.ndarray, rank: int) -> None:
     """Write what this rank sends: at each place the place's own number, plus the rank."""
     for part, expected in _pieces(out):
         np.add(expected, np.float32(rank), out=part)
 
 
-def is_filled(array: object, size: int, times: float = 1, plus: float = 0) -> bool:
+def matches_pattern(array: object, size: int, times: float = 1, plus: float = 0) -> bool:
     """Whether an array is what was sent, times a number, plus a number.
 
     Args:

@@ -18,7 +18,7 @@ DEFAULT_SECONDS = 60.0
 # A run that takes so many times as long as it should, and some more, hangs.
 PATIENCE, LEAST_LIMIT_SECONDS = 3.0, 60.0
 # More tell little more, and two are enough to tell that ranks meet.
-FEWEST_RANKS, MOST_RANKS = 2, 4
+FEWEST_RANKS, MAX_RANKS = 2, 4
 
 
 @click.command()
@@ -87,7 +87,7 @@ def bench(
         render(report, Console(force_terminal=False if place else None, highlight=False))
     if plot is not None:
         plotting.save_plot(plot, lambda: _draw(report, plot))
-    ctx.exit(0 if report["right"] else 1)
+    ctx.exit(0 if report["correct"] else 1)
 
 
 def _report(
@@ -106,7 +106,7 @@ def _report(
             return rank.measure_here(names, todo, seconds, limit)
         except rank.NotStarted as problem:
             raise click.ClickException(str(problem)) from None
-    number = ranks or max(FEWEST_RANKS, min(MOST_RANKS, available_cores()["usable"]))
+    number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
     try:
         return start.measure_on(number, names, todo, seconds, limit)
     except start.Failed as problem:

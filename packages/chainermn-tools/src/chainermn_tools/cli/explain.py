@@ -41,7 +41,7 @@ def explain(ctx: click.Context, file: str) -> None:
         ctx.exit(1)
 
 
-def _search(log: BinaryIO, name: str) -> list[explaining.Found]:
+def _search(log: BinaryIO, name: str) -> list[explaining.Match]:
     try:
         return explaining.search(log)
     except OSError as problem:

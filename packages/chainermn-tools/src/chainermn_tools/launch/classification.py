@@ -79,9 +79,9 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
 def _why_none_began(tail: bytes) -> str:
     """Return what is known of what mpiexec printed, and what to do."""
     for match in search(io.BytesIO(tail)):
-        if match.known.kind in (Kind.CAUSE, Kind.GENERAL):
-            fixes = "".join(f"\n    {fix}" for fix in match.known.fix)
-            return f"no rank began. {match.known.meaning}{fixes}"
+        if match.rule.kind in (Kind.ROOT_CAUSE, Kind.AMBIGUOUS):
+            fixes = "".join(f"\n    {fix}" for fix in match.rule.fix)
+            return f"no rank began. {match.rule.meaning}{fixes}"
     return "no rank began; what mpiexec printed above says why"
 
 

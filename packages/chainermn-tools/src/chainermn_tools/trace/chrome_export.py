@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import IO, Any
 
-from chainermn_tools.trace.reading import Call, Run
+import numpy as np
+
+from chainermn_tools.trace.loader import Call, Run, each_call
 
 
 def write(run: Run, file: IO[str]) -> None:
@@ -21,7 +23,8 @@ def write(run: Run, file: IO[str]) -> None:
 def _events(run: Run) -> Iterator[dict[str, Any]]:
     for trace in run.ranks.values():
         yield from trace.other
-    for call in sorted(run.calls, key=lambda one: one.start):
+    order = np.argsort(run.table["start"], kind="stable")
+    for call in each_call(run.table[order], run.names):
         yield _event(call)
 
 

@@ -1,0 +1,403 @@
+"""Reads trace files, whole ones and what is left of others; docs/trace.md describes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
+# Names of the metadata events that are ours, as chainermn_comm.trace.events has them.
+FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
+SCHEMA = 1
+# Most old runs that are listed by name.
+MOST_NAMES = 5
+
+
+class NoTrace(Exception):
+    """There is nothing that could be read; the message says what and why."""
+
+
+# A call as a row of a table: some 100 bytes each, of which a long job writes millions. Names are
+# numbers in a `Names`.
+CALL = np.dtype(
+    [
+        ("rank", "i4"),
+        ("operation", "i4"),
+        ("communicator", "i4"),
+        ("error", "i4"),
+        ("late", "i4"),
+        ("start", "f8"),
+        ("end", "f8"),
+        ("waited", "f8"),
+        ("nbytes", "i8"),
+        ("sequence", "i8"),
+        ("peer", "i8"),
+        ("tag", "i8"),
+        ("thread", "i8"),
+    ]
+)
+# Stands for a missing number of a call.
+NONE = -(1 << 31)
+# Rows that are read before they become a part of a table.
+ROWS_AT_ONCE = 1 << 15
+MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 30
+# Of one line, which holds one event; a longer one is damaged.
+MAX_LINE_CHARACTERS = 1 << 20
+
+
+class Names:
+    """Numbers names in the order in which they are first seen."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a name."""
+        number = self._numbers.setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names.append(name)
+        return number
+
+
+class Call(NamedTuple):
+    """One call of one rank.
+
+    Attributes:
+        rank: in MPI.COMM_WORLD.
+        operation: its name.
+        communicator: the same text on all its ranks.
+        start: microseconds; of the rank's own clock until they are aligned.
+        end: likewise.
+        nbytes: payload of this rank; 0 where unknown.
+        sequence: number of the collective call; None for a message.
+        peer: root, or the rank of a message, as the communicator numbers it; None for none.
+        tag: of a message.
+        thread: of the rank.
+        error: name of the exception that ended it.
+        waited: microseconds until the last rank had come, as far as is known.
+        late: that rank, in MPI.COMM_WORLD; None where nobody was waited for, or nobody knows.
+    """
+
+    rank: int
+    operation: str
+    communicator: str
+    start: float
+    end: float
+    nbytes: int
+    sequence: int | None
+    peer: int | None
+    tag: int | None
+    thread: int
+    error: str | None
+    waited: float
+    late: int | None
+
+
+def each_call(rows: np.ndarray, names: Names) -> Iterator[Call]:
+    """Return the rows of a table, shape (n,), dtype ``CALL``, one by one."""
+    for at in range(0, len(rows), ROWS_AT_ONCE):
+        for row in rows[at : at + ROWS_AT_ONCE].tolist():
+            known: dict[str, Any] = dict(zip(CALL.names or (), row, strict=True))
+            for name, value in known.items():
+                if value == NONE:
+                    known[name] = None
+                elif name in ("operation", "communicator", "error"):
+                    known[name] = names.names[value]
+            yield Call(**known)
+
+
+@dataclass
+class RankTrace:
+    """The file of one rank.
+
+    Attributes:
+        path: its place.
+        rank: in MPI.COMM_WORLD.
+        ranks: the number of ranks there.
+        host: where it ran.
+        began: the time of day when its times were zero, in seconds.
+        clock: the same text where ranks share a clock.
+        zero: what that clock showed then, in microseconds.
+        names: of operations, communicators and errors.
+        members: of each communicator, its ranks in MPI.COMM_WORLD.
+        clocks: of each communicator: microseconds of this clock, what is to be added to it to have
+            the clock of the communicator's rank 0, and how long the question took.
+        rows: its calls in the order in which they ended, shape (n,), dtype ``CALL``; a part of
+            the run's table.
+        other: events that are shown as they are, such as names of threads.
+        damaged: lines that couldn't be read.
+    """
+
+    path: Path
+    rank: int
+    ranks: int
+    host: str
+    began: float
+    clock: str
+    zero: float
+    names: Names
+    members: dict[str, list[int]] = field(default_factory=dict)
+    clocks: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, CALL))
+    other: list[dict[str, Any]] = field(default_factory=list)
+    damaged: int = 0
+
+    @property
+    def calls(self) -> Iterator[Call]:
+        """The calls one by one."""
+        return each_call(self.rows, self.names)
+
+
+@dataclass
+class Run:
+    """The files of one run of a job.
+
+    Attributes:
+        name: of the run.
+        ranks: by number; not all need be there.
+        table: all ranks' calls, rank by rank, shape (n,), dtype ``CALL``.
+        names: of operations, communicators and errors.
+        warnings: what whoever reads the result should know.
+    """
+
+    name: str
+    ranks: dict[int, RankTrace]
+    table: np.ndarray
+    names: Names
+    warnings: list[str]
+
+    @property
+    def calls(self) -> Iterator[Call]:
+        """The calls one by one."""
+        return each_call(self.table, self.names)
+
+
+def read(folder: Path, wanted: str | None = None) -> Run:
+    """Read the newest run of a folder, or the one that is wanted.
+
+    Raises:
+        NoTrace: there is none.
+    """
+    groups = _runs(folder)
+    if not groups:
+        raise NoTrace(
+            f"there is no trace in {folder}; a job writes one with CHAINERMN_TRACE={folder}"
+        )
+    if wanted is None:
+        chosen = max(groups, key=max)
+    else:
+        found = [group for group in groups if wanted in group]
+        if not found:
+            known = ", ".join(sorted(min(group) for group in groups))
+            raise NoTrace(f"there is no run {wanted!r} in {folder}; there are {known}")
+        chosen = found[0]
+    names = Names()
+    traces = [_read_file(path, names) for paths in chosen.values() for path in paths]
+    good = [trace for trace in traces if isinstance(trace, RankTrace)]
+    warnings = [trace for trace in traces if isinstance(trace, str)]
+    if not good:
+        raise NoTrace(f"no trace in {folder} can be read: {'; '.join(warnings)}")
+    ranks: dict[int, RankTrace] = {}
+    for trace in sorted(good, key=lambda one: one.began):
+        if trace.rank in ranks:
+            warnings.append(
+                f"{ranks[trace.rank].path.name} is older than {trace.path.name}: left out"
+            )
+        ranks[trace.rank] = trace
+    others = sorted(min(group) for group in groups if group is not chosen)
+    warnings += _warnings_of(ranks, others)
+    ranks = dict(sorted(ranks.items()))
+    return Run(min(chosen), ranks, _join(list(ranks.values())), names, warnings)
+
+
+def _join(traces: Sequence[RankTrace]) -> np.ndarray:
+    """Return all ranks' calls as one table, of which the ranks' rows become parts."""
+    table = np.empty(sum(len(trace.rows) for trace in traces), CALL)
+    at = 0
+    for trace in traces:
+        part = table[at : at + len(trace.rows)]
+        part[:] = trace.rows
+        trace.rows = part
+        at += len(part)
+    return table
+
+
+def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
+    found = []
+    number = max(trace.ranks for trace in ranks.values())
+    missing = [rank for rank in range(number) if rank not in ranks]
+    if missing:
+        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        found.append(f"no file of {len(missing)} of {number} ranks: {shown}")
+    for trace in ranks.values():
+        if trace.damaged:
+            s = "s" if trace.damaged > 1 else ""
+            found.append(
+                f"rank {trace.rank}: {trace.damaged} line{s} of {trace.path.name} can't be read, "
+                "as after a kill or on a full disk"
+            )
+    if others:
+        more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
+        found.append(
+            f"the folder has other runs, to be seen with --run: "
+            f"{', '.join(others[-MOST_NAMES:])}{more}"
+        )
+    return found
+
+
+def _runs(folder: Path) -> list[dict[str, list[Path]]]:
+    """Files by run; runs whose ranks came to be in one communicator belong together."""
+    files: dict[str, list[Path]] = {}
+    try:
+        for path in sorted(folder.iterdir()):
+            name = FILE_NAME.fullmatch(path.name)
+            if name is not None and path.is_file():
+                files.setdefault(name["run"], []).append(path)
+    except OSError as problem:
+        raise NoTrace(f"{folder} can't be read: {problem.strerror}") from None
+    groups = {run: {run: paths} for run, paths in files.items()}
+    for run, paths in files.items():
+        for joined in {one for path in paths for one in _joined(path)}:
+            ours, theirs = groups[run], groups.get(joined)
+            if theirs is not None and theirs is not ours:
+                ours |= theirs
+                groups |= dict.fromkeys(theirs, ours)
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _joined(path: Path) -> set[str]:
+    """The runs of the communicators that a file tells of."""
+    return {
+        str(event["args"].get("run"))
+        for event in _events(path, f'"{COMMUNICATOR}"')
+        if isinstance(event, dict)
+        and event.get("name") == COMMUNICATOR
+        and isinstance(event.get("args"), dict)
+    }
+
+
+def _events(path: Path, only: str = "") -> Iterator[Any]:
+    """Return the events of a file, one by one; None for a line that is none."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in _lines(file):
+                text = None if line is None else line.strip().rstrip(",")
+                if text is None:
+                    yield None
+                elif text not in ("", "[", "]") and only in text:
+                    yield _parse(text)
+    except OSError:
+        return
+
+
+def _lines(file: IO[str]) -> Iterator[str | None]:
+    """Return the lines of a file, one by one; None for one that is too long."""
+    while line := file.readline(MAX_LINE_CHARACTERS):
+        if len(line) < MAX_LINE_CHARACTERS or line.endswith("\n"):
+            yield line
+            continue
+        while (rest := file.readline(MAX_LINE_CHARACTERS)) and not rest.endswith("\n"):
+            pass
+        yield None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_file(path: Path, names: Names) -> RankTrace | str:
+    """Return the trace in a file, or why it is none."""
+    events = _events(path)
+    trace = _parse_header(path, next(events, None), names)
+    if trace is None:
+        return f"{path.name} doesn't begin as a trace does"
+    parts, rows = [], []
+    for event in events:
+        try:
+            row = _take(trace, event)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            trace.damaged += 1
+            continue
+        if row is not None:
+            rows.append(row)
+        if len(rows) == ROWS_AT_ONCE:
+            parts.append(np.array(rows, CALL))
+            rows = []
+    trace.rows = np.concatenate([*parts, np.array(rows, CALL)])
+    return trace
+
+
+def _parse_header(path: Path, event: Any, names: Names) -> RankTrace | None:
+    try:
+        said = event["args"]
+        rank, ranks = int(said["rank"]), int(said["ranks"])
+        if event["name"] != FILE or said["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
+            return None
+        clock = str(said["clock"]), _finite(said["zero"])
+        return RankTrace(
+            path, rank, ranks, str(said["host"]), _finite(said["began"]), *clock, names
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _take(trace: RankTrace, event: Any) -> tuple[int | float, ...] | None:
+    """Add an event to the trace, or return it as a row if it is a call.
+
+    Raises:
+        KeyError: something of it is missing; like TypeError, ValueError and OverflowError, where
+            it is not what it should be.
+    """
+    said = event["args"]
+    if event["ph"] == "X":
+        return _row(trace, event, said)
+    if event["name"] == COMMUNICATOR:
+        trace.members[str(said["communicator"])] = [_integer(rank) for rank in said["ranks"]]
+    elif event["name"] == CLOCK:
+        found = _finite(said["at"]), _finite(said["ahead"]), _finite(said["round_trip"])
+        trace.clocks.setdefault(str(said["communicator"]), []).append(found)
+    else:
+        trace.other.append(event)
+    return None
+
+
+def _row(trace: RankTrace, event: Any, said: Any) -> tuple[int | float, ...]:
+    """Return a call as a row of ``CALL``."""
+    start, number = _finite(event["ts"]), trace.names.number
+    end = start + max(0.0, _finite(event["dur"]))
+    numbers = (
+        _integer(said["bytes"]),
+        _integer(said.get("sequence")),
+        _integer(said.get("root", said.get("peer"))),
+        _integer(said.get("tag")),
+        _integer(event["tid"]),
+    )
+    error = said.get("error")
+    names = number(str(event["name"])), number(str(said["communicator"]))
+    failure = NONE if error is None else number(str(error))
+    return (trace.rank, *names, failure, NONE, start, end, 0.0, *numbers)
+
+
+def _integer(value: Any) -> int:
+    number = NONE if value is None else int(value)
+    if abs(number) > MAX_INTEGER:
+        raise OverflowError(number)
+    return number
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(number)
+    return number
