@@ -53,7 +53,7 @@ def run_as_rank(args: argparse.Namespace, run: Callable[[argparse.Namespace], bo
 
 def start(ranks: int, arguments: Sequence[str], timeout: float) -> int:
     """Run this script on so many ranks, with arguments after its own; return mpiexec's status."""
-    from chainermn_tools.launch.command_line import find_mpiexec
+    from chainermn_tools.jobs.mpiexec import find_mpiexec
 
     try:
         mpiexec = find_mpiexec()["path"]

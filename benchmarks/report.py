@@ -20,7 +20,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from chainermn_tools.words import bytes_in_words
+from chainermn_tools.formatting import format_bytes
 
 # All ranks at once take twice as long as one alone where two of them share a core, or the way
 # to memory, and about as long where they don't.
@@ -253,7 +253,7 @@ def times_table(
 
 def sizes_table(sizes: list[dict[str, Any]]) -> Table:
     """Median times, a column for each number of bytes; an exclamation mark is a wrong result."""
-    columns = [bytes_in_words(size["bytes"]) for size in sizes]
+    columns = [format_bytes(size["bytes"]) for size in sizes]
     table = new_table("", columns, "one array of float32, median milliseconds")
     for rows in zip(*(size["contestants"] for size in sizes), strict=True):
         times = [

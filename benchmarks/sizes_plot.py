@@ -8,7 +8,7 @@ from typing import Any
 from peers import ALL_RANKS, BUNDLED, GLOO, HANDOFF, LINK, RAW
 from report import number
 
-from chainermn_tools.words import bytes_in_words
+from chainermn_tools.formatting import format_bytes
 
 # Okabe and Ito's colours, which all eyes tell apart; ours in colour, peers dark, limits grey.
 # On one node the last four of ours take the same ways: their lines lie on one another, so they
@@ -66,7 +66,7 @@ def draw(results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, f
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
         _decorate(axes)
     panels[1].set_xscale("log", base=2)
-    panels[1].set_xticks(sizes, [bytes_in_words(nbytes) for nbytes in sizes], fontsize=9)
+    panels[1].set_xticks(sizes, [format_bytes(nbytes) for nbytes in sizes], fontsize=9)
     panels[1].set_xlabel("gradients, one array of float32", fontsize=9)
     _legend(panels[0], panels[1], lines, sizes[-1])
     figure.savefig(file, dpi=130)
@@ -91,7 +91,7 @@ def _legend(axes: Any, labelled: Any, lines: dict[str, list[float]], largest: in
     axes.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],
-        title=f"and the time for {bytes_in_words(largest)}",
+        title=f"and the time for {format_bytes(largest)}",
         fontsize=9,
         title_fontsize=9,
         alignment="left",
