@@ -103,7 +103,7 @@ def _terms(iterator: Any) -> dict[str, Any]:
     _check(iterator)
     return {
         "number of examples": len(iterator.dataset),
-        "batch_size": iterator.batch_size,
+        "batch_size": int(iterator.batch_size),
         "repeat": bool(iterator.repeat),
         "shuffles": iterator.order_sampler is not None,
     }
