@@ -1,4 +1,4 @@
-"""Brings each rank its part of one rank's data set.
+"""The transfer of each rank's part of one rank's data set.
 
 The rows of NumPy arrays go into a file that each rank makes (shared_arrays.py). The root writes
 straight from the user's array into the files that it can open, those on its machine; ranks

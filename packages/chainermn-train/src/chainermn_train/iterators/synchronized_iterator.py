@@ -77,7 +77,7 @@ class SynchronizedIterator(SharedIterator):
     """
 
     def __next__(self) -> Any:
-        """The next batch, of this rank's data set (not collective)."""
+        """Return the next batch of this rank's data set (not collective)."""
         await_workers(self.actual)
         return next(self.actual)
 
