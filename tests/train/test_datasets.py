@@ -1,4 +1,4 @@
-"""Data sets are dealt out to the ranks: each example where it belongs, and nowhere else."""
+"""Data sets are divided among the ranks: each example where it belongs, and nowhere else."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def test_each_example_goes_to_exactly_one_rank_unless_lengths_are_made_equal(nai
 
         equal = scatter_dataset(at(naive, 0, whole), naive)
         assert len(equal) == math.ceil(count / naive.size)
-        dealt = everything(naive, equal)
-        assert all(example in dealt for example in examples(whole))
-        assert len(dealt) - count < naive.size
+        received = everything(naive, equal)
+        assert all(example in received for example in examples(whole))
+        assert len(received) - count < naive.size
 
 
 def test_an_mpi4py_communicator_scatters(world, naive):
@@ -150,19 +150,19 @@ def test_a_seed_gives_the_same_subsets_always(naive):
         assert parts[0][:5] == [521, 737, 740, 660, 411]
 
 
-def test_every_example_is_dealt_in_random_order(naive):
-    def deal():
+def test_every_example_is_given_in_random_order(naive):
+    def scattered():
         whole = at(naive, 0, np.arange(100))
         return everything(naive, scatter_dataset(whole, naive, 0, True, force_equal_length=False))
 
-    first, second = deal(), deal()
+    first, second = scattered(), scattered()
     assert sorted(first) == sorted(second) == list(range(100))
     assert first != second
     assert first != list(range(100))
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_scatter_index_gives_the_ranges_that_scatter_dataset_deals(comm, equal):
+def test_scatter_index_gives_the_ranges_that_scatter_dataset_gives(comm, equal):
     for count in 0, 1, 10, 13:
         n = count if comm.rank == 0 else -1  # ignored
         begin, end = scatter_index(n, comm, force_equal_length=equal)

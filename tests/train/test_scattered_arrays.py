@@ -1,4 +1,4 @@
-"""Arrays that `scatter_dataset` deals lie once in the node's memory, however they got there."""
+"""Arrays that `scatter_dataset` divides lie once in the node's memory, however they got there."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def right(comm, part, whole, shuffle=False, seed=0):
 
 
 def arrives(comm, whole, shuffle=False, seed=0, root=0, source=None, **options):
-    """Whether each rank is dealt its examples of the whole, which `source` has too."""
+    """Whether each rank gets its examples of the whole, which `source` has too."""
     given = at(comm, root, whole if source is None else source)
     part = scatter_dataset(given, comm, root, shuffle, seed, **options)
     return right(comm, part, whole, shuffle, seed)
@@ -132,7 +132,7 @@ def test_pieces_are_no_longer_than_max_buf_len(world, plain_communicator, way, l
             return Limited(self.mpi.Split(color, key))
 
     comm = Limited(world)
-    whole = TupleDataset(rows(99), Opaque(99))
+    whole = TupleDataset(rows(99), Unsplittable(99))
     assert all(arrives(comm, whole, each, 5, max_buf_len=limit) for each in (False, True))
 
 
@@ -283,7 +283,7 @@ def test_objects_that_fail_beside_arrays_are_an_error_on_all(comm, way):
     assert arrives(comm, rows(9))
 
 
-class Opaque(DatasetMixin):
+class Unsplittable(DatasetMixin):
     """Only it knows how to divide itself; it counts how often it is pickled, and made."""
 
     pickled = made = 0
@@ -300,16 +300,16 @@ class Opaque(DatasetMixin):
 
     def __reduce__(self):
         type(self).pickled += 1
-        return Opaque, (self.count,)
+        return Unsplittable, (self.count,)
 
 
-def test_an_opaque_data_set_is_pickled_once_for_all(comm):
-    whole = Opaque(17)
+def test_an_unsplittable_data_set_is_pickled_once_for_all(comm):
+    whole = Unsplittable(17)
     pair = TupleDataset(whole, whole)
-    Opaque.pickled = Opaque.made = 0
+    Unsplittable.pickled = Unsplittable.made = 0
     assert arrives(comm, pair)
-    assert Opaque.pickled == (comm.rank == 0 < comm.size - 1)
-    assert Opaque.made == (comm.rank > 0)
+    assert Unsplittable.pickled == (comm.rank == 0 < comm.size - 1)
+    assert Unsplittable.made == (comm.rank > 0)
 
 
 def test_alone_nothing_need_be_picklable(world):

@@ -28,7 +28,7 @@ COPIES = subset.SubsetVisitor(lambda array, indices: array[indices], subset.Inde
 take = functools.partial(subset.subset, visitor=COPIES)
 
 
-class Opaque(DatasetMixin):
+class Unsplittable(DatasetMixin):
     """Only it knows how to divide itself."""
 
     def __len__(self):
@@ -78,16 +78,16 @@ DIVISIBLE = {
 INDICES = [[], [N - 1], list(range(10)), [30, 2, 17, 13, 39, 0], [5, 5, 13, 13, 5]]
 
 
-@pytest.mark.parametrize("kind", [*DIVISIBLE, "opaque"])
+@pytest.mark.parametrize("kind", [*DIVISIBLE, "unsplittable"])
 def test_the_part_has_the_examples_in_order_and_not_the_others(kind):
-    whole = DIVISIBLE[kind]() if kind != "opaque" else Opaque()
+    whole = DIVISIBLE[kind]() if kind != "unsplittable" else Unsplittable()
     for chosen in INDICES:
         part = take(whole, np.array(chosen, dtype=np.int64))
         assert len(part) == len(chosen)
         for position, index in enumerate(chosen):
             assert alike(part[position], whole[index]), chosen
     part = take(whole, np.array([1, 20]))
-    assert kind == "opaque" or len(pickle.dumps(part)) < 0.2 * len(pickle.dumps(whole))
+    assert kind == "unsplittable" or len(pickle.dumps(part)) < 0.2 * len(pickle.dumps(whole))
 
 
 def test_arrays_are_taken_as_arrays_of_their_own_and_mapped_ones_are_not_read_whole(tmp_path):

@@ -1,4 +1,4 @@
-"""ChainerMN's training wrappers: multi-node optimizer, evaluator and data sets."""
+"""Data-parallel training: multi-node optimizer, data sets, iterators, checkpoints, extensions."""
 
 # First: it sees to it that `import chainer` works where no start-up file ran.
 import chainermn_comm  # noqa: F401

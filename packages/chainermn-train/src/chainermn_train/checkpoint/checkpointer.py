@@ -41,15 +41,8 @@ _DEFAULT_FOLDER = "result"  # the trainer's own default
 class MultiNodeCheckpointer(Extension):
     """The extension that :func:`create_multi_node_checkpointer` makes.
 
-    All its methods are collective.
-
-    Args:
-        name: part of the files' names.
-        comm: the ranks.
-        cp_interval: how many generations are kept at least.
-        gc_interval: how many older ones are removed at once.
-        path: the folder; None for that of the target.
-        background: whether files are written while training goes on.
+    All its methods are collective. ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path``
+    and ``background`` are as there.
     """
 
     trigger = (1, "epoch")

@@ -1,4 +1,4 @@
-"""Makes multi-node checkpointers."""
+"""The function that makes a multi-node checkpointer."""
 
 from __future__ import annotations
 

@@ -138,9 +138,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         if not any(wanted[leader] for leader in self._set_leaders):
             return
         state: dict[str, np.ndarray] = {}
-        self._run(
-            lambda: state.update(_state_of(self._target(trainer))),
-        )
+        self._run(lambda: state.update(_state_of(self._target(trainer))))
         state[TAKEN_BY] = np.array([self._set_index, self._named, self._comm.size, len(state) + 1])
         mine = self._is_leader and wanted[self._comm.rank]
         self._run(lambda: self._write(trainer, state) if mine else None)
@@ -181,9 +179,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     def _load(self, trainer: Any) -> None:
         folder = Path(trainer.out)
-        views = self._run(
-            lambda: self._found(folder) if self._is_leader else [],
-        )
+        views = self._run(lambda: self._found(folder) if self._is_leader else [])
         found = [views[leader] for leader in self._set_leaders]
         if not any(found):
             return
@@ -207,9 +203,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             text = f"{_listed(skipped)}; loading {name}"
             print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
         state = self._bcast_in_set(state)
-        self._run(
-            lambda: self._restore(self._target(trainer), state, name),
-        )
+        self._run(lambda: self._restore(self._target(trainer), state, name))
         mark_synchronized_if_equal(self._comm, self._target(trainer))
 
     def _newest_whole(

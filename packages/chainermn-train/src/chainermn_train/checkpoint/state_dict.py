@@ -84,7 +84,7 @@ def write_npz(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether :func:`write_npz` wrote a file, whatever has become of the rest of it."""
+    """Return whether :func:`write_npz` wrote a file, even if the rest of it is damaged."""
     mark = _MARK.encode() + b".npy"
     try:
         with path.open("rb") as file:

@@ -36,7 +36,7 @@ class IndexedView(DatasetMixin):
 
 
 class SubsetVisitor(NamedTuple):
-    """What replaces the arrays and the unsplittable data sets that a data set is made of.
+    """Replacements of the arrays and the unsplittable data sets that a data set is made of.
 
     Both functions are given the array or data set and the int64 array of the chosen indices.
     """

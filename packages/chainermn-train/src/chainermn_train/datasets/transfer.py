@@ -1,4 +1,4 @@
-"""Brings each rank its part of one rank's data set.
+"""The transfer of each rank's part of one rank's data set.
 
 The rows of NumPy arrays go into a file that each rank makes (shared_arrays.py). The root writes
 straight from the user's array into the files that it can open, those on its machine; ranks
@@ -70,7 +70,8 @@ def scatter_parts(
         file = SharedFile.reserve(sizes[rank]) if sizes[rank] else None
         return None if file is None else file.handle
 
-    handles = run_on_all_ranks(communicator, _OPERATION, reserve)
+    has_arrays = any(sizes)
+    handles = run_on_all_ranks(communicator, _OPERATION, reserve) if has_arrays else []
     if rank != root:
         unsplittable = [np.empty(length, np.uint8) for length in lengths]
     for each in unsplittable:
@@ -85,7 +86,8 @@ def scatter_parts(
                 local.update(_open_local(handles, locks))
             return list(local)
 
-        is_local = rank in run_on_all_ranks(communicator, _OPERATION, open_local)[root]
+        opened = run_on_all_ranks(communicator, _OPERATION, open_local) if has_arrays else None
+        is_local = opened is not None and rank in opened[root]
 
         def transfer() -> None:
             nonlocal part

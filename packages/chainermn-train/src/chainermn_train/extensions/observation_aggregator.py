@@ -113,7 +113,7 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
 
 
 def _copy(value: Any) -> Any:
-    """A copy that stays as it is when the user's array changes."""
+    """Return a copy, which stays as it is when the user's array changes."""
     if isinstance(value, chainer.Variable):
         value = value.array
     return value.copy() if hasattr(value, "copy") else value

@@ -1,4 +1,4 @@
-"""Runs an extension on one rank only."""
+"""An extension that runs on one rank only."""
 
 from __future__ import annotations
 

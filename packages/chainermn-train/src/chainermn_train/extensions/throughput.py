@@ -1,4 +1,4 @@
-"""The extension that says how fast all ranks train together, and what they spend the time on."""
+"""The extension that reports how fast all ranks train together, and where the time goes."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class MultiNodeIterator(SharedIterator):
         return twin
 
     def __next__(self) -> Any:
-        """The master's next batch (collective).
+        """Return the master's next batch (collective).
 
         The arrays in it are parts of one buffer, on ranks other than the master.
 

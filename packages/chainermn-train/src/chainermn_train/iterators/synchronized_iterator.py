@@ -77,7 +77,7 @@ class SynchronizedIterator(SharedIterator):
     """
 
     def __next__(self) -> Any:
-        """The next batch, of this rank's data set (not collective)."""
+        """Return the next batch of this rank's data set (not collective)."""
         await_workers(self.actual)
         return next(self.actual)
 
@@ -103,7 +103,7 @@ def _terms(iterator: Any) -> dict[str, Any]:
     _check(iterator)
     return {
         "number of examples": len(iterator.dataset),
-        "batch_size": iterator.batch_size,
+        "batch_size": int(iterator.batch_size),
         "repeat": bool(iterator.repeat),
         "shuffles": iterator.order_sampler is not None,
     }

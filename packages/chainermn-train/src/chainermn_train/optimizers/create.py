@@ -1,4 +1,4 @@
-"""Makes multi-node optimizers."""
+"""The function that makes a multi-node optimizer."""
 
 from __future__ import annotations
 

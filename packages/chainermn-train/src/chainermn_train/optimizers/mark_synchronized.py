@@ -1,4 +1,4 @@
-"""Marks parameters that were loaded equal on all ranks, so that none are broadcast."""
+"""Parameters that were loaded equal on all ranks are marked, so that none are broadcast."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
 def describe_loss_scaling(optimizer: Any) -> dict[str, Any]:
     """Return what must be the same on all ranks, by names that say how to make it so."""
     scale, dynamic, *rest = loss_scaling(optimizer)
+    scale = None if scale is None else float(scale)
     hint = "call loss_scaling() or set_loss_scale() with the same arguments on all ranks"
     return {
         f"the loss scale ({hint})": f"{'dynamic, now ' if dynamic else ''}{scale}",

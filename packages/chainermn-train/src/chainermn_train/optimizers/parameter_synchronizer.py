@@ -1,4 +1,4 @@
-"""Keep parameters equal on all ranks: rank 0's, whenever any rank's set of them changes."""
+"""Parameters kept equal on all ranks: rank 0's, whenever any rank's set of them changes."""
 
 from __future__ import annotations
 
