@@ -100,10 +100,14 @@ def recv_variables(
     send_pending_cancellations(communicator)
     prebuilt = _prebuild(communicator, rank, tag, delegate_variable)  # while the message travels
     message = receive_message(communicator, rank, tag)
-    mask = message.header.requires_grad_mask
-    if 1 in mask and prebuilt is None and not chainer_config("enable_backprop"):
+    message_id, header, _ = message
+    if (
+        1 in header.requires_grad_mask
+        and prebuilt is None
+        and not chainer_config("enable_backprop")
+    ):
         here = communicator.rank
-        send_cancellation(communicator, rank, message.message_id, NO_BACKPROP)
+        send_cancellation(communicator, rank, message_id, NO_BACKPROP)
         raise RankMismatchError(
             f"rank {here}: recv(rank={rank}, tag={tag}) runs in no_backprop_mode, but rank {rank} "
             f"called send(rank={here}, tag={tag}) outside of it and would wait for gradients; use "
@@ -149,9 +153,10 @@ def make_outputs(
 
     That function, which continues to the delegate, is None if backward has nothing to do.
     """
-    mask, arrays = message.header.requires_grad_mask, message.arrays
+    _, header, arrays = message
+    mask = header.requires_grad_mask
     is_needed = 1 in mask or (delegate is not None and delegate.requires_grad)
-    if not is_needed or not chainer_config("enable_backprop"):
+    if not is_needed or (prebuilt is None and not chainer_config("enable_backprop")):
         return tuple([make_variable(array, False) for array in arrays]), None
     outputs: tuple[Variable, ...]
     if prebuilt is not None and len(arrays) == 1 and type(arrays[0]) is np.ndarray:
@@ -244,7 +249,8 @@ class RecvFunction(OrderedFunctionNode):
                 if gradients:
                     raise self._last_derivative_error()
             else:
-                if gradients and chainer_config("enable_backprop"):
+                differentiable = bool(chainer_config("enable_backprop"))
+                if gradients and differentiable:
                     gradients = connect_all(self.control_output(), gradients)
                 sent = send_gradients(
                     self._message_id,
@@ -253,6 +259,7 @@ class RecvFunction(OrderedFunctionNode):
                     self._communicator,
                     self._peer,
                     self._label,
+                    differentiable,
                     self._not_twice_differentiable or 0 not in indexes,
                 )
         if not self._has_delegate:

@@ -26,7 +26,15 @@ from .cancellation import (
     warn_dropped_send,
 )
 from .control_dependencies import keep_control_dependencies, zeros_for_input
-from .messages import NO_REPLY, Header, Message, check_peer, receive_message, send_message
+from .messages import (
+    NO_REPLY,
+    Header,
+    Message,
+    check_peer,
+    make_header,
+    receive_message,
+    send_message,
+)
 from .ordered_function import (
     SCOPE,
     OrderedFunctionNode,
@@ -83,7 +91,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     variables, arrays = _check_variables(x, communicator.rank)
     send_pending_cancellations(communicator)
     message_id, mask = next(_message_ids), requires_grad_mask(variables)
-    send_message(Header(mask), arrays, communicator, rank, tag, message_id)
+    send_message(make_header(mask), arrays, communicator, rank, tag, message_id)
     # The graph is built while the other rank works on the message.
     node = SendFunction(message_id, communicator, rank, tag, mask)
     (delegate,) = node.apply(variables)
@@ -98,17 +106,18 @@ def send_gradients(
     communicator: CommunicatorBase,
     rank: int,
     label: str,
+    differentiable: bool,
     not_twice_differentiable: bool,
 ) -> Variable | None:
     """Send gradients for the message of this id; see :class:`Header` for the other arguments.
 
     Returns a delegate variable where the gradients can be differentiated again, else None.
     """
-    differentiable = bool(chainer_config("enable_backprop"))
     reply_id = next(_message_ids) if differentiable else NO_REPLY
-    mask, tag = requires_grad_mask(gradients), communicator.reserved_tag
+    mask = requires_grad_mask(gradients) if differentiable else bytes(len(gradients))
     last = differentiable and not_twice_differentiable
-    header = Header(mask, positions, differentiable, 0, last, reply_id)
+    header = make_header(mask, positions, differentiable, 0, last, reply_id)
+    tag = communicator.reserved_tag
     arrays = tuple([gradient.array for gradient in gradients])
     send_message(header, arrays, communicator, rank, tag, message_id, label)
     if not differentiable:
