@@ -24,7 +24,7 @@ from .control_dependencies import (
     keep_control_dependencies,
     zeros_for_input,
 )
-from .messages import NO_REPLY, Message, check_peer, receive_message
+from .messages import NO_REPLY, Message, check_peer, make_header, receive_message, send_message
 from .ordered_function import (
     EMPTY,
     SCOPE,
@@ -32,8 +32,9 @@ from .ordered_function import (
     chainer_config,
     empty_on_device_of,
     make_variable,
+    requires_grad_mask,
 )
-from .send_function import send_gradients
+from .send_function import SendFunction, message_ids
 
 
 def recv(
@@ -252,22 +253,35 @@ class RecvFunction(OrderedFunctionNode):
                 differentiable = bool(chainer_config("enable_backprop"))
                 if gradients and differentiable:
                     gradients = connect_all(self.control_output(), gradients)
-                sent = send_gradients(
-                    self._message_id,
-                    gradients,
-                    positions,
-                    self._communicator,
-                    self._peer,
-                    self._label,
-                    differentiable,
-                    self._not_twice_differentiable or 0 not in indexes,
-                )
+                last = self._not_twice_differentiable or 0 not in indexes
+                sent = self._send_gradients(gradients, positions, differentiable, last)
         if not self._has_delegate:
             return (None,) * len(indexes)
         used = positions or range(len(gradients))
         others = tuple(g for position, g in enumerate(grad_outputs) if position not in used)
         (zeros,) = keep_control_dependencies((sent, *others), (zeros_for_input(self, 0, self._xp),))
         return tuple(None if index else zeros for index in indexes)
+
+    def _send_gradients(
+        self,
+        gradients: tuple[Variable, ...],
+        positions: tuple[int, ...],
+        differentiable: bool,
+        not_twice_differentiable: bool,
+    ) -> Variable | None:
+        """Send gradients; see :class:`Header` for the arguments.
+
+        Returns a delegate variable where the gradients can be differentiated again, else None.
+        """
+        mask, last, reply_id = bytes(len(gradients)), False, NO_REPLY
+        if differentiable:
+            mask, last = requires_grad_mask(gradients), not_twice_differentiable
+            reply_id = next(message_ids)
+        header = make_header(mask, positions, differentiable, 0, last, reply_id)
+        arrays = tuple([gradient.array for gradient in gradients])
+        to = self._communicator, self._peer, self._communicator.reserved_tag
+        send_message(header, arrays, *to, self._message_id, self._label)
+        return SendFunction(reply_id, *to, mask).apply(gradients)[0] if differentiable else None
 
     def _last_derivative_error(self) -> RankMismatchError:
         rank, peer = self._communicator.rank, self._peer
