@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import struct
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
@@ -54,21 +54,16 @@ class Header(NamedTuple):
     reply_id: int = NO_REPLY
 
 
-class Message(NamedTuple):
-    """What was received.
-
-    Attributes:
-        message_id: the message's id, or that of the message that it answers.
-        header: what it says of itself.
-        arrays: new arrays of any shape, memory order and dtype.
-    """
-
-    message_id: int
-    header: Header
-    arrays: tuple[Any, ...]
+# Loops send the same few again and again.
+make_header = lru_cache(maxsize=256)(Header)
 
 
-@lru_cache(maxsize=256)  # loops send the same few again and again
+# What is received: the message's id, or that of the message that it answers; its header; and new
+# arrays of any shape, memory order and dtype.
+Message: TypeAlias = tuple[int, Header, tuple[Any, ...]]
+
+
+@lru_cache(maxsize=256)
 def _encode_header(header: Header) -> bytes:
     mask, positions, *flags, reply_id = header
     fixed = _FIXED.pack(_MAGIC, *flags, reply_id, len(mask))
@@ -115,7 +110,7 @@ def receive_message(
     """
     try:
         metadata, arrays, message_id = communicator.recv_noted(rank, tag, label)
-        return Message(message_id, _decode_header(metadata), arrays)
+        return message_id, _decode_header(metadata), arrays
     except TypeError as error:
         raise TypeError(
             f"rank {communicator.rank}: expected what rank {rank} sends with "

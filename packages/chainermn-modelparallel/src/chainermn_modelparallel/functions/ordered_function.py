@@ -75,9 +75,10 @@ class OrderedFunctionNode(chainer.FunctionNode):
         self._output_layouts = (None,) * len(arrays)
         self._output_count = len(arrays)
         if self._builds_graph:
-            for output in outputs:
-                output.node.creator_node = self
-            self.outputs = tuple([ref(output.node) for output in outputs])
+            nodes = [output.node for output in outputs]
+            for node in nodes:
+                node.creator_node = self
+            self.outputs = tuple([ref(node) for node in nodes])
             index: int
             for index in self._input_indexes_to_retain or ():
                 inputs[index].retain_data()

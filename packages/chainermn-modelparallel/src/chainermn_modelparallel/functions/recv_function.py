@@ -24,7 +24,7 @@ from .control_dependencies import (
     keep_control_dependencies,
     zeros_for_input,
 )
-from .messages import NO_REPLY, Message, check_peer, receive_message
+from .messages import NO_REPLY, Message, check_peer, make_header, receive_message, send_message
 from .ordered_function import (
     EMPTY,
     SCOPE,
@@ -32,8 +32,9 @@ from .ordered_function import (
     chainer_config,
     empty_on_device_of,
     make_variable,
+    requires_grad_mask,
 )
-from .send_function import send_gradients
+from .send_function import SendFunction, message_ids
 
 
 def recv(
@@ -100,10 +101,14 @@ def recv_variables(
     send_pending_cancellations(communicator)
     prebuilt = _prebuild(communicator, rank, tag, delegate_variable)  # while the message travels
     message = receive_message(communicator, rank, tag)
-    mask = message.header.requires_grad_mask
-    if 1 in mask and prebuilt is None and not chainer_config("enable_backprop"):
+    message_id, header, _ = message
+    if (
+        1 in header.requires_grad_mask
+        and prebuilt is None
+        and not chainer_config("enable_backprop")
+    ):
         here = communicator.rank
-        send_cancellation(communicator, rank, message.message_id, NO_BACKPROP)
+        send_cancellation(communicator, rank, message_id, NO_BACKPROP)
         raise RankMismatchError(
             f"rank {here}: recv(rank={rank}, tag={tag}) runs in no_backprop_mode, but rank {rank} "
             f"called send(rank={here}, tag={tag}) outside of it and would wait for gradients; use "
@@ -149,9 +154,10 @@ def make_outputs(
 
     That function, which continues to the delegate, is None if backward has nothing to do.
     """
-    mask, arrays = message.header.requires_grad_mask, message.arrays
+    _, header, arrays = message
+    mask = header.requires_grad_mask
     is_needed = 1 in mask or (delegate is not None and delegate.requires_grad)
-    if not is_needed or not chainer_config("enable_backprop"):
+    if not is_needed or (prebuilt is None and not chainer_config("enable_backprop")):
         return tuple([make_variable(array, False) for array in arrays]), None
     outputs: tuple[Variable, ...]
     if prebuilt is not None and len(arrays) == 1 and type(arrays[0]) is np.ndarray:
@@ -244,23 +250,38 @@ class RecvFunction(OrderedFunctionNode):
                 if gradients:
                     raise self._last_derivative_error()
             else:
-                if gradients and chainer_config("enable_backprop"):
+                differentiable = bool(chainer_config("enable_backprop"))
+                if gradients and differentiable:
                     gradients = connect_all(self.control_output(), gradients)
-                sent = send_gradients(
-                    self._message_id,
-                    gradients,
-                    positions,
-                    self._communicator,
-                    self._peer,
-                    self._label,
-                    self._not_twice_differentiable or 0 not in indexes,
-                )
+                last = self._not_twice_differentiable or 0 not in indexes
+                sent = self._send_gradients(gradients, positions, differentiable, last)
         if not self._has_delegate:
             return (None,) * len(indexes)
         used = positions or range(len(gradients))
         others = tuple(g for position, g in enumerate(grad_outputs) if position not in used)
         (zeros,) = keep_control_dependencies((sent, *others), (zeros_for_input(self, 0, self._xp),))
         return tuple(None if index else zeros for index in indexes)
+
+    def _send_gradients(
+        self,
+        gradients: tuple[Variable, ...],
+        positions: tuple[int, ...],
+        differentiable: bool,
+        not_twice_differentiable: bool,
+    ) -> Variable | None:
+        """Send gradients; see :class:`Header` for the arguments.
+
+        Returns a delegate variable where the gradients can be differentiated again, else None.
+        """
+        mask, last, reply_id = bytes(len(gradients)), False, NO_REPLY
+        if differentiable:
+            mask, last = requires_grad_mask(gradients), not_twice_differentiable
+            reply_id = next(message_ids)
+        header = make_header(mask, positions, differentiable, 0, last, reply_id)
+        arrays = tuple([gradient.array for gradient in gradients])
+        to = self._communicator, self._peer, self._communicator.reserved_tag
+        send_message(header, arrays, *to, self._message_id, self._label)
+        return SendFunction(reply_id, *to, mask).apply(gradients)[0] if differentiable else None
 
     def _last_derivative_error(self) -> RankMismatchError:
         rank, peer = self._communicator.rank, self._peer

@@ -26,7 +26,14 @@ from .cancellation import (
     warn_dropped_send,
 )
 from .control_dependencies import keep_control_dependencies, zeros_for_input
-from .messages import NO_REPLY, Header, Message, check_peer, receive_message, send_message
+from .messages import (
+    Header,
+    Message,
+    check_peer,
+    make_header,
+    receive_message,
+    send_message,
+)
 from .ordered_function import (
     SCOPE,
     OrderedFunctionNode,
@@ -37,7 +44,7 @@ from .ordered_function import (
 )
 
 # Messages of this process are numbered. The sends whose gradients may still come, by message id.
-_message_ids = itertools.count()
+message_ids = itertools.count()
 _pending_sends: dict[int, ref[SendFunction]] = {}
 
 
@@ -82,38 +89,13 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     rank, tag = check_peer(communicator, rank, tag)
     variables, arrays = _check_variables(x, communicator.rank)
     send_pending_cancellations(communicator)
-    message_id, mask = next(_message_ids), requires_grad_mask(variables)
-    send_message(Header(mask), arrays, communicator, rank, tag, message_id)
+    message_id, mask = next(message_ids), requires_grad_mask(variables)
+    send_message(make_header(mask), arrays, communicator, rank, tag, message_id)
     # The graph is built while the other rank works on the message.
     node = SendFunction(message_id, communicator, rank, tag, mask)
     (delegate,) = node.apply(variables)
     node.expect_backward()
     return delegate
-
-
-def send_gradients(
-    message_id: int,
-    gradients: tuple[Variable, ...],
-    positions: tuple[int, ...],
-    communicator: CommunicatorBase,
-    rank: int,
-    label: str,
-    not_twice_differentiable: bool,
-) -> Variable | None:
-    """Send gradients for the message of this id; see :class:`Header` for the other arguments.
-
-    Returns a delegate variable where the gradients can be differentiated again, else None.
-    """
-    differentiable = bool(chainer_config("enable_backprop"))
-    reply_id = next(_message_ids) if differentiable else NO_REPLY
-    mask, tag = requires_grad_mask(gradients), communicator.reserved_tag
-    last = differentiable and not_twice_differentiable
-    header = Header(mask, positions, differentiable, 0, last, reply_id)
-    arrays = tuple([gradient.array for gradient in gradients])
-    send_message(header, arrays, communicator, rank, tag, message_id, label)
-    if not differentiable:
-        return None
-    return SendFunction(reply_id, communicator, rank, tag, mask).apply(gradients)[0]
 
 
 class SendFunction(OrderedFunctionNode):
