@@ -1,1 +1,2 @@
-from chainermn_facade.extensions import *
+from chainermn_train.checkpoint import *
+from chainermn_train.extensions import *

@@ -1,21 +1,4 @@
 """Communicators and the errors they raise."""
 
-from chainermn_comm import (
-    CommunicationError,
-    CommunicatorBase,
-    FinalizedError,
-    PeerError,
-    RankMismatchError,
-    Topology,
-    create_communicator,
-)
-
-__all__ = [
-    "CommunicationError",
-    "CommunicatorBase",
-    "FinalizedError",
-    "PeerError",
-    "RankMismatchError",
-    "Topology",
-    "create_communicator",
-]
+from chainermn_comm import *  # noqa: F403
+from chainermn_comm import __all__ as __all__

@@ -1,5 +1,4 @@
 """Data sets that are spread over ranks."""
 
-from chainermn_train import create_empty_dataset, scatter_dataset, scatter_index
-
-__all__ = ["create_empty_dataset", "scatter_dataset", "scatter_index"]
+from chainermn_train.datasets import *  # noqa: F403
+from chainermn_train.datasets import __all__ as __all__

@@ -1,29 +1,8 @@
 """Extensions of Chainer's Trainer that work over ranks."""
 
-from chainermn_train import (
-    create_multi_node_checkpoint,
-    create_multi_node_checkpointer,
-    create_multi_node_evaluator,
-    multi_node_snapshot,
-)
-from chainermn_train.extensions import (
-    AllreducePersistent,
-    GenericMultiNodeEvaluator,
-    MultiNodeEarlyStoppingTrigger,
-    ObservationAggregator,
-    ThroughputReport,
-    on_rank,
-)
+from chainermn_train import checkpoint as _checkpoint
+from chainermn_train import extensions as _extensions
+from chainermn_train.checkpoint import *  # noqa: F403
+from chainermn_train.extensions import *  # noqa: F403
 
-__all__ = [
-    "AllreducePersistent",
-    "GenericMultiNodeEvaluator",
-    "MultiNodeEarlyStoppingTrigger",
-    "ObservationAggregator",
-    "ThroughputReport",
-    "create_multi_node_checkpoint",
-    "create_multi_node_checkpointer",
-    "create_multi_node_evaluator",
-    "multi_node_snapshot",
-    "on_rank",
-]
+__all__ = _checkpoint.__all__ + _extensions.__all__

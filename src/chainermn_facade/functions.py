@@ -1,27 +1,4 @@
 """Differentiable communication between ranks."""
 
-from chainermn_modelparallel import (
-    allgather,
-    allreduce,
-    alltoall,
-    bcast,
-    gather,
-    pseudo_connect,
-    recv,
-    reduce_scatter,
-    scatter,
-    send,
-)
-
-__all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "bcast",
-    "gather",
-    "pseudo_connect",
-    "recv",
-    "reduce_scatter",
-    "scatter",
-    "send",
-]
+from chainermn_modelparallel.functions import *  # noqa: F403
+from chainermn_modelparallel.functions import __all__ as __all__

@@ -1,15 +1,4 @@
 """Iterators that several ranks share."""
 
-from chainermn_train import (
-    ResumableOrderSampler,
-    create_multi_node_iterator,
-    create_synchronized_iterator,
-    use_forkserver,
-)
-
-__all__ = [
-    "ResumableOrderSampler",
-    "create_multi_node_iterator",
-    "create_synchronized_iterator",
-    "use_forkserver",
-]
+from chainermn_train.iterators import *  # noqa: F403
+from chainermn_train.iterators import __all__ as __all__

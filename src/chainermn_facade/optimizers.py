@@ -1,5 +1,4 @@
 """Optimizers that average gradients over ranks."""
 
-from chainermn_train import create_multi_node_optimizer
-
-__all__ = ["create_multi_node_optimizer"]
+from chainermn_train.optimizers import *  # noqa: F403
+from chainermn_train.optimizers import __all__ as __all__

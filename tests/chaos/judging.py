@@ -17,7 +17,7 @@ REPORT = re.compile(
     r"ChainerMN: likely culprits?\b[^:]*: rank (\d+) \(process (\d+) on (\S+)\) (.*)"
 )
 DISAGREE = re.compile(
-    r"^(?:[\w.]+Error): (?P<operation>[\w, ]+?) on rank \d+: ranks disagree on (?P<what>[^:\n]+): "
+    r"^(?:[\w.]+Error): (?P<operation>[^\n]+?) on rank \d+: ranks disagree on (?P<what>[^:\n]+): "
     r"(?P<views>.+)$",
     re.M,
 )

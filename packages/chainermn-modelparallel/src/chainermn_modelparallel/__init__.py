@@ -3,42 +3,8 @@
 # First: it sees to it that `import chainer` works where no start-up file ran.
 import chainermn_comm  # noqa: F401
 
-from .functions import (
-    allgather,
-    allreduce,
-    alltoall,
-    bcast,
-    gather,
-    pseudo_connect,
-    recv,
-    reduce_scatter,
-    scatter,
-    send,
-)
-from .links import (
-    ColumnParallelLinear,
-    MultiNodeBatchNormalization,
-    MultiNodeChainList,
-    RowParallelLinear,
-    create_mnbn_model,
-    create_multi_node_n_step_rnn,
-)
+from . import functions, links
+from .functions import *  # noqa: F403
+from .links import *  # noqa: F403
 
-__all__ = [
-    "ColumnParallelLinear",
-    "MultiNodeBatchNormalization",
-    "MultiNodeChainList",
-    "RowParallelLinear",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "bcast",
-    "create_mnbn_model",
-    "create_multi_node_n_step_rnn",
-    "gather",
-    "pseudo_connect",
-    "recv",
-    "reduce_scatter",
-    "scatter",
-    "send",
-]
+__all__ = functions.__all__ + links.__all__
