@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from chainermn_tools.trace.loader import Call, Run, each_call
+from chainermn_tools.trace.table import Call, Run, each_call
 
 
 def write(run: Run, file: IO[str]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from chainermn_tools.trace.loader import RankTrace, Run
+from chainermn_tools.trace.table import RankTrace, Run
 
 # Two comparisons tell of drift if they are so exact for the time between them. Clocks of computers
 # drift less, and to go on with a slope that is all error would be worse than none.

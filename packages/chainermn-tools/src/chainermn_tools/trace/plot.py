@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chainermn_tools.trace.loader import Run
+from chainermn_tools.trace.table import Run
 
 # For any kind of eye: colours of Okabe and Ito.
 COLORS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#d55e00")

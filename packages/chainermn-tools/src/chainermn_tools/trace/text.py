@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chainermn_tools.formatting import format_bytes, format_duration, printable
 from chainermn_tools.trace import summary
-from chainermn_tools.trace.loader import Run
+from chainermn_tools.trace.table import Run
 
 if TYPE_CHECKING:
     import numpy as np
