@@ -98,3 +98,11 @@ def test_of_endless_output_the_beginning_and_the_end_are_kept(monkeypatch):
     assert found.startswith("first\n")
     assert found.endswith("last\n")
     assert len(found) == 2000
+
+
+def test_an_orphan_that_cannot_be_found_and_goes_on_writing_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(jobs.supervisor, "MAX_LINGER_SECONDS", 0.3)
+    endless = "while :; do echo more; sleep 0.01; done"
+    found = jobs.run(["sh", "-c", f'env -i sh -c "{endless}" & echo $!'], LIMIT_SECONDS)
+    assert found.returncode == 0
+    assert soon(lambda: is_gone(int(found.stdout.split()[0])))  # nobody reads what it writes

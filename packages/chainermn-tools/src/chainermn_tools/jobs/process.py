@@ -82,7 +82,7 @@ def run(
 
 
 def check_output(args: Sequence[str], timeout: float) -> str:
-    """Run a command to its end, and return what it printed, both streams together.
+    """Run a command to its end, and return what it printed on both streams.
 
     Args:
         args: the program and its arguments.

@@ -22,19 +22,23 @@ POLL_SECONDS = 0.1
 READ_BYTES = 1 << 16
 # For output of processes that were killed.
 SWEPT_SECONDS = 0.2
+# For orphans that go on writing.
+MAX_LINGER_SECONDS = 10.0
 # Of the beginning of a program's output, and of its end, what is kept.
 MAX_OUTPUT_BYTES = 8 << 20
 
 Request = Literal["terminate", "kill"]
 
-# A program that is run in place of itself by this one is told by the kernel when we are killed;
+# Asks the kernel for a SIGTERM when the parent is killed, and then becomes the program.
 # `preexec_fn` could do so too, but may deadlock where threads run.
 DIE_WITH_PARENT = """
-import ctypes, os, sys
-PR_SET_PDEATHSIG, SIGTERM = 1, 15
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGTERM)
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 if os.getppid() != int(sys.argv[1]):
-    sys.exit(128 + SIGTERM)
+    sys.exit(128 + signal.SIGTERM)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
 try:
     os.execvp(sys.argv[2], sys.argv[2:])
 except OSError as error:
@@ -138,6 +142,7 @@ def _pump_output(
 ) -> None:
     """Pass output on until the program and its orphans have ended."""
     terminated_at: float | None = None
+    exited_at: float | None = None
     swept = False
     last_output = time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -156,11 +161,12 @@ def _pump_output(
                     selector.unregister(key.fileobj)
             now = time.monotonic()
             if process.poll() is not None:
-                if now - last_output > (SWEPT_SECONDS if swept else linger):
+                exited_at = now if exited_at is None else exited_at
+                if now - last_output > linger or now - exited_at > MAX_LINGER_SECONDS:
                     if swept:
-                        break  # a process that hides from us holds the pipe
+                        break  # a process without the tag holds the pipe
                     _kill(process, tag)  # orphans; what they have written is still read
-                    swept, last_output = True, now
+                    swept, last_output, exited_at, linger = True, now, now, SWEPT_SECONDS
                 continue
             wanted = request()
             if wanted == "kill" or (terminated_at is not None and now - terminated_at > term_grace):

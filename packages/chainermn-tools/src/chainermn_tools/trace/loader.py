@@ -1,4 +1,4 @@
-"""Reads trace files, whole ones and what is left of others; docs/trace.md describes them."""
+"""Reads trace files, whole or cut off; docs/trace.md describes them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
 # Names of the metadata events that are ours, as chainermn_comm.trace.events has them.
 FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
 SCHEMA = 1
-# Most old runs that are listed by name.
-MOST_NAMES = 5
+# Old runs that are listed by name.
+MAX_LISTED_RUNS = 5
+# What is larger in a file is damage.
+MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 20
+# Of one line, which holds one event; a longer one is damaged.
+MAX_LINE_CHARACTERS = 1 << 20
 
 
 class NoTrace(Exception):
     """There is nothing that could be read; the message says what and why."""
-
-
-MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 30
-# Of one line, which holds one event; a longer one is damaged.
-MAX_LINE_CHARACTERS = 1 << 20
 
 
 def read(folder: Path, wanted: str | None = None) -> Run:
@@ -95,24 +94,24 @@ def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
                 "as after a kill or on a full disk"
             )
     if others:
-        more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
+        more = f" and {len(others) - MAX_LISTED_RUNS} more" if len(others) > MAX_LISTED_RUNS else ""
         found.append(
             f"the folder has other runs, to be seen with --run: "
-            f"{', '.join(others[-MOST_NAMES:])}{more}"
+            f"{', '.join(others[-MAX_LISTED_RUNS:])}{more}"
         )
     return found
 
 
 def _runs(folder: Path) -> list[dict[str, list[Path]]]:
-    """Files by run; runs whose ranks came to be in one communicator belong together."""
+    """Return files by run; runs whose ranks came to be in one communicator are one."""
     files: dict[str, list[Path]] = {}
     try:
         for path in sorted(folder.iterdir()):
             name = FILE_NAME.fullmatch(path.name)
             if name is not None and path.is_file():
                 files.setdefault(name["run"], []).append(path)
-    except OSError as problem:
-        raise NoTrace(f"{folder} can't be read: {problem.strerror}") from None
+    except OSError as error:
+        raise NoTrace(f"{folder} can't be read: {error.strerror}") from None
     groups = {run: {run: paths} for run, paths in files.items()}
     for run, paths in files.items():
         for joined in {one for path in paths for one in _joined(path)}:
@@ -124,7 +123,7 @@ def _runs(folder: Path) -> list[dict[str, list[Path]]]:
 
 
 def _joined(path: Path) -> set[str]:
-    """The runs of the communicators that a file tells of."""
+    """Return the runs of the communicators that a file names."""
     return {
         str(event["args"].get("run"))
         for event in _events(path, f'"{COMMUNICATOR}"')
@@ -190,13 +189,13 @@ def _read_file(path: Path, names: Names) -> RankTrace | str:
 
 def _parse_header(path: Path, event: Any, names: Names) -> RankTrace | None:
     try:
-        said = event["args"]
-        rank, ranks = int(said["rank"]), int(said["ranks"])
-        if event["name"] != FILE or said["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
+        args = event["args"]
+        rank, ranks = int(args["rank"]), int(args["ranks"])
+        if event["name"] != FILE or args["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
             return None
-        clock = str(said["clock"]), _finite(said["zero"])
+        clock = str(args["clock"]), _finite(args["zero"])
         return RankTrace(
-            path, rank, ranks, str(said["host"]), _finite(said["began"]), *clock, names
+            path, rank, ranks, str(args["host"]), _finite(args["began"]), *clock, names
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
@@ -209,32 +208,32 @@ def _take(trace: RankTrace, event: Any) -> tuple[int | float, ...] | None:
         KeyError: something of it is missing; like TypeError, ValueError and OverflowError, where
             it is not what it should be.
     """
-    said = event["args"]
+    args = event["args"]
     if event["ph"] == "X":
-        return _row(trace, event, said)
+        return _row(trace, event, args)
     if event["name"] == COMMUNICATOR:
-        trace.members[str(said["communicator"])] = [_integer(rank) for rank in said["ranks"]]
+        trace.members[str(args["communicator"])] = [_integer(rank) for rank in args["ranks"]]
     elif event["name"] == CLOCK:
-        found = _finite(said["at"]), _finite(said["ahead"]), _finite(said["round_trip"])
-        trace.clocks.setdefault(str(said["communicator"]), []).append(found)
+        found = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
+        trace.clocks.setdefault(str(args["communicator"]), []).append(found)
     else:
         trace.other.append(event)
     return None
 
 
-def _row(trace: RankTrace, event: Any, said: Any) -> tuple[int | float, ...]:
+def _row(trace: RankTrace, event: Any, args: Any) -> tuple[int | float, ...]:
     """Return a call as a row of ``CALL``."""
     start, number = _finite(event["ts"]), trace.names.number
     end = start + max(0.0, _finite(event["dur"]))
     numbers = (
-        _integer(said["bytes"]),
-        _integer(said.get("sequence")),
-        _integer(said.get("root", said.get("peer"))),
-        _integer(said.get("tag")),
+        _integer(args["bytes"]),
+        _integer(args.get("sequence")),
+        _integer(args.get("root", args.get("peer"))),
+        _integer(args.get("tag")),
         _integer(event["tid"]),
     )
-    error = said.get("error")
-    names = number(str(event["name"])), number(str(said["communicator"]))
+    error = args.get("error")
+    names = number(str(event["name"])), number(str(args["communicator"]))
     failure = NONE if error is None else number(str(error))
     return (trace.rank, *names, failure, NONE, start, end, 0.0, *numbers)
 

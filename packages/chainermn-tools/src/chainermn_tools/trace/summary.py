@@ -1,4 +1,4 @@
-"""What a run's calls come to: by operation, by rank, and who was late."""
+"""Sums up a run's calls: by operation, by rank, and who was late."""
 
 from __future__ import annotations
 
