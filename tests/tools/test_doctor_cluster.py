@@ -229,7 +229,7 @@ TABLE = {
     "hosts' python": [
         ("failed", PYTHON, "", of(b=OTHER)),
         ("failed", NO_PYTHON, " b", of(b=dict(NONE, exists=False, other="/usr/bin/python3"))),
-        ("failed", BROKEN_PYTHON, " b", of(b=dict(NONE, exists=True, status="9", said="oh"))),
+        ("failed", BROKEN_PYTHON, " b", of(b=dict(NONE, exists=True, status="9", stderr="oh"))),
     ],
     "hosts' mpiexec": [
         ("ok", "", "", of(b=OTHER)),

@@ -2,7 +2,7 @@
 
     python rank_job.py RANKS SECONDS
 
-runs a rank. It reports what it found in each step as an event, so that this is known however the
+runs a rank. It reports the result of each step as an event, so that this is known however the
 rank ends.
 """
 
@@ -67,19 +67,19 @@ class RankJob:
         """All that mpiexec and the ranks printed."""
         return f"{self.output.stdout}\n{self.output.stderr}"
 
-    def found(self, step: str) -> list[dict[str, Any]]:
-        """Return what each process found in a step, of those that finished it."""
+    def results(self, step: str) -> list[dict[str, Any]]:
+        """Return the result of each process in a step, of those that finished it."""
         events = [event for event in self.output.events if event.kind == EVENT]
-        return [event["found"] for event in events if event["step"] == step]
+        return [event["result"] for event in events if event["step"] == step]
 
     def failure_at(self, step: str) -> CheckResult | None:
         """Return why there is nothing to judge of a step; None when all ranks finished it."""
-        stopped = next((one for one in STEPS if len(self.found(one)) < self.ranks), step)
+        stopped = next((one for one in STEPS if len(self.results(one)) < self.ranks), step)
         order = list(STEPS)
         if order.index(stopped) < order.index(step):
             message = f"the ranks came no further than {stopped!r}"
             return skipped(message, blocked_by=stopped)
-        finished = len(self.found(step))
+        finished = len(self.results(step))
         if finished == self.ranks:
             return None
         where = f"{finished} of {self.ranks} ranks came through it"
@@ -165,9 +165,9 @@ def take_steps(ranks: int) -> None:
     for step, probe in STEPS.items():
         from mpi4py import MPI  # starts MPI, which is the first step
 
-        found = probe(MPI.COMM_WORLD)
-        emit(EVENT, step=step, found=found)
-        if found.get("size", ranks) != ranks:
+        result = probe(MPI.COMM_WORLD)
+        emit(EVENT, step=step, result=result)
+        if result.get("size", ranks) != ranks:
             return  # whether it is alone or not, it is not what was asked for
 
 

@@ -44,7 +44,7 @@ def _all_alike(hosts: Mapping[str, Any], message: str) -> CheckResult:
 )
 @over_hosts
 def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
-    here = cluster.here["variables"]
+    here = cluster.local["variables"]
     passes_all = launcher_if_any(context).get("vendor") != "Open MPI"
     problems: dict[str, str] = {}
     doubts: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _variables_only_there(here: Facts, there: Facts, passes_all: bool) -> list[s
 @checks.add("hosts' python", "Is the same Python at the same path on the hosts?")
 @over_hosts
 def python(_: Context, cluster: ClusterFacts) -> CheckResult:
-    here = cluster.here["python"]
+    here = cluster.local["python"]
     problems = {}
     for host, facts in cluster.facts().items():
         there = facts["python"]
@@ -136,8 +136,8 @@ def _describe_missing_python(facts: Facts) -> str:
     if not facts["exists"]:
         other = f"; {facts['other']} is another one" if facts["other"] else ""
         return f"there is no {sys.executable}{other}"
-    said = f": {facts['said']}" if facts["said"] else ""
-    return f"{sys.executable} doesn't run (exit status {facts['status']}){said}"
+    stderr = f": {facts['stderr']}" if facts["stderr"] else ""
+    return f"{sys.executable} doesn't run (exit status {facts['status']}){stderr}"
 
 
 def _describe_python(python: Mapping[str, str]) -> str:
@@ -157,7 +157,7 @@ def _copy_command(host: str) -> str:
 @checks.add("hosts' packages", "Are the packages of the hosts those of this machine?")
 @over_hosts
 def packages(_: Context, cluster: ClusterFacts) -> CheckResult:
-    here = cluster.here["packages"]
+    here = cluster.local["packages"]
     hosts = {host: facts["packages"] for host, facts in cluster.facts_with_same_python().items()}
     differing = {host: _differing_packages(here, hosts, host) for host in hosts}
     differing = {host: names for host, names in differing.items() if names}
@@ -207,7 +207,7 @@ def _differing_packages(here: Facts, hosts: Mapping[str, Facts], host: str) -> l
 @checks.add("hosts' mpiexec", "Is the mpiexec of the hosts that of this machine?")
 @over_hosts
 def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
-    mine = cluster.here["mpiexec"].get("same path")
+    mine = cluster.local["mpiexec"].get("same path")
     if mine is None:
         return skipped("there is no mpiexec here")
     path = launcher_if_any(context)["path"]
@@ -233,10 +233,10 @@ def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
     return _all_alike(cluster.facts_with_same_python(), f"{_describe_mpi(mine)} at {path}")
 
 
-def _describe_mpi(said: Facts) -> str:
-    known = parse_mpi_version(said["text"])
+def _describe_mpi(mpiexec: Facts) -> str:
+    known = parse_mpi_version(mpiexec["text"])
     if known["vendor"] is None:
-        text = " ".join(said["text"].split())
+        text = " ".join(mpiexec["text"].split())
         return f"something that says {text[:100]!r}" if text else "something that says nothing"
     return f"{known['vendor']} {known['version'] or 'of an unknown version'}"
 
@@ -246,7 +246,7 @@ def _describe_mpi(said: Facts) -> str:
 def script(context: Context, cluster: ClusterFacts) -> CheckResult:
     if context.script is None:
         return skipped("no script was named")
-    path, mine = os.path.abspath(context.script), cluster.here["script"]
+    path, mine = os.path.abspath(context.script), cluster.local["script"]
     if "digest" not in mine:
         return failed(
             f"{path} can't be read here: {mine['problem']}", "give the script's right path"
@@ -276,7 +276,7 @@ def shared_memory(context: Context, cluster: ClusterFacts) -> CheckResult:
     little: dict[str, str] = {}
     free: dict[str, int] = {}
     for host, facts in cluster.facts().items():
-        if facts.get("machine") == cluster.here["machine"]:
+        if facts.get("machine") == cluster.local["machine"]:
             continue  # another check looks at this machine's
         size = facts["shm"] or {"free_bytes": 0, "total_bytes": 0}
         free[host] = size["free_bytes"]

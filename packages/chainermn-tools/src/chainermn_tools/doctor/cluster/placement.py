@@ -202,9 +202,9 @@ def _hanging_alone(context: Context, hosts: list[str], timeout: float) -> list[s
 
 def _judge_failure(output: jobs.JobOutput, silent: list[str]) -> CheckResult:
     where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
-    said = last_line(output.stderr) or last_line(output.stdout)
+    line = last_line(output.stderr) or last_line(output.stdout)
     return failed(
-        f"{where}, and the job ended with status {output.status}: {said}",
+        f"{where}, and the job ended with status {output.status}: {line}",
         hint_for_output(
             f"{output.stdout}\n{output.stderr}",
             "run it by hand to see what mpiexec says: chainermn launch --hosts ...",
