@@ -208,8 +208,8 @@ def _differing_packages(here: Facts, hosts: Mapping[str, Facts], host: str) -> l
 @over_hosts
 def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
     mine = cluster.local["mpiexec"].get("same path")
-    if mine is None:
-        return skipped("there is no mpiexec here")
+    if mine is None or mine.get("hangs"):
+        return skipped("there is no mpiexec here" if mine is None else "mpiexec hangs here, too")
     path = launcher_if_any(context)["path"]
     wanted = parse_mpi_version(mine["text"])
     problems, hints = {}, []
@@ -218,9 +218,13 @@ def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
         hint = f"install {_describe_mpi(mine)} on {host}, so that it is at {path}"
         if there is None:
             problems[host] = f"there is no {path}"
+        elif there.get("hangs"):
+            problems[host] = f"{path} --version does not end in time"
+            test = shlex.join(["ssh", host, path, "--version"])
+            hint = f"{test}   # if it ends, {host} is just slow: give it more time with --timeout"
         elif parse_mpi_version(there["text"]) != wanted:
             problems[host] = f"{path} is {_describe_mpi(there)} and not {_describe_mpi(mine)}"
-        elif first is not None and parse_mpi_version(first["text"]) != wanted:
+        elif first and not first.get("hangs") and parse_mpi_version(first["text"]) != wanted:
             other = f"{first['path']}, {_describe_mpi(first)}"
             problems[host] = f"PATH of a shell there leads to {other}"
             folder = shlex.quote(os.path.dirname(path))
