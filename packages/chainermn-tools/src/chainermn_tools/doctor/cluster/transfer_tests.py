@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from chainermn_tools.bench.timing import NAP_SECONDS
 from chainermn_tools.bench.values import fill, is_filled
 from chainermn_tools.doctor.cluster.agent import listen
 from chainermn_tools.doctor.communicator_tests import try_communicator
-from chainermn_tools.jobs import available_cores
+from chainermn_tools.doctor.rank_job import overload_reason
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -110,7 +109,7 @@ def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> d
         "seconds": min(times),
         "tcp_seconds": min(tcp, default=None),
         "bytes": sent.nbytes,
-        "overloaded": overloaded or _is_overloaded(),
+        "overloaded": overloaded or bool(overload_reason()),
     }
 
 
@@ -119,7 +118,7 @@ def _receive_and_return(world: MPI.Intracomm, other: int, address: str | None) -
     got = np.empty(COUNT, np.float32)
     with listen() as listener:
         listener.settimeout(STALL_SECONDS)
-        world.send((listener.getsockname()[1], _is_overloaded()), other)
+        world.send((listener.getsockname()[1], bool(overload_reason())), other)
         more = True
         while more:
             if address is not None:
@@ -158,12 +157,6 @@ def _receive_over_tcp(listener: socket.socket, nbytes: int) -> None:
                 return
             remaining -= read
         connection.sendall(b"!")
-
-
-def _is_overloaded() -> bool:
-    """Return whether there is more to do on this host than its cores can."""
-    usable: int = available_cores()["usable"]
-    return os.getloadavg()[0] > usable
 
 
 def _barrier(world: MPI.Intracomm) -> None:
