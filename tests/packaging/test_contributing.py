@@ -36,13 +36,13 @@ def test_a_file_makes_a_communicator(tmp_path, heading, name):
     assert done.stdout.count("mean [1.5, 1.5, 1.5, 1.5, 1.5]") == 2
 
 
-def test_a_function_is_a_check_and_a_row_a_known_error():
+def test_a_function_is_a_check_and_a_rule_a_known_error():
     names = {}
     exec(BLOCKS["A check of the doctor"], names)
     assert names["nice"].run(None).status in ("ok", "warning")
-    exec(BLOCKS["A known error"].replace("\nKnown(", "\nrow = Known("), names)
-    row = names["row"]
-    assert all(any(sign in line for line in row.lines) for sign in row.signs)
+    exec(BLOCKS["A known error"].replace("\nErrorRule(", "\nrule = ErrorRule("), names)
+    rule = names["rule"]
+    assert all(any(text in line for line in rule.examples) for text in rule.literals)
 
 
 def test_folders_that_are_named_exist():

@@ -15,13 +15,13 @@ def report(ranks: int = 2, **changes: object) -> dict[str, object]:
             seconds = 1e-5 + size / (5e9 if operation == "memcpy" else 1e9)
             algbw = size / seconds / 1e9
             row = {"communicator": name, "operation": operation, "size": size, "bytes": size}
-            row |= {"right": True, "seconds": seconds, "algbw": algbw}
+            row |= {"correct": True, "seconds": seconds, "algbw": algbw}
             rows.append({**row, "busbw": algbw * (ranks > 1)})
     known = {"ranks": ranks, "nodes": 1, "hosts": ["here"] * ranks, "cores": 2, "mpi": "MPICH 5"}
-    return {**known, "right": True, "checks": [], "results": rows, "skipped": [], **changes}
+    return {**known, "correct": True, "checks": [], "results": rows, "skipped": [], **changes}
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time few calls."""
-    for name, value in (("MOST_ROUNDS", 4), ("BATCH_SECONDS", 1e-4), ("WARM_UP_CALLS", 2)):
+    for name, value in (("MAX_ROUNDS", 4), ("BATCH_SECONDS", 1e-4), ("WARM_UP_CALLS", 2)):
         monkeypatch.setattr(timing, name, value)

@@ -41,7 +41,7 @@ from chainermn_tools.doctor.cluster import agent, placement, session, ssh
 from chainermn_tools.doctor.cluster import facts as cluster_facts
 from chainermn_tools.environment import machine as environment_machine
 from chainermn_tools.environment import packages
-from chainermn_tools.jobs import Host, cores, parse_host_list, process
+from chainermn_tools.jobs import Host, cores, parse_host_list, tags
 from tests.support import commands
 
 __all__ = ["Check", "CheckResult", "failed", "ok", "skipped", "warning"]
@@ -129,7 +129,7 @@ class Machine:
         with self._patch.context() as patch:
             for name in ("LOCAL", "RANKS", "CLUSTER"):
                 patch.setattr(doctor, name, content(getattr(doctor, name), answers))
-            patch.setattr(process, "_closed", False)  # and again afterwards
+            patch.setattr(tags, "_closed", False)  # and again afterwards
             return CliRunner().invoke(command, list(map(str, arguments)))
 
     def context(

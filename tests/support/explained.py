@@ -11,4 +11,4 @@ from tests.support.jobs import Job
 def explained(said: Job | str) -> list[str]:
     """The names of the known errors in it, the first cause first."""
     text = said if isinstance(said, str) else said.out + said.err
-    return [found.known.name for found in search(io.BytesIO(text.encode()))]
+    return [found.rule.name for found in search(io.BytesIO(text.encode()))]

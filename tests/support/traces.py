@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
-from chainermn_tools.trace import clocks, reading, summary, text, waiting
+from chainermn_tools.trace import clocks, loader, matching, summary, table, text
 
 RUN = "20261120T120000-abcdef"
 
@@ -62,26 +63,36 @@ def write_two(folder: Path, **changes: Any) -> None:
     second.call("recv", 320, 352, peer=0, tag=5).write()
 
 
-unaligned = reading.read  # a run whose times are still those of each rank's own clock
+unaligned = loader.read  # a run whose times are still those of each rank's own clock
 
 
-def read(folder: Path, run: str | None = None) -> tuple[reading.Run, list[waiting.Meeting], int]:
-    """A run with its clocks aligned, the calls that ranks met in, and how many are incomplete."""
-    found = reading.read(folder, run)
+Collectives = list[matching.CollectiveCall]
+
+
+def matched(folder: Path, run: str | None = None) -> tuple[table.Run, np.ndarray, int]:
+    """A run with its clocks aligned, the table of collective calls, and how many are incomplete."""
+    found = loader.read(folder, run)
     clocks.align(found)
-    return found, *waiting.match(found)
+    return found, *matching.match(found)
 
 
-def tables(run: reading.Run, meetings: list[waiting.Meeting]) -> tuple[dict, dict, list]:
+def read(folder: Path, run: str | None = None) -> tuple[table.Run, Collectives, int]:
+    """The same, with the collective calls one by one."""
+    found, rows, incomplete = matched(folder, run)
+    return found, list(matching.each_collective(rows, found.names)), incomplete
+
+
+def tables(folder: Path) -> tuple[dict, dict, list]:
     """What is shown: rows by operation, rows by rank, and rows of who was late."""
+    run, rows, _ = matched(folder)
     operations = {row.operation: row for row in summary.by_operation(run)}
-    ranks = {row.rank: row for row in summary.by_rank(run, meetings)}
-    return operations, ranks, summary.by_lateness(meetings)
+    ranks = {row.rank: row for row in summary.by_rank(run, rows)}
+    return operations, ranks, summary.straggler_stats(run, rows)
 
 
 def shown(folder: Path, **console: Any) -> str:
     """The tables as text."""
-    run, meetings, incomplete = read(folder)
+    run, rows, incomplete = matched(folder)
     output = io.StringIO()
-    text.render(run, meetings, incomplete, 1.5, Console(file=output, highlight=False, **console))
+    text.render(run, rows, incomplete, 1.5, Console(file=output, highlight=False, **console))
     return output.getvalue()

@@ -52,5 +52,5 @@ def test_another_number_of_ranks_than_the_launchers_is_refused(refused):
 
 def test_the_status_says_whether_all_was_right(monkeypatch):
     for right, status in ((True, 0), (False, 1)):
-        monkeypatch.setattr(bench, "_report", lambda *_, good=right: report(right=good))
+        monkeypatch.setattr(bench, "_report", lambda *_, good=right: report(correct=good))
         assert CliRunner().invoke(bench.bench).exit_code == status

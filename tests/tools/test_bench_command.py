@@ -19,7 +19,7 @@ def test_started_plainly_it_starts_ranks_and_tells_of_them(tmp_path):
     done = commands.chainermn(*QUICK, "-n", 2, "--json", "--plot", picture)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["right"] is True
+    assert report["correct"] is True
     assert report["ranks"] == 2
     assert {row["size"] for row in report["results"]} == {1024}
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -4,7 +4,7 @@ from chainermn_tools.bench import operations
 
 
 def test_factors_are_those_of_nccl_tests():
-    kinds = {**operations.OPERATIONS, **operations.REFERENCES}
+    kinds = {**operations.OPERATIONS, **operations.BASELINES}
     for ranks in (1, 2, 3, 8, 1000):
         factors = {name: kind.bus_factor(ranks) for name, kind in kinds.items()}
         assert factors == {

@@ -38,17 +38,17 @@ def test_a_pipe_gets_one_plain_table():
 
 def test_what_went_wrong_is_said():
     bad: Any = report()["results"]
-    bad[0] |= {"right": False}
-    bad[1] |= {"right": False, "problem": "rank 1: ValueError: no"}
+    bad[0] |= {"correct": False}
+    bad[1] |= {"correct": False, "problem": "rank 1: ValueError: no"}
     del bad[1]["seconds"], bad[1]["busbw"]
     skipped = [
-        {"communicator": "pure_nccl", "why": "[red]no GPU"},
-        {"communicator": "single_node", "why": "two nodes"},
-        {"communicator": "flat", "why": "two nodes"},
-        {"bytes": 1 << 10, "why": "no time"},
-        *({"bytes": each << 30, "why": "no memory"} for each in (1, 4, 16)),
+        {"communicator": "pure_nccl", "reason": "[red]no GPU"},
+        {"communicator": "single_node", "reason": "two nodes"},
+        {"communicator": "flat", "reason": "two nodes"},
+        {"bytes": 1 << 10, "reason": "no time"},
+        *({"bytes": each << 30, "reason": "no memory"} for each in (1, 4, 16)),
     ]
-    table = shown(report(results=bad, right=False, skipped=skipped))
+    table = shown(report(results=bad, correct=False, skipped=skipped))
     for words in (
         *("flat, mean_grad of 1 KiB: wrong values", "flat, bcast of 1 KiB: rank 1: ValueError: no"),
         *("WRONG", "FAILED", "skipped pure_nccl: [red]no GPU", "skipped single_node: two nodes"),
@@ -57,4 +57,4 @@ def test_what_went_wrong_is_said():
     ):
         assert words in table
     assert table.count("skipped") == 5
-    assert "Nothing ran." in shown(report(results=[], right=False))
+    assert "Nothing ran." in shown(report(results=[], correct=False))

@@ -8,16 +8,18 @@ from chainermn_tools.bench import values
 
 def filled(size: int, rank: int = 0) -> np.ndarray:
     array = np.empty(size, np.float32)
-    values.fill(array, rank)
+    values.fill_pattern(array, rank)
     return array
 
 
 @pytest.mark.parametrize("size", [1, 1000, 262_397, 300_000])
 def test_right_values_are_right(size):
     array = filled(size, 3)
-    assert values.is_filled(array, size, plus=3)
-    assert values.is_filled(sum(filled(size, rank) for rank in range(3)), size, times=3, plus=3)
-    assert values.is_filled(np.mean([filled(size, r) for r in range(3)], 0), size, plus=1)
+    assert values.matches_pattern(array, size, plus=3)
+    assert values.matches_pattern(
+        sum(filled(size, rank) for rank in range(3)), size, times=3, plus=3
+    )
+    assert values.matches_pattern(np.mean([filled(size, r) for r in range(3)], 0), size, plus=1)
 
 
 def test_wrong_values_are_wrong():
@@ -30,6 +32,6 @@ def test_wrong_values_are_wrong():
     nan = right.copy()
     nan[7] = np.nan
     wrong = [one, swapped, late, nan, right[:-1], right.astype("f8"), list(right[:3]), None]
-    assert not any(values.is_filled(array, size) for array in wrong)
-    assert not values.is_filled(right, size, plus=1)
-    assert not values.is_filled(filled(size, 1), size)
+    assert not any(values.matches_pattern(array, size) for array in wrong)
+    assert not values.matches_pattern(right, size, plus=1)
+    assert not values.matches_pattern(filled(size, 1), size)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from chainermn_tools import explain
-from chainermn_tools.explain import KNOWN, Kind, Known
+from chainermn_tools.explain import RULES, ErrorRule, Kind
 from tests.support import commands, jobs
 from tests.support.scripts import ROOT
 
-BY_NAME = {row.name: row for row in KNOWN}
+BY_NAME = {row.name: row for row in RULES}
 
 HEALTHY = """\
 ==========================================
@@ -47,13 +47,13 @@ memory: 3.2 GiB of 64 GiB, out of memory events: 0
 
 def names(text: str | bytes) -> list[str]:
     raw = text if isinstance(text, bytes) else text.encode()
-    return [one.known.name for one in explain.search(io.BytesIO(raw))]
+    return [one.rule.name for one in explain.search(io.BytesIO(raw))]
 
 
 def test_names_are_unique_and_every_row_is_complete():
-    assert len(BY_NAME) == len(KNOWN)
-    for row in KNOWN:
-        assert all((row.signs, row.lines, row.fix, row.source)), row.name
+    assert len(BY_NAME) == len(RULES)
+    for row in RULES:
+        assert all((row.literals, row.examples, row.fix, row.source)), row.name
         assert row.meaning.endswith("."), row.name
 
 
@@ -64,18 +64,18 @@ PASSED = (
 )
 
 
-@pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.name)
-def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(row: Known):
-    found = names("\n".join(row.lines))
+@pytest.mark.parametrize("row", RULES, ids=lambda row: row.name)
+def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(row: ErrorRule):
+    found = names("\n".join(row.examples))
     assert found[0] == row.name
     # What else its lines show says less.
-    assert all(BY_NAME[name].kind in (Kind.GENERAL, Kind.ECHO) for name in found[1:])
-    for sign in row.signs:
-        meant = [line for line in row.lines if sign in line]
+    assert all(BY_NAME[name].kind in (Kind.AMBIGUOUS, Kind.SECONDARY) for name in found[1:])
+    for sign in row.literals:
+        meant = [line for line in row.examples if sign in line]
         assert meant, sign
         assert any(row.pattern is None or row.pattern.search(line) for line in meant), sign
     for passed in PASSED:
-        text = HEALTHY + "".join(map(passed.format, row.lines)) + HEALTHY
+        text = HEALTHY + "".join(map(passed.format, row.examples)) + HEALTHY
         assert names(text)[0] == row.name, passed
 
 
@@ -84,7 +84,7 @@ def test_a_healthy_log_shows_nothing_and_prose_nothing_but_what_it_quotes():
     assert names(HEALTHY) == []
     for page in ("README.md", "docs/gpu.md", "docs/decisions/abort.md"):
         found = names((ROOT / page).read_bytes())
-        assert [one for one in found if BY_NAME[one].kind is Kind.CAUSE] == []
+        assert [one for one in found if BY_NAME[one].kind is Kind.ROOT_CAUSE] == []
 
 
 WORDS = [word for line in HEALTHY.splitlines() for word in line.split()]
@@ -99,31 +99,31 @@ def test_words_of_healthy_logs_in_any_order_show_nothing(lines):
 
 
 @settings(max_examples=50)
-@given(st.binary(max_size=300), st.sampled_from(KNOWN), st.binary(max_size=300))
+@given(st.binary(max_size=300), st.sampled_from(RULES), st.binary(max_size=300))
 def test_binary_around_a_message_is_harmless(before, row, after):
-    text = before + b"\n" + "\n".join(row.lines).encode() + b"\n" + after
+    text = before + b"\n" + "\n".join(row.examples).encode() + b"\n" + after
     found = explain.search(io.BytesIO(text))
-    (mine,) = (one for one in found if one.known is row)
+    (mine,) = (one for one in found if one.rule is row)
     assert mine.text.isprintable()
 
 
 def test_causes_come_before_general_ones_and_echoes_last():
-    kinds = (Kind.ECHO, Kind.WARNING, Kind.GENERAL, Kind.CAUSE)
-    rows = [next(row for row in KNOWN if row.kind is kind) for kind in kinds]
-    text = "\n".join(line for row in rows for line in row.lines)
+    kinds = (Kind.SECONDARY, Kind.WARNING, Kind.AMBIGUOUS, Kind.ROOT_CAUSE)
+    rows = [next(row for row in RULES if row.kind is kind) for kind in kinds]
+    text = "\n".join(line for row in rows for line in row.examples)
     assert names(text) == [row.name for row in reversed(rows)]
 
 
 def on_terminal(width: int, **how) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, **how)
-    text = "\n".join(line for row in KNOWN for line in row.lines).encode()
+    text = "\n".join(line for row in RULES for line in row.examples).encode()
     explain.render(explain.search(io.BytesIO(text)), console)
     return file.getvalue().splitlines()
 
 
 def test_a_terminal_gets_whole_commands_wrapped_sentences_and_colours_if_it_likes():
-    fixes = {f"    {fix}" for row in KNOWN for fix in row.fix}
+    fixes = {f"    {fix}" for row in RULES for fix in row.fix}
     lines = on_terminal(40, no_color=True, color_system=None)
     assert fixes <= set(lines)
     assert max(len(line) for line in lines if line not in fixes) <= 40
@@ -150,8 +150,8 @@ def test_exit_status_says_whether_something_was_recognised(tmp_path):
 
 
 def test_echoes_alone_are_said_to_explain_nothing():
-    echo = next(row for row in KNOWN if row.kind is Kind.ECHO)
-    done = commands.invoke("explain", stdin="\n".join(echo.lines), COLUMNS="300")
+    echo = next(row for row in RULES if row.kind is Kind.SECONDARY)
+    done = commands.invoke("explain", stdin="\n".join(echo.examples), COLUMNS="300")
     assert done.exit_code == 0
     assert "only says that something else failed" in done.output.splitlines()[-1]
 

@@ -54,9 +54,9 @@ def test_patterns_see_no_more_of_a_line_than_messages_have(monkeypatch):
             nonlocal longest
             longest = max(longest, len(text))
 
-    row = SimpleNamespace(name="row", signs=("culprit",), pattern=Pattern(), times=1)
+    row = SimpleNamespace(name="row", literals=("culprit",), pattern=Pattern(), times=1)
     line = b"ChainerMN: likely culprit: rank 1 (process 1 on " * 20_000
     assert module.search(io.BytesIO(line + b"\n" + line), [row]) == []
     assert 0 < longest <= 2 * module.AROUND_BYTES
     (found,) = module.search(io.BytesIO(line[:9600] + b"host) is gone."))  # of a log in one line
-    assert found.known.name in ("stalled-rank-gone", "rank-gone")
+    assert found.rule.name in ("stalled-rank-gone", "rank-gone")

@@ -18,7 +18,7 @@ def refused(*arguments: object) -> str:
 
 def test_who_waited_for_whom(tmp_path):
     write_two(tmp_path)
-    run, meetings, incomplete = read(tmp_path)
+    run, collectives, incomplete = read(tmp_path)
     assert incomplete == 0
     waits = {(c.rank, c.operation, c.sequence): (c.waited, c.late) for c in run.calls}
     assert waits == {
@@ -29,8 +29,8 @@ def test_who_waited_for_whom(tmp_path):
         (0, "send", None): (20, 1),
         (1, "recv", None): (0, None),
     }
-    assert [(m.last.rank, m.waited) for m in meetings] == [(1, 30), (0, 10)]
-    operations, ranks, lateness = tables(run, meetings)
+    assert [(one.last, one.waited) for one in collectives] == [(1, 30), (0, 10)]
+    operations, ranks, stragglers = tables(tmp_path)
     total = operations["allreduce"]
     assert (total.count, total.nbytes, total.failed) == (4, 3200, 1)
     micros = (total.total * 1e6, total.median * 1e6, total.longest * 1e6, total.waited * 1e6)
@@ -39,7 +39,7 @@ def test_who_waited_for_whom(tmp_path):
     assert operations["recv"].nbytes == 64  # the receiver didn't know; the sender did
     assert [ranks[r].kept * 1e6 for r in (0, 1)] == pytest.approx([10, 50])
     assert [ranks[r].last for r in (0, 1)] == [1, 1]
-    (late,) = lateness
+    (late,) = stragglers
     assert (late.rank, late.times, late.count) == (1, 1, 2)
     assert (late.kept * 1e6, late.waited * 1e6) == pytest.approx((30, 40))
 
@@ -68,10 +68,10 @@ def test_files_of_killed_ranks_are_read_as_far_as_they_go(tmp_path, cut):
     write_two(tmp_path)
     path = tmp_path / f"{RUN}.rank1.json"
     path.write_bytes(path.read_bytes()[:-cut])
-    run, meetings, incomplete = read(tmp_path)
-    assert len(meetings) + incomplete == 2
-    assert len(run.ranks[1].calls) == 2 + (cut <= 2)
-    assert any("1 line of" in remark for remark in run.remarks) == (cut > 2)
+    run, collectives, incomplete = read(tmp_path)
+    assert len(collectives) + incomplete == 2
+    assert len(run.ranks[1].rows) == 2 + (cut <= 2)
+    assert any("1 line of" in warning for warning in run.warnings) == (cut > 2)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,10 @@ def test_files_of_killed_ranks_are_read_as_far_as_they_go(tmp_path, cut):
         '{"name": "x", "ph": "X", "ts": 1, "dur": "a", "pid": 0, "tid": 0, "args": {}},',
         '{"name": "chainermn clock", "ph": "M", "args": {"at": 1}},',
         "null,",
+        '{"name": "x", "ph": "X", "ts": 1, "dur": 1, "pid": 0, "tid": 0, "args": '
+        '{"communicator": "c", "bytes": 1e40}},',
         "[" * 100_000,
+        " " * (5 << 20),
         "\0\xff,",
     ],
 )
@@ -90,9 +93,9 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path, line):
     write_two(tmp_path)
     with (tmp_path / f"{RUN}.rank0.json").open("a") as file:
         file.write(line + "\n")
-    run, meetings, _ = read(tmp_path)
-    assert len(meetings) == 2
-    assert any("rank 0: 1 line" in remark for remark in run.remarks)
+    run, collectives, _ = read(tmp_path)
+    assert len(collectives) == 2
+    assert any("rank 0: 1 line" in warning for warning in run.warnings)
 
 
 def test_the_newest_run_is_taken_and_others_are_named(tmp_path):
@@ -103,7 +106,7 @@ def test_the_newest_run_is_taken_and_others_are_named(tmp_path):
     run = read(tmp_path)[0]
     assert list(run.ranks) == [0, 1]
     assert {call.end for call in run.calls} == {12}
-    assert "20261120T100000-aaaaaa, 20261120T110000-aaaaaa" in run.remarks[0]
+    assert "20261120T100000-aaaaaa, 20261120T110000-aaaaaa" in run.warnings[0]
     assert list(read(tmp_path, "20261120T100000-aaaaaa")[0].ranks) == [0, 1, 2, 3]
     said = refused(tmp_path, "--run", "x")
     assert "no run 'x'" in said
@@ -120,15 +123,15 @@ def test_groups_of_ranks_that_met_later_are_one_run(tmp_path):
     Made(tmp_path, 0, 1, run="20261119T120000-aaaaaa").call("a", 0, 1).write()
     run = read(tmp_path)[0]
     assert list(run.ranks) == [0, 1, 2, 3]
-    assert len(run.remarks) == 1  # the older one
+    assert len(run.warnings) == 1  # the older one
 
 
 def test_missing_ranks_are_said(tmp_path):
     write_two(tmp_path)
     (tmp_path / f"{RUN}.rank0.json").unlink()
-    run, meetings, incomplete = read(tmp_path)
-    assert (meetings, incomplete) == ([], 2)
-    assert "no file of 1 of 2 ranks: 0" in run.remarks
+    run, collectives, incomplete = read(tmp_path)
+    assert (collectives, incomplete) == ([], 2)
+    assert "no file of 1 of 2 ranks: 0" in run.warnings
 
 
 def test_other_files_are_left_alone(tmp_path):
@@ -139,7 +142,7 @@ def test_other_files_are_left_alone(tmp_path):
     (tmp_path / f"{RUN}.rank9.json").mkdir()
     run, _, _ = read(tmp_path)
     assert list(run.ranks) == [0, 1]
-    said = [remark for remark in run.remarks if "doesn't begin as a trace does" in remark]
+    said = [warning for warning in run.warnings if "doesn't begin as a trace does" in warning]
     assert len(said) == 2
 
 

@@ -32,7 +32,7 @@ def test_clocks_are_aligned_with_drift_and_over_other_ranks(tmp_path, drift):
         made.write()
     run = unaligned(tmp_path)
     assert clocks.align(run) == pytest.approx(1.0)
-    assert run.remarks == []
+    assert run.warnings == []
     starts = {trace.rank: [call.start for call in trace.calls] for trace in run.ranks.values()}
     zero = starts[1][0]
     assert starts[0][0] - zero == pytest.approx(40e6, abs=20)
@@ -50,12 +50,12 @@ def test_a_shared_clock_beats_a_measured_one(tmp_path):
 
 
 def test_comparisons_too_close_for_a_slope_give_none():
-    link = clocks.Link(0, np.array([0.0, 1e4]), np.array([0.0, 10.0]), error=10.0)
-    assert link.change(np.array([1e8]))[0] == 1e8 + 10
-    exact = clocks.Link(0, np.array([0.0, 1e6]), np.array([0.0, 10.0]), error=1.0)
-    assert exact.change(np.array([2e6, -1e6])) == pytest.approx([2e6 + 20, -1e6 - 10])
+    offset = clocks.ClockOffset(0, np.array([0.0, 1e4]), np.array([0.0, 10.0]), error=10.0)
+    assert offset.apply(np.array([1e8]))[0] == 1e8 + 10
+    exact = clocks.ClockOffset(0, np.array([0.0, 1e6]), np.array([0.0, 10.0]), error=1.0)
+    assert exact.apply(np.array([2e6, -1e6])) == pytest.approx([2e6 + 20, -1e6 - 10])
     back = exact.reversed(1)
-    assert back.change(exact.change(np.array([5e5]))) == pytest.approx([5e5])
+    assert back.apply(exact.apply(np.array([5e5]))) == pytest.approx([5e5])
 
 
 def test_clocks_that_nobody_compared_go_by_the_time_of_day(tmp_path):
@@ -64,4 +64,4 @@ def test_clocks_that_nobody_compared_go_by_the_time_of_day(tmp_path):
     run = unaligned(tmp_path)
     clocks.align(run)
     assert [call.start for call in run.calls] == [0, 2.5e6]
-    assert "rank 1: its clock is only known by the time of day" in run.remarks
+    assert "rank 1: its clock is only known by the time of day" in run.warnings

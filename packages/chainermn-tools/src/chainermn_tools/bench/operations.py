@@ -1,4 +1,4 @@
-"""What is measured: each operation's call, its result's check, and its bandwidth's factor.
+"""The operations that are measured: their calls, checks of results, and bandwidth factors.
 
 Sizes and factors are those of nccl-tests, see docs/bench.md.
 """
@@ -12,28 +12,28 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
-from chainermn_tools.bench.values import fill, is_filled
+from chainermn_tools.bench.values import fill_pattern, matches_pattern
 
 FLOAT_BYTES = 4
 TAG = 0
-# Arrays as long as `bytes` that a rank holds at most: its own, one for the references' results,
+# Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines' results,
 # what a verb returns, and a copy that MPI or a verb makes.
 ARRAYS = 4
 
 
 @dataclass(frozen=True)
-class Trial:
+class Invocation:
     """One operation on arrays of one size.
 
     Attributes:
         prepare: writes the values that the next call sends.
         call: what is timed; returns the result.
-        is_right: whether a result is what it must be.
+        is_correct: whether a result is what it must be.
     """
 
     prepare: Callable[[], None]
     call: Callable[[], Any]
-    is_right: Callable[[Any], bool]
+    is_correct: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Operation:
     """A kind of call.
 
     Attributes:
-        title: in words, for people.
+        title: for people.
         bus_factor: from the number of ranks, bus bandwidth over algorithm bandwidth.
-        trial: makes a trial from a communicator and two arrays of float32: what is sent, and room
-            of the same size.
+        make_invocation: from a communicator and two arrays of float32 of the same size: what
+            is sent, and room.
         each: transfers that follow one another in a call.
         ranks: that take part: None for all, or how many at least.
     """
 
     title: str
     bus_factor: Callable[[int], float]
-    trial: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Trial]
+    make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]
     each: int = 1
-    least_ranks: int = 1
+    min_ranks: int = 1
 
 
 class _Parameter:
@@ -71,54 +71,54 @@ class _Model:
         yield "/w", self.parameter
 
 
-def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Trial:
+def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
     model = _Model(sent)
 
     def call() -> Any:
         comm.multi_node_mean_grad(model)
         return model.parameter.grad
 
-    return Trial(
-        lambda: fill(sent, comm.rank),
+    return Invocation(
+        lambda: fill_pattern(sent, comm.rank),
         call,
-        lambda mean: is_filled(mean, sent.size, plus=(comm.size - 1) / 2),
+        lambda mean: matches_pattern(mean, sent.size, plus=(comm.size - 1) / 2),
     )
 
 
 def _is_sum(comm: CommunicatorBase, total: Any, size: int) -> bool:
-    return is_filled(total, size, times=comm.size, plus=comm.size * (comm.size - 1) / 2)
+    return matches_pattern(total, size, times=comm.size, plus=comm.size * (comm.size - 1) / 2)
 
 
-def _allreduce(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Trial:
-    return Trial(
-        lambda: fill(sent, comm.rank),
+def _allreduce(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
+    return Invocation(
+        lambda: fill_pattern(sent, comm.rank),
         lambda: comm.allreduce(sent),
         lambda total: _is_sum(comm, total, sent.size),
     )
 
 
-def _bcast(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Trial:
+def _bcast(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
     mine = sent if comm.rank == 0 else None
-    return Trial(
-        lambda: fill(sent, comm.rank),
+    return Invocation(
+        lambda: fill_pattern(sent, comm.rank),
         lambda: comm.bcast(mine),
-        lambda got: is_filled(got, sent.size),
+        lambda got: matches_pattern(got, sent.size),
     )
 
 
-def _allgather(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Trial:
+def _allgather(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
     mine = sent[: sent.size // comm.size]
-    return Trial(
-        lambda: fill(mine, comm.rank),
+    return Invocation(
+        lambda: fill_pattern(mine, comm.rank),
         lambda: comm.allgather(mine),
         lambda got: (
             len(got) == comm.size
-            and all(is_filled(one, mine.size, plus=rank) for rank, one in enumerate(got))
+            and all(matches_pattern(one, mine.size, plus=rank) for rank, one in enumerate(got))
         ),
     )
 
 
-def _send(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Trial:
+def _send(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
     """From rank 0 to the last one and back."""
     last = comm.size - 1
 
@@ -132,34 +132,34 @@ def _send(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Trial:
             return got
         return None
 
-    return Trial(
-        lambda: fill(sent, comm.rank),
+    return Invocation(
+        lambda: fill_pattern(sent, comm.rank),
         call,
-        lambda got: comm.rank not in (0, last) or is_filled(got, sent.size),
+        lambda got: comm.rank not in (0, last) or matches_pattern(got, sent.size),
     )
 
 
-def _copy(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Trial:
+def _copy(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
     """All ranks at once copy from their own memory to their own memory."""
 
     def call() -> Any:
         np.copyto(room, sent)
         return room
 
-    return Trial(
-        lambda: fill(sent, comm.rank),
+    return Invocation(
+        lambda: fill_pattern(sent, comm.rank),
         call,
-        lambda copy: is_filled(copy, sent.size, plus=comm.rank),
+        lambda copy: matches_pattern(copy, sent.size, plus=comm.rank),
     )
 
 
-def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Trial:
+def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
     def call() -> Any:
         comm.mpi_comm.Allreduce(sent, room)
         return room
 
-    return Trial(
-        lambda: fill(sent, comm.rank),
+    return Invocation(
+        lambda: fill_pattern(sent, comm.rank),
         call,
         lambda total: _is_sum(comm, total, sent.size),
     )
@@ -183,10 +183,10 @@ OPERATIONS = {
     "allreduce": Operation("allreduce", _there_and_back, _allreduce),
     "bcast": Operation("bcast", _as_it_is, _bcast),
     "allgather": Operation("allgather", _all_to_all_but_own, _allgather),
-    "send": Operation("send", _as_it_is, _send, each=2, least_ranks=2),
+    "send": Operation("send", _as_it_is, _send, each=2, min_ranks=2),
 }
 # What the machine and its MPI do without us.
-REFERENCES = {
+BASELINES = {
     "memcpy": Operation("copy in own memory", _as_it_is, _copy),
     "MPI_Allreduce": Operation("plain MPI_Allreduce", _there_and_back, _mpi_allreduce),
 }

@@ -1,19 +1,19 @@
-"""Bus bandwidth against size as a picture: gradients by communicator, and the other operations."""
+"""Plots bus bandwidth against size: gradients by communicator, and the other operations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from chainermn_tools.bench.operations import MEAN_GRAD, REFERENCES
+from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD
 from chainermn_tools.bench.text import heading, label
 from chainermn_tools.formatting import format_bytes
 
 # For any kind of eye, and in grey: colours of Okabe and Ito, each with a mark of its own.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKS = "osD^vP*"
-REFERENCE_STYLES = ("--", ":")
-REFERENCE_COLOR = "#7a7f87"
+BASELINE_STYLES = ("--", ":")
+BASELINE_COLOR = "#7a7f87"
 
 
 def draw(report: dict[str, Any], file: str) -> None:
@@ -29,17 +29,17 @@ def draw(report: dict[str, Any], file: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [row for row in report["results"] if row.get("seconds") and row["right"]]
+    rows = [row for row in report["results"] if row.get("seconds") and row["correct"]]
     value = "busbw" if report["ranks"] > 1 else "algbw"  # which is 0 for one rank
-    references = [row for row in rows if row["operation"] in REFERENCES]
+    baselines = [row for row in rows if row["operation"] in BASELINES]
     panels = (
         ("Mean of gradients", [row for row in rows if row["operation"] == MEAN_GRAD]),
-        ("Arrays", [row for row in rows if row["operation"] not in (MEAN_GRAD, *REFERENCES)]),
+        ("Arrays", [row for row in rows if row["operation"] not in (MEAN_GRAD, *BASELINES)]),
     )
     figure, places = plt.subplots(1, 2, figsize=(12, 5.6), sharey=True, layout="constrained")
     figure.suptitle(heading(report), fontsize=9, x=0.01, ha="left", color="#444444")
     for axes, (title, own) in zip(places, panels, strict=True):
-        _panel(axes, own, references, value)
+        _panel(axes, own, baselines, value)
         axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
         axes.set_xlabel("size")
         axes.tick_params(labelleft=True)
@@ -49,13 +49,13 @@ def draw(report: dict[str, Any], file: str) -> None:
 
 
 def _panel(
-    axes: Any, own: Sequence[dict[str, Any]], references: Sequence[dict[str, Any]], value: str
+    axes: Any, own: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]], value: str
 ) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    for number, (name, line) in enumerate(_lines(references, value).items()):
-        style = REFERENCE_STYLES[number % len(REFERENCE_STYLES)]
-        axes.plot(*line, style, color=REFERENCE_COLOR, lw=1.6, label=name, zorder=1)
+    for number, (name, line) in enumerate(_lines(baselines, value).items()):
+        style = BASELINE_STYLES[number % len(BASELINE_STYLES)]
+        axes.plot(*line, style, color=BASELINE_COLOR, lw=1.6, label=name, zorder=1)
     for number, (name, line) in enumerate(_lines(own, value).items()):
         color, mark = COLORS[number % len(COLORS)], MARKS[number % len(MARKS)]
         axes.plot(
@@ -63,7 +63,7 @@ def _panel(
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    sizes = sorted({row["size"] for row in (*own, *references)})
+    sizes = sorted({row["size"] for row in (*own, *baselines)})
     axes.xaxis.set_major_locator(FixedLocator(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(size)))
@@ -71,12 +71,12 @@ def _panel(
     axes.tick_params(axis="x", labelsize=8, rotation=45)
     axes.grid(which="major", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if own or references:
+    if own or baselines:
         axes.legend(loc="lower right", fontsize=9, frameon=False)
 
 
 def _lines(rows: Sequence[dict[str, Any]], value: str) -> dict[str, tuple[list[int], list[float]]]:
-    """By name: sizes and values."""
+    """Return sizes and values by name."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in rows:
         line = found.setdefault(label(row), ([], []))

@@ -1,4 +1,4 @@
-"""Checks and times trials in turn, on all ranks together."""
+"""Checks and times invocations in turn, in step on all ranks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from chainermn_tools.bench.operations import Trial
+from chainermn_tools.bench.operations import Invocation
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
 # Calls whose time counts as one: as many as take so long, since a clock and a barrier cost some.
 BATCH_SECONDS = 2e-3
-MOST_CALLS, MOST_ROUNDS = 100, 40
+MAX_CALLS, MAX_ROUNDS = 100, 40
 # A communicator may try several ways before it settles for one; large sizes have less time.
 WARM_UP_CALLS, WARM_UP_SECONDS = 10, 0.3
 # A rank that waits in a barrier would keep its core busy.
@@ -24,99 +24,99 @@ NAP_SECONDS = 2e-4
 
 @dataclass
 class Times:
-    """What was found of one trial.
+    """The result of one invocation.
 
     Attributes:
-        right: whether the results before and after were.
+        correct: whether the results before and after were.
         problem: what a call raised, and on which rank; None for nothing.
         seconds: of a call on the slowest rank, for each round.
         calls: that were timed, in all.
     """
 
-    right: bool = True
+    correct: bool = True
     problem: str | None = None
     seconds: list[float] = field(default_factory=list)
     calls: int = 0
 
     @property
     def median(self) -> float:
-        """Seconds of a call."""
+        """The median, in seconds a call."""
         return statistics.median(self.seconds)
 
 
-def is_right(world: MPI.Intracomm, trial: Trial) -> tuple[bool, str | None]:
+def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str | None]:
     """Make one call with fresh values and look at the result (collective).
 
     Returns:
         Whether it was right on all ranks, and what it raised, if anything; the same everywhere.
     """
     problem = None
-    right = False
+    correct = False
     try:
-        trial.prepare()
+        invocation.prepare()
         world.Barrier()
-        right = trial.is_right(trial.call())
-    except Exception as error:  # all ranks of a collective raise; the caller leaves the trial out
+        correct = invocation.is_correct(invocation.call())
+    except (
+        Exception
+    ) as error:  # all ranks of a collective raise; the caller leaves the invocation out
         problem = f"{type(error).__name__}: {error}"
-    said = world.allgather((right, problem))
-    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(said) if text]
-    return all(one for one, _ in said), problems[0] if problems else None
+    results = world.allgather((correct, problem))
+    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(results) if text]
+    return all(one for one, _ in results), problems[0] if problems else None
 
 
 def time_all(
-    world: MPI.Intracomm, trials: Sequence[Trial], seconds: float
+    world: MPI.Intracomm, invocations: Sequence[Invocation], seconds: float
 ) -> tuple[list[Times], float]:
-    """Check and time trials in turn, round after round (collective).
+    """Check and time invocations in turn, round after round (collective).
 
     Others' work on the machine then slows all of them alike. There is at least one round, and more
     until the time is over.
 
     Args:
-        world: all ranks, also those that have no part in a trial.
-        trials: the same on all ranks.
-        seconds: for all trials together.
+        world: all ranks, also those that have no part in a invocation.
+        invocations: the same on all ranks.
+        seconds: for all invocations.
 
     Returns:
-        For each trial what was found, the same on all ranks; no times where it was wrong or raised.
-        And how long all of it took at least: the checks, a call, and a round.
+        For each invocation what was found, the same on all ranks; no times where it was wrong or
+        raised. And how long all of it took at least: the checks, a call, and a round.
     """
     start = time.perf_counter()
-    found = [Times(*is_right(world, trial)) for trial in trials]
+    found = [Times(*is_correct(world, invocation)) for invocation in invocations]
     checks = time.perf_counter() - start  # and the same follow at the end
-    live = [n for n, times in enumerate(found) if times.right]
-    firsts = {n: _warm_up(world, trials[n]) for n in live}
-    calls = {
-        n: min(MOST_CALLS, max(1, round(BATCH_SECONDS / first))) for n, first in firsts.items()
-    }
+    live = [n for n, times in enumerate(found) if times.correct]
+    firsts = {n: _warm_up(world, invocations[n]) for n in live}
+    calls = {n: min(MAX_CALLS, max(1, round(BATCH_SECONDS / first))) for n, first in firsts.items()}
     rounds, a_round = 0, 0.0
-    while rounds < MOST_ROUNDS and live:
+    while rounds < MAX_ROUNDS and live:
         begun = time.perf_counter()
         for n in live:
-            found[n].seconds.append(_time(world, trials[n], calls[n]))
+            found[n].seconds.append(_time(world, invocations[n], calls[n]))
         now = time.perf_counter()
         rounds, a_round = rounds + 1, now - begun
         if world.bcast(now - start + checks + a_round > seconds):
             break
     for n in live:
         found[n].calls = rounds * calls[n]
-        found[n].right, found[n].problem = is_right(world, trials[n])
+        found[n].correct, found[n].problem = is_correct(world, invocations[n])
     return found, world.bcast(2 * checks + sum(firsts.values()) + a_round)
 
 
-def _warm_up(world: MPI.Intracomm, trial: Trial) -> float:
-    """Call it until it is as fast as it will be; seconds of the fastest call."""
-    took = [_time(world, trial, 1)]
+def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
+    """Call it until it is as fast as it will be; return the seconds of the fastest call."""
+    took = [_time(world, invocation, 1)]
     while len(took) < WARM_UP_CALLS and sum(took) < WARM_UP_SECONDS:
-        took.append(_time(world, trial, 1))
+        took.append(_time(world, invocation, 1))
     return min(took)
 
 
-def _time(world: MPI.Intracomm, trial: Trial, calls: int) -> float:
-    """Seconds that each of so many calls took on the slowest rank."""
+def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
+    """Return the seconds that each of so many calls took on the slowest rank."""
     world.Barrier()
     start = time.perf_counter()
     for _ in range(calls):
-        trial.call()
+        invocation.call()
     took = time.perf_counter() - start
     done = world.Ibarrier()
     while not done.Test():

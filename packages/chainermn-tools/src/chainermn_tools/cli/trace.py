@@ -32,25 +32,25 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
 
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """
+    from chainermn_tools import trace as traces
     from chainermn_tools.formatting import printable
-    from chainermn_tools.trace import clocks, merged, picture, reading, text, waiting
 
     if plot is not None:
         plotting.validate_plot_path(plot)
     try:
-        run = reading.read(Path(folder), wanted)
-    except reading.NoTrace as problem:
-        raise click.UsageError(printable(str(problem))) from None
-    error = clocks.align(run)
-    meetings, incomplete = waiting.match(run)
-    text.render(run, meetings, incomplete, error, Console(highlight=False))
+        run = traces.read(Path(folder), wanted)
+    except traces.NoTrace as error:
+        raise click.UsageError(printable(str(error))) from None
+    uncertainty = traces.align(run)
+    collectives, incomplete = traces.match(run)
+    traces.render(run, collectives, incomplete, uncertainty, Console(highlight=False))
     if output is not None:
         try:
             with open(output, "w", encoding="utf-8") as file:
-                merged.write(run, file)
-        except OSError as problem:
+                traces.write_chrome_trace(run, file)
+        except OSError as error:
             raise click.UsageError(
-                f"--output: {output} can't be written: {problem.strerror}"
+                f"--output: {output} can't be written: {error.strerror}"
             ) from None
     if plot is not None:
-        plotting.save_plot(plot, lambda: picture.draw(run, meetings, plot))
+        plotting.save_plot(plot, lambda: traces.draw(run, collectives, plot))

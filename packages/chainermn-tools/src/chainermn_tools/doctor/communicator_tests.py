@@ -13,8 +13,8 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
 from chainermn_comm.gpu.cuda_aware import mpi_takes_gpu_memory
-from chainermn_tools.bench.operations import MEAN_GRAD, OPERATIONS, REFERENCES, Trial
-from chainermn_tools.bench.timing import is_right, time_all
+from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation
+from chainermn_tools.bench.timing import is_correct, time_all
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -71,14 +71,16 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
         own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
         for verb in VERBS if name != GPU_ONLY else VERBS[:-1]:
             if name == NO_OP and verb == MEAN_GRAD:
-                _record(found, verb, *is_right(world, _mean_trial(comm, own, world.rank)))
-            elif world.size >= OPERATIONS[verb].least_ranks:
+                _record(found, verb, *is_correct(world, _mean_invocation(comm, own, world.rank)))
+            elif world.size >= OPERATIONS[verb].min_ranks:
                 arrays = np.empty(CHECKED_COUNT, np.float32), np.empty(CHECKED_COUNT, np.float32)
-                _record(found, verb, *is_right(world, OPERATIONS[verb].trial(comm, *arrays)))
+                _record(
+                    found, verb, *is_correct(world, OPERATIONS[verb].make_invocation(comm, *arrays))
+                )
         if gpu_problem is None and name != NO_OP:
             mean = (world.size - 1) / 2
-            trial = _mean_trial(comm, lambda: devices.to_device(own()), mean)
-            _record(found, f"{MEAN_GRAD} on GPUs", *is_right(world, trial))
+            invocation = _mean_invocation(comm, lambda: devices.to_device(own()), mean)
+            _record(found, f"{MEAN_GRAD} on GPUs", *is_correct(world, invocation))
         succeeded = found["problem"] is None and not found["wrong"]
         if timed and succeeded and name not in (NO_OP, GPU_ONLY):
             found |= _time(world, comm, MEAN_GRAD)
@@ -117,9 +119,9 @@ def _time(world: MPI.Intracomm, comm: CommunicatorBase, verb: str) -> dict[str, 
     count = COUNT // world.size * world.size
     arrays = np.empty(count, np.float32), np.empty(count, np.float32)
     operation = OPERATIONS[verb]
-    trials = [one.trial(comm, *arrays) for one in (operation, REFERENCES["memcpy"])]
-    (times, copies), _ = time_all(world, trials, TIMED_SECONDS)
-    found: dict[str, Any] = {"right": times.right, "problem": times.problem}
+    invocations = [one.make_invocation(comm, *arrays) for one in (operation, BASELINES["memcpy"])]
+    (times, copies), _ = time_all(world, invocations, TIMED_SECONDS)
+    found: dict[str, Any] = {"right": times.correct, "problem": times.problem}
     if times.seconds and copies.seconds:
         nbytes = arrays[0].nbytes
         found["bytes_per_second"] = round(nbytes * operation.each / min(times.seconds))
@@ -135,8 +137,8 @@ def _record(found: dict[str, Any], verb: str, right: bool, problem: str | None) 
     found["right"] = found["right"] and right
 
 
-def _mean_trial(comm: CommunicatorBase, make: Callable[[], Any], mean: float) -> Trial:
-    """Return a trial of the mean of gradients that ``make`` gives; all of it must be ``mean``."""
+def _mean_invocation(comm: CommunicatorBase, make: Callable[[], Any], mean: float) -> Invocation:
+    """Return a mean of gradients that ``make`` gives; all of it must be ``mean``."""
     parameter = SimpleNamespace(data=None, grad=None)
     model = SimpleNamespace(namedparams=lambda: iter([("/w", parameter)]))
 
@@ -147,7 +149,7 @@ def _mean_trial(comm: CommunicatorBase, make: Callable[[], Any], mean: float) ->
         comm.multi_node_mean_grad(model)
         return parameter.grad
 
-    return Trial(prepare, call, lambda grad: bool(np.allclose(_to_host(grad), mean)))
+    return Invocation(prepare, call, lambda grad: bool(np.allclose(_to_host(grad), mean)))
 
 
 def _to_host(array: Any) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from chainermn_tools.explain import Found, Kind, search
+from chainermn_tools.explain import Kind, Match, search
 from chainermn_tools.jobs import TimedOut, Unavailable
 
 MORE_TIME = (
@@ -23,7 +23,7 @@ def hint_for_output(text: str, default: str) -> str:
         default: the hint when nothing in it is known.
     """
     match = _root_cause(text)
-    return default if match is None else match.known.fix[0]
+    return default if match is None else match.rule.fix[0]
 
 
 def hint_for_error(error: Unavailable, default: str) -> str:
@@ -48,8 +48,8 @@ def last_line(text: str) -> str:
     return next((line for line in reversed(lines) if set(line) - set("-=*#")), "")
 
 
-def _root_cause(text: str) -> Found | None:
+def _root_cause(text: str) -> Match | None:
     for match in search(io.BytesIO(text.encode(errors="replace"))):
-        if match.known.kind in (Kind.CAUSE, Kind.GENERAL):
+        if match.rule.kind in (Kind.ROOT_CAUSE, Kind.AMBIGUOUS):
             return match
     return None

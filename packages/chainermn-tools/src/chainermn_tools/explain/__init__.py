@@ -1,7 +1,7 @@
-"""Known failures of a cluster, and how they are found in a log."""
+"""ErrorRule failures of a cluster, and how they are found in a log."""
 
-from chainermn_tools.explain.known import KNOWN, Kind, Known
-from chainermn_tools.explain.search import Found, search
+from chainermn_tools.explain.rules import RULES, ErrorRule, Kind
+from chainermn_tools.explain.search import Match, search
 from chainermn_tools.explain.text import render
 
-__all__ = ["KNOWN", "Found", "Kind", "Known", "render", "search"]
+__all__ = ["RULES", "ErrorRule", "Kind", "Match", "render", "search"]

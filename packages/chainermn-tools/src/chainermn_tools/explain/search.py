@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from chainermn_tools.explain.known import KNOWN, Kind, Known
+from chainermn_tools.explain.rules import RULES, ErrorRule, Kind
 from chainermn_tools.formatting import printable
 
 BLOCK_BYTES = 1 << 20
 # A "line" longer than a block (binary data) is cut; the pieces overlap by this much, so that a
 # message at a cut is still whole in one of them.
 OVERLAP_BYTES = 4096
-# Before and after a sign; the longest message that is known has 212.
+# Before and after a literal; the longest message that is known has 212.
 AROUND_BYTES = 1024
 # Of the line that is shown; the rest of a longer one is left out.
 SHOWN_CHARACTERS = 300
@@ -24,29 +24,29 @@ ORDER = list(Kind)
 
 
 @dataclass
-class Found:
+class Match:
     """A known failure that is in a log.
 
     Attributes:
-        known: what is known of it.
+        rule: that recognizes it.
         line: number of the first line that says so, from 1; progress bars' carriage returns
             don't count.
         text: that line, without control characters, shortened.
         times: number of lines that say so.
     """
 
-    known: Known
+    rule: ErrorRule
     line: int
     text: str
     times: int
 
 
-def search(log: BinaryIO, known: Sequence[Known] = KNOWN) -> list[Found]:
+def search(log: BinaryIO, rules: Sequence[ErrorRule] = RULES) -> list[Match]:
     """Find known failures.
 
     Args:
         log: open for reading bytes; it may hold anything.
-        known: the failures to look for.
+        rules: of the failures to look for.
 
     Returns:
         Each failure once: what says most first, and what only says that something else failed
@@ -55,37 +55,37 @@ def search(log: BinaryIO, known: Sequence[Known] = KNOWN) -> list[Found]:
     Raises:
         OSError: the log can't be read.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, Match] = {}
     for first_line, fresh, block in _blocks(log):
-        for row in known:
-            _look_for(row, block, fresh, first_line, found)
-    seen = [one for one in found.values() if one.times >= one.known.times]
-    return sorted(seen, key=lambda one: (ORDER.index(one.known.kind), one.line))
+        for rule in rules:
+            _look_for(rule, block, fresh, first_line, found)
+    seen = [one for one in found.values() if one.times >= one.rule.times]
+    return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))
 
 
 def _look_for(
-    row: Known, block: bytes, fresh: int, first_line: int, found: dict[str, Found]
+    rule: ErrorRule, block: bytes, fresh: int, first_line: int, found: dict[str, Match]
 ) -> None:
-    """Note in ``found`` the block's lines that mean this failure."""
-    for start, end in _lines_with(row.signs, block, fresh):
+    """Add the block's lines that mean this failure to ``found``."""
+    for start, end in _lines_with(rule.literals, block, fresh):
         text = block[start:end].decode(errors="replace")
-        if row.pattern is not None and not row.pattern.search(text):
+        if rule.pattern is not None and not rule.pattern.search(text):
             continue
-        if row.name in found:
-            found[row.name].times += 1
+        if rule.name in found:
+            found[rule.name].times += 1
         else:
             number = first_line + block.count(b"\n", 0, start)
-            found[row.name] = Found(row, number, _shown(text, row.signs), 1)
+            found[rule.name] = Match(rule, number, _shown(text, rule.literals), 1)
 
 
-def _lines_with(signs: Sequence[str], block: bytes, fresh: int) -> Iterator[tuple[int, int]]:
-    """Where the lines with one of these texts begin and end, those that end in ``fresh`` alone.
+def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[tuple[int, int]]:
+    """Return where the lines with one of these texts begin and end, but for those before ``fresh``.
 
     Of a long line, what is around the text: patterns take a long time for lines that are made for
     that.
     """
-    wanted = [sign.encode() for sign in signs]
-    positions = [block.find(sign) for sign in wanted]
+    wanted = [literal.encode() for literal in literals]
+    positions = [block.find(literal) for literal in wanted]
     while any(position >= 0 for position in positions):
         at = min(position for position in positions if position >= 0)
         start = max(block.rfind(b"\n", 0, at), block.rfind(b"\r", 0, at)) + 1
@@ -96,13 +96,13 @@ def _lines_with(signs: Sequence[str], block: bytes, fresh: int) -> Iterator[tupl
             yield max(start, at - AROUND_BYTES), min(end, at + AROUND_BYTES)
         end = min(end, at + AROUND_BYTES)
         positions = [
-            block.find(sign, end) if 0 <= position <= end else position
-            for sign, position in zip(wanted, positions, strict=True)
+            block.find(literal, end) if 0 <= position <= end else position
+            for literal, position in zip(wanted, positions, strict=True)
         ]
 
 
 def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """The log in blocks of whole lines, without terminals' colours.
+    """Return the log in blocks of whole lines, without terminals' colours.
 
     Yields:
         Number of the block's first line, how many of its bytes were in the one before, and its
@@ -129,10 +129,10 @@ def _uncoloured(block: bytes) -> bytes:
     return COLOUR.sub(b"", block) if b"\x1b" in block else block
 
 
-def _shown(text: str, signs: Sequence[str]) -> str:
-    """The line, printable and no longer than is good to read, with the sign in it."""
+def _shown(text: str, literals: Sequence[str]) -> str:
+    """Return the line, printable and no longer than is good to read, with the literal in it."""
     text = printable(text).strip()
-    at = next((text.find(sign) for sign in signs if sign in text), 0)
+    at = next((text.find(literal) for literal in literals if literal in text), 0)
     start = max(0, at - SHOWN_CHARACTERS // 3) if len(text) > SHOWN_CHARACTERS else 0
     shown = text[start : start + SHOWN_CHARACTERS]
     return f"{'...' if start else ''}{shown}{'...' if start + len(shown) < len(text) else ''}"

@@ -1,12 +1,12 @@
-"""What was found in a log, as text: with colours on a terminal, plain anywhere else."""
+"""Prints what was found in a log: with colours on a terminal, plain anywhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from chainermn_tools.explain.known import Kind
-from chainermn_tools.explain.search import Found
+from chainermn_tools.explain.rules import Kind
+from chainermn_tools.explain.search import Match
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ ECHOES_ONLY = (
 )
 
 
-def render(found: Sequence[Found], console: Console) -> None:
+def render(found: Sequence[Match], console: Console) -> None:
     """Print what was found.
 
     Args:
@@ -50,18 +50,18 @@ def _print_on_terminal(style: str, text: str, console: Console) -> None:
         console.print(Padding.indent(Text(text.lstrip(), style=style), indented))
 
 
-def _lines(found: Sequence[Found]) -> Iterator[tuple[str, str]]:
-    """Pairs of style and line."""
+def _lines(found: Sequence[Match]) -> Iterator[tuple[str, str]]:
+    """Return pairs of style and line."""
     if not found:
         yield "", NOTHING
         return
     for one in found:
-        known = one.known
+        rule = one.rule
         often = f", {one.times} such lines" if one.times > 1 else ""
-        yield "bold red" if known.kind is Kind.CAUSE else "bold", f"{known.name}: {one.text}"
-        yield "dim", f"  line {one.line}{often}; {known.component}; {known.kind.value}"
-        yield "", f"  {known.meaning}"
-        yield from (("green", f"{' ' * COMMAND_INDENT}{fix}") for fix in known.fix)
+        yield "bold red" if rule.kind is Kind.ROOT_CAUSE else "bold", f"{rule.name}: {one.text}"
+        yield "dim", f"  line {one.line}{often}; {rule.component}; {rule.kind.value}"
+        yield "", f"  {rule.meaning}"
+        yield from (("green", f"{' ' * COMMAND_INDENT}{fix}") for fix in rule.fix)
         yield "", ""
-    if all(one.known.kind is Kind.ECHO for one in found):
+    if all(one.rule.kind is Kind.SECONDARY for one in found):
         yield "bold", ECHOES_ONLY

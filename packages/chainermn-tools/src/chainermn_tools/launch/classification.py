@@ -1,4 +1,4 @@
-"""Tells whether a job succeeded, and otherwise which rank failed first and how."""
+"""Classifies jobs: whether they succeeded, and otherwise which rank failed first and how."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
 def _why_none_began(tail: bytes) -> str:
     """Return what is known of what mpiexec printed, and what to do."""
     for match in search(io.BytesIO(tail)):
-        if match.known.kind in (Kind.CAUSE, Kind.GENERAL):
-            fixes = "".join(f"\n    {fix}" for fix in match.known.fix)
-            return f"no rank began. {match.known.meaning}{fixes}"
+        if match.rule.kind in (Kind.ROOT_CAUSE, Kind.AMBIGUOUS):
+            fixes = "".join(f"\n    {fix}" for fix in match.rule.fix)
+            return f"no rank began. {match.rule.meaning}{fixes}"
     return "no rank began; what mpiexec printed above says why"
 
 
@@ -141,7 +141,7 @@ def _describe_signal(number: int) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Return the ranks in words, shortened where there are many."""
+    """Return the ranks as text, shortened where there are many."""
     shown = ", ".join(map(str, ranks[:MAX_LISTED_RANKS]))
     more = ", ..." if len(ranks) > MAX_LISTED_RANKS else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

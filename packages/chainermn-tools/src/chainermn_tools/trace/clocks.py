@@ -1,4 +1,4 @@
-"""Gives all ranks' calls the clock of one rank."""
+"""Aligns all ranks' calls to the clock of one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from chainermn_tools.trace.reading import RankTrace, Run
+from chainermn_tools.trace.table import RankTrace, Run
 
 # Two comparisons tell of drift if they are so exact for the time between them. Clocks of computers
 # drift less, and to go on with a slope that is all error would be worse than none.
@@ -18,8 +18,8 @@ Times = np.ndarray
 
 
 @dataclass(frozen=True)
-class Link:
-    """How one rank's clock is to be changed into another's.
+class ClockOffset:
+    """What turns times of one rank's clock into another's.
 
     Attributes:
         to: the other rank.
@@ -33,8 +33,8 @@ class Link:
     add: Times
     error: float
 
-    def change(self, times: Times) -> Times:
-        """Times of the other rank's clock: between comparisons in proportion, beyond with drift."""
+    def apply(self, times: Times) -> Times:
+        """Return times of the other rank's clock, interpolated; beyond comparisons with drift."""
         added = np.interp(times, self.at, self.add)
         span = float(self.at[-1] - self.at[0])
         if span > 0 and self.error / span < DRIFT:
@@ -45,52 +45,45 @@ class Link:
         moved: np.ndarray = times + added
         return moved
 
-    def reversed(self, rank: int) -> Link:
-        """From the other rank to this one."""
-        return Link(rank, self.at + self.add, -self.add, self.error)
+    def reversed(self, rank: int) -> ClockOffset:
+        """Return the offset from the other rank to this one."""
+        return ClockOffset(rank, self.at + self.add, -self.add, self.error)
 
 
 def align(run: Run) -> float:
-    """Change all calls' times to the clock of the first rank that is there, which starts at zero.
+    """Align all calls' times to the clock of the first rank that is there, which starts at zero.
 
     Returns:
         Microseconds by which ranks' times may be wrong. Ranks whose clocks nobody compared go by
-        the time of day, and the run's remarks tell of them.
+        the time of day, and the run's warnings tell of them.
     """
-    links = _links(run)
+    offsets = _offsets(run)
     first = next(iter(run.ranks))
     ways: dict[int, tuple[list[Callable[[Times], Times]], float]] = {first: ([], 0.0)}
     todo = [first]
     while todo:
         known = todo.pop(0)
-        for rank, link in ((rank, link) for rank, link in links if link.to == known):
+        for rank, offset in ((rank, offset) for rank, offset in offsets if offset.to == known):
             if rank not in ways:
                 steps, error = ways[known]
-                ways[rank] = [link.change, *steps], error + link.error
+                ways[rank] = [offset.apply, *steps], error + offset.error
                 todo.append(rank)
     for rank, trace in run.ranks.items():
         if rank not in ways:
             behind = (trace.began - run.ranks[first].began) * 1e6
             ways[rank] = [partial(np.add, behind)], 0.0
-            run.remarks.append(f"rank {rank}: its clock is only known by the time of day")
-        _change(trace, ways[rank][0])
-    start = min((call.start for call in run.calls), default=0.0)
-    for call in run.calls:
-        call.start -= start
-        call.end -= start
+            run.warnings.append(f"rank {rank}: its clock is only known by the time of day")
+        for step in ways[rank][0]:
+            for column in ("start", "end"):
+                trace.rows[column] = step(trace.rows[column])
+    start = run.table["start"].min(initial=np.inf)
+    for column in ("start", "end"):
+        run.table[column] -= start
     return max(error for _, error in ways.values())
 
 
-def _change(trace: RankTrace, steps: list[Callable[[Times], Times]]) -> None:
-    times = np.array([(call.start, call.end) for call in trace.calls]).reshape(-1)
-    for step in steps:
-        times = step(times)
-    for index, call in enumerate(trace.calls):
-        call.start, call.end = float(times[2 * index]), float(times[2 * index + 1])
-
-
-def _links(run: Run) -> list[tuple[int, Link]]:
-    """From which rank, and how, in both ways; the most exact first."""
+def _offsets(run: Run) -> list[tuple[int, ClockOffset]]:
+    """Return offsets with the rank that each is of, in both directions, the most exact first."""
     found = _shared(run)
     for trace in run.ranks.values():
         for communicator, comparisons in trace.clocks.items():
@@ -100,18 +93,18 @@ def _links(run: Run) -> list[tuple[int, Link]]:
                 continue
             rows = sorted((at, ahead - reference.zero, trip) for at, ahead, trip in comparisons)
             at, add, trips = (np.array(column) for column in zip(*rows, strict=True))
-            link = Link(reference.rank, at, add, float(trips.max()) / 2)
-            found += [(trace.rank, link), (reference.rank, link.reversed(trace.rank))]
+            offset = ClockOffset(reference.rank, at, add, float(trips.max()) / 2)
+            found += [(trace.rank, offset), (reference.rank, offset.reversed(trace.rank))]
     return sorted(found, key=lambda one: one[1].error)
 
 
-def _shared(run: Run) -> list[tuple[int, Link]]:
-    """Of ranks that share a clock: to the first of them, and back."""
+def _shared(run: Run) -> list[tuple[int, ClockOffset]]:
+    """Return the offsets of ranks that share a clock: to the first of them, and back."""
     found = []
     firsts: dict[str, RankTrace] = {}
     for trace in run.ranks.values():
         first = firsts.setdefault(trace.clock, trace)
         if first is not trace:
-            link = Link(first.rank, np.zeros(1), np.array([trace.zero - first.zero]), 0.0)
-            found += [(trace.rank, link), (first.rank, link.reversed(trace.rank))]
+            offset = ClockOffset(first.rank, np.zeros(1), np.array([trace.zero - first.zero]), 0.0)
+            found += [(trace.rank, offset), (first.rank, offset.reversed(trace.rank))]
     return found

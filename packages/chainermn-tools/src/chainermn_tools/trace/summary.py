@@ -1,14 +1,13 @@
-"""What a run's calls come to: by operation, by rank, and who was late."""
+"""Sums up a run's calls: by operation, by rank, and who was late."""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chainermn_tools.trace.reading import Call, Run
-from chainermn_tools.trace.waiting import Meeting
+import numpy as np
+
+from chainermn_tools.trace.matching import CollectiveCall, each_collective
+from chainermn_tools.trace.table import NONE, Run
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,9 @@ class OperationSummary:
     Attributes:
         operation: its name.
         count: of calls; a collective call of four ranks is four.
-        total, median, longest: of their times.
+        total: of their times.
+        median: likewise.
+        longest: likewise.
         waited: in which they waited for other ranks; part of the total.
         nbytes: of their payloads.
         bandwidth: bytes a second of the time in which they didn't wait; None where no bytes are
@@ -47,7 +48,7 @@ class RankSummary:
         calls: how many.
         total: in calls.
         waited: for others; part of the total.
-        kept: how long others waited for it, together.
+        kept: how long others waited for it, in sum.
         last: to how many collective calls it came last.
     """
 
@@ -61,14 +62,14 @@ class RankSummary:
 
 
 @dataclass(frozen=True)
-class Lateness:
+class StragglerStats:
     """Who comes last to the collective calls of one kind.
 
     Attributes:
         operation: its name.
         communicator: its name.
         count: collective calls, each of several ranks.
-        rank: for which the others waited longest, together.
+        rank: for which the others waited longest, in sum.
         times: to how many of them it came last.
         kept: seconds that others waited for it.
         waited: seconds that ranks waited for any.
@@ -84,69 +85,84 @@ class Lateness:
 
 
 def by_operation(run: Run) -> list[OperationSummary]:
-    """The longest first."""
-    groups: dict[str, list[Call]] = defaultdict(list)
-    for call in run.calls:
-        groups[call.operation].append(call)
-    found = [_operation(name, calls) for name, calls in groups.items()]
+    """Return the operations, the one with the longest total first."""
+    operations = run.table["operation"]
+    found = [
+        _summarize(run.names.names[number], run.table[operations == number])
+        for number in np.unique(operations).tolist()
+    ]
     return sorted(found, key=lambda one: -one.total)
 
 
-def _operation(name: str, calls: Sequence[Call]) -> OperationSummary:
-    times = [call.seconds for call in calls]
-    total, waited = sum(times), sum(call.waited for call in calls) / 1e6
-    nbytes, moving = sum(call.nbytes for call in calls), total - waited
+def _summarize(name: str, calls: np.ndarray) -> OperationSummary:
+    times = (calls["end"] - calls["start"]) / 1e6
+    total, waited = float(times.sum()), float(calls["waited"].sum()) / 1e6
+    # Of millions of calls the sum of bytes may be beyond an integer of 64 bits.
+    nbytes, moving = sum(calls["nbytes"].tolist()), total - waited
     return OperationSummary(
         name,
         len(calls),
         total,
-        statistics.median(times),
-        max(times),
+        float(np.median(times)),
+        float(times.max()),
         waited,
         nbytes,
         nbytes / moving if nbytes and moving > 0 else None,
-        sum(call.error is not None for call in calls),
+        int((calls["error"] != NONE).sum()),
     )
 
 
-def by_rank(run: Run, meetings: Sequence[Meeting]) -> list[RankSummary]:
-    """In the order of ranks."""
-    kept: Counter[int] = Counter()
-    for call in run.calls:
-        if call.late is not None:
-            kept[call.late] += call.waited  # type: ignore[assignment]
-    last = Counter(meeting.last.rank for meeting in meetings)
-    return [
-        RankSummary(
-            rank,
-            trace.host,
-            len(trace.calls),
-            sum(call.seconds for call in trace.calls),
-            sum(call.waited for call in trace.calls) / 1e6,
-            kept[rank] / 1e6,
-            last[rank],
-        )
-        for rank, trace in run.ranks.items()
-    ]
+def by_rank(run: Run, collectives: np.ndarray) -> list[RankSummary]:
+    """Return the ranks in their order.
 
-
-def by_lateness(meetings: Sequence[Meeting]) -> list[Lateness]:
-    """The kind of call that was waited in longest first."""
-    groups: dict[tuple[str, str], list[Meeting]] = defaultdict(list)
-    for meeting in meetings:
-        groups[meeting.last.operation, meeting.last.communicator].append(meeting)
+    Args:
+        run: with times aligned and calls matched.
+        collectives: as `match` returns them.
+    """
     found = []
-    for (operation, communicator), those in groups.items():
-        kept: dict[int, float] = defaultdict(float)
-        for meeting in those:
-            kept[meeting.last.rank] += meeting.waited / 1e6
-        rank = max(kept, key=lambda one: kept[one])
-        times = sum(meeting.last.rank == rank for meeting in those)
-        total = sum(kept.values())
-        found.append(Lateness(operation, communicator, len(those), rank, times, kept[rank], total))
+    for rank, trace in run.ranks.items():
+        rows = trace.rows
+        late = run.table["late"] == rank
+        found.append(
+            RankSummary(
+                rank,
+                trace.host,
+                len(rows),
+                float((rows["end"] - rows["start"]).sum()) / 1e6,
+                float(rows["waited"].sum()) / 1e6,
+                float(run.table["waited"][late].sum()) / 1e6,
+                int((collectives["last"] == rank).sum()),
+            )
+        )
+    return found
+
+
+def straggler_stats(run: Run, collectives: np.ndarray) -> list[StragglerStats]:
+    """Return who is late by kind of call, the kind that was waited in longest first."""
+    found = []
+    kinds = collectives[["operation", "communicator"]]
+    for kind in np.unique(kinds):
+        own = collectives[kinds == kind]
+        ranks, which = np.unique(own["last"], return_inverse=True)
+        kept = np.bincount(which, own["waited"]) / 1e6
+        worst = int(kept.argmax())
+        operation, communicator = (run.names.names[number] for number in kind.tolist())
+        times = int((which == worst).sum())
+        found.append(
+            StragglerStats(
+                operation,
+                communicator,
+                len(own),
+                int(ranks[worst]),
+                times,
+                float(kept[worst]),
+                float(kept.sum()),
+            )
+        )
     return sorted(found, key=lambda one: -one.waited)
 
 
-def longest_waits(meetings: Sequence[Meeting], number: int) -> list[Meeting]:
-    """The collective calls in which the others waited longest, the longest first."""
-    return sorted(meetings, key=lambda one: -one.waited)[:number]
+def longest_waits(run: Run, collectives: np.ndarray, number: int) -> list[CollectiveCall]:
+    """Return the collective calls in which the others waited longest, the longest first."""
+    order = np.argsort(-collectives["waited"], kind="stable")[:number]
+    return list(each_collective(collectives[order], run.names))

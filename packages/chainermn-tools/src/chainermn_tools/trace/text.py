@@ -1,4 +1,4 @@
-"""A run in tables: time per operation, ranks, and who was late."""
+"""Prints a run in tables: time per operation, ranks, and who was late."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING
 
 from chainermn_tools.formatting import format_bytes, format_duration, printable
 from chainermn_tools.trace import summary
-from chainermn_tools.trace.reading import Run
-from chainermn_tools.trace.waiting import Meeting
+from chainermn_tools.trace.table import Run
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
 
 # Elsewhere than on a terminal no line is broken for its width.
 PLAIN_WIDTH = 200
 MOST_RANKS, MOST_KINDS, MOST_CALLS = 32, 20, 10
-# Columns that hold words; the others hold numbers.
+# Columns that hold text; the others hold numbers.
 WORDS = ("operation", "host", "communicator", "came last")
 GAP = 2  # between columns
 
 
 def render(
-    run: Run, meetings: Sequence[Meeting], incomplete: int, error: float, console: Console
+    run: Run, collectives: np.ndarray, incomplete: int, error: float, console: Console
 ) -> None:
     """Print a run.
 
     Args:
         run: with times aligned and calls matched.
-        meetings: its collective calls.
+        collectives: its collective calls, as `match` returns them.
         incomplete: how many more there are of which ranks are missing.
         error: microseconds by which clocks may differ.
         console: where to.
@@ -36,24 +36,24 @@ def render(
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     hosts = {trace.host for trace in run.ranks.values()}
-    length = max((call.end for call in run.calls), default=0.0) / 1e6
+    length = run.table["end"].max(initial=0.0) / 1e6
     _title(
         f"Run {run.name}: {_number(len(run.ranks), 'rank')} on {_number(len(hosts), 'host')}, "
-        f"{_number(sum(len(trace.calls) for trace in run.ranks.values()), 'call')} in "
+        f"{_number(len(run.table), 'call')} in "
         f"{format_duration(length)}; {_clocks(error)}",
         console,
     )
     _operations(run, console)
-    _ranks(run, meetings, console)
-    _late(meetings, console)
+    _ranks(run, collectives, console)
+    _stragglers(run, collectives, console)
     console.print()
     if incomplete:
-        run.remarks.append(
+        run.warnings.append(
             f"{_number(incomplete, 'collective call')} without all ranks, not counted above"
         )
-    for remark in run.remarks:
-        _line(remark, console, "yellow")
-    _line(_most_waited_for(run, meetings), console, "bold")
+    for warning in run.warnings:
+        _line(warning, console, "yellow")
+    _line(_most_waited_for(run, collectives), console, "bold")
 
 
 def _clocks(error: float) -> str:
@@ -78,11 +78,11 @@ def _operations(run: Run, console: Console) -> None:
         _line(line, console, "yellow")
 
 
-def _ranks(run: Run, meetings: Sequence[Meeting], console: Console) -> None:
+def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
     _title("\nRanks", console)
     columns = ("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
     cells = []
-    rows = summary.by_rank(run, meetings)
+    rows = summary.by_rank(run, collectives)
     # Of many, those that matter: the ones that others waited for.
     shown = sorted(sorted(rows, key=lambda one: -one.kept)[:MOST_RANKS], key=lambda one: one.rank)
     for row in shown:
@@ -93,13 +93,13 @@ def _ranks(run: Run, meetings: Sequence[Meeting], console: Console) -> None:
         _line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
 
 
-def _late(meetings: Sequence[Meeting], console: Console) -> None:
-    if not meetings:
+def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
+    if not len(collectives):
         return
     _title("\nWho is late: for whom others wait longest in each kind of collective call", console)
     columns = ("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
     cells = []
-    kinds = summary.by_lateness(meetings)
+    kinds = summary.straggler_stats(run, collectives)
     for row in kinds[:MOST_KINDS]:
         share = f"{row.times} ({row.times / row.count:.0%})"
         times = format_duration(row.kept), format_duration(row.waited)
@@ -112,20 +112,20 @@ def _late(meetings: Sequence[Meeting], console: Console) -> None:
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
     calls = [
         (
-            f"{meeting.last.start / 1e6:.6f} s",
-            meeting.last.operation,
-            meeting.last.communicator,
-            str(meeting.last.sequence),
-            f"rank {meeting.last.rank}",
-            format_duration(meeting.waited / 1e6),
+            f"{call.start / 1e6:.6f} s",
+            call.operation,
+            call.communicator,
+            str(call.sequence),
+            f"rank {call.last}",
+            format_duration(call.waited / 1e6),
         )
-        for meeting in summary.longest_waits(meetings, MOST_CALLS)
+        for call in summary.longest_waits(run, collectives, MOST_CALLS)
     ]
     _table(headings, calls, console)
 
 
-def _most_waited_for(run: Run, meetings: Sequence[Meeting]) -> str:
-    rows = summary.by_rank(run, meetings)
+def _most_waited_for(run: Run, collectives: np.ndarray) -> str:
+    rows = summary.by_rank(run, collectives)
     total = sum(row.kept for row in rows)
     row = max(rows, key=lambda one: one.kept)
     if not total:
@@ -156,7 +156,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Conso
 
 
 def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Numbers of columns that fit beside the first one; a column that fits nowhere is alone."""
+    """Return numbers of columns that fit beside the first one; one that fits nowhere is alone."""
     part = [0]
     for number in range(1, len(widths)):
         taken = sum(widths[one] + GAP for one in part)

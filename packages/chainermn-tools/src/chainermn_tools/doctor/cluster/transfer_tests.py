@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainermn_tools.bench.timing import NAP_SECONDS
-from chainermn_tools.bench.values import fill, is_filled
+from chainermn_tools.bench.values import fill_pattern, matches_pattern
 from chainermn_tools.doctor.cluster.agent import listen
 from chainermn_tools.doctor.communicator_tests import try_communicator
 from chainermn_tools.doctor.rank_job import overload_reason
@@ -83,7 +83,7 @@ def exchange_with_communicators(world: MPI.Intracomm, names: Sequence[str], repo
 def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> dict[str, Any]:
     """Be the first of a pair; return what :func:`exchange_messages` reports."""
     sent, got = np.empty(COUNT, np.float32), np.empty(COUNT, np.float32)
-    fill(sent, world.rank)
+    fill_pattern(sent, world.rank)
     port, overloaded = world.recv(source=other)
     times: list[float] = []
     tcp: list[float] = []
@@ -99,7 +99,7 @@ def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> d
         world.Send(sent, other)
         world.Recv(got, other)
         times.append((time.perf_counter() - begin) / 2)
-        right = right and is_filled(got, COUNT, plus=world.rank)
+        right = right and matches_pattern(got, COUNT, plus=world.rank)
         got.fill(0)
         more = len(times) < MAX_ROUNDS and time.perf_counter() - started < ROUNDS_SECONDS
         world.send(more, other)

@@ -1,15 +1,13 @@
-"""Draws a run: what each rank did over the whole time, and the calls around the longest wait."""
+"""Plots what each rank did over the whole run, and the calls around the longest wait."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from chainermn_tools.trace.reading import Call, Run
-from chainermn_tools.trace.waiting import Meeting
+from chainermn_tools.trace.table import Run
 
 # For any kind of eye: colours of Okabe and Ito.
 COLORS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#d55e00")
@@ -21,7 +19,7 @@ BINS, CALLS_AROUND = 400, 12
 MOST_RANKS = 32
 
 
-def draw(run: Run, meetings: Sequence[Meeting], file: str) -> None:
+def draw(run: Run, collectives: np.ndarray, file: str) -> None:
     """Draw a run whose times are aligned and whose calls are matched.
 
     Raises:
@@ -40,7 +38,7 @@ def draw(run: Run, meetings: Sequence[Meeting], file: str) -> None:
     more = f", the first {len(ranks)}" if len(ranks) < len(run.ranks) else ""
     figure.suptitle(f"Run {run.name}, {len(run.ranks)} ranks{more}", x=0.01, ha="left", fontsize=10)
     _whole(whole, run, ranks)
-    start, end = _window(run, meetings)
+    start, end = _window(run, collectives)
     _part(part, run, ranks, start, end)
     for axes in (whole, part):
         axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], fontsize=9)
@@ -53,11 +51,11 @@ def draw(run: Run, meetings: Sequence[Meeting], file: str) -> None:
 
 
 def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
-    """A bar for each rank, cut into bins: the shares of waiting, moving data, and the rest."""
-    length = max((call.end for call in run.calls), default=0.0) / 1e6 or 1.0
+    """Plot a bar for each rank, in bins: the shares of waiting, moving data, and the rest."""
+    length = run.table["end"].max(initial=0.0) / 1e6 or 1.0
     edges = np.linspace(0, length, BINS + 1)
     for row, rank in enumerate(ranks):
-        waiting, moving = _shares(run.ranks[rank].calls, edges)
+        waiting, moving = _shares(run.ranks[rank].rows, edges)
         bottom = np.full(BINS, row + 0.4)
         for shares, color, label in (
             (waiting, WAITING_COLOR, "waiting for a rank"),
@@ -74,20 +72,18 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
     axes.set_title("The whole run: how each rank spends its time", loc="left", fontweight="bold")
 
 
-def _shares(calls: Sequence[Call], edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each bin, the shares that calls waited and moved data."""
-    waits = np.array([(call.start, call.start + call.waited) for call in calls]) / 1e6
-    whole = np.array([(call.start, call.end) for call in calls]) / 1e6
-    waiting, inside = _covered(waits, edges), _covered(whole, edges)
+def _shares(calls: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares of each bin in which calls waited, and in which they moved data."""
+    start, end, waited = (calls[name] / 1e6 for name in ("start", "end", "waited"))
+    waiting, inside = _covered(start, start + waited, edges), _covered(start, end, edges)
     inside = np.minimum(inside, 1)  # calls of several threads
     waiting = np.minimum(waiting, inside)
     return waiting, inside - waiting
 
 
-def _covered(spans: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """How much of each bin the spans (start, end) cover."""
-    spans = spans.reshape(-1, 2)
-    starts, ends = np.sort(spans[:, 0]), np.sort(spans[:, 1])
+def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return how much of each bin the spans cover."""
+    starts, ends = np.sort(starts), np.sort(ends)
     # Seconds covered before each edge: of all that began, what had passed of them by then.
     until = _passed(starts, edges) - _passed(ends, edges)
     covered: np.ndarray = np.diff(until) / np.diff(edges)
@@ -95,45 +91,53 @@ def _covered(spans: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _passed(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The sum of how long before each edge the moments are that are before it."""
+    """Return for each edge the sum of its distances to the moments before it."""
     counts = np.searchsorted(moments, edges)
     sums = np.concatenate(([0.0], np.cumsum(moments)))
     passed: np.ndarray = counts * edges - sums[counts]
     return passed
 
 
-def _window(run: Run, meetings: Sequence[Meeting]) -> tuple[float, float]:
-    """Microseconds from and to which single calls are shown: around the longest wait."""
-    calls = sorted(run.calls, key=lambda call: call.start)
-    if not calls:
+def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
+    """Return the microseconds between which single calls are shown: around the longest wait."""
+    table = run.table
+    if not len(table):
         return 0.0, 1.0
-    worst = max(meetings, key=lambda one: one.waited, default=None)
-    center = calls[len(calls) // 2] if worst is None else worst.last
-    own = sorted(run.ranks[center.rank].calls, key=lambda call: call.start)
-    index = own.index(center)
+    if len(collectives):
+        worst = collectives[collectives["waited"].argmax()]
+        rank, center = worst["last"], worst["start"]
+        same = (table["communicator"] == worst["communicator"]) & (
+            table["sequence"] == worst["sequence"]
+        )
+        first = table["start"][same].min()
+    else:
+        middle = table[np.argsort(table["start"], kind="stable")[len(table) // 2]]
+        rank, center = middle["rank"], middle["start"]
+        first = np.inf
+    own = run.ranks[int(rank)].rows
+    own = own[np.argsort(own["start"], kind="stable")]
+    index = int(np.searchsorted(own["start"], center))
     shown = own[max(0, index - CALLS_AROUND // 2) : index + CALLS_AROUND // 2 + 1]
-    others = worst.calls if worst is not None else ()
-    first = min([shown[0].start, *(call.start for call in others)])
-    last = max(call.end for call in shown)
+    first, last = min(float(first), float(shown["start"][0])), float(shown["end"].max())
     margin = 0.02 * (last - first) or 1.0
     return max(0.0, first - margin), last + margin
 
 
 def _part(axes: Any, run: Run, ranks: Sequence[int], start: float, end: float) -> None:
-    """Each call as a bar in its operation's colour; what of it was waiting is pale."""
+    """Plot each call as a bar in its operation's colour; what of it was waiting is pale."""
     scale, unit = (1e6, "seconds") if end - start > 2e6 else (1e3, "milliseconds")
-    rows = {rank: row for row, rank in enumerate(ranks)}
-    shown = [
-        call for call in run.calls if call.rank in rows and call.end > start and call.start < end
-    ]
-    names = [name for name, _ in Counter(call.operation for call in shown).most_common()]
+    shown = run.table[(run.table["end"] > start) & (run.table["start"] < end)]
+    numbers, counts = np.unique(shown["operation"], return_counts=True)
+    operations = {run.names.names[n]: n for n in numbers[np.argsort(-counts, kind="stable")]}
+    names = list(operations)
     colors = dict(zip(names, COLORS, strict=False))
     for name in names:
         color = colors.get(name, OTHERS_COLOR)
-        for row in range(len(ranks)):
-            calls = [call for call in shown if call.operation == name and rows[call.rank] == row]
-            spans = [((c.start - start) / scale, (c.end - c.start) / scale) for c in calls]
-            waits = [((c.start - start) / scale, c.waited / scale) for c in calls if c.waited]
+        for row, rank in enumerate(ranks):
+            calls = shown[(shown["operation"] == operations[name]) & (shown["rank"] == rank)]
+            begin, length = (calls["start"] - start) / scale, calls["end"] - calls["start"]
+            spans = np.stack([begin, length / scale], axis=1)
+            waits = np.stack([begin, calls["waited"] / scale], axis=1)[calls["waited"] > 0]
             axes.broken_barh(spans, (row - 0.36, 0.72), color=color, linewidth=0.4, edgecolor="w")
             axes.broken_barh(waits, (row - 0.36, 0.72), color="w", linewidth=0, alpha=PALE)
     for name in [name for name in names if name in colors]:

@@ -1,4 +1,4 @@
-"""What the ranks do: make the communicators, check them, and time them size by size."""
+"""Runs a benchmark on all ranks: makes communicators, checks them, and times them by size."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_tools.bench.memory import available_bytes
 from chainermn_tools.bench.operations import (
     ARRAYS,
+    BASELINES,
     FLOAT_BYTES,
     MEAN_GRAD,
     OPERATIONS,
-    REFERENCES,
+    Invocation,
     Operation,
-    Trial,
 )
-from chainermn_tools.bench.timing import Times, is_right, time_all
+from chainermn_tools.bench.timing import Times, is_correct, time_all
 from chainermn_tools.formatting import format_bytes
 from chainermn_tools.jobs import available_cores
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
 # Raised when a key of the report changes its name or its meaning.
-SCHEMA = 1
+SCHEMA = 2
 # Every operation of every communicator is checked with so much, before anything is timed.
 CHECK_BYTES = 64 << 10
 # Sizes up to this get equal shares of the time.
@@ -39,11 +39,11 @@ EVEN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """One line of the result.
+class Case:
+    """One operation of one communicator, which is measured.
 
     Attributes:
-        communicator: its name; None for a reference.
+        communicator: its name; None for a baseline.
         operation: its name.
         kind: the operation itself.
         comm: that it is called on.
@@ -54,8 +54,8 @@ class Contestant:
     kind: Operation
     comm: CommunicatorBase
 
-    def trial(self, sent: np.ndarray, room: np.ndarray) -> Trial:
-        return self.kind.trial(self.comm, sent, room)
+    def make_invocation(self, sent: np.ndarray, room: np.ndarray) -> Invocation:
+        return self.kind.make_invocation(self.comm, sent, room)
 
 
 def measure(
@@ -72,7 +72,7 @@ def measure(
         names: of the communicators.
         sizes: in bytes, growing.
         seconds: for everything; sizes for which no time is left are skipped.
-        say: is told, on rank 0, what is being done.
+        say: called on rank 0 with what is being done.
 
     Returns:
         The report that docs/bench.md describes, the same on all ranks.
@@ -87,7 +87,7 @@ def measure(
     return {
         **report,
         "seconds": round(world.bcast(time.monotonic() - start), 3),
-        "right": all(row["right"] for row in [*checks, *results]) and bool(results),
+        "correct": all(row["correct"] for row in [*checks, *results]) and bool(results),
         "checks": checks,
         "results": results,
         "skipped": [*skipped, *too_large],
@@ -101,8 +101,8 @@ def _time_sizes(
     end: float,
     say: Callable[[str], None],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of the sizes that were timed, and why the others weren't."""
-    contestants = _contestants(comms, world.size)
+    """Return the rows of the sizes that were timed, and why the others weren't."""
+    cases = _cases(comms, world.size)
     results: list[dict[str, Any]] = []
     least = 0.0  # seconds that the last size took at least
     for index, size in enumerate(sizes):
@@ -113,50 +113,50 @@ def _time_sizes(
         )
         if found is None:
             if world.rank == 0:
-                say(f"{format_bytes(size)}, {len(contestants)} ways, {left:.0f} s left")
+                say(f"{format_bytes(size)}, {len(cases)} ways, {left:.0f} s left")
             share = left * _weight(size) / sum(map(_weight, sizes[index:]))
-            found = _one_size(world, contestants, nbytes // FLOAT_BYTES, share)
+            found = _one_size(world, cases, nbytes // FLOAT_BYTES, share)
         if isinstance(found, str):
-            return results, [{"bytes": each, "why": found} for each in sizes[index:]]
+            return results, [{"bytes": each, "reason": found} for each in sizes[index:]]
         times, least = found
-        pairs = list(zip(contestants, times, strict=True))
+        pairs = list(zip(cases, times, strict=True))
         results += [_result(one, nbytes, size, its) for one, its in pairs]
-        contestants = [one for one, its in pairs if its.right]  # others aren't tried again
+        cases = [one for one, its in pairs if its.correct]  # others aren't tried again
     return results, []
 
 
 def _communicators(
     world: MPI.Intracomm, names: Sequence[str]
 ) -> tuple[dict[str, CommunicatorBase], list[dict[str, Any]]]:
-    """Those that can be made here, and why the others can't."""
+    """Return the communicators that can be made here, and why the others can't."""
     comms: dict[str, CommunicatorBase] = {}
     skipped = []
     for name in names:
-        comm, why = _communicator(world, name)
+        comm, reason = _communicator(world, name)
         if comm is not None:
             comms[name] = comm
         else:
-            skipped.append({"communicator": name, "why": why})
+            skipped.append({"communicator": name, "reason": reason})
     return comms, skipped
 
 
 def _communicator(world: MPI.Intracomm, name: str) -> tuple[CommunicatorBase | None, str]:
     try:
         return create_communicator(name, world), ""
-    except ValueError as problem:  # on all ranks
-        return None, str(problem).removeprefix(f"rank {world.rank}: ")
+    except ValueError as error:  # on all ranks
+        return None, str(error).removeprefix(f"rank {world.rank}: ")
 
 
-def _contestants(comms: dict[str, CommunicatorBase], ranks: int) -> list[Contestant]:
-    """The mean of gradients of each communicator; what they have in common, of the first."""
-    found = [Contestant(name, MEAN_GRAD, OPERATIONS[MEAN_GRAD], comms[name]) for name in comms]
+def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
+    """Return the mean of gradients of each communicator, and the other operations of the first."""
+    found = [Case(name, MEAN_GRAD, OPERATIONS[MEAN_GRAD], comms[name]) for name in comms]
     for name, comm in list(comms.items())[:1]:
         found += [
-            Contestant(name, operation, kind, comm)
+            Case(name, operation, kind, comm)
             for operation, kind in OPERATIONS.items()
-            if operation != MEAN_GRAD and ranks >= kind.least_ranks
+            if operation != MEAN_GRAD and ranks >= kind.min_ranks
         ]
-        found += [Contestant(None, name, kind, comm) for name, kind in REFERENCES.items()]
+        found += [Case(None, name, kind, comm) for name, kind in BASELINES.items()]
     return found
 
 
@@ -171,9 +171,9 @@ def _check(
     found = []
     for name, comm in comms.items():
         for operation, kind in OPERATIONS.items():
-            if world.size >= kind.least_ranks:
-                right, problem = is_right(world, kind.trial(comm, sent, room))
-                row = {"communicator": name, "operation": operation, "right": right}
+            if world.size >= kind.min_ranks:
+                correct, problem = is_correct(world, kind.make_invocation(comm, sent, room))
+                row = {"communicator": name, "operation": operation, "correct": correct}
                 found.append(row if problem is None else {**row, "problem": problem})
     return found
 
@@ -185,7 +185,7 @@ def _reason_to_skip(
     least: float,
     comms: dict[str, CommunicatorBase],
 ) -> str | None:
-    """Why no array of so many bytes is tried; the same on all ranks."""
+    """Return why no array of so many bytes is tried, the same on all ranks; None if one is."""
     if not comms:
         return "no communicator could be made"
     ranks = next(iter(comms.values())).intra_size
@@ -206,43 +206,43 @@ def _reason_to_skip(
 
 
 def _weight(size: int) -> float:
-    """How much of the time a size gets: large ones need more."""
+    """Return how much of the time a size gets; large ones need more."""
     return max(1.0, math.sqrt(size / EVEN_BYTES))
 
 
 def _one_size(
-    world: MPI.Intracomm, contestants: Sequence[Contestant], count: int, seconds: float
+    world: MPI.Intracomm, cases: Sequence[Case], count: int, seconds: float
 ) -> tuple[list[Times], float] | str:
-    """See :func:`time_all`; or why nothing was timed."""
+    """Return what :func:`time_all` does, or why nothing was timed."""
     try:
         arrays = [np.empty(count, np.float32) for _ in range(2)]
     except MemoryError:
         arrays = []
     if not all(world.allgather(bool(arrays))):
         return "a rank has no memory for it"
-    return time_all(world, [one.trial(*arrays) for one in contestants], seconds)
+    return time_all(world, [one.make_invocation(*arrays) for one in cases], seconds)
 
 
-def _result(contestant: Contestant, nbytes: int, size: int, times: Times) -> dict[str, Any]:
+def _result(case: Case, nbytes: int, size: int, times: Times) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "communicator": contestant.communicator,
-        "operation": contestant.operation,
+        "communicator": case.communicator,
+        "operation": case.operation,
         "size": size,
         "bytes": nbytes,
-        "right": times.right,
+        "correct": times.correct,
     }
     if times.problem is not None:
         row["problem"] = times.problem
     if times.seconds:
-        seconds = times.median / contestant.kind.each
+        seconds = times.median / case.kind.each
         algbw = nbytes / seconds / 1e9
         row |= {
             "seconds": seconds,
-            "fastest_seconds": min(times.seconds) / contestant.kind.each,
-            "slowest_seconds": max(times.seconds) / contestant.kind.each,
+            "fastest_seconds": min(times.seconds) / case.kind.each,
+            "slowest_seconds": max(times.seconds) / case.kind.each,
             "calls": times.calls,
             "algbw": algbw,
-            "busbw": algbw * contestant.kind.bus_factor(contestant.comm.size),
+            "busbw": algbw * case.kind.bus_factor(case.comm.size),
         }
     return row
 

@@ -2,18 +2,18 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
 OMPI = "Open MPI"
 LAUNCHER = "Open MPI's mpiexec"
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="ompi-not-enough-slots",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=LAUNCHER,
-        signs=("There are not enough slots available in the system",),
-        lines=(
+        literals=("There are not enough slots available in the system",),
+        examples=(
             "There are not enough slots available in the system to satisfy the 200",
             "slots that were requested by the application:",
         ),
@@ -26,12 +26,12 @@ ROWS = (
         ),
         source="Open MPI 5.0.11, run; inducer/grudge#227; open-mpi/ompi#10216",
     ),
-    Known(
+    ErrorRule(
         name="ompi-refuses-root",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=LAUNCHER,
-        signs=("has detected an attempt to run as root",),
-        lines=("prterun has detected an attempt to run as root.",),
+        literals=("has detected an attempt to run as root",),
+        examples=("prterun has detected an attempt to run as root.",),
         meaning="Open MPI's launcher refuses to run as root, usual in containers, unless told.",
         fix=(
             "run it as an ordinary user",
@@ -39,13 +39,13 @@ ROWS = (
         ),
         source="Open MPI 5.0.11, run; open-mpi/ompi#7704",
     ),
-    Known(
+    ErrorRule(
         name="ompi-cma-forbidden",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Open MPI, shared memory",
-        signs=("Read -1, expected ",),
+        literals=("Read -1, expected ",),
         pattern=re.compile(r"Read -1, expected \d+, errno = ?1\b"),
-        lines=("[host0:00040] Read -1, expected 131072, errno = 1",),
+        examples=("[host0:00040] Read -1, expected 131072, errno = 1",),
         meaning="The kernel refuses to let a rank read another one's memory (process_vm_readv), "
         "usual in containers.",
         fix=(
@@ -55,12 +55,12 @@ ROWS = (
         ),
         source="horovod/horovod docs/docker.rst; open-mpi/ompi#4948; open-mpi/ompi#3270",
     ),
-    Known(
+    ErrorRule(
         name="ompi-opal-init-failed",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OMPI,
-        signs=("It looks like opal_init failed for some reason",),
-        lines=(
+        literals=("It looks like opal_init failed for some reason",),
+        examples=(
             "It looks like opal_init failed for some reason; your parallel process is",
             "likely to abort.  There are many reasons that a parallel process can",
             "  opal_shmem_base_select failed",
@@ -74,12 +74,12 @@ ROWS = (
         ),
         source="mpi4py/mpi4py#249; open-mpi/ompi#4499; open-mpi/ompi#3698",
     ),
-    Known(
+    ErrorRule(
         name="ompi-orte-init-failed",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Open MPI 4",
-        signs=("It looks like orte_init failed for some reason",),
-        lines=(
+        literals=("It looks like orte_init failed for some reason",),
+        examples=(
             "It looks like orte_init failed for some reason; your parallel process is",
             "  orte_ess_init failed",
             "  --> Returned value Unable to start a daemon on the local node (-127) instead of "
@@ -93,15 +93,15 @@ ROWS = (
         ),
         source="JohannesBuchner/PyMultiNest#158; illinois-scicomp/machine-shop-maintenance#79",
     ),
-    Known(
+    ErrorRule(
         name="ompi-daemon-not-on-path",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="ssh, for Open MPI's mpiexec",
-        signs=("orted: ", "prted: "),
+        literals=("orted: ", "prted: "),
         pattern=re.compile(
             r"\b(?:orted|prted): (?:(?:command )?not found|No such file or directory)"
         ),
-        lines=("bash: orted: command not found", "bash: line 1: prted: command not found"),
+        examples=("bash: orted: command not found", "bash: line 1: prted: command not found"),
         meaning="The shell that ssh opens on the other host doesn't find Open MPI's daemon: PATH "
         "lacks it there, or that host has another series (orted is 4's, prted 5's).",
         fix=(
@@ -110,12 +110,12 @@ ROWS = (
         ),
         source="open-mpi/ompi#599; open-mpi/ompi#8870; openpmix/prrte#371",
     ),
-    Known(
+    ErrorRule(
         name="ompi-daemons-not-started",
-        kind=Kind.ECHO,
+        kind=Kind.SECONDARY,
         component=LAUNCHER,
-        signs=("unable to reliably start one or more daemons",),
-        lines=(
+        literals=("unable to reliably start one or more daemons",),
+        examples=(
             "ORTE was unable to reliably start one or more daemons.",
             "prterun was unable to reliably start one or more daemons.",
         ),
@@ -126,12 +126,12 @@ ROWS = (
         ),
         source="openpmix/prrte#1493; horovod/horovod#527",
     ),
-    Known(
+    ErrorRule(
         name="ompi-daemon-did-not-report",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component=LAUNCHER,
-        signs=("A daemon failed to report back after being spawned.",),
-        lines=(
+        literals=("A daemon failed to report back after being spawned.",),
+        examples=(
             "A daemon failed to report back after being spawned. This could",
             "  Remote host:   host1",
             "  Daemon exit status: 255",
@@ -144,12 +144,12 @@ ROWS = (
         ),
         source="Open MPI 5.0.11, run with a host that doesn't exist",
     ),
-    Known(
+    ErrorRule(
         name="prrte-versions-differ",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=LAUNCHER,
-        signs=("PRTE detected a mismatch in versions between two processes",),
-        lines=("PRTE detected a mismatch in versions between two processes.  This",),
+        literals=("PRTE detected a mismatch in versions between two processes",),
+        examples=("PRTE detected a mismatch in versions between two processes.  This",),
         meaning="The hosts have different releases of Open MPI's launcher.",
         fix=(
             "ssh host1 'type mpiexec; mpiexec --version'   # compare with each host",
@@ -157,12 +157,12 @@ ROWS = (
         ),
         source="help texts of Open MPI 5.0.11; open-mpi/ompi#13093",
     ),
-    Known(
+    ErrorRule(
         name="pmix-versions-differ",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="PMIx (in Open MPI, Slurm)",
-        signs=("PMIX ERROR: UNPACK-",),
-        lines=(
+        literals=("PMIX ERROR: UNPACK-",),
+        examples=(
             "[host0:11663] PMIX ERROR: UNPACK-PAST-END in file unpack.c at line 206",
             "[host0:11663] PMIX ERROR: UNPACK-PAST-END in file client/pmix_client.c at line 228",
             "*** An error occurred in MPI_Init",
@@ -175,12 +175,12 @@ ROWS = (
         ),
         source="open-mpi/ompi#5535; openpmix/openpmix#556",
     ),
-    Known(
+    ErrorRule(
         name="ompi-no-pml",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OMPI,
-        signs=("No components were able to be opened in the pml framework",),
-        lines=(
+        literals=("No components were able to be opened in the pml framework",),
+        examples=(
             "No components were able to be opened in the pml framework.",
             "  Framework: pml",
             "[host0:232067] PML ob1 cannot be selected",
@@ -193,15 +193,15 @@ ROWS = (
         ),
         source="3dem/relion#344; open-mpi/ompi#9838; open-mpi/ompi#7503",
     ),
-    Known(
+    ErrorRule(
         name="ompi4-openib",
         kind=Kind.WARNING,
         component="Open MPI 4",
-        signs=(
+        literals=(
             "By default, for Open MPI 4.0 and later, infiniband ports on a device",
             "No preset parameters were found for the device that Open MPI",
         ),
-        lines=(
+        examples=(
             "By default, for Open MPI 4.0 and later, infiniband ports on a device",
             "are not used by default.  The intent is to use UCX for these devices.",
             "WARNING: There was an error initializing an OpenFabrics device.",
@@ -215,12 +215,12 @@ ROWS = (
         ),
         source="parthenon-hpc-lab/parthenon#237; Open MPI 4's help texts",
     ),
-    Known(
+    ErrorRule(
         name="ompi-forked",
         kind=Kind.WARNING,
         component=OMPI,
-        signs=('"fork()" system call to create a child process.',),
-        lines=(
+        literals=('"fork()" system call to create a child process.',),
+        examples=(
             "A process has executed an operation involving a call to the",
             '"fork()" system call to create a child process.  Open MPI is currently',
             "operating in a condition that could result in memory corruption or",
@@ -233,15 +233,15 @@ ROWS = (
         ),
         source="NVIDIA/nccl#65; wtsi-ssg/pcp#16; help texts of Open MPI 5.0.11",
     ),
-    Known(
+    ErrorRule(
         name="ompi-tcp-connect-failed",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Open MPI, TCP",
-        signs=("Open MPI failed to TCP connect to a peer", "mca_btl_tcp_endpoint_"),
+        literals=("Open MPI failed to TCP connect to a peer", "mca_btl_tcp_endpoint_"),
         pattern=re.compile(
             r"mca_btl_tcp_endpoint_\w+\] connect\(\) to .* failed|failed to TCP connect to a peer"
         ),
-        lines=(
+        examples=(
             "[host0][[463,1],0][btl_tcp_endpoint.c:803:mca_btl_tcp_endpoint_complete_connect] "
             "connect() to 10.102.1.194 failed: No route to host (113)",
             "WARNING: Open MPI failed to TCP connect to a peer MPI process.  This",
@@ -254,15 +254,15 @@ ROWS = (
         ),
         source="open-mpi/ompi#2168; open-mpi/ompi#4963; open-mpi/ompi#6377",
     ),
-    Known(
+    ErrorRule(
         name="ompi-srun-without-pmi",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Open MPI under Slurm",
-        signs=(
+        literals=(
             "OMPI was not built with SLURM's PMI support",
             "OMPI was not built with SLURM support",
         ),
-        lines=(
+        examples=(
             'The application appears to have been direct launched using "srun",',
             "but OMPI was not built with SLURM's PMI support and therefore cannot",
             "but OMPI was not built with SLURM support. This usually happens",
@@ -274,12 +274,12 @@ ROWS = (
         ),
         source="mpi4py/mpi4py#141; open-mpi/ompi#3778; help texts of Open MPI 5.0.11",
     ),
-    Known(
+    ErrorRule(
         name="ompi-shared-memory-failed",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Open MPI, shared memory",
-        signs=("A system call failed during shared memory initialization that should",),
-        lines=(
+        literals=("A system call failed during shared memory initialization that should",),
+        examples=(
             "A system call failed during shared memory initialization that should",
             "not have.  It is likely that your MPI job will now either abort or",
             "  System call: open(2) ",
@@ -293,12 +293,12 @@ ROWS = (
         ),
         source="open-mpi/ompi#7308; open-mpi/ompi#6518; help texts of Open MPI 5.0.11",
     ),
-    Known(
+    ErrorRule(
         name="ompi-no-executable",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=LAUNCHER,
-        signs=("unable to launch the specified application as it could not",),
-        lines=(
+        literals=("unable to launch the specified application as it could not",),
+        examples=(
             "prterun was unable to launch the specified application as it could not",
             "access an executable:",
             "   Executable: ./train",
@@ -310,15 +310,15 @@ ROWS = (
         ),
         source="Open MPI 5.0.11, run",
     ),
-    Known(
+    ErrorRule(
         name="ompi-rank-failed",
-        kind=Kind.ECHO,
+        kind=Kind.SECONDARY,
         component=LAUNCHER,
-        signs=(
+        literals=(
             "detected that one or more processes exited with non-zero status",
             "has exited due to process rank",
         ),
-        lines=(
+        examples=(
             "prterun detected that one or more processes exited with non-zero status,",
             "thus causing the job to be terminated. The first process to do so was:",
             "   Process name: [prterun-host0-21834@1,1]",

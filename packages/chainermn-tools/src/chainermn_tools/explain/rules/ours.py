@@ -2,17 +2,17 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
 OURS = "chainermn-comm"
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="ranks-disagree",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("RankMismatchError: ",),
-        lines=(
+        literals=("RankMismatchError: ",),
+        examples=(
             "chainermn_comm.errors.RankMismatchError: allreduce on rank 0: ranks disagree on "
             "array: float64 (2,) on rank 0; float64 (3,) on rank 1",
             "chainermn_comm.errors.RankMismatchError: bcast on rank 0: ranks disagree on "
@@ -27,12 +27,12 @@ ROWS = (
         ),
         source="chainermn-comm, run on 2 ranks",
     ),
-    Known(
+    ErrorRule(
         name="exit-before-finalize",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("before MPI was finalized, ending the job",),
-        lines=(
+        literals=("before MPI was finalized, ending the job",),
+        examples=(
             "ChainerMN: rank 1 of 2: os._exit(0) before MPI was finalized, ending the job.",
             "Where this is meant, call mpi4py.MPI.Finalize() first.",
         ),
@@ -43,13 +43,13 @@ ROWS = (
         ),
         source="chainermn-comm, run on 2 ranks",
     ),
-    Known(
+    ErrorRule(
         name="rank-failed-first",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component=OURS,
-        signs=("ChainerMN: rank ",),
+        literals=("ChainerMN: rank ",),
         pattern=re.compile(r"ChainerMN: rank \d+ of \d+: (?:uncaught \w+|sys\.exit.*), ending"),
-        lines=(
+        examples=(
             "ChainerMN: rank 1 of 2: uncaught ValueError, ending the job.",
             "ChainerMN: rank 1 of 2: sys.exit(3), ending the job.",
             "ChainerMN: rank 0 of 2: sys.exit with a message, ending the job.",
@@ -59,12 +59,12 @@ ROWS = (
         fix=("read the traceback after the first such line; other ranks only followed",),
         source="chainermn-comm, run on 2 ranks",
     ),
-    Known(
+    ErrorRule(
         name="peer-failed",
-        kind=Kind.ECHO,
+        kind=Kind.SECONDARY,
         component=OURS,
-        signs=("PeerError: ",),
-        lines=(
+        literals=("PeerError: ",),
+        examples=(
             "chainermn_comm.errors.PeerError: allreduce on rank 0 failed because of rank 1: "
             "TypeError: rank 1: expected an array, a scalar, or a tuple or list of them, got str; "
             "objects go through the method that ends in _obj",
@@ -73,12 +73,12 @@ ROWS = (
         fix=("read that rank's own traceback",),
         source="chainermn-comm, run on 2 ranks",
     ),
-    Known(
+    ErrorRule(
         name="finalized",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("the communicator has been finalized",),
-        lines=(
+        literals=("the communicator has been finalized",),
+        examples=(
             "chainermn_comm.errors.FinalizedError: rank 0: the communicator has been finalized",
         ),
         meaning="A communicator was used after its finalize(), or after the `with` block that "
@@ -86,12 +86,12 @@ ROWS = (
         fix=("finalize last, or create another communicator",),
         source="chainermn-comm",
     ),
-    Known(
+    ErrorRule(
         name="forked-child-communicates",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("a process that the rank forked can't communicate",),
-        lines=(
+        literals=("a process that the rank forked can't communicate",),
+        examples=(
             "chainermn_comm.errors.CommunicationError: rank 0: a process that the rank forked "
             "can't communicate",
         ),
@@ -99,12 +99,12 @@ ROWS = (
         fix=("call the communicator in the rank itself only; pass children plain data",),
         source="chainermn-comm",
     ),
-    Known(
+    ErrorRule(
         name="unknown-communicator",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("unknown communicator '",),
-        lines=(
+        literals=("unknown communicator '",),
+        examples=(
             "ValueError: unknown communicator 'x'; use one of: dummy, flat, hierarchical, naive, "
             "non_cuda_aware, pure_nccl, single_node, two_dimensional",
         ),
@@ -112,12 +112,15 @@ ROWS = (
         fix=("chainermn.create_communicator()   # 'hierarchical', good on CPUs and GPUs",),
         source="chainermn-comm",
     ),
-    Known(
+    ErrorRule(
         name="pure-nccl-without-gpus",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("communicator 'pure_nccl' is for GPUs", "communicator 'pure_nccl' takes gradients"),
-        lines=(
+        literals=(
+            "communicator 'pure_nccl' is for GPUs",
+            "communicator 'pure_nccl' takes gradients",
+        ),
+        examples=(
             "ValueError: communicator 'pure_nccl' is for GPUs, and CuPy can't be imported (No "
             "module named 'cupy'); on CPUs use one of: dummy, flat, hierarchical, naive, "
             "non_cuda_aware, single_node, two_dimensional",
@@ -133,12 +136,12 @@ ROWS = (
         ),
         source="chainermn-comm",
     ),
-    Known(
+    ErrorRule(
         name="single-node-on-several",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("takes ranks of one node, and these are on",),
-        lines=(
+        literals=("takes ranks of one node, and these are on",),
+        examples=(
             "ValueError: rank 0: communicator 'single_node' takes ranks of one node, and these "
             "are on 2; use 'hierarchical'",
         ),
@@ -146,12 +149,12 @@ ROWS = (
         fix=("chainermn.create_communicator('hierarchical')",),
         source="chainermn-comm",
     ),
-    Known(
+    ErrorRule(
         name="no-room-in-shared-memory",
         kind=Kind.WARNING,
         component=OURS,
-        signs=("ChainerMN: no room for shared memory in",),
-        lines=(
+        literals=("ChainerMN: no room for shared memory in",),
+        examples=(
             "ChainerMN: no room for shared memory in /dev/shm on some node; gradients go through "
             "MPI instead",
         ),
@@ -162,15 +165,15 @@ ROWS = (
         ),
         source="chainermn-comm",
     ),
-    Known(
+    ErrorRule(
         name="no-shared-memory",
         kind=Kind.WARNING,
         component=OURS,
-        signs=(
+        literals=(
             "ChainerMN: the memory that MPI calls shared is not",
             "ChainerMN: shared memory could not be allocated",
         ),
-        lines=(
+        examples=(
             "ChainerMN: the memory that MPI calls shared is not, on some node; gradients go "
             "through MPI instead",
             "ChainerMN: shared memory could not be allocated on some node: Other MPI error; "

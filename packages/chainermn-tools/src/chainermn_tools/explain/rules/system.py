@@ -2,15 +2,15 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="kernel-out-of-memory",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Linux",
-        signs=("Out of memory: Killed process ",),
-        lines=(
+        literals=("Out of memory: Killed process ",),
+        examples=(
             "Out of memory: Killed process 25315 (python3) total-vm:53312244kB, "
             "anon-rss:31451456kB, file-rss:74816kB, shmem-rss:12296kB, UID:0 pgtables:69068kB "
             "oom_score_adj:0",
@@ -23,12 +23,12 @@ ROWS = (
         ),
         source="pcyin/tranX#41; equinor/ert#7797",
     ),
-    Known(
+    ErrorRule(
         name="bus-error",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Linux, shared memory",
-        signs=("Bus error (signal 7)", "Signal: Bus error (7)"),
-        lines=(
+        literals=("Bus error (signal 7)", "Signal: Bus error (7)"),
+        examples=(
             "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)",
             "[host0:03983] Signal: Bus error (7)",
             "[host0:03983] Signal code: Non-existant physical address (2)",
@@ -41,22 +41,22 @@ ROWS = (
         ),
         source="openai/mlsh#17; ofiwg/libfabric#9422; Azure/batch-shipyard#8",
     ),
-    Known(
+    ErrorRule(
         name="no-space-left",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component="Linux",
-        signs=("[Errno 28] No space left on device",),
-        lines=("OSError: [Errno 28] No space left on device: '/dev/shm/sem.x'",),
+        literals=("[Errno 28] No space left on device",),
+        examples=("OSError: [Errno 28] No space left on device: '/dev/shm/sem.x'",),
         meaning="A disk, or /dev/shm, is full.",
         fix=("df -h . /tmp /dev/shm   # which one is at 100 %?",),
         source="Python, run",
     ),
-    Known(
+    ErrorRule(
         name="killed-by-signal-9",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component="Linux, reported by mpiexec",
-        signs=("EXIT STRING: Killed (signal 9)", "signal 9 (Killed)"),
-        lines=(
+        literals=("EXIT STRING: Killed (signal 9)", "signal 9 (Killed)"),
+        examples=(
             "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
             "mpirun noticed that process rank 10 with PID 0 on node host0 exited on signal 9 "
             "(Killed).",
@@ -70,16 +70,16 @@ ROWS = (
         ),
         source="MPICH 5.0.2 and Open MPI 5.0.11, run; openai/jukebox#155; mfem/mfem#3424",
     ),
-    Known(
+    ErrorRule(
         name="segmentation-fault",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component="a library in C, reported by mpiexec",
-        signs=(
+        literals=(
             "EXIT STRING: Segmentation fault (signal 11)",
             "signal 11 (Segmentation fault)",
             "Signal: Segmentation fault (11)",
         ),
-        lines=(
+        examples=(
             "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)",
             "[host0:21747] Signal: Segmentation fault (11)",
             "signal 11 (Segmentation fault).",
@@ -93,12 +93,12 @@ ROWS = (
         ),
         source="MPICH 5.0.2 and Open MPI 5.0.11, run",
     ),
-    Known(
+    ErrorRule(
         name="bad-termination",
-        kind=Kind.ECHO,
+        kind=Kind.SECONDARY,
         component="MPICH's mpiexec (Hydra)",
-        signs=("BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",),
-        lines=(
+        literals=("BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",),
+        examples=(
             "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
             "=   PID 20907 RUNNING AT host0",
             "=   EXIT CODE: 9",
@@ -111,13 +111,13 @@ ROWS = (
         ),
         source="MPICH 5.0.2, run",
     ),
-    Known(
+    ErrorRule(
         name="glibc-too-old",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="the C library",
-        signs=("' not found (required by",),
+        literals=("' not found (required by",),
         pattern=re.compile(r"version `GLIBC_\d+\.\d+' not found \(required by"),
-        lines=(
+        examples=(
             "ImportError: /lib/x86_64-linux-gnu/libm.so.6: version `GLIBC_2.29' not found "
             "(required by /home/user/lib/python3.10/site-packages/coniii/"
             "samplers_ext.cpython-310-x86_64-linux-gnu.so)",

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from chainermn_tools.trace import picture
-from tests.support.traces import Made, read
+from chainermn_tools.trace import plot
+from tests.support.traces import Made, matched
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 40])
@@ -17,10 +17,10 @@ def test_pictures(tmp_path, ranks, monkeypatch):
             start = 1000 * number + 10 * rank
             made.call(f"operation {number % 9}", start, 1000 * number + 800, sequence=number)
         made.write()
-    run, meetings, _ = read(tmp_path)
+    run, collectives, _ = matched(tmp_path)
     drawn = []
     monkeypatch.setattr(plt, "close", drawn.append)
-    picture.draw(run, meetings, str(tmp_path / "trace.png"))
+    plot.draw(run, collectives, str(tmp_path / "trace.png"))
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     whole, part = drawn[0].axes
     rows = min(32, max(1, ranks))
@@ -32,5 +32,5 @@ def test_pictures(tmp_path, ranks, monkeypatch):
 def test_shares_of_time_are_those_of_the_calls():
     edges = np.linspace(0, 1, 11)
     spans = np.array([(0.05, 0.25), (0.3, 0.4), (0.95, 1.0)])
-    covered = picture._covered(spans, edges)
+    covered = plot._covered(spans[:, 0], spans[:, 1], edges)
     assert covered == pytest.approx([0.5, 1, 0.5, 1, 0, 0, 0, 0, 0, 0.5])

@@ -2,7 +2,7 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
 OURS = "chainermn-comm, watchdog"
 CULPRIT = "ChainerMN: likely culprit"
@@ -14,14 +14,14 @@ def _culprit(does: str) -> re.Pattern[str]:
     return re.compile(rf"likely culprits?\b.*?: rank \d+ \(process \d+ on \S+\) {does}")
 
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="stalled-rank-elsewhere",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=(CULPRIT,),
+        literals=(CULPRIT,),
         pattern=_culprit("is in no call"),
-        lines=(
+        examples=(
             "ChainerMN: likely culprit: rank 1 (process 28400 on host0) is in no call for 3.0 s, "
             "after allreduce (collective call 4, 80 bytes).",
             "A call has waited for 3.0 s (CHAINERMN_TIMEOUT):",
@@ -35,13 +35,13 @@ ROWS = (
         ),
         source=RAN,
     ),
-    Known(
+    ErrorRule(
         name="stalled-rank-stopped",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=(CULPRIT,),
+        literals=(CULPRIT,),
         pattern=_culprit("is stopped"),
-        lines=(
+        examples=(
             "ChainerMN: likely culprit: rank 1 (process 28535 on host0) is stopped (SIGSTOP or a "
             "debugger) and is in no call for 3.2 s, after allreduce (collective call 4, 80 bytes).",
         ),
@@ -53,13 +53,13 @@ ROWS = (
         ),
         source=RAN,
     ),
-    Known(
+    ErrorRule(
         name="stalled-rank-gone",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=(CULPRIT,),
+        literals=(CULPRIT,),
         pattern=_culprit("is gone"),
-        lines=(
+        examples=(
             "ChainerMN: likely culprit: rank 1 (process 32083 on host0) is gone, last seen in "
             "allreduce (collective call 4, 80 bytes).",
         ),
@@ -70,13 +70,13 @@ ROWS = (
         ),
         source="chainermn-comm, the monitor asked for a rank that was killed",
     ),
-    Known(
+    ErrorRule(
         name="rank-gone",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component=OURS,
-        signs=(") is gone",),
+        literals=(") is gone",),
         pattern=re.compile(r"ChainerMN: rank \d+ \(process \d+ on \S+\) is gone[.,]"),
-        lines=(
+        examples=(
             "ChainerMN: rank 2 (process 16857 on host0) is gone, last seen in no call, after "
             "allreduce (collective call 4, 80 bytes).",
             "ChainerMN: rank 0 (process 20551 on host0) is gone.",
@@ -89,13 +89,13 @@ ROWS = (
         ),
         source="chainermn-comm, run on 3 ranks of which one got SIGKILL",
     ),
-    Known(
+    ErrorRule(
         name="stalled-rank-ended",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=(CULPRIT,),
+        literals=(CULPRIT,),
         pattern=_culprit("has ended"),
-        lines=(
+        examples=(
             "ChainerMN: likely culprit: rank 1 (process 28683 on host0) has ended and waits in "
             "MPI_Finalize.",
         ),
@@ -107,13 +107,13 @@ ROWS = (
         ),
         source=RAN,
     ),
-    Known(
+    ErrorRule(
         name="stalled-ranks-wait-for-one-another",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=(CULPRIT,),
+        literals=(CULPRIT,),
         pattern=_culprit("waits in"),
-        lines=(
+        examples=(
             "ChainerMN: likely culprits, the likeliest first: rank 1 (process 29070 on host0) "
             "waits in recv_obj (from rank 0, tag 5, collective call 4) for 3.0 s.",
             "ChainerMN: or: rank 0 (process 29069 on host0) waits in bcast (root 1, collective "
@@ -126,12 +126,12 @@ ROWS = (
         ),
         source=RAN,
     ),
-    Known(
+    ErrorRule(
         name="stalled-in-one-call",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component=OURS,
-        signs=("ChainerMN: all ranks are in the call that waits",),
-        lines=(
+        literals=("ChainerMN: all ranks are in the call that waits",),
+        examples=(
             "ChainerMN: all ranks are in the call that waits: is the network stuck, or much being "
             "sent?",
         ),
@@ -142,12 +142,12 @@ ROWS = (
         ),
         source="chainermn-comm, the monitor asked",
     ),
-    Known(
+    ErrorRule(
         name="stalled-host-silent",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("ChainerMN: ranks wait for others that could not be asked",),
-        lines=(
+        literals=("ChainerMN: ranks wait for others that could not be asked",),
+        examples=(
             "ChainerMN: ranks wait for others that could not be asked; rank 1 on far didn't answer "
             "(is a link cut, or a machine down?); see the reports of other machines.",
         ),
@@ -159,13 +159,13 @@ ROWS = (
         ),
         source="chainermn-comm, the monitor asked",
     ),
-    Known(
+    ErrorRule(
         name="link-cut",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=(" has not answered for ",),
+        literals=(" has not answered for ",),
         pattern=re.compile(r"ChainerMN: \S+ has not answered for .*: the link is cut"),
-        lines=(
+        examples=(
             "ChainerMN: beta has not answered for 20.0 s: the link is cut, or it is down. Ending "
             "the ranks on alpha, which MPI can't do from there.",
         ),
@@ -176,13 +176,13 @@ ROWS = (
         ),
         source="chainermn-comm, run on two hosts of which one's interface was set down",
     ),
-    Known(
+    ErrorRule(
         name="link-silent",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("ChainerMN: nothing was heard of ",),
+        literals=("ChainerMN: nothing was heard of ",),
         pattern=re.compile(r"ChainerMN: nothing was heard of \S+ for .*: the link is cut"),
-        lines=(
+        examples=(
             "ChainerMN: nothing was heard of beta for 20.0 s: the link is cut, or it is down. The "
             "ranks go on waiting. CHAINERMN_TIMEOUT=600 would end the job; 0 switches these "
             "reports off.",
@@ -195,13 +195,13 @@ ROWS = (
         ),
         source="chainermn-comm, run on two hosts of which one's interface was set down",
     ),
-    Known(
+    ErrorRule(
         name="waiting-for-long",
         kind=Kind.WARNING,
         component=OURS,
-        signs=("A report follows at ",),
+        literals=("A report follows at ",),
         pattern=re.compile(r"ChainerMN: rank \d+ has waited .*\. A report follows at "),
-        lines=(
+        examples=(
             "ChainerMN: rank 0 has waited 1.7 s in bcast (root 1, collective call 5); rank 1 "
             "(process 28400 on host0) is in no call for 1.7 s, after allreduce (collective call "
             "4, 80 bytes). A report follows at 3.0 s.",
@@ -211,12 +211,12 @@ ROWS = (
         fix=("if it is expected: export CHAINERMN_TIMEOUT=3600   # or unset it",),
         source=RAN,
     ),
-    Known(
+    ErrorRule(
         name="no-watchdog",
         kind=Kind.WARNING,
         component=OURS,
-        signs=("calls that wait too long won't be reported: ",),
-        lines=(
+        literals=("calls that wait too long won't be reported: ",),
+        examples=(
             "RuntimeWarning: calls that wait too long won't be reported: their monitor ended with "
             "status 1",
         ),
@@ -227,12 +227,12 @@ ROWS = (
         ),
         source="chainermn-comm, run with a monitor that can't start",
     ),
-    Known(
+    ErrorRule(
         name="bad-timeout",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=OURS,
-        signs=("CHAINERMN_TIMEOUT must be the seconds",),
-        lines=(
+        literals=("CHAINERMN_TIMEOUT must be the seconds",),
+        examples=(
             "ValueError: CHAINERMN_TIMEOUT must be the seconds that a call may wait before the "
             "job is ended, from 1 to 1e+09, or 0 for no limit, got 'soon'; unset it for a report "
             "after 600 s and no end",

@@ -2,7 +2,7 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
 NCCL = "NCCL"
 CUPY = "CuPy"
@@ -10,14 +10,14 @@ CUDA = "CUDA, through CuPy"
 # The number is CUDA's major version; `nvidia-smi` says which the driver takes.
 INSTALL_CUPY = "pip install 'cupy-cuda12x[ctk]'   # or 13x: at most nvidia-smi's CUDA Version"
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="nccl-shared-memory-full",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=NCCL,
-        signs=("NCCL WARN Call to posix_fallocate failed", "Error while creating shared memory"),
+        literals=("NCCL WARN Call to posix_fallocate failed", "Error while creating shared memory"),
         pattern=re.compile(r"posix_fallocate failed|creating shared memory segment \S*nccl"),
-        lines=(
+        examples=(
             "host0:2143:2561 [1] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No "
             "space left on device",
             "Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384)",
@@ -29,12 +29,12 @@ ROWS = (
         ),
         source="NVIDIA/nccl#290; NVIDIA/nccl#342; pytorch/torchtitan#853",
     ),
-    Known(
+    ErrorRule(
         name="nccl-two-ranks-one-gpu",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=NCCL,
-        signs=("Duplicate GPU detected : rank",),
-        lines=(
+        literals=("Duplicate GPU detected : rank",),
+        examples=(
             "host0:29880:30398 [0] init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 and "
             "rank 0 both on CUDA device 1000",
         ),
@@ -45,12 +45,12 @@ ROWS = (
         ),
         source="horovod/horovod#3929; facebookresearch/fairchem#597",
     ),
-    Known(
+    ErrorRule(
         name="nccl-no-interface",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=NCCL,
-        signs=("Bootstrap : no socket interface found",),
-        lines=(
+        literals=("Bootstrap : no socket interface found",),
+        examples=(
             "host0:22841:22841 [0] bootstrap.cc:37 NCCL WARN Bootstrap : no socket interface found",
         ),
         meaning="No network interface of this host fits NCCL_SOCKET_IFNAME, or only loopback is "
@@ -61,12 +61,12 @@ ROWS = (
         ),
         source="pytorch/pytorch#29482; NVIDIA/nccl#286; NVIDIA/nccl#210",
     ),
-    Known(
+    ErrorRule(
         name="nccl-cannot-connect",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=NCCL,
-        signs=("NCCL WARN socketStartConnect: Connect to ",),
-        lines=(
+        literals=("NCCL WARN socketStartConnect: Connect to ",),
+        examples=(
             "host0:39964:40075 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to "
             "192.0.2.2<45763> failed : Software caused connection abort",
         ),
@@ -78,13 +78,13 @@ ROWS = (
         ),
         source="NVIDIA/nccl-tests#166; NVIDIA/nccl-tests#162; NVIDIA/nccl#1016",
     ),
-    Known(
+    ErrorRule(
         name="nccl-system-error",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component=NCCL,
-        signs=("unhandled system error",),
+        literals=("unhandled system error",),
         pattern=re.compile(r"NCCL.*unhandled system error|ncclSystemError"),
-        lines=(
+        examples=(
             "cupy_backends.cuda.libs.nccl.NcclError: NCCL_ERROR_SYSTEM_ERROR: unhandled system "
             "error",
             "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for "
@@ -97,12 +97,12 @@ ROWS = (
         ),
         source="chainer/chainermn#285; chainer/chainermn#218; NVIDIA/nccl#1657",
     ),
-    Known(
+    ErrorRule(
         name="nccl-invalid-usage",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component=NCCL,
-        signs=("NCCL_ERROR_INVALID_USAGE", "ncclInvalidUsage"),
-        lines=(
+        literals=("NCCL_ERROR_INVALID_USAGE", "ncclInvalidUsage"),
+        examples=(
             "cupy_backends.cuda.libs.nccl.NcclError: NCCL_ERROR_INVALID_USAGE: invalid usage",
             "torch.distributed.DistBackendError: NCCL error: ncclInvalidUsage: This usually "
             "reflects invalid usage of NCCL library.",
@@ -115,12 +115,12 @@ ROWS = (
         ),
         source="vllm-project/vllm#3152; cupy/cupy#9090; vllm-project/vllm#7201",
     ),
-    Known(
+    ErrorRule(
         name="nccl-remote-error",
-        kind=Kind.ECHO,
+        kind=Kind.SECONDARY,
         component=NCCL,
-        signs=("ncclRemoteError", "NCCL_ERROR_REMOTE_ERROR"),
-        lines=(
+        literals=("ncclRemoteError", "NCCL_ERROR_REMOTE_ERROR"),
+        examples=(
             "ncclRemoteError: A call failed possibly due to a network error or a remote process "
             "exiting prematurely.",
             "cupy_backends.cuda.libs.nccl.NcclError: NCCL_ERROR_REMOTE_ERROR: remote process "
@@ -133,12 +133,12 @@ ROWS = (
         ),
         source="NVIDIA/nccl#2076; cupy/cupy#8662; NVIDIA/nccl#1141",
     ),
-    Known(
+    ErrorRule(
         name="no-nccl-library",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUPY,
-        signs=("libnccl.so.2: cannot open shared object file",),
-        lines=(
+        literals=("libnccl.so.2: cannot open shared object file",),
+        examples=(
             "Reason: ImportError (libnccl.so.2: cannot open shared object file: No such file or "
             "directory)",
         ),
@@ -149,12 +149,12 @@ ROWS = (
         ),
         source="alpa-projects/alpa#330; cupy/cupy#8710",
     ),
-    Known(
+    ErrorRule(
         name="cuda-driver-too-old",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUDA,
-        signs=("cudaErrorInsufficientDriver",),
-        lines=(
+        literals=("cudaErrorInsufficientDriver",),
+        examples=(
             "cupy.cuda.runtime.CUDARuntimeError: cudaErrorInsufficientDriver: CUDA driver version "
             "is insufficient for CUDA runtime version",
         ),
@@ -166,12 +166,12 @@ ROWS = (
         ),
         source="chainer/chainer#4166; cupy/cupy#9252; nagadomi/nunif#702",
     ),
-    Known(
+    ErrorRule(
         name="cuda-no-device",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUDA,
-        signs=("cudaErrorNoDevice",),
-        lines=(
+        literals=("cudaErrorNoDevice",),
+        examples=(
             "cupy.cuda.runtime.CUDARuntimeError: cudaErrorNoDevice: no CUDA-capable device is "
             "detected",
         ),
@@ -183,15 +183,15 @@ ROWS = (
         ),
         source="cupy/cupy#1147; cupy/cupy#2106; cupy/cupy#2549",
     ),
-    Known(
+    ErrorRule(
         name="gpu-out-of-memory",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUDA,
-        signs=("OutOfMemoryError: ", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"),
+        literals=("OutOfMemoryError: ", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"),
         pattern=re.compile(
             r"OutOfMemoryError: [Oo]ut of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEM"
         ),
-        lines=(
+        examples=(
             "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 200,000,000,000 bytes "
             "(allocated so far: 4,096 bytes).",
             "cupy.cuda.runtime.CUDARuntimeError: cudaErrorMemoryAllocation: out of memory",
@@ -206,12 +206,12 @@ ROWS = (
         ),
         source="cupy/cupy#2242; chainer/chainer#5038",
     ),
-    Known(
+    ErrorRule(
         name="cuda-headers-missing",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUPY,
-        signs=("Failed to find CUDA headers", 'cannot open source file "vector_types.h"'),
-        lines=(
+        literals=("Failed to find CUDA headers", 'cannot open source file "vector_types.h"'),
+        examples=(
             "RuntimeError: Failed to find CUDA headers",
             'cuda_fp16.h(129): catastrophic error: cannot open source file "vector_types.h"',
             "Compilation terminated.",
@@ -224,16 +224,16 @@ ROWS = (
         ),
         source="cupy/cupy#8466; cupy/cupy#8593; READMEs of several projects",
     ),
-    Known(
+    ErrorRule(
         name="cuda-library-missing",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUPY,
-        signs=(": cannot open shared object file",),
+        literals=(": cannot open shared object file",),
         pattern=re.compile(
             r"lib(?:cublas|cublasLt|cudart|nvrtc|cufft|curand|cusolver|cusparse)\.so[.\d]*"
             r": cannot open shared object file"
         ),
-        lines=(
+        examples=(
             "ImportError: libcublas.so.12: cannot open shared object file: No such file or "
             "directory",
             "ImportError: libnvrtc.so.12: cannot open shared object file: No such file or "
@@ -248,12 +248,12 @@ ROWS = (
         ),
         source="cupy/cupy#8446; dphnAI/sonar#336; cupy/cupy#8227",
     ),
-    Known(
+    ErrorRule(
         name="nvrtc-does-not-know-gpu",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUPY,
-        signs=("nvrtc: error: invalid value for --gpu-architecture",),
-        lines=(
+        literals=("nvrtc: error: invalid value for --gpu-architecture",),
+        examples=(
             "NVRTC compilation error: nvrtc: error: invalid value for --gpu-architecture (-arch)",
             "cupy.cuda.nvrtc.NVRTCError: NVRTC_ERROR_INVALID_OPTION (5)",
         ),
@@ -265,12 +265,12 @@ ROWS = (
         ),
         source="cupy/cupy#1048; cupy/cupy#2087; cupy/cupy#9475",
     ),
-    Known(
+    ErrorRule(
         name="no-binary-for-gpu",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUDA,
-        signs=("CUDA_ERROR_NO_BINARY_FOR_GPU",),
-        lines=(
+        literals=("CUDA_ERROR_NO_BINARY_FOR_GPU",),
+        examples=(
             "cupy_backends.cuda.api.driver.CUDADriverError: CUDA_ERROR_NO_BINARY_FOR_GPU: no "
             "kernel image is available for execution on the device",
         ),
@@ -282,12 +282,12 @@ ROWS = (
         ),
         source="cupy/cupy#9106",
     ),
-    Known(
+    ErrorRule(
         name="two-cupys",
         kind=Kind.WARNING,
         component=CUPY,
-        signs=("CuPy may not function correctly because multiple CuPy packages",),
-        lines=(
+        literals=("CuPy may not function correctly because multiple CuPy packages",),
+        examples=(
             "  CuPy may not function correctly because multiple CuPy packages are installed",
             "  in your environment:",
             "    cupy-cuda12x, cupy-cuda13x",
@@ -299,12 +299,12 @@ ROWS = (
         ),
         source="gpustack/gpustack#5459; rapidsai/cugraph#3057",
     ),
-    Known(
+    ErrorRule(
         name="cuda-after-fork",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=CUDA,
-        signs=("cudaErrorInitializationError",),
-        lines=(
+        literals=("cudaErrorInitializationError",),
+        examples=(
             "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorInitializationError: "
             "initialization error",
         ),
@@ -316,12 +316,12 @@ ROWS = (
         ),
         source="chainer/chainer#1087; chainer/chainer#7552; inducer/pycuda#137",
     ),
-    Known(
+    ErrorRule(
         name="no-cudnn",
         kind=Kind.WARNING,
         component="Chainer",
-        signs=("UserWarning: cuDNN is not enabled",),
-        lines=(
+        literals=("UserWarning: cuDNN is not enabled",),
+        examples=(
             "chainer/backends/cuda.py:146: UserWarning: cuDNN is not enabled.",
             "Please reinstall CuPy after you install cudnn",
         ),

@@ -2,20 +2,20 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
 MPICH = "MPICH"
 HYDRA = "MPICH's mpiexec (Hydra)"
 MVAPICH = "MVAPICH2"
 MANUAL = "ChainerMN's manual, troubleshooting"
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="mvapich-cma-forbidden",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=MVAPICH,
-        signs=("CMA is not available. Set MV2_SMP_USE_CMA=0",),
-        lines=(
+        literals=("CMA is not available. Set MV2_SMP_USE_CMA=0",),
+        examples=(
             "[host0:mpi_rank_0][MPIDI_CH3I_SMP_init] CMA is not available. Set "
             "MV2_SMP_USE_CMA=0 to disable CMA.",
             "[cli_0]: aborting job:",
@@ -32,12 +32,12 @@ ROWS = (
         ),
         source=MANUAL,
     ),
-    Known(
+    ErrorRule(
         name="mvapich-segmentation-fault",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component=MVAPICH,
-        signs=("[error_sighandler] Caught error: Segmentation fault (signal 11)",),
-        lines=(
+        literals=("[error_sighandler] Caught error: Segmentation fault (signal 11)",),
+        examples=(
             "[host0:mpi_rank_0][error_sighandler] Caught error: Segmentation fault (signal 11)",
         ),
         meaning="A rank touched an address that it must not. With GPUs the first suspect is GPU "
@@ -49,16 +49,16 @@ ROWS = (
         ),
         source=f"{MANUAL}; ChainerMN's tips and FAQs (fork)",
     ),
-    Known(
+    ErrorRule(
         name="hydra-cannot-connect-back",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=HYDRA,
-        signs=("HYDU_sock_connect", "(check for firewalls!)"),
+        literals=("HYDU_sock_connect", "(check for firewalls!)"),
         pattern=re.compile(
             r"HYDU_sock_connect \(.*\): (?:unable to (?:connect from|get host address)"
             r"|connect error)|unable to connect to server \S+ at port \d+ \(check for firewalls!\)"
         ),
-        lines=(
+        examples=(
             "[proxy:0:1@host1] HYDU_sock_connect (utils/sock/sock.c:145): unable to connect from "
             '"host1" to "host0" (Connection refused)',
             "[proxy:0:1@host1] main (pm/pmiserv/pmip.c:183): unable to connect to server host0 "
@@ -73,16 +73,16 @@ ROWS = (
         ),
         source="pmodels/mpich#4599; pmodels/mpich#3777; pmodels/mpich#4712; wording as in 5.0.2",
     ),
-    Known(
+    ErrorRule(
         name="hydra-proxy-not-found",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=HYDRA,
-        signs=("hydra_pmi_proxy",),
+        literals=("hydra_pmi_proxy",),
         pattern=re.compile(
             r"hydra_pmi_proxy[\"']?: (?:No such file or directory|(?:command )?not found)"
             r"|execvp error on file \S*hydra_pmi_proxy"
         ),
-        lines=(
+        examples=(
             "bash: ./hydra_pmi_proxy: No such file or directory",
             "[mpiexec@host0] HYDU_create_process (./utils/launch/launch.c:74): execvp error on "
             "file hydra_pmi_proxy (No such file or directory)",
@@ -94,13 +94,13 @@ ROWS = (
         ),
         source="pmodels/mpich#1478; pmodels/mpich#1161; pmodels/mpich#6095",
     ),
-    Known(
+    ErrorRule(
         name="hydra-cannot-start-program",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=HYDRA,
-        signs=("execvp error on file ",),
+        literals=("execvp error on file ",),
         pattern=re.compile(r"execvp error on file (?!\S*hydra_pmi_proxy)"),
-        lines=(
+        examples=(
             "[proxy:0@host0] HYDU_create_process (lib/utils/launch.c:73): execvp error on file "
             "./train (No such file or directory)",
         ),
@@ -111,12 +111,12 @@ ROWS = (
         ),
         source="MPICH 5.0.2, run",
     ),
-    Known(
+    ErrorRule(
         name="hydra-launch-failed",
-        kind=Kind.ECHO,
+        kind=Kind.SECONDARY,
         component=HYDRA,
-        signs=("Launch proxy failed.",),
-        lines=(
+        literals=("Launch proxy failed.",),
+        examples=(
             "[mpiexec@host0] ui_cmd_cb (mpiexec/pmiserv_pmci.c:51): Launch proxy failed.",
             "[mpiexec@host0] main (mpiexec/mpiexec.c:270): process manager error waiting for "
             "completion",
@@ -125,12 +125,12 @@ ROWS = (
         fix=("the line above it, mostly of ssh, says why",),
         source="MPICH 5.0.2, run with a host that doesn't exist",
     ),
-    Known(
+    ErrorRule(
         name="mpich-no-network",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="MPICH over libfabric",
-        signs=("OFI fi_getinfo() fail", "OFI fi_fabric failed"),
-        lines=(
+        literals=("OFI fi_getinfo() fail", "OFI fi_fabric failed"),
+        examples=(
             "Abort(204069007): Fatal error in internal_Init_thread: Other MPI error, error stack:",
             "MPIDI_OFI_find_provider(84): ",
             "find_provider(170).........: OFI fi_getinfo() failure",
@@ -145,16 +145,16 @@ ROWS = (
         ),
         source="pmodels/mpich#6612; pmodels/mpich#6547; pmodels/mpich#6336",
     ),
-    Known(
+    ErrorRule(
         name="mpich-init-failed",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component=MPICH,
-        signs=(
+        literals=(
             "Fatal error in internal_Init",
             "Fatal error in PMPI_Init",
             "Fatal error in MPI_Init",
         ),
-        lines=(
+        examples=(
             "Abort(940719887): Fatal error in internal_Init: Other MPI error, error stack:",
             "internal_Init(70)....: MPI_Init(argc=0x7fff6d6545c8, argv=0x7fff6d6545c0) failed",
             "MPII_Init_thread(212):",
@@ -169,12 +169,12 @@ ROWS = (
         ),
         source="pmodels/mpich#7469; pmodels/mpich#6612; pmodels/mpich#6336",
     ),
-    Known(
+    ErrorRule(
         name="mpi-abort-called",
-        kind=Kind.ECHO,
+        kind=Kind.SECONDARY,
         component="MPI_Abort",
-        signs=("application called MPI_Abort(", "MPI_ABORT was invoked on rank"),
-        lines=(
+        literals=("application called MPI_Abort(", "MPI_ABORT was invoked on rank"),
+        examples=(
             "Abort(3) on node 1 (rank 1 in comm 0): application called "
             "MPI_Abort(MPI_COMM_WORLD, 3) - process 1",
             "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",

@@ -2,16 +2,16 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="ucx-cma-forbidden",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="UCX",
-        signs=("cma_ep.c:",),
+        literals=("cma_ep.c:",),
         pattern=re.compile(r"cma_ep\.c:\d+\s.*process_vm_\w+\(.*Operation not permitted"),
-        lines=(
+        examples=(
             "[host0:3549626:0:3549626]      cma_ep.c:84   process_vm_readv(pid=3549634 "
             "{0x24ed520,12480}-->{0x1bd42a0,12480}) returned -1: Operation not permitted",
         ),
@@ -23,12 +23,12 @@ ROWS = (
         ),
         source="openucx/ucx#8958; openucx/ucx#3545",
     ),
-    Known(
+    ErrorRule(
         name="ucx-single-threaded",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="UCX under Open MPI",
-        signs=("UCP worker does not support MPI_THREAD_MULTIPLE",),
-        lines=(
+        literals=("UCP worker does not support MPI_THREAD_MULTIPLE",),
+        examples=(
             "[host0:14245] pml_ucx.c:285  Error: UCP worker does not support MPI_THREAD_MULTIPLE",
         ),
         meaning="mpi4py asks for MPI_THREAD_MULTIPLE, and this UCX was built without threads.",
@@ -38,12 +38,12 @@ ROWS = (
         ),
         source="open-mpi/ompi#7768; open-mpi/ompi#6171; open-mpi/ompi#6593",
     ),
-    Known(
+    ErrorRule(
         name="ucx-gpu-pointer",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="UCX",
-        signs=("(Segmentation fault: invalid permissions for mapped object",),
-        lines=(
+        literals=("(Segmentation fault: invalid permissions for mapped object",),
+        examples=(
             "[host0:75456:0:75456] Caught signal 11 (Segmentation fault: invalid permissions for "
             "mapped object at address 0x7fa7139fd080)",
         ),
@@ -54,15 +54,15 @@ ROWS = (
         ),
         source="idefix-code/idefix#12; parthenon-hpc-lab/parthenon#237",
     ),
-    Known(
+    ErrorRule(
         name="locked-memory-limit",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="InfiniBand (libibverbs)",
-        signs=("ibv_reg_mr",),
+        literals=("ibv_reg_mr",),
         pattern=re.compile(
             r"ibv_reg_mr\w*(?:\([^)]*\))? failed(?: with error|:) Cannot allocate memory"
         ),
-        lines=(
+        examples=(
             "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot "
             "allocate memory",
             "UCX ERROR ibv_reg_mr failed: Cannot allocate memory",
@@ -74,12 +74,12 @@ ROWS = (
         ),
         source="NVIDIA/nccl-tests#206; openucx/ucx#6264",
     ),
-    Known(
+    ErrorRule(
         name="efa-forked",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="libfabric (EFA), met through MPICH",
-        signs=("the libfabric EFA provider is operating in",),
-        lines=(
+        literals=("the libfabric EFA provider is operating in",),
+        examples=(
             "As a result, the libfabric EFA provider is operating in",
             "a condition that could result in memory corruption or",
             "          RDMAV_FORK_SAFE",
@@ -93,12 +93,12 @@ ROWS = (
         ),
         source="numba-mpi/numba-mpi#69; jeffhammond/mukautuva#3",
     ),
-    Known(
+    ErrorRule(
         name="ssh-unknown-host",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="ssh",
-        signs=("ssh: Could not resolve hostname",),
-        lines=("ssh: Could not resolve hostname host1: Name or service not known",),
+        literals=("ssh: Could not resolve hostname",),
+        examples=("ssh: Could not resolve hostname host1: Name or service not known",),
         meaning="A host was named that this one doesn't know.",
         fix=(
             "getent hosts host1   # must print an address",
@@ -106,12 +106,12 @@ ROWS = (
         ),
         source="MPICH 5.0.2 and Open MPI 5.0.11, run with a host that doesn't exist",
     ),
-    Known(
+    ErrorRule(
         name="ssh-cannot-connect",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="ssh",
-        signs=("ssh: connect to host ",),
-        lines=("ssh: connect to host host1 port 22: Connection refused",),
+        literals=("ssh: connect to host ",),
+        examples=("ssh: connect to host host1 port 22: Connection refused",),
         meaning="No ssh server answers there: none runs, it listens on another port, or a "
         "firewall is between.",
         fix=(
@@ -120,12 +120,12 @@ ROWS = (
         ),
         source="OpenSSH, run",
     ),
-    Known(
+    ErrorRule(
         name="ssh-host-key",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="ssh",
-        signs=("Host key verification failed",),
-        lines=("Host key verification failed.",),
+        literals=("Host key verification failed",),
+        examples=("Host key verification failed.",),
         meaning="The other host's key is unknown or has changed, and a launcher can't be asked.",
         fix=(
             "ssh host1 true   # once by hand, and compare the key that it shows",
@@ -133,12 +133,12 @@ ROWS = (
         ),
         source="microsoft/VirtualClient#752; pmodels/mpich#4712; kftsehk/phy-clusters#29",
     ),
-    Known(
+    ErrorRule(
         name="ssh-permission-denied",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="ssh",
-        signs=("Permission denied (publickey",),
-        lines=("user@host1: Permission denied (publickey,password).",),
+        literals=("Permission denied (publickey",),
+        examples=("user@host1: Permission denied (publickey,password).",),
         meaning="The other host takes no key of this user, and a launcher can't type a password.",
         fix=(
             "ssh-copy-id host1   # with no key yet: ssh-keygen -t ed25519, first",
@@ -146,16 +146,16 @@ ROWS = (
         ),
         source="horovod/horovod#467",
     ),
-    Known(
+    ErrorRule(
         name="slurm-no-such-mpi",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Slurm",
-        signs=("srun: error: ",),
+        literals=("srun: error: ",),
         pattern=re.compile(
             r"srun: error: (?:Couldn't (?:find|load) (?:the )?specified plugin name for mpi/"
             r"|cannot find mpi plugin for mpi/|Invalid MPI type)"
         ),
-        lines=(
+        examples=(
             "srun: error: Couldn't find the specified plugin name for mpi/pmix looking at all "
             "files",
             "srun: error: cannot find mpi plugin for mpi/pmix",
@@ -169,13 +169,13 @@ ROWS = (
         ),
         source="geoschem/geos-chem#822; pyiron/executorlib#761",
     ),
-    Known(
+    ErrorRule(
         name="slurm-out-of-memory",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Slurm",
-        signs=("slurmstepd: error: Detected ",),
+        literals=("slurmstepd: error: Detected ",),
         pattern=re.compile(r"slurmstepd: error: Detected \d+ oom[-_]kill event"),
-        lines=(
+        examples=(
             "slurmstepd: error: Detected 1 oom-kill event(s) in step 3495064.0 cgroup. Some of "
             "your processes may have been killed by the cgroup out-of-memory handler.",
             "slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0. Some of the step "

@@ -2,19 +2,19 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="chainer-not-repaired",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Chainer on newer NumPy or Python",
-        signs=(
+        literals=(
             "`np.sctypes` was removed in the NumPy 2.0 release",
             "No module named 'numpy.distutils'",
             "No module named 'distutils'",
         ),
-        lines=(
+        examples=(
             '  File "/site-packages/chainer/functions/array/as_strided.py", line 10, in <module>',
             "    index_dtype = {t().itemsize: t for t in np.sctypes['int']}",
             "AttributeError: `np.sctypes` was removed in the NumPy 2.0 release. Access dtypes "
@@ -31,25 +31,25 @@ ROWS = (
         ),
         source="chainer/chainer#8632; Chainer 7.8.1 with CHAINERMN_NO_COMPAT=1, run",
     ),
-    Known(
+    ErrorRule(
         name="numpy-alias-removed",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="older code on NumPy 1.24 or newer",
-        signs=("module 'numpy' has no attribute '",),
+        literals=("module 'numpy' has no attribute '",),
         pattern=re.compile(
             r"module 'numpy' has no attribute '(?:float|int|bool|object|complex|str)_?'"
         ),
-        lines=("AttributeError: module 'numpy' has no attribute 'float'.",),
+        examples=("AttributeError: module 'numpy' has no attribute 'float'.",),
         meaning="The code that the traceback shows last uses a name that NumPy removed.",
         fix=("write float, int or bool there instead of np.float, np.int or np.bool",),
         source="timsainb/noisereduce#102; Saganaki22/ComfyUI-AudioSR#18",
     ),
-    Known(
+    ErrorRule(
         name="no-pkg-resources",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="setuptools 82 or newer",
-        signs=("No module named 'pkg_resources'",),
-        lines=(
+        literals=("No module named 'pkg_resources'",),
+        examples=(
             "  Getting requirements to build wheel did not run successfully.",
             "ModuleNotFoundError: No module named 'pkg_resources'",
         ),
@@ -62,13 +62,13 @@ ROWS = (
         ),
         source="echostack-org/echopype#1603; openmpf/openmpf#2048; Chainer 7.8.1, built",
     ),
-    Known(
+    ErrorRule(
         name="package-missing",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Python",
-        signs=("ModuleNotFoundError: No module named '",),
+        literals=("ModuleNotFoundError: No module named '",),
         pattern=re.compile(r"No module named '(?:chainer\w*|mpi4py|cupy|numpy)'"),
-        lines=("ModuleNotFoundError: No module named 'chainer'",),
+        examples=("ModuleNotFoundError: No module named 'chainer'",),
         meaning="The Python that ran doesn't have this package: mpiexec started another Python "
         "than you think, or a host lacks the environment.",
         fix=(
@@ -77,13 +77,13 @@ ROWS = (
         ),
         source="Python, run",
     ),
-    Known(
+    ErrorRule(
         name="script-missing",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="Python",
-        signs=("can't open file '",),
+        literals=("can't open file '",),
         pattern=re.compile(r"can't open file '.*': \[Errno 2\] No such file or directory"),
-        lines=(
+        examples=(
             "/usr/bin/python: can't open file '/home/user/train.py': [Errno 2] No such file or "
             "directory",
         ),
@@ -91,12 +91,12 @@ ROWS = (
         fix=("put it at the same path on every host, or on a shared disk",),
         source="Python, run",
     ),
-    Known(
+    ErrorRule(
         name="no-mpiexec",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="the shell",
-        signs=("mpiexec: command not found", "mpirun: command not found", "mpiexec: not found"),
-        lines=(
+        literals=("mpiexec: command not found", "mpirun: command not found", "mpiexec: not found"),
+        examples=(
             "bash: mpiexec: command not found",
             "bash: line 1: mpirun: command not found",
             "sh: 1: mpiexec: not found",

@@ -2,21 +2,21 @@
 
 import re
 
-from chainermn_tools.explain.known.row import Kind, Known
+from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 
 MPI4PY = "mpi4py"
 # From 4.1 on one wheel serves MPICH, Open MPI, Intel MPI and MVAPICH; it is linked to none.
 WHEEL = "pip install --force-reinstall --no-cache-dir --only-binary=mpi4py 'mpi4py>=4.1'"
 
-ROWS = (
-    Known(
+RULES = (
+    ErrorRule(
         name="mpiexec-of-another-mpi",
-        kind=Kind.GENERAL,
+        kind=Kind.AMBIGUOUS,
         component="mpiexec of another MPI than mpi4py's",
-        signs=(" 0 of 1",),
+        literals=(" 0 of 1",),
         pattern=re.compile(r"\b(?:rank|process|worker|proc|node)\s+0 of 1\b", re.IGNORECASE),
         times=2,
-        lines=(
+        examples=(
             "Hello, World! I am worker 0 of 1 on host0.",
             "Hello, World! I am worker 0 of 1 on host0.",
         ),
@@ -28,12 +28,15 @@ ROWS = (
         ),
         source="mpi4py/mpi4py#428; mpi4py/mpi4py#280; ChainerMN's manual, troubleshooting",
     ),
-    Known(
+    ErrorRule(
         name="launcher-of-another-mpi",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="chainermn env, chainermn launch",
-        signs=("this launcher is not that of mpi4py's MPI", "mpiexec is not that of mpi4py's MPI"),
-        lines=(
+        literals=(
+            "this launcher is not that of mpi4py's MPI",
+            "mpiexec is not that of mpi4py's MPI",
+        ),
+        examples=(
             "topology  unavailable: 2 processes were started and each is rank 0 of 1: this "
             "launcher is not that of mpi4py's MPI",
             "chainermn launch: each of the 2 ranks is alone in its MPI: mpiexec is not that of "
@@ -46,12 +49,12 @@ ROWS = (
         ),
         source="chainermn-tools",
     ),
-    Known(
+    ErrorRule(
         name="no-mpi-library",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=MPI4PY,
-        signs=("RuntimeError: cannot load MPI library",),
-        lines=(
+        literals=("RuntimeError: cannot load MPI library",),
+        examples=(
             "RuntimeError: cannot load MPI library",
             "libmpi.so: cannot open shared object file: No such file or directory",
         ),
@@ -63,12 +66,12 @@ ROWS = (
         ),
         source="gprMax/gprMax#482; second line from a cluster's log",
     ),
-    Known(
+    ErrorRule(
         name="libmpi-of-mpich-missing",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="mpi4py, built for MPICH or a relative",
-        signs=("libmpi.so.12: cannot open shared object file",),
-        lines=(
+        literals=("libmpi.so.12: cannot open shared object file",),
+        examples=(
             "ImportError: libmpi.so.12: cannot open shared object file: No such file or directory",
         ),
         meaning="This mpi4py was built on MPICH, MVAPICH or Intel MPI, and the loader doesn't "
@@ -79,12 +82,12 @@ ROWS = (
         ),
         source="mcdc-project/mcdc#346; mpi4py/mpi4py#424; senp98/wdm#1",
     ),
-    Known(
+    ErrorRule(
         name="libmpi-of-open-mpi-missing",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="mpi4py, built for Open MPI",
-        signs=("libmpi.so.40: cannot open shared object file",),
-        lines=(
+        literals=("libmpi.so.40: cannot open shared object file",),
+        examples=(
             "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory",
         ),
         meaning="This mpi4py was built on Open MPI 3-5, and the loader doesn't find that library.",
@@ -94,13 +97,13 @@ ROWS = (
         ),
         source="sfepy/sfepy#941; mpi4py/mpi4py#222; scverse/cellrank#864",
     ),
-    Known(
+    ErrorRule(
         name="mpi4py-built-for-another-mpi",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="mpi4py, built for another MPI",
-        signs=("undefined symbol: ",),
+        literals=("undefined symbol: ",),
         pattern=re.compile(r"mpi4py/MPI\S*\.so: undefined symbol: \w+"),
-        lines=(
+        examples=(
             "ImportError: /home/user/lib/python3.10/site-packages/mpi4py/"
             "MPI.cpython-310-x86_64-linux-gnu.so: undefined symbol: ompi_mpi_errors_abort",
         ),
@@ -113,15 +116,15 @@ ROWS = (
         ),
         source="mpi4py/mpi4py#570; mpi4py/mpi4py#386; choderalab/yank#1070",
     ),
-    Known(
+    ErrorRule(
         name="mpi4py-build-finds-no-mpi",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="pip, building mpi4py",
-        signs=(
+        literals=(
             "Cannot compile MPI programs. Check your configuration",
             "Cannot link MPI programs. Check your configuration",
         ),
-        lines=(
+        examples=(
             "_configtest.c:2:10: fatal error: mpi.h: No such file or directory",
             "error: Cannot compile MPI programs. Check your configuration!!!",
             "error: Cannot link MPI programs. Check your configuration!!!",
@@ -133,13 +136,13 @@ ROWS = (
         ),
         source="Yale-LILY/SummerTime#72; Valdes-Tresanco-MS/gmx_MMPBSA#576; openai/baselines#225",
     ),
-    Known(
+    ErrorRule(
         name="pickle-over-2-gib",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component=MPI4PY,
-        signs=("OverflowError: integer ",),
+        literals=("OverflowError: integer ",),
         pattern=re.compile(r"OverflowError: integer \d+ does not fit in 'int'"),
-        lines=(
+        examples=(
             '  File "mpi4py/MPI/msgpickle.pxi", line 125, in mpi4py.MPI.Pickle.dumpv',
             '  File "mpi4py/MPI/msgbuffer.pxi", line 44, in mpi4py.MPI.downcast',
             "OverflowError: integer 2176051861 does not fit in 'int'",
@@ -152,15 +155,15 @@ ROWS = (
         ),
         source="mpi4py/mpi4py#119; litebird/litebird_sim#257",
     ),
-    Known(
+    ErrorRule(
         name="message-truncated",
-        kind=Kind.CAUSE,
+        kind=Kind.ROOT_CAUSE,
         component="MPI, called through mpi4py",
-        signs=(
+        literals=(
             "mpi4py.MPI.Exception: Message truncated",
             "mpi4py.MPI.Exception: MPI_ERR_TRUNCATE",
         ),
-        lines=(
+        examples=(
             "mpi4py.MPI.Exception: Message truncated, error stack:",
             "MPIDIG_recv_type_init(74): Message from rank 0 and tag 0 truncated; 16 bytes "
             "received but buffer size is 72",

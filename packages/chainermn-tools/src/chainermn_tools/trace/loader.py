@@ -1,0 +1,252 @@
+"""Reads trace files, whole or cut off; docs/trace.md describes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, Names, RankTrace, Run
+
+FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
+# Names of the metadata events that are ours, as chainermn_comm.trace.events has them.
+FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
+SCHEMA = 1
+# Old runs that are listed by name.
+MAX_LISTED_RUNS = 5
+# What is larger in a file is damage.
+MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 20
+# Of one line, which holds one event; a longer one is damaged.
+MAX_LINE_CHARACTERS = 1 << 20
+
+
+class NoTrace(Exception):
+    """There is nothing that could be read; the message says what and why."""
+
+
+def read(folder: Path, wanted: str | None = None) -> Run:
+    """Read the newest run of a folder, or the one that is wanted.
+
+    Raises:
+        NoTrace: there is none.
+    """
+    groups = _runs(folder)
+    if not groups:
+        raise NoTrace(
+            f"there is no trace in {folder}; a job writes one with CHAINERMN_TRACE={folder}"
+        )
+    if wanted is None:
+        chosen = max(groups, key=max)
+    else:
+        found = [group for group in groups if wanted in group]
+        if not found:
+            known = ", ".join(sorted(min(group) for group in groups))
+            raise NoTrace(f"there is no run {wanted!r} in {folder}; there are {known}")
+        chosen = found[0]
+    names = Names()
+    traces = [_read_file(path, names) for paths in chosen.values() for path in paths]
+    good = [trace for trace in traces if isinstance(trace, RankTrace)]
+    warnings = [trace for trace in traces if isinstance(trace, str)]
+    if not good:
+        raise NoTrace(f"no trace in {folder} can be read: {'; '.join(warnings)}")
+    ranks: dict[int, RankTrace] = {}
+    for trace in sorted(good, key=lambda one: one.began):
+        if trace.rank in ranks:
+            warnings.append(
+                f"{ranks[trace.rank].path.name} is older than {trace.path.name}: left out"
+            )
+        ranks[trace.rank] = trace
+    others = sorted(min(group) for group in groups if group is not chosen)
+    warnings += _warnings_of(ranks, others)
+    ranks = dict(sorted(ranks.items()))
+    return Run(min(chosen), ranks, _join(list(ranks.values())), names, warnings)
+
+
+def _join(traces: Sequence[RankTrace]) -> np.ndarray:
+    """Return all ranks' calls as one table, of which the ranks' rows become parts."""
+    table = np.empty(sum(len(trace.rows) for trace in traces), CALL)
+    at = 0
+    for trace in traces:
+        part = table[at : at + len(trace.rows)]
+        part[:] = trace.rows
+        trace.rows = part
+        at += len(part)
+    return table
+
+
+def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
+    found = []
+    number = max(trace.ranks for trace in ranks.values())
+    missing = [rank for rank in range(number) if rank not in ranks]
+    if missing:
+        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        found.append(f"no file of {len(missing)} of {number} ranks: {shown}")
+    for trace in ranks.values():
+        if trace.damaged:
+            s = "s" if trace.damaged > 1 else ""
+            found.append(
+                f"rank {trace.rank}: {trace.damaged} line{s} of {trace.path.name} can't be read, "
+                "as after a kill or on a full disk"
+            )
+    if others:
+        more = f" and {len(others) - MAX_LISTED_RUNS} more" if len(others) > MAX_LISTED_RUNS else ""
+        found.append(
+            f"the folder has other runs, to be seen with --run: "
+            f"{', '.join(others[-MAX_LISTED_RUNS:])}{more}"
+        )
+    return found
+
+
+def _runs(folder: Path) -> list[dict[str, list[Path]]]:
+    """Return files by run; runs whose ranks came to be in one communicator are one."""
+    files: dict[str, list[Path]] = {}
+    try:
+        for path in sorted(folder.iterdir()):
+            name = FILE_NAME.fullmatch(path.name)
+            if name is not None and path.is_file():
+                files.setdefault(name["run"], []).append(path)
+    except OSError as error:
+        raise NoTrace(f"{folder} can't be read: {error.strerror}") from None
+    groups = {run: {run: paths} for run, paths in files.items()}
+    for run, paths in files.items():
+        for joined in {one for path in paths for one in _joined(path)}:
+            ours, theirs = groups[run], groups.get(joined)
+            if theirs is not None and theirs is not ours:
+                ours |= theirs
+                groups |= dict.fromkeys(theirs, ours)
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _joined(path: Path) -> set[str]:
+    """Return the runs of the communicators that a file names."""
+    return {
+        str(event["args"].get("run"))
+        for event in _events(path, f'"{COMMUNICATOR}"')
+        if isinstance(event, dict)
+        and event.get("name") == COMMUNICATOR
+        and isinstance(event.get("args"), dict)
+    }
+
+
+def _events(path: Path, only: str = "") -> Iterator[Any]:
+    """Return the events of a file, one by one; None for a line that is none."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in _lines(file):
+                text = None if line is None else line.strip().rstrip(",")
+                if text is None:
+                    yield None
+                elif text not in ("", "[", "]") and only in text:
+                    yield _parse(text)
+    except OSError:
+        return
+
+
+def _lines(file: IO[str]) -> Iterator[str | None]:
+    """Return the lines of a file, one by one; None for one that is too long."""
+    while line := file.readline(MAX_LINE_CHARACTERS):
+        if len(line) < MAX_LINE_CHARACTERS or line.endswith("\n"):
+            yield line
+            continue
+        while (rest := file.readline(MAX_LINE_CHARACTERS)) and not rest.endswith("\n"):
+            pass
+        yield None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_file(path: Path, names: Names) -> RankTrace | str:
+    """Return the trace in a file, or why it is none."""
+    events = _events(path)
+    trace = _parse_header(path, next(events, None), names)
+    if trace is None:
+        return f"{path.name} doesn't begin as a trace does"
+    parts, rows = [], []
+    for event in events:
+        try:
+            row = _take(trace, event)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            trace.damaged += 1
+            continue
+        if row is not None:
+            rows.append(row)
+        if len(rows) == ROWS_AT_ONCE:
+            parts.append(np.array(rows, CALL))
+            rows = []
+    trace.rows = np.concatenate([*parts, np.array(rows, CALL)])
+    return trace
+
+
+def _parse_header(path: Path, event: Any, names: Names) -> RankTrace | None:
+    try:
+        args = event["args"]
+        rank, ranks = int(args["rank"]), int(args["ranks"])
+        if event["name"] != FILE or args["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
+            return None
+        clock = str(args["clock"]), _finite(args["zero"])
+        return RankTrace(
+            path, rank, ranks, str(args["host"]), _finite(args["began"]), *clock, names
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _take(trace: RankTrace, event: Any) -> tuple[int | float, ...] | None:
+    """Add an event to the trace, or return it as a row if it is a call.
+
+    Raises:
+        KeyError: something of it is missing; like TypeError, ValueError and OverflowError, where
+            it is not what it should be.
+    """
+    args = event["args"]
+    if event["ph"] == "X":
+        return _row(trace, event, args)
+    if event["name"] == COMMUNICATOR:
+        trace.members[str(args["communicator"])] = [_integer(rank) for rank in args["ranks"]]
+    elif event["name"] == CLOCK:
+        found = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
+        trace.clocks.setdefault(str(args["communicator"]), []).append(found)
+    else:
+        trace.other.append(event)
+    return None
+
+
+def _row(trace: RankTrace, event: Any, args: Any) -> tuple[int | float, ...]:
+    """Return a call as a row of ``CALL``."""
+    start, number = _finite(event["ts"]), trace.names.number
+    end = start + max(0.0, _finite(event["dur"]))
+    numbers = (
+        _integer(args["bytes"]),
+        _integer(args.get("sequence")),
+        _integer(args.get("root", args.get("peer"))),
+        _integer(args.get("tag")),
+        _integer(event["tid"]),
+    )
+    error = args.get("error")
+    names = number(str(event["name"])), number(str(args["communicator"]))
+    failure = NONE if error is None else number(str(error))
+    return (trace.rank, *names, failure, NONE, start, end, 0.0, *numbers)
+
+
+def _integer(value: Any) -> int:
+    number = NONE if value is None else int(value)
+    if abs(number) > MAX_INTEGER:
+        raise OverflowError(number)
+    return number
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(number)
+    return number

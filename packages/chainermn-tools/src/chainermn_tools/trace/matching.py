@@ -1,0 +1,165 @@
+"""Finds out who waited for whom: calls of different ranks that belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from chainermn_tools.trace.table import NONE, Names, Run
+
+# One collective call of several ranks, all of which are known, as a row of a table: the call of
+# the rank that came last, and the microseconds that all others waited for it.
+COLLECTIVE = np.dtype(
+    [
+        ("operation", "i4"),
+        ("communicator", "i4"),
+        ("sequence", "i8"),
+        ("last", "i4"),
+        ("start", "f8"),
+        ("waited", "f8"),
+    ]
+)
+
+
+class CollectiveCall(NamedTuple):
+    """One collective call of several ranks, all of which are known.
+
+    Attributes:
+        operation: its name, on the rank that came last.
+        communicator: its name.
+        sequence: its number.
+        last: the rank that came last.
+        start: microseconds when that came.
+        waited: microseconds that all others waited for it, in sum.
+    """
+
+    operation: str
+    communicator: str
+    sequence: int
+    last: int
+    start: float
+    waited: float
+
+
+def each_collective(rows: np.ndarray, names: Names) -> Iterator[CollectiveCall]:
+    """Return the rows of a table, shape (n,), dtype ``COLLECTIVE``, one by one."""
+    for operation, communicator, *numbers in rows.tolist():
+        yield CollectiveCall(names.names[operation], names.names[communicator], *numbers)
+
+
+def match(run: Run) -> tuple[np.ndarray, int]:
+    """Note in each call for how long it waited, and for whom; times must be aligned.
+
+    Returns:
+        The collective calls of more than one rank in the order of time, shape (n,), dtype
+        ``COLLECTIVE``, and how many lack ranks.
+    """
+    _match_messages(run)
+    return _match_collectives(run)
+
+
+def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
+    """Match the calls of a communicator that have a number."""
+    table = run.table
+    members = {name: ranks for trace in run.ranks.values() for name, ranks in trace.members.items()}
+    keys = ("communicator", "sequence", "rank")
+    order = _sorted(table, np.flatnonzero(table["sequence"] != NONE), keys)
+    # Of several calls of a rank under one number the last one counts.
+    order = order[np.append(_begins(table, order, keys)[1:], True)] if len(order) else order
+    first = np.flatnonzero(_begins(table, order, keys[:2]))
+    group = np.cumsum(_begins(table, order, keys[:2])) - 1
+    sizes = np.diff(np.append(first, len(order)))
+    complete = np.zeros(len(first), bool)
+    wanted = np.zeros(len(first), np.int64)
+    for communicator in np.unique(table["communicator"][order]):
+        ranks = sorted(set(members.get(run.names.names[communicator], ())))
+        here = table["communicator"][order] == communicator
+        known = np.isin(table["rank"][order[here]], ranks)
+        strangers = np.bincount(group[here][~known], minlength=len(first)) > 0
+        own = np.unique(group[here])
+        wanted[own] = len(ranks)
+        complete[own] = (sizes[own] == len(ranks)) & ~strangers[own]
+    incomplete = int((~complete).sum())
+    kept = (complete & (wanted > 1))[group]
+    order, group = order[kept], group[kept]
+    # The call that came last of each group; of equals the first rank's.
+    by_time = np.lexsort((table["rank"][order], -table["start"][order], group))
+    begins = np.flatnonzero(np.diff(group[by_time], prepend=-1))
+    last = order[by_time[begins]]
+    number = np.cumsum(np.diff(group, prepend=-1) != 0) - 1 if len(group) else group
+    mine = order[order != last[number]]
+    _wait(table, mine, last[number[order != last[number]]])
+    found = np.empty(len(last), COLLECTIVE)
+    for name in ("operation", "communicator", "sequence", "start"):
+        found[name] = table[name][last]
+    found["last"] = table["rank"][last]
+    found["waited"] = np.bincount(number, table["waited"][order], minlength=len(last))
+    return found[np.argsort(found["start"], kind="stable")], incomplete
+
+
+def _match_messages(run: Run) -> None:
+    """Match the k-th that is sent with the k-th that is received, by pair of ranks and tag."""
+    table = run.table
+    message = np.flatnonzero((table["sequence"] == NONE) & (table["peer"] != NONE))
+    peer = np.full(len(message), -1)
+    for rank, communicator in np.unique(table[["rank", "communicator"]][message]).tolist():
+        ranks = np.array(run.ranks[rank].members.get(run.names.names[communicator], ()), np.int64)
+        rows = table[message]
+        here = (rows["rank"] == rank) & (rows["communicator"] == communicator)
+        here &= (rows["peer"] >= 0) & (rows["peer"] < len(ranks))
+        peer[here] = ranks[rows["peer"][here]]
+    message, peer = message[peer >= 0], peer[peer >= 0]
+    rows = table[message]
+    sends = np.array([name.startswith("send") for name in run.names.names], bool)
+    receives = ~sends[rows["operation"]] if len(message) else np.empty(0, bool)
+    source = np.where(receives, peer, rows["rank"])
+    target = np.where(receives, rows["rank"], peer)
+    keys = np.stack([rows["communicator"], source, target, rows["tag"], receives])
+    order = np.lexsort((rows["start"], *keys[::-1]))
+    count = _count_within(keys[:, order])
+    # A pair lies side by side: the same message, sent and then received.
+    keys = np.concatenate([keys[:4, order], count[None], keys[4:, order]])
+    pairs = np.lexsort(keys[::-1])
+    same = (keys[:5, pairs[1:]] == keys[:5, pairs[:-1]]).all(axis=0)
+    sent = message[order[pairs[:-1][same]]]
+    received = message[order[pairs[1:][same]]]
+    unknown = table["nbytes"][received] == 0
+    table["nbytes"][received[unknown]] = table["nbytes"][sent[unknown]]
+    sent_first = table["start"][sent] < table["start"][received]
+    _wait(table, np.where(sent_first, sent, received), np.where(sent_first, received, sent))
+
+
+def _sorted(table: np.ndarray, rows: np.ndarray, keys: tuple[str, ...]) -> np.ndarray:
+    """Return the rows' numbers, sorted by columns of the table; equals keep their order."""
+    order: np.ndarray = rows[np.lexsort([table[key][rows] for key in reversed(keys)])]
+    return order
+
+
+def _begins(table: np.ndarray, order: np.ndarray, keys: tuple[str, ...]) -> np.ndarray:
+    """Return for each row in an order whether it differs in one of the columns from the one before.
+
+    The first one does.
+    """
+    begins = np.zeros(len(order), bool)
+    begins[:1] = True
+    for key in keys:
+        column = table[key][order]
+        begins[1:] |= column[1:] != column[:-1]
+    return begins
+
+
+def _count_within(keys: np.ndarray) -> np.ndarray:
+    """Return how many of the same keys, shape (k, n) and sorted, come before each."""
+    places = np.arange(keys.shape[1])
+    begins = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))[: len(places)]
+    counts: np.ndarray = places - np.maximum.accumulate(np.where(begins, places, 0))
+    return counts
+
+
+def _wait(table: np.ndarray, early: np.ndarray, late: np.ndarray) -> None:
+    """Note that calls waited for others, by their numbers in the table."""
+    until = np.minimum(table["start"][late], table["end"][early])
+    table["waited"][early] = np.maximum(0.0, until - table["start"][early])
+    table["late"][early] = table["rank"][late]
