@@ -41,7 +41,7 @@ from chainermn_tools.doctor.cluster import agent, placement, session, ssh
 from chainermn_tools.doctor.cluster import facts as cluster_facts
 from chainermn_tools.environment import machine as environment_machine
 from chainermn_tools.environment import packages
-from chainermn_tools.jobs import Host, cores, parse_host_list, process
+from chainermn_tools.jobs import Host, cores, parse_host_list, tags
 from tests.support import commands
 
 __all__ = ["Check", "CheckResult", "failed", "ok", "skipped", "warning"]
@@ -61,7 +61,7 @@ ASKED = {"ranks", "hosts", "hostfile", "script"}
 TELLING = ("CHAINERMN_", "CUDA_VISIBLE", "IBV_", "MV2_", "RDMAV_", "SLURM_")
 TELLING += ("HYDRA_", "OMPI_MCA_plm", "PRTE_MCA_plm", "MPI4PY_RC_THREAD")
 # This machine, for the hosts that connect to it.
-HERE = cluster_facts.HERE
+HERE = cluster_facts.THIS_MACHINE
 HYDRA = "HYDRA build details:\n    Version: 5.0.2\n"
 # What a host says of which all is well.
 FACTS: dict[str, Any] = {
@@ -129,7 +129,7 @@ class Machine:
         with self._patch.context() as patch:
             for name in ("LOCAL", "RANKS", "CLUSTER"):
                 patch.setattr(doctor, name, content(getattr(doctor, name), answers))
-            patch.setattr(process, "_closed", False)  # and again afterwards
+            patch.setattr(tags, "_closed", False)  # and again afterwards
             return CliRunner().invoke(command, list(map(str, arguments)))
 
     def context(
@@ -297,7 +297,7 @@ class Machine:
         events = [jobs.Event(rank, "started", {"pid": rank}) for rank in range(len(found))]
         for rank, steps in enumerate(found):
             done = [(step, one) for step, one in steps.items() if one is not None]
-            events += [_event(rank, step=step, found=one) for step, one in done]
+            events += [_event(rank, step=step, result=one) for step, one in done]
         for one in said:
             started = jobs.Event(0, "started", {"host": one.get("began")})
             events.append(started if "began" in one else _event(0, **one))

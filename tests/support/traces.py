@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from chainermn_tools.trace import clocks, loader, matching, summary, text
+from chainermn_tools.trace import clocks, loader, matching, summary, table, text
 
 RUN = "20261120T120000-abcdef"
 
@@ -69,14 +69,14 @@ unaligned = loader.read  # a run whose times are still those of each rank's own 
 Collectives = list[matching.CollectiveCall]
 
 
-def matched(folder: Path, run: str | None = None) -> tuple[loader.Run, np.ndarray, int]:
+def matched(folder: Path, run: str | None = None) -> tuple[table.Run, np.ndarray, int]:
     """A run with its clocks aligned, the table of collective calls, and how many are incomplete."""
     found = loader.read(folder, run)
     clocks.align(found)
     return found, *matching.match(found)
 
 
-def read(folder: Path, run: str | None = None) -> tuple[loader.Run, Collectives, int]:
+def read(folder: Path, run: str | None = None) -> tuple[table.Run, Collectives, int]:
     """The same, with the collective calls one by one."""
     found, rows, incomplete = matched(folder, run)
     return found, list(matching.each_collective(rows, found.names)), incomplete

@@ -188,9 +188,10 @@ def of(
     return {"replies": {"a": a, "b": b, "here": here}, **more}
 
 
-def mpiexecs(same: str | None, first: str | None = None) -> dict[str, Any]:
+def mpiexecs(same: str | None, first: str | None = None, hangs: bool = False) -> dict[str, Any]:
     """What a host's mpiexec says that has this machine's path, and the first one on PATH."""
-    said = {} if same is None else {"same path": {"path": "/opt/bin/mpiexec", "text": same}}
+    at = {"path": "/opt/bin/mpiexec", "text": same, "hangs": hangs}
+    said = {} if same is None else {"same path": at}
     if first is not None:
         said["on PATH"] = {"path": "/usr/bin/mpiexec", "text": first}
     return of(b={"mpiexec": said})
@@ -229,7 +230,7 @@ TABLE = {
     "hosts' python": [
         ("failed", PYTHON, "", of(b=OTHER)),
         ("failed", NO_PYTHON, " b", of(b=dict(NONE, exists=False, other="/usr/bin/python3"))),
-        ("failed", BROKEN_PYTHON, " b", of(b=dict(NONE, exists=True, status="9", said="oh"))),
+        ("failed", BROKEN_PYTHON, " b", of(b=dict(NONE, exists=True, status="9", stderr="oh"))),
     ],
     "hosts' mpiexec": [
         ("ok", "", "", of(b=OTHER)),
@@ -238,6 +239,12 @@ TABLE = {
         ("failed", "/opt/bin/mpiexec is Open MPI 4.1 and not MPICH", "", mpiexecs("Open MPI 4.1")),
         ("failed", "that says 'no sense'", "", mpiexecs("no\nsense")),
         ("failed", "that says nothing", "", mpiexecs("")),
+        (
+            "failed",
+            "b: /opt/bin/mpiexec --version does not end",
+            "--timeout",
+            mpiexecs("", hangs=True),
+        ),
         ("failed", "leads to /usr/bin/mpiexec, Open MPI 4.1", "", mpiexecs(HYDRA, "Open MPI 4.1")),
     ],
     "script": [

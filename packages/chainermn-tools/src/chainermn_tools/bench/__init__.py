@@ -1,3 +1,5 @@
-"""Checks communicators' values, measures their speed, and shows it in tables and a picture."""
+"""Benchmarks: check communicators' values, time them, and show tables and a plot.
 
-__all__: list[str] = []
+Nothing is re-exported, since most modules load MPI. Other folders may use `operations`, `timing`,
+`values` (all for the doctor), `sizes`, `start`, `rank`, `text` and `plot`.
+"""

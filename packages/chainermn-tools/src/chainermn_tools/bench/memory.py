@@ -1,4 +1,4 @@
-"""How much memory the ranks of this node may take together."""
+"""The memory that the ranks of this node may take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHARE = 0.8
 
 
 def available_bytes(ranks: int) -> int:
-    """Memory that each of so many ranks on this node may take.
+    """Return the bytes of memory that each of so many ranks on this node may take.
 
     The least of what the machine has free, what the cgroups let them, and what a process may
     have (``ulimit -v``).
@@ -28,7 +28,7 @@ def available_bytes(ranks: int) -> int:
 
 
 def _room(folder: Path) -> list[int]:
-    """What is left of a cgroup's limit; nothing where it has none."""
+    """Return what is left of a cgroup's limit; nothing where it has none."""
     found = [
         _left(folder, "memory.max", "memory.current"),
         _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes"),

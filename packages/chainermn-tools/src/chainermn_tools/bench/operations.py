@@ -1,4 +1,4 @@
-"""What is measured: each operation's call, its result's check, and its bandwidth's factor.
+"""The operations that are measured: their calls, checks of results, and bandwidth factors.
 
 Sizes and factors are those of nccl-tests, see docs/bench.md.
 """
@@ -41,7 +41,7 @@ class Operation:
     """A kind of call.
 
     Attributes:
-        title: in words, for people.
+        title: for people.
         bus_factor: from the number of ranks, bus bandwidth over algorithm bandwidth.
         make_invocation: from a communicator and two arrays of float32 of the same size: what
             is sent, and room.

@@ -1,4 +1,4 @@
-"""Bus bandwidth against size as a picture: gradients by communicator, and the other operations."""
+"""Plots bus bandwidth against size: gradients by communicator, and the other operations."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _panel(
 
 
 def _lines(rows: Sequence[dict[str, Any]], value: str) -> dict[str, tuple[list[int], list[float]]]:
-    """By name: sizes and values."""
+    """Return sizes and values by name."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in rows:
         line = found.setdefault(label(row), ([], []))

@@ -1,7 +1,6 @@
-"""What each rank runs, whoever started it.
+"""The benchmark as each rank runs it, whoever started it.
 
-Run as a script by `chainermn bench`, it tells the result to its parent as `chainermn launch`'s
-ranks do, in standard error, which leads from every host to the launcher.
+Run as a script by `chainermn bench`, it sends the result to its parent as an event.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def measure_here(
     timer.start()
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as problem:
-        raise NotStarted(f"MPI doesn't load: {problem}") from None
+    except (ImportError, RuntimeError) as error:
+        raise NotStarted(f"MPI doesn't load: {error}") from None
     world = MPI.COMM_WORLD
     started = rank_from_env()
     if started is not None and started[1] != world.size:
@@ -62,7 +61,7 @@ def measure_here(
 
 
 def say(text: str) -> None:
-    """Tell the user what happens, in standard error."""
+    """Report to the user on standard error."""
     sys.stderr.write(f"chainermn bench: {text}\n")
     sys.stderr.flush()
 
@@ -74,7 +73,7 @@ def _give_up(limit: float) -> None:
 
 
 def main() -> None:
-    """Measure what the only argument, JSON, says, and tell the parent."""
+    """Measure what the only argument, JSON, says, and send the report to the parent."""
     report = measure_here(**json.loads(sys.argv[1]))
     if report is not None:
         emit(EVENT, report=report)

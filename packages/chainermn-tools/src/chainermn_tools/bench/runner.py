@@ -1,4 +1,4 @@
-"""What the ranks do: make the communicators, check them, and time them size by size."""
+"""Runs a benchmark on all ranks: makes communicators, checks them, and times them by size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EVEN_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the result.
+    """One operation of one communicator, which is measured.
 
     Attributes:
         communicator: its name; None for a baseline.
@@ -72,7 +72,7 @@ def measure(
         names: of the communicators.
         sizes: in bytes, growing.
         seconds: for everything; sizes for which no time is left are skipped.
-        say: is told, on rank 0, what is being done.
+        say: called on rank 0 with what is being done.
 
     Returns:
         The report that docs/bench.md describes, the same on all ranks.
@@ -101,7 +101,7 @@ def _time_sizes(
     end: float,
     say: Callable[[str], None],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of the sizes that were timed, and why the others weren't."""
+    """Return the rows of the sizes that were timed, and why the others weren't."""
     cases = _cases(comms, world.size)
     results: list[dict[str, Any]] = []
     least = 0.0  # seconds that the last size took at least
@@ -128,27 +128,27 @@ def _time_sizes(
 def _communicators(
     world: MPI.Intracomm, names: Sequence[str]
 ) -> tuple[dict[str, CommunicatorBase], list[dict[str, Any]]]:
-    """Those that can be made here, and why the others can't."""
+    """Return the communicators that can be made here, and why the others can't."""
     comms: dict[str, CommunicatorBase] = {}
     skipped = []
     for name in names:
-        comm, why = _communicator(world, name)
+        comm, reason = _communicator(world, name)
         if comm is not None:
             comms[name] = comm
         else:
-            skipped.append({"communicator": name, "reason": why})
+            skipped.append({"communicator": name, "reason": reason})
     return comms, skipped
 
 
 def _communicator(world: MPI.Intracomm, name: str) -> tuple[CommunicatorBase | None, str]:
     try:
         return create_communicator(name, world), ""
-    except ValueError as problem:  # on all ranks
-        return None, str(problem).removeprefix(f"rank {world.rank}: ")
+    except ValueError as error:  # on all ranks
+        return None, str(error).removeprefix(f"rank {world.rank}: ")
 
 
 def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
-    """The mean of gradients of each communicator; what they have in common, of the first."""
+    """Return the mean of gradients of each communicator, and the other operations of the first."""
     found = [Case(name, MEAN_GRAD, OPERATIONS[MEAN_GRAD], comms[name]) for name in comms]
     for name, comm in list(comms.items())[:1]:
         found += [
@@ -172,8 +172,8 @@ def _check(
     for name, comm in comms.items():
         for operation, kind in OPERATIONS.items():
             if world.size >= kind.min_ranks:
-                right, problem = is_correct(world, kind.make_invocation(comm, sent, room))
-                row = {"communicator": name, "operation": operation, "correct": right}
+                correct, problem = is_correct(world, kind.make_invocation(comm, sent, room))
+                row = {"communicator": name, "operation": operation, "correct": correct}
                 found.append(row if problem is None else {**row, "problem": problem})
     return found
 
@@ -185,7 +185,7 @@ def _reason_to_skip(
     least: float,
     comms: dict[str, CommunicatorBase],
 ) -> str | None:
-    """Why no array of so many bytes is tried; the same on all ranks."""
+    """Return why no array of so many bytes is tried, the same on all ranks; None if one is."""
     if not comms:
         return "no communicator could be made"
     ranks = next(iter(comms.values())).intra_size
@@ -206,14 +206,14 @@ def _reason_to_skip(
 
 
 def _weight(size: int) -> float:
-    """How much of the time a size gets: large ones need more."""
+    """Return how much of the time a size gets; large ones need more."""
     return max(1.0, math.sqrt(size / EVEN_BYTES))
 
 
 def _one_size(
     world: MPI.Intracomm, cases: Sequence[Case], count: int, seconds: float
 ) -> tuple[list[Times], float] | str:
-    """See :func:`time_all`; or why nothing was timed."""
+    """Return what :func:`time_all` does, or why nothing was timed."""
     try:
         arrays = [np.empty(count, np.float32) for _ in range(2)]
     except MemoryError:

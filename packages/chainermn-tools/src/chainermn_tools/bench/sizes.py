@@ -1,4 +1,4 @@
-"""The sizes that are measured, and how a user writes one."""
+"""The sizes that are measured, and how users write them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WRITTEN = re.compile(r"([0-9]{1,15})\s*(?:([KMGT]?)(?:i?B)?)", re.IGNORECASE)
 
 
 def up_to(largest: int) -> list[int]:
-    """The sizes that are measured."""
+    """Return the sizes from ``SMALLEST`` that are measured, in bytes."""
     found = [SMALLEST]
     while found[-1] * STEP <= largest:
         found.append(found[-1] * STEP)
@@ -20,7 +20,7 @@ def up_to(largest: int) -> list[int]:
 
 
 def parse(text: str) -> int:
-    """The number of bytes that ``64M``, ``64MB`` or ``64MiB`` means: all three 64 * 2**20.
+    """Return the number of bytes that ``64M``, ``64MB`` or ``64MiB`` means: all three 64 * 2**20.
 
     Raises:
         ValueError: it means none.

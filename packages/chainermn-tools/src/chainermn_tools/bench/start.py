@@ -1,4 +1,4 @@
-"""Starts the ranks through mpiexec, and waits for what rank 0 says."""
+"""Starts the ranks of a benchmark through mpiexec, and collects the report of rank 0."""
 
 from __future__ import annotations
 

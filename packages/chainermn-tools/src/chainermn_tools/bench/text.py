@@ -1,4 +1,4 @@
-"""The report as tables: a row for each way, a column for each size."""
+"""Prints the report as tables: a row for each operation, a column for each size."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def render(report: dict[str, Any], console: Console) -> None:
             )
             _tables(rows, console)
     console.print()
-    for line, style in _remarks(report):
+    for line, style in _notes(report):
         console.print(Text(line, style=style), soft_wrap=True)
 
 
 def heading(report: dict[str, Any]) -> str:
-    """Where it was measured, in a line."""
+    """Return where it was measured, in a line."""
     hosts = list(dict.fromkeys(report["hosts"]))
     where = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
     nodes = report["nodes"] or len(hosts)
@@ -57,14 +57,14 @@ def heading(report: dict[str, Any]) -> str:
 
 
 def label(row: dict[str, Any]) -> str:
-    """A way in a word or two."""
+    """Return an operation in a word or two."""
     if row["operation"] == MEAN_GRAD:
         return str(row["communicator"])
     return {**OPERATIONS, **BASELINES}[row["operation"]].title
 
 
 def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """As many columns at a time as there is room for."""
+    """Print as many columns at a time as there is room for."""
     from rich.table import Table
 
     sizes = sorted({row["size"] for row in rows})
@@ -100,8 +100,8 @@ def _bandwidth(row: dict[str, Any] | None) -> str:
     return f"{row['busbw']:.3g}" if row["busbw"] >= LEAST_SHOWN or not row["busbw"] else "<0.001"
 
 
-def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """What else is to be said: (line, style)."""
+def _notes(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what follows the tables: lines and their styles."""
     found = []
     for row in (*report["checks"], *report["results"]):
         if not row["correct"]:
@@ -115,10 +115,10 @@ def _remarks(report: dict[str, Any]) -> list[tuple[str, str]]:
         if "communicator" in entry
     ]
     sizes = [entry for entry in report["skipped"] if "bytes" in entry]
-    for why, group in itertools.groupby(sizes, key=lambda entry: entry["reason"]):
-        words = [format_bytes(entry["bytes"]) for entry in group]
-        what = words[0] if len(words) == 1 else f"{words[0]} to {words[-1]}"
-        found.append((f"skipped {what}: {why}", "yellow"))
+    for reason, group in itertools.groupby(sizes, key=lambda entry: entry["reason"]):
+        shown = [format_bytes(entry["bytes"]) for entry in group]
+        what = shown[0] if len(shown) == 1 else f"{shown[0]} to {shown[-1]}"
+        found.append((f"skipped {what}: {reason}", "yellow"))
     if report["correct"]:
         checked = len(report["checks"]) + len(report["results"])
         found.append((f"All values of {checked} checks were right.", "green"))

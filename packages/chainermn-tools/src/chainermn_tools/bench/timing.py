@@ -1,4 +1,4 @@
-"""Checks and times invocations in turn, on all ranks together."""
+"""Checks and times invocations in turn, in step on all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAP_SECONDS = 2e-4
 
 @dataclass
 class Times:
-    """What was found of one invocation.
+    """The result of one invocation.
 
     Attributes:
         correct: whether the results before and after were.
@@ -40,7 +40,7 @@ class Times:
 
     @property
     def median(self) -> float:
-        """Seconds of a call."""
+        """The median, in seconds a call."""
         return statistics.median(self.seconds)
 
 
@@ -51,18 +51,18 @@ def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str 
         Whether it was right on all ranks, and what it raised, if anything; the same everywhere.
     """
     problem = None
-    right = False
+    correct = False
     try:
         invocation.prepare()
         world.Barrier()
-        right = invocation.is_correct(invocation.call())
+        correct = invocation.is_correct(invocation.call())
     except (
         Exception
     ) as error:  # all ranks of a collective raise; the caller leaves the invocation out
         problem = f"{type(error).__name__}: {error}"
-    said = world.allgather((right, problem))
-    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(said) if text]
-    return all(one for one, _ in said), problems[0] if problems else None
+    results = world.allgather((correct, problem))
+    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(results) if text]
+    return all(one for one, _ in results), problems[0] if problems else None
 
 
 def time_all(
@@ -76,7 +76,7 @@ def time_all(
     Args:
         world: all ranks, also those that have no part in a invocation.
         invocations: the same on all ranks.
-        seconds: for all invocations together.
+        seconds: for all invocations.
 
     Returns:
         For each invocation what was found, the same on all ranks; no times where it was wrong or
@@ -104,7 +104,7 @@ def time_all(
 
 
 def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
-    """Call it until it is as fast as it will be; seconds of the fastest call."""
+    """Call it until it is as fast as it will be; return the seconds of the fastest call."""
     took = [_time(world, invocation, 1)]
     while len(took) < WARM_UP_CALLS and sum(took) < WARM_UP_SECONDS:
         took.append(_time(world, invocation, 1))
@@ -112,7 +112,7 @@ def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
 
 
 def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
-    """Seconds that each of so many calls took on the slowest rank."""
+    """Return the seconds that each of so many calls took on the slowest rank."""
     world.Barrier()
     start = time.perf_counter()
     for _ in range(calls):

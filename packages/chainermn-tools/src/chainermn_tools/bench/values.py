@@ -1,4 +1,4 @@
-"""The values that travel: they tell from whom each number comes, and where it belongs."""
+"""The pattern of values that is sent: each tells its rank and its place."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TOLERANCE = 1e-5
 
 
 def fill_pattern(out: np.ndarray, rank: int) -> None:
-    """Write what this rank sends: at each place the place's own number, plus the rank."""
+    """Write what a rank sends: at each place the place's own number, plus the rank."""
     for part, expected in _pieces(out):
         np.add(expected, np.float32(rank), out=part)
 
 
 def matches_pattern(array: object, size: int, times: float = 1, plus: float = 0) -> bool:
-    """Whether an array is what was sent, times a number, plus a number.
+    """Return whether an array is the pattern times a number, plus a number.
 
     Args:
         array: what a call returned.
@@ -39,7 +39,7 @@ def matches_pattern(array: object, size: int, times: float = 1, plus: float = 0)
 
 
 def _pieces(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The array piece by piece, so that no second array of its size is needed."""
+    """Return the array piece by piece, so that no second array of its size is needed."""
     for start in range(0, array.size, _TILE.size):
         part = array[start : start + _TILE.size]
         yield part, _TILE[: part.size]

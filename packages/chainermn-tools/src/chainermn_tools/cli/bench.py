@@ -104,14 +104,14 @@ def _report(
     if place is not None:
         try:
             return rank.measure_here(names, todo, seconds, limit)
-        except rank.NotStarted as problem:
-            raise click.ClickException(str(problem)) from None
+        except rank.NotStarted as error:
+            raise click.ClickException(str(error)) from None
     number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
     try:
         return start.measure_on(number, names, todo, seconds, limit)
-    except start.Failed as problem:
-        rank.say(str(problem))
-        raise click.exceptions.Exit(problem.status) from None
+    except start.Failed as error:
+        rank.say(str(error))
+        raise click.exceptions.Exit(error.status) from None
 
 
 def _names(wanted: tuple[str, ...]) -> list[str]:
@@ -127,8 +127,8 @@ def _names(wanted: tuple[str, ...]) -> list[str]:
 def _sizes(largest: str) -> list[int]:
     try:
         number = sizes.parse(largest)
-    except ValueError as problem:
-        raise click.UsageError(f"--max-size: {problem}") from None
+    except ValueError as error:
+        raise click.UsageError(f"--max-size: {error}") from None
     if number < sizes.SMALLEST:
         raise click.UsageError(f"--max-size: {largest} is less than the smallest size, 1K")
     return sizes.up_to(number)

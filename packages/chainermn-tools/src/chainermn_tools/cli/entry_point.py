@@ -47,7 +47,7 @@ def commands() -> None:
 def main() -> None:
     """Run the command line, and exit with its status."""
     status: object = 1
-    problem: OSError | None = None
+    failure: OSError | None = None
     try:
         commands(prog_name="chainermn")
     except SystemExit as end:
@@ -55,12 +55,12 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None or error.errno not in WRITING_FAILED:
             raise
-        problem = error
-    problem = problem or _write_error()
-    if problem is None:
+        failure = error
+    failure = failure or _write_error()
+    if failure is None:
         sys.exit(status)  # type: ignore[arg-type]
-    if not isinstance(problem, BrokenPipeError):  # `chainermn env | head` is nobody's mistake
-        _complain(f"chainermn: the output could not be written: {problem.strerror}\n")
+    if not isinstance(failure, BrokenPipeError):  # `chainermn env | head` is nobody's mistake
+        _complain(f"chainermn: the output could not be written: {failure.strerror}\n")
     _discard_output()
     sys.exit(NOT_WRITTEN)
 
@@ -69,8 +69,8 @@ def _write_error() -> OSError | None:
     """Why standard output doesn't take what was written to it; None when it does."""
     try:
         sys.stdout.flush()
-    except OSError as problem:
-        return problem
+    except OSError as error:
+        return error
     return None
 
 

@@ -34,8 +34,8 @@ def explain(ctx: click.Context, file: str) -> None:
         try:
             with open(file, "rb") as log:
                 found = _search(log, file)
-        except OSError as problem:
-            raise click.UsageError(f"{file} can't be read: {problem.strerror}") from None
+        except OSError as error:
+            raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
     explaining.render(found, Console())
     if not found:
         ctx.exit(1)
@@ -44,5 +44,5 @@ def explain(ctx: click.Context, file: str) -> None:
 def _search(log: BinaryIO, name: str) -> list[explaining.Match]:
     try:
         return explaining.search(log)
-    except OSError as problem:
-        raise click.UsageError(f"{name} can't be read: {problem.strerror}") from None
+    except OSError as error:
+        raise click.UsageError(f"{name} can't be read: {error.strerror}") from None

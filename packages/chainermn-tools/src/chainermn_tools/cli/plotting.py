@@ -40,6 +40,6 @@ def save_plot(file: str, make: Callable[[], None]) -> None:
     """
     try:
         make()
-    except OSError as problem:
-        raise click.UsageError(f"--plot: {file} can't be written: {problem.strerror}") from None
+    except OSError as error:
+        raise click.UsageError(f"--plot: {file} can't be written: {error.strerror}") from None
     click.echo(f"drew {file}", err=True)

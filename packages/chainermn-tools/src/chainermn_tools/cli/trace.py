@@ -34,26 +34,23 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
     """
     from chainermn_tools import trace as traces
     from chainermn_tools.formatting import printable
-    from chainermn_tools.trace import chrome_export, text
 
     if plot is not None:
         plotting.validate_plot_path(plot)
     try:
         run = traces.read(Path(folder), wanted)
-    except traces.NoTrace as problem:
-        raise click.UsageError(printable(str(problem))) from None
-    error = traces.align(run)
+    except traces.NoTrace as error:
+        raise click.UsageError(printable(str(error))) from None
+    uncertainty = traces.align(run)
     collectives, incomplete = traces.match(run)
-    text.render(run, collectives, incomplete, error, Console(highlight=False))
+    traces.render(run, collectives, incomplete, uncertainty, Console(highlight=False))
     if output is not None:
         try:
             with open(output, "w", encoding="utf-8") as file:
-                chrome_export.write(run, file)
-        except OSError as problem:
+                traces.write_chrome_trace(run, file)
+        except OSError as error:
             raise click.UsageError(
-                f"--output: {output} can't be written: {problem.strerror}"
+                f"--output: {output} can't be written: {error.strerror}"
             ) from None
     if plot is not None:
-        from chainermn_tools.trace.plot import draw
-
-        plotting.save_plot(plot, lambda: draw(run, collectives, plot))
+        plotting.save_plot(plot, lambda: traces.draw(run, collectives, plot))

@@ -2,7 +2,7 @@
 
     python rank_job.py RANKS SECONDS
 
-runs a rank. It reports what it found in each step as an event, so that this is known however the
+runs a rank. It reports the result of each step as an event, so that this is known however the
 rank ends.
 """
 
@@ -67,19 +67,19 @@ class RankJob:
         """All that mpiexec and the ranks printed."""
         return f"{self.output.stdout}\n{self.output.stderr}"
 
-    def found(self, step: str) -> list[dict[str, Any]]:
-        """Return what each process found in a step, of those that finished it."""
+    def results(self, step: str) -> list[dict[str, Any]]:
+        """Return the result of each process in a step, of those that finished it."""
         events = [event for event in self.output.events if event.kind == EVENT]
-        return [event["found"] for event in events if event["step"] == step]
+        return [event["result"] for event in events if event["step"] == step]
 
     def failure_at(self, step: str) -> CheckResult | None:
         """Return why there is nothing to judge of a step; None when all ranks finished it."""
-        stopped = next((one for one in STEPS if len(self.found(one)) < self.ranks), step)
+        stopped = next((one for one in STEPS if len(self.results(one)) < self.ranks), step)
         order = list(STEPS)
         if order.index(stopped) < order.index(step):
             message = f"the ranks came no further than {stopped!r}"
             return skipped(message, blocked_by=stopped)
-        finished = len(self.found(step))
+        finished = len(self.results(step))
         if finished == self.ranks:
             return None
         where = f"{finished} of {self.ranks} ranks came through it"
@@ -111,33 +111,43 @@ def run_job(context: Context) -> RankJob:
     launcher = context.cached(find_launcher)
     ranks = ranks_to_start(context)
     timeout = context.remaining()
+    hosts = None if launcher["vendor"] is None else {HERE: ranks}
     threads = jobs.threads_per_rank(ranks)
-    env = {**YIELDING, **os.environ, **STAY_HERE}
-    if threads is not None:
-        env["OMP_NUM_THREADS"] = str(threads)
-    args = jobs.mpiexec_command(
-        launcher,
-        ranks,
-        jobs.rank_command(__file__, str(ranks), f"{timeout:.0f}"),
-        hosts=None if launcher["vendor"] is None else {HERE: ranks},
-        threads=threads,
-        variables=env,
-    )
-    return RankJob(ranks, timeout, run_quietly(args, env, timeout))
+    chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    command = jobs.rank_command(__file__, str(ranks), f"{timeout:.0f}")
+    output = run_ranks(context, ranks, command, hosts, timeout, threads, {**STAY_HERE, **chosen})
+    return RankJob(ranks, timeout, output)
 
 
-def run_quietly(args: Sequence[str], env: Mapping[str, str], timeout: float) -> jobs.JobOutput:
-    """Run a job without showing its output; it is gone soon after the time-out.
+def run_ranks(
+    context: Context,
+    ranks: int,
+    command: Sequence[str],
+    hosts: Mapping[str, int] | None,
+    timeout: float,
+    threads: int | None,
+    variables: Mapping[str, str],
+) -> jobs.JobOutput:
+    """Run ranks as `chainermn launch` does, without showing what they print.
 
     Args:
-        args: as :func:`chainermn_tools.jobs.mpiexec_command` returns them.
-        env: all variables.
-        timeout: in seconds.
+        context: of the check.
+        ranks: how many, in all.
+        command: that each runs.
+        hosts: how many ranks each host gets; None where mpiexec's options aren't known.
+        timeout: of the job, in seconds.
+        threads: that each rank computes with; None where the user chose.
+        variables: in addition to the environment's.
 
     Raises:
-        OSError: mpiexec can't be started.
+        Unavailable: there is no mpiexec.
+        OSError: it can't be started.
     """
-    grace = jobs.TERM_GRACE_SECONDS
+    env = {**YIELDING, **os.environ, **variables}
+    args = jobs.mpiexec_command(
+        context.cached(find_launcher), ranks, command, hosts=hosts, threads=threads, variables=env
+    )
+    grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
     return jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)
 
 
@@ -150,8 +160,12 @@ def ranks_to_start(context: Context) -> int:
     return max(DEFAULT_RANKS, min(wanted, usable)) if context.hosts else wanted
 
 
-def overload_reason(ranks: int) -> str:
-    """Return why so many ranks may just be slow on this machine; empty if they may not."""
+def overload_reason(ranks: int = 0) -> str:
+    """Return why so many ranks may just be slow on this machine; empty if they may not.
+
+    Args:
+        ranks: how many; 0 to ask for the load of the machine alone.
+    """
     usable = jobs.available_cores()["usable"]
     if ranks > usable:
         return f"{ranks} ranks are too many for {usable} cores"
@@ -165,9 +179,9 @@ def take_steps(ranks: int) -> None:
     for step, probe in STEPS.items():
         from mpi4py import MPI  # starts MPI, which is the first step
 
-        found = probe(MPI.COMM_WORLD)
-        emit(EVENT, step=step, found=found)
-        if found.get("size", ranks) != ranks:
+        result = probe(MPI.COMM_WORLD)
+        emit(EVENT, step=step, result=result)
+        if result.get("size", ranks) != ranks:
             return  # whether it is alone or not, it is not what was asked for
 
 

@@ -4,7 +4,7 @@ To add one, write what each rank does and how all ranks' findings are judged::
 
     @add_step("hyperspace", "Do ranks see the drive?", ("messages",), lambda world: {"on": is_on()})
     def hyperspace(context: Context, job: RankJob) -> CheckResult:
-        return ok("they do") if all(one["on"] for one in job.found("hyperspace")) else ...
+        return ok("they do") if all(one["on"] for one in job.results("hyperspace")) else ...
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ STEPS[START] = _start
 def ranks_start(context: Context) -> CheckResult:
     job = context.cached(run_job)
     began = sum(event.kind == "started" for event in job.output.events)
-    up = len(job.found(START))
+    up = len(job.results(START))
     if up == job.ranks:
-        hosts = {str(one["host"]) for one in job.found(START)}
+        hosts = {str(one["host"]) for one in job.results(START)}
         return ok(f"{up} ranks on {', '.join(sorted(hosts))}", ranks=up)
     if not job.output.timed_out:
         return failed(
@@ -132,7 +132,7 @@ STEPS[MEET] = lambda world: {"ranks": world.allgather(world.rank)}
 @checks.add(MEET, "Do the ranks see one another?", (START,))
 def ranks_meet(context: Context) -> CheckResult:
     job = context.cached(run_job)
-    sizes = [one["size"] for one in job.found(START)]
+    sizes = [one["size"] for one in job.results(START)]
     if job.ranks > 1 and set(sizes) == {1}:
         path = context.cached(find_launcher)["path"]
         vendor = context.cached(find_library)["vendor"]
@@ -151,7 +151,7 @@ def ranks_meet(context: Context) -> CheckResult:
 
 @checks.add("thread level", "May several threads of a rank call MPI?", (START,))
 def thread_level(context: Context) -> CheckResult:
-    levels = {one["level"] for one in context.cached(run_job).found(START)}
+    levels = {one["level"] for one in context.cached(run_job).results(START)}
     message = f"MPI's thread level is {' and '.join(sorted(levels))}"
     if levels == {"multiple"}:
         return ok(message)
@@ -220,7 +220,7 @@ def _add_communicator(communicator: str) -> None:
         lambda world: _tests().try_communicator(world, communicator),
     )
     def judge(context: Context, job: RankJob) -> CheckResult:
-        reason = job.found(name)[0].get("why_not")
+        reason = job.results(name)[0].get("why_not")
         if reason is not None:
             return skipped(f"not for here: {reason}")
         return _judge_values(job, name, "all values are right")
@@ -232,7 +232,7 @@ for _name in COMMUNICATORS:
 
 def _judge_values(job: RankJob, step: str, success: str) -> CheckResult:
     """Judge whether values were right, and no slower than this memory lets them be."""
-    found = job.found(step)[0]  # the same on all ranks
+    found = job.results(step)[0]  # the same on all ranks
     if found["problem"] is not None:
         default = f"this should not be; {REPORT_IT}"
         return failed(str(found["problem"]), hint_for_output(str(found["problem"]), default))
@@ -267,7 +267,7 @@ def _format_rate(nbytes: float) -> str:
     lambda world: _tests().try_device_reduce(world),
 )
 def device_reduce(context: Context, job: RankJob) -> CheckResult:
-    found = job.found("device reduce")[0]
+    found = job.results("device reduce")[0]
     if "why_not" in found:
         return skipped(found["why_not"])
     if not found["aware"]:

@@ -66,7 +66,7 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] = RULES) -> list[Match]:
 def _look_for(
     rule: ErrorRule, block: bytes, fresh: int, first_line: int, found: dict[str, Match]
 ) -> None:
-    """Note in ``found`` the block's lines that mean this failure."""
+    """Add the block's lines that mean this failure to ``found``."""
     for start, end in _lines_with(rule.literals, block, fresh):
         text = block[start:end].decode(errors="replace")
         if rule.pattern is not None and not rule.pattern.search(text):
@@ -79,7 +79,7 @@ def _look_for(
 
 
 def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[tuple[int, int]]:
-    """Where the lines with one of these texts begin and end, those that end in ``fresh`` alone.
+    """Return where the lines with one of these texts begin and end, but for those before ``fresh``.
 
     Of a long line, what is around the text: patterns take a long time for lines that are made for
     that.
@@ -102,7 +102,7 @@ def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[t
 
 
 def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """The log in blocks of whole lines, without terminals' colours.
+    """Return the log in blocks of whole lines, without terminals' colours.
 
     Yields:
         Number of the block's first line, how many of its bytes were in the one before, and its
@@ -130,7 +130,7 @@ def _uncoloured(block: bytes) -> bytes:
 
 
 def _shown(text: str, literals: Sequence[str]) -> str:
-    """The line, printable and no longer than is good to read, with the literal in it."""
+    """Return the line, printable and no longer than is good to read, with the literal in it."""
     text = printable(text).strip()
     at = next((text.find(literal) for literal in literals if literal in text), 0)
     start = max(0, at - SHOWN_CHARACTERS // 3) if len(text) > SHOWN_CHARACTERS else 0

@@ -1,4 +1,4 @@
-"""What was found in a log, as text: with colours on a terminal, plain anywhere else."""
+"""Prints what was found in a log: with colours on a terminal, plain anywhere else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _print_on_terminal(style: str, text: str, console: Console) -> None:
 
 
 def _lines(found: Sequence[Match]) -> Iterator[tuple[str, str]]:
-    """Pairs of style and line."""
+    """Return pairs of style and line."""
     if not found:
         yield "", NOTHING
         return

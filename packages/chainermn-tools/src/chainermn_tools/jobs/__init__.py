@@ -21,18 +21,20 @@ from chainermn_tools.jobs.mpiexec import (
     threads_per_rank,
 )
 from chainermn_tools.jobs.process import (
-    TAG_VARIABLE,
-    TERM_GRACE_SECONDS,
     CompletedProcess,
     TimedOut,
     Unavailable,
     check_output,
     exit_on_signals,
+    quote_output,
+    run,
+)
+from chainermn_tools.jobs.supervisor import TERM_GRACE_SECONDS
+from chainermn_tools.jobs.tags import (
+    TAG_VARIABLE,
     kill_by_env_tag,
     kill_children_on_exit,
-    quote_output,
     register_tag,
-    run,
 )
 from chainermn_tools.jobs.variables import (
     JOB_VARIABLE,

@@ -19,7 +19,7 @@ MAX_INCOMPLETE = 256
 TAG = rb"\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?"
 OPEN_MPI_TAG = re.compile(rb"\[[^\[\],\s]{0,200},(\d{1,9})\]<std(?:out|err)>: ?")
 # What mpiexec reports of a rank that ended badly, MPICH's and then Open MPI's (which breaks
-# lines). These are no words of ours: nothing else tells of a rank that a signal ended.
+# lines). Nothing else tells of a rank that a signal ended.
 HYDRA_LOST = re.compile(r"^=   PID (\d+) RUNNING AT (\S+)\s*$", re.M)
 HYDRA_CODE = re.compile(r"^=   EXIT CODE: (\d+)\s*$", re.M)
 HYDRA_SIGNAL = re.compile(r"^YOUR APPLICATION TERMINATED .* \(signal (\d+)\)", re.M)

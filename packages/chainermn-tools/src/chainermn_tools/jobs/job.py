@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chainermn_tools.jobs.events import Decoder, Event, LauncherReports, LostProcess, normalize_tags
-from chainermn_tools.jobs.process import BoundedOutput, Request, supervise
+from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 from chainermn_tools.jobs.variables import JOB_VARIABLE
 
 # How long a job may go on once a rank reported that it failed, or others that one was lost: the

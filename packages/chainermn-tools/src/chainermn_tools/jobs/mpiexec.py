@@ -122,7 +122,7 @@ def mpiexec_command(
         args += ["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribed else []
         args += ["--bind-to", "none"] if threads != 1 else []
         if listed:
-            # To other hosts it passes on only what it is told to.
+            # To other hosts it passes on only these.
             names = sorted({*variables, JOB_VARIABLE})
             args += [arg for name in names if is_forwarded(name) for arg in ("-x", name)]
     else:
@@ -133,18 +133,18 @@ def mpiexec_command(
 
 def rank_command(script: str, *arguments: str) -> list[str]:
     """Return the command of a rank that runs a Python script and reports how it ends."""
-    words = (escape(word) for word in (script, *arguments))
-    return [sys.executable, "-m", RANK_MODULE, *words]
+    args = (escape(argument) for argument in (script, *arguments))
+    return [sys.executable, "-m", RANK_MODULE, *args]
 
 
-def escape(word: str) -> str:
-    """Return the word as mpiexec may see it; :func:`unescape` undoes it."""
-    return f"\\{word}" if COLON.fullmatch(word) else word
+def escape(argument: str) -> str:
+    """Return an argument as mpiexec may see it; :func:`unescape` undoes it."""
+    return f"\\{argument}" if COLON.fullmatch(argument) else argument
 
 
-def unescape(word: str) -> str:
+def unescape(argument: str) -> str:
     """Return what :func:`escape` was given."""
-    return word[1:] if COLON.fullmatch(word) else word
+    return argument[1:] if COLON.fullmatch(argument) else argument
 
 
 def threads_per_rank(ranks: int, hosts: Mapping[str, int] | None = None) -> int | None:

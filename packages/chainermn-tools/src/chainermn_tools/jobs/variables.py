@@ -30,7 +30,7 @@ class Variables(NamedTuple):
     Attributes:
         prefix: that their names have.
         reported: whether they influence MPI, the BLAS, GPUs or Python.
-        forwarded: whether Open MPI is told to pass them on; MPICH passes on everything.
+        forwarded: whether they go to other hosts under Open MPI; MPICH passes on everything.
     """
 
     prefix: str

@@ -1,4 +1,4 @@
-"""Tells whether a job succeeded, and otherwise which rank failed first and how."""
+"""Classifies jobs: whether they succeeded, and otherwise which rank failed first and how."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _describe_signal(number: int) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Return the ranks in words, shortened where there are many."""
+    """Return the ranks as text, shortened where there are many."""
     shown = ", ".join(map(str, ranks[:MAX_LISTED_RANKS]))
     more = ", ..." if len(ranks) > MAX_LISTED_RANKS else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

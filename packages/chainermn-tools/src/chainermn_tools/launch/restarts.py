@@ -25,7 +25,7 @@ def run_script(
 ) -> tuple[JobResult, jobs.JobOutput]:
     """Run a script on several ranks until it succeeds or may not start again.
 
-    A signal ends the job, and is told by the output's ``interrupted``.
+    A signal ends the job; the output's ``interrupted`` has it.
 
     Args:
         launcher: as :func:`chainermn_tools.jobs.find_mpiexec` returns it.

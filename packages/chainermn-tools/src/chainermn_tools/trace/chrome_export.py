@@ -1,4 +1,4 @@
-"""Writes one file of all ranks, for a viewer of Chrome's trace event format."""
+"""Writes one file of all ranks in Chrome's trace event format."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from chainermn_tools.trace.loader import Call, Run, each_call
+from chainermn_tools.trace.table import Call, Run, each_call
 
 
-def write(run: Run, file: IO[str]) -> None:
+def write_chrome_trace(run: Run, file: IO[str]) -> None:
     """Write a run whose times are aligned: an array, an event a line, closed."""
     before = "[\n"
     for event in _events(run):
@@ -29,7 +29,7 @@ def _events(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _event(call: Call) -> dict[str, Any]:
-    said = {
+    args = {
         "communicator": call.communicator,
         "bytes": call.nbytes,
         "sequence": call.sequence,
@@ -47,5 +47,5 @@ def _event(call: Call) -> dict[str, Any]:
         "tid": call.thread,
         "ts": round(call.start, 3),
         "dur": round(call.end - call.start, 3),
-        "args": {name: value for name, value in said.items() if value is not None},
+        "args": {name: value for name, value in args.items() if value is not None},
     }

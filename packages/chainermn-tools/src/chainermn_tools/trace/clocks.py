@@ -1,4 +1,4 @@
-"""Gives all ranks' calls the clock of one rank."""
+"""Aligns all ranks' calls to the clock of one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from chainermn_tools.trace.loader import RankTrace, Run
+from chainermn_tools.trace.table import RankTrace, Run
 
 # Two comparisons tell of drift if they are so exact for the time between them. Clocks of computers
 # drift less, and to go on with a slope that is all error would be worse than none.
@@ -19,7 +19,7 @@ Times = np.ndarray
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How one rank's clock is to be changed into another's.
+    """What turns times of one rank's clock into another's.
 
     Attributes:
         to: the other rank.
@@ -34,7 +34,7 @@ class ClockOffset:
     error: float
 
     def apply(self, times: Times) -> Times:
-        """Times of the other rank's clock: between comparisons in proportion, beyond with drift."""
+        """Return times of the other rank's clock, interpolated; beyond comparisons with drift."""
         added = np.interp(times, self.at, self.add)
         span = float(self.at[-1] - self.at[0])
         if span > 0 and self.error / span < DRIFT:
@@ -46,16 +46,16 @@ class ClockOffset:
         return moved
 
     def reversed(self, rank: int) -> ClockOffset:
-        """From the other rank to this one."""
+        """Return the offset from the other rank to this one."""
         return ClockOffset(rank, self.at + self.add, -self.add, self.error)
 
 
 def align(run: Run) -> float:
-    """Change all calls' times to the clock of the first rank that is there, which starts at zero.
+    """Align all calls' times to the clock of the first rank that is there, which starts at zero.
 
     Returns:
         Microseconds by which ranks' times may be wrong. Ranks whose clocks nobody compared go by
-        the time of day, and the run's remarks tell of them.
+        the time of day, and the run's warnings tell of them.
     """
     offsets = _offsets(run)
     first = next(iter(run.ranks))
@@ -83,7 +83,7 @@ def align(run: Run) -> float:
 
 
 def _offsets(run: Run) -> list[tuple[int, ClockOffset]]:
-    """From which rank, and how, in both ways; the most exact first."""
+    """Return offsets with the rank that each is of, in both directions, the most exact first."""
     found = _shared(run)
     for trace in run.ranks.values():
         for communicator, comparisons in trace.clocks.items():
@@ -99,7 +99,7 @@ def _offsets(run: Run) -> list[tuple[int, ClockOffset]]:
 
 
 def _shared(run: Run) -> list[tuple[int, ClockOffset]]:
-    """Of ranks that share a clock: to the first of them, and back."""
+    """Return the offsets of ranks that share a clock: to the first of them, and back."""
     found = []
     firsts: dict[str, RankTrace] = {}
     for trace in run.ranks.values():

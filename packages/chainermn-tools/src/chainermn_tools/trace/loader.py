@@ -1,4 +1,4 @@
-"""Reads trace files, whole ones and what is left of others; docs/trace.md describes them."""
+"""Reads trace files, whole or cut off; docs/trace.md describes them."""
 
 from __future__ import annotations
 
@@ -6,178 +6,27 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
+
+from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, Names, RankTrace, Run
 
 FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
 # Names of the metadata events that are ours, as chainermn_comm.trace.events has them.
 FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
 SCHEMA = 1
-# Most old runs that are listed by name.
-MOST_NAMES = 5
-
-
-class NoTrace(Exception):
-    """There is nothing that could be read; the message says what and why."""
-
-
-# A call as a row of a table: some 100 bytes each, of which a long job writes millions. Names are
-# numbers in a `Names`.
-CALL = np.dtype(
-    [
-        ("rank", "i4"),
-        ("operation", "i4"),
-        ("communicator", "i4"),
-        ("error", "i4"),
-        ("late", "i4"),
-        ("start", "f8"),
-        ("end", "f8"),
-        ("waited", "f8"),
-        ("nbytes", "i8"),
-        ("sequence", "i8"),
-        ("peer", "i8"),
-        ("tag", "i8"),
-        ("thread", "i8"),
-    ]
-)
-# Stands for a missing number of a call.
-NONE = -(1 << 31)
-# Rows that are read before they become a part of a table.
-ROWS_AT_ONCE = 1 << 15
-MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 30
+# Old runs that are listed by name.
+MAX_LISTED_RUNS = 5
+# What is larger in a file is damage.
+MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 20
 # Of one line, which holds one event; a longer one is damaged.
 MAX_LINE_CHARACTERS = 1 << 20
 
 
-class Names:
-    """Numbers names in the order in which they are first seen."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, name: str) -> int:
-        """Return the number of a name."""
-        number = self._numbers.setdefault(name, len(self.names))
-        if number == len(self.names):
-            self.names.append(name)
-        return number
-
-
-class Call(NamedTuple):
-    """One call of one rank.
-
-    Attributes:
-        rank: in MPI.COMM_WORLD.
-        operation: its name.
-        communicator: the same text on all its ranks.
-        start: microseconds; of the rank's own clock until they are aligned.
-        end: likewise.
-        nbytes: payload of this rank; 0 where unknown.
-        sequence: number of the collective call; None for a message.
-        peer: root, or the rank of a message, as the communicator numbers it; None for none.
-        tag: of a message.
-        thread: of the rank.
-        error: name of the exception that ended it.
-        waited: microseconds until the last rank had come, as far as is known.
-        late: that rank, in MPI.COMM_WORLD; None where nobody was waited for, or nobody knows.
-    """
-
-    rank: int
-    operation: str
-    communicator: str
-    start: float
-    end: float
-    nbytes: int
-    sequence: int | None
-    peer: int | None
-    tag: int | None
-    thread: int
-    error: str | None
-    waited: float
-    late: int | None
-
-
-def each_call(rows: np.ndarray, names: Names) -> Iterator[Call]:
-    """Return the rows of a table, shape (n,), dtype ``CALL``, one by one."""
-    for at in range(0, len(rows), ROWS_AT_ONCE):
-        for row in rows[at : at + ROWS_AT_ONCE].tolist():
-            known: dict[str, Any] = dict(zip(CALL.names or (), row, strict=True))
-            for name, value in known.items():
-                if value == NONE:
-                    known[name] = None
-                elif name in ("operation", "communicator", "error"):
-                    known[name] = names.names[value]
-            yield Call(**known)
-
-
-@dataclass
-class RankTrace:
-    """The file of one rank.
-
-    Attributes:
-        path: its place.
-        rank: in MPI.COMM_WORLD.
-        ranks: the number of ranks there.
-        host: where it ran.
-        began: the time of day when its times were zero, in seconds.
-        clock: the same text where ranks share a clock.
-        zero: what that clock showed then, in microseconds.
-        names: of operations, communicators and errors.
-        members: of each communicator, its ranks in MPI.COMM_WORLD.
-        clocks: of each communicator: microseconds of this clock, what is to be added to it to have
-            the clock of the communicator's rank 0, and how long the question took.
-        rows: its calls in the order in which they ended, shape (n,), dtype ``CALL``; a part of
-            the run's table.
-        other: events that are shown as they are, such as names of threads.
-        damaged: lines that couldn't be read.
-    """
-
-    path: Path
-    rank: int
-    ranks: int
-    host: str
-    began: float
-    clock: str
-    zero: float
-    names: Names
-    members: dict[str, list[int]] = field(default_factory=dict)
-    clocks: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
-    rows: np.ndarray = field(default_factory=lambda: np.empty(0, CALL))
-    other: list[dict[str, Any]] = field(default_factory=list)
-    damaged: int = 0
-
-    @property
-    def calls(self) -> Iterator[Call]:
-        """The calls one by one."""
-        return each_call(self.rows, self.names)
-
-
-@dataclass
-class Run:
-    """The files of one run of a job.
-
-    Attributes:
-        name: of the run.
-        ranks: by number; not all need be there.
-        table: all ranks' calls, rank by rank, shape (n,), dtype ``CALL``.
-        names: of operations, communicators and errors.
-        warnings: what whoever reads the result should know.
-    """
-
-    name: str
-    ranks: dict[int, RankTrace]
-    table: np.ndarray
-    names: Names
-    warnings: list[str]
-
-    @property
-    def calls(self) -> Iterator[Call]:
-        """The calls one by one."""
-        return each_call(self.table, self.names)
+class NoTrace(Exception):
+    """There is nothing that could be read; the message says what and why."""
 
 
 def read(folder: Path, wanted: str | None = None) -> Run:
@@ -245,24 +94,24 @@ def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
                 "as after a kill or on a full disk"
             )
     if others:
-        more = f" and {len(others) - MOST_NAMES} more" if len(others) > MOST_NAMES else ""
+        more = f" and {len(others) - MAX_LISTED_RUNS} more" if len(others) > MAX_LISTED_RUNS else ""
         found.append(
             f"the folder has other runs, to be seen with --run: "
-            f"{', '.join(others[-MOST_NAMES:])}{more}"
+            f"{', '.join(others[-MAX_LISTED_RUNS:])}{more}"
         )
     return found
 
 
 def _runs(folder: Path) -> list[dict[str, list[Path]]]:
-    """Files by run; runs whose ranks came to be in one communicator belong together."""
+    """Return files by run; runs whose ranks came to be in one communicator are one."""
     files: dict[str, list[Path]] = {}
     try:
         for path in sorted(folder.iterdir()):
             name = FILE_NAME.fullmatch(path.name)
             if name is not None and path.is_file():
                 files.setdefault(name["run"], []).append(path)
-    except OSError as problem:
-        raise NoTrace(f"{folder} can't be read: {problem.strerror}") from None
+    except OSError as error:
+        raise NoTrace(f"{folder} can't be read: {error.strerror}") from None
     groups = {run: {run: paths} for run, paths in files.items()}
     for run, paths in files.items():
         for joined in {one for path in paths for one in _joined(path)}:
@@ -274,7 +123,7 @@ def _runs(folder: Path) -> list[dict[str, list[Path]]]:
 
 
 def _joined(path: Path) -> set[str]:
-    """The runs of the communicators that a file tells of."""
+    """Return the runs of the communicators that a file names."""
     return {
         str(event["args"].get("run"))
         for event in _events(path, f'"{COMMUNICATOR}"')
@@ -340,13 +189,13 @@ def _read_file(path: Path, names: Names) -> RankTrace | str:
 
 def _parse_header(path: Path, event: Any, names: Names) -> RankTrace | None:
     try:
-        said = event["args"]
-        rank, ranks = int(said["rank"]), int(said["ranks"])
-        if event["name"] != FILE or said["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
+        args = event["args"]
+        rank, ranks = int(args["rank"]), int(args["ranks"])
+        if event["name"] != FILE or args["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
             return None
-        clock = str(said["clock"]), _finite(said["zero"])
+        clock = str(args["clock"]), _finite(args["zero"])
         return RankTrace(
-            path, rank, ranks, str(said["host"]), _finite(said["began"]), *clock, names
+            path, rank, ranks, str(args["host"]), _finite(args["began"]), *clock, names
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
@@ -359,32 +208,32 @@ def _take(trace: RankTrace, event: Any) -> tuple[int | float, ...] | None:
         KeyError: something of it is missing; like TypeError, ValueError and OverflowError, where
             it is not what it should be.
     """
-    said = event["args"]
+    args = event["args"]
     if event["ph"] == "X":
-        return _row(trace, event, said)
+        return _row(trace, event, args)
     if event["name"] == COMMUNICATOR:
-        trace.members[str(said["communicator"])] = [_integer(rank) for rank in said["ranks"]]
+        trace.members[str(args["communicator"])] = [_integer(rank) for rank in args["ranks"]]
     elif event["name"] == CLOCK:
-        found = _finite(said["at"]), _finite(said["ahead"]), _finite(said["round_trip"])
-        trace.clocks.setdefault(str(said["communicator"]), []).append(found)
+        found = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
+        trace.clocks.setdefault(str(args["communicator"]), []).append(found)
     else:
         trace.other.append(event)
     return None
 
 
-def _row(trace: RankTrace, event: Any, said: Any) -> tuple[int | float, ...]:
+def _row(trace: RankTrace, event: Any, args: Any) -> tuple[int | float, ...]:
     """Return a call as a row of ``CALL``."""
     start, number = _finite(event["ts"]), trace.names.number
     end = start + max(0.0, _finite(event["dur"]))
     numbers = (
-        _integer(said["bytes"]),
-        _integer(said.get("sequence")),
-        _integer(said.get("root", said.get("peer"))),
-        _integer(said.get("tag")),
+        _integer(args["bytes"]),
+        _integer(args.get("sequence")),
+        _integer(args.get("root", args.get("peer"))),
+        _integer(args.get("tag")),
         _integer(event["tid"]),
     )
-    error = said.get("error")
-    names = number(str(event["name"])), number(str(said["communicator"]))
+    error = args.get("error")
+    names = number(str(event["name"])), number(str(args["communicator"]))
     failure = NONE if error is None else number(str(error))
     return (trace.rank, *names, failure, NONE, start, end, 0.0, *numbers)
 

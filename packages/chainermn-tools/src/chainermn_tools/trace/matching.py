@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainermn_tools.trace.loader import NONE, Names, Run
+from chainermn_tools.trace.table import NONE, Names, Run
 
 # One collective call of several ranks, all of which are known, as a row of a table: the call of
 # the rank that came last, and the microseconds that all others waited for it.

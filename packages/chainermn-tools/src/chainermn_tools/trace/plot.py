@@ -1,4 +1,4 @@
-"""Draws a run: what each rank did over the whole time, and the calls around the longest wait."""
+"""Plots what each rank did over the whole run, and the calls around the longest wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chainermn_tools.trace.loader import Run
+from chainermn_tools.trace.table import Run
 
 # For any kind of eye: colours of Okabe and Ito.
 COLORS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#d55e00")
@@ -51,7 +51,7 @@ def draw(run: Run, collectives: np.ndarray, file: str) -> None:
 
 
 def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
-    """A bar for each rank, cut into bins: the shares of waiting, moving data, and the rest."""
+    """Plot a bar for each rank, in bins: the shares of waiting, moving data, and the rest."""
     length = run.table["end"].max(initial=0.0) / 1e6 or 1.0
     edges = np.linspace(0, length, BINS + 1)
     for row, rank in enumerate(ranks):
@@ -73,7 +73,7 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
 
 
 def _shares(calls: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each bin, the shares that calls waited and moved data."""
+    """Return the shares of each bin in which calls waited, and in which they moved data."""
     start, end, waited = (calls[name] / 1e6 for name in ("start", "end", "waited"))
     waiting, inside = _covered(start, start + waited, edges), _covered(start, end, edges)
     inside = np.minimum(inside, 1)  # calls of several threads
@@ -91,7 +91,7 @@ def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndar
 
 
 def _passed(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The sum of how long before each edge the moments are that are before it."""
+    """Return for each edge the sum of its distances to the moments before it."""
     counts = np.searchsorted(moments, edges)
     sums = np.concatenate(([0.0], np.cumsum(moments)))
     passed: np.ndarray = counts * edges - sums[counts]
@@ -99,7 +99,7 @@ def _passed(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
-    """Microseconds from and to which single calls are shown: around the longest wait."""
+    """Return the microseconds between which single calls are shown: around the longest wait."""
     table = run.table
     if not len(table):
         return 0.0, 1.0
@@ -124,7 +124,7 @@ def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
 
 
 def _part(axes: Any, run: Run, ranks: Sequence[int], start: float, end: float) -> None:
-    """Each call as a bar in its operation's colour; what of it was waiting is pale."""
+    """Plot each call as a bar in its operation's colour; what of it was waiting is pale."""
     scale, unit = (1e6, "seconds") if end - start > 2e6 else (1e3, "milliseconds")
     shown = run.table[(run.table["end"] > start) & (run.table["start"] < end)]
     numbers, counts = np.unique(shown["operation"], return_counts=True)

@@ -1,4 +1,4 @@
-"""What a run's calls come to: by operation, by rank, and who was late."""
+"""Sums up a run's calls: by operation, by rank, and who was late."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chainermn_tools.trace.loader import NONE, Run
 from chainermn_tools.trace.matching import CollectiveCall, each_collective
+from chainermn_tools.trace.table import NONE, Run
 
 
 @dataclass(frozen=True)

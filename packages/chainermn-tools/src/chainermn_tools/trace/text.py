@@ -1,4 +1,4 @@
-"""A run in tables: time per operation, ranks, and who was late."""
+"""Prints a run in tables: time per operation, ranks, and who was late."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chainermn_tools.formatting import format_bytes, format_duration, printable
 from chainermn_tools.trace import summary
-from chainermn_tools.trace.loader import Run
+from chainermn_tools.trace.table import Run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Elsewhere than on a terminal no line is broken for its width.
 PLAIN_WIDTH = 200
 MOST_RANKS, MOST_KINDS, MOST_CALLS = 32, 20, 10
-# Columns that hold words; the others hold numbers.
+# Columns that hold text; the others hold numbers.
 WORDS = ("operation", "host", "communicator", "came last")
 GAP = 2  # between columns
 
@@ -156,7 +156,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Conso
 
 
 def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Numbers of columns that fit beside the first one; a column that fits nowhere is alone."""
+    """Return numbers of columns that fit beside the first one; one that fits nowhere is alone."""
     part = [0]
     for number in range(1, len(widths)):
         taken = sum(widths[one] + GAP for one in part)

@@ -107,11 +107,17 @@ def mpiexecs(path: str, seconds: float) -> "dict[str, Any]":
     first = shutil.which("mpiexec")
     for name, where in (("same path", path), ("on PATH", first)):
         if where and os.path.exists(where):
-            found[name] = {"path": os.path.realpath(where), "text": version_text(where, seconds)}
+            text = version_text(where, seconds)
+            found[name] = {
+                "path": os.path.realpath(where),
+                "text": text or "",
+                "hangs": text is None,
+            }
     return found
 
 
-def version_text(path: str, seconds: float) -> str:
+def version_text(path: str, seconds: float) -> "str | None":
+    """Return what a program prints when it is asked for its version; None if it hangs."""
     try:
         process = subprocess.Popen(
             [path, "--version"],
@@ -127,7 +133,7 @@ def version_text(path: str, seconds: float) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # what it started, too
         process.wait()
-        return f"it did not end within {seconds:g} s"
+        return None
 
 
 def script(path: str) -> "dict[str, Any]":

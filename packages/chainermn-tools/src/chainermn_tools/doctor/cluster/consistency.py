@@ -44,7 +44,7 @@ def _all_alike(hosts: Mapping[str, Any], message: str) -> CheckResult:
 )
 @over_hosts
 def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
-    here = cluster.here["variables"]
+    here = cluster.local["variables"]
     passes_all = launcher_if_any(context).get("vendor") != "Open MPI"
     problems: dict[str, str] = {}
     doubts: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _variables_only_there(here: Facts, there: Facts, passes_all: bool) -> list[s
 @checks.add("hosts' python", "Is the same Python at the same path on the hosts?")
 @over_hosts
 def python(_: Context, cluster: ClusterFacts) -> CheckResult:
-    here = cluster.here["python"]
+    here = cluster.local["python"]
     problems = {}
     for host, facts in cluster.facts().items():
         there = facts["python"]
@@ -136,8 +136,8 @@ def _describe_missing_python(facts: Facts) -> str:
     if not facts["exists"]:
         other = f"; {facts['other']} is another one" if facts["other"] else ""
         return f"there is no {sys.executable}{other}"
-    said = f": {facts['said']}" if facts["said"] else ""
-    return f"{sys.executable} doesn't run (exit status {facts['status']}){said}"
+    stderr = f": {facts['stderr']}" if facts["stderr"] else ""
+    return f"{sys.executable} doesn't run (exit status {facts['status']}){stderr}"
 
 
 def _describe_python(python: Mapping[str, str]) -> str:
@@ -157,7 +157,7 @@ def _copy_command(host: str) -> str:
 @checks.add("hosts' packages", "Are the packages of the hosts those of this machine?")
 @over_hosts
 def packages(_: Context, cluster: ClusterFacts) -> CheckResult:
-    here = cluster.here["packages"]
+    here = cluster.local["packages"]
     hosts = {host: facts["packages"] for host, facts in cluster.facts_with_same_python().items()}
     differing = {host: _differing_packages(here, hosts, host) for host in hosts}
     differing = {host: names for host, names in differing.items() if names}
@@ -207,9 +207,9 @@ def _differing_packages(here: Facts, hosts: Mapping[str, Facts], host: str) -> l
 @checks.add("hosts' mpiexec", "Is the mpiexec of the hosts that of this machine?")
 @over_hosts
 def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
-    mine = cluster.here["mpiexec"].get("same path")
-    if mine is None:
-        return skipped("there is no mpiexec here")
+    mine = cluster.local["mpiexec"].get("same path")
+    if mine is None or mine.get("hangs"):
+        return skipped("there is no mpiexec here" if mine is None else "mpiexec hangs here, too")
     path = launcher_if_any(context)["path"]
     wanted = parse_mpi_version(mine["text"])
     problems, hints = {}, []
@@ -218,9 +218,13 @@ def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
         hint = f"install {_describe_mpi(mine)} on {host}, so that it is at {path}"
         if there is None:
             problems[host] = f"there is no {path}"
+        elif there.get("hangs"):
+            problems[host] = f"{path} --version does not end in time"
+            test = shlex.join(["ssh", host, path, "--version"])
+            hint = f"{test}   # if it ends, {host} is just slow: give it more time with --timeout"
         elif parse_mpi_version(there["text"]) != wanted:
             problems[host] = f"{path} is {_describe_mpi(there)} and not {_describe_mpi(mine)}"
-        elif first is not None and parse_mpi_version(first["text"]) != wanted:
+        elif first and not first.get("hangs") and parse_mpi_version(first["text"]) != wanted:
             other = f"{first['path']}, {_describe_mpi(first)}"
             problems[host] = f"PATH of a shell there leads to {other}"
             folder = shlex.quote(os.path.dirname(path))
@@ -233,10 +237,10 @@ def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
     return _all_alike(cluster.facts_with_same_python(), f"{_describe_mpi(mine)} at {path}")
 
 
-def _describe_mpi(said: Facts) -> str:
-    known = parse_mpi_version(said["text"])
+def _describe_mpi(mpiexec: Facts) -> str:
+    known = parse_mpi_version(mpiexec["text"])
     if known["vendor"] is None:
-        text = " ".join(said["text"].split())
+        text = " ".join(mpiexec["text"].split())
         return f"something that says {text[:100]!r}" if text else "something that says nothing"
     return f"{known['vendor']} {known['version'] or 'of an unknown version'}"
 
@@ -246,7 +250,7 @@ def _describe_mpi(said: Facts) -> str:
 def script(context: Context, cluster: ClusterFacts) -> CheckResult:
     if context.script is None:
         return skipped("no script was named")
-    path, mine = os.path.abspath(context.script), cluster.here["script"]
+    path, mine = os.path.abspath(context.script), cluster.local["script"]
     if "digest" not in mine:
         return failed(
             f"{path} can't be read here: {mine['problem']}", "give the script's right path"
@@ -276,7 +280,7 @@ def shared_memory(context: Context, cluster: ClusterFacts) -> CheckResult:
     little: dict[str, str] = {}
     free: dict[str, int] = {}
     for host, facts in cluster.facts().items():
-        if facts.get("machine") == cluster.here["machine"]:
+        if facts.get("machine") == cluster.local["machine"]:
             continue  # another check looks at this machine's
         size = facts["shm"] or {"free_bytes": 0, "total_bytes": 0}
         free[host] = size["free_bytes"]

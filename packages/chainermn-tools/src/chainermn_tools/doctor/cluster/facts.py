@@ -36,7 +36,7 @@ from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FA
 from chainermn_tools.jobs import Unavailable
 
 # The name of this machine among the hosts; no host can have it.
-HERE = ""
+THIS_MACHINE = ""
 # Logins at the same time: more would overload a gateway, a directory service or this machine.
 MAX_LOGINS = 16
 POLL_SECONDS = 0.01
@@ -74,11 +74,11 @@ class ClusterFacts:
     """What this machine and the hosts said.
 
     Attributes:
-        here: this machine's facts, from the same agent.
+        local: this machine's facts, from the same agent.
         hosts: the replies of the hosts, by name.
     """
 
-    here: dict[str, Any]
+    local: dict[str, Any]
     hosts: dict[str, HostReply]
 
     def facts(self) -> dict[str, dict[str, Any]]:
@@ -87,7 +87,7 @@ class ClusterFacts:
 
     def facts_with_same_python(self) -> dict[str, dict[str, Any]]:
         """Return the facts of hosts whose Python is that of this machine."""
-        wanted = self.here["python"]
+        wanted = self.local["python"]
         return {name: one for name, one in self.facts().items() if one["python"] == wanted}
 
 
@@ -129,7 +129,7 @@ def gather_facts(context: Context) -> ClusterFacts:
     script = None if context.script is None else os.path.abspath(context.script)
     lines = first_input(sys.executable, script, order)
     program, login_time = ssh_program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
-    commands = {HERE: ["sh", "-c", COMMAND]}
+    commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:
         commands[host.name] = ssh_command(program, host.name, COMMAND, login_time)
     with open_sessions() as start:
@@ -137,15 +137,19 @@ def gather_facts(context: Context) -> ClusterFacts:
         deadline = time.monotonic() + seconds
         started = _log_in(commands, start, lines, seconds)
         replies = {name: _receive_reply(one, deadline) for name, one in started.items()}
-        here = replies.pop(HERE)
-        if here.facts is None or here.facts["python"] is None:
-            raise Unavailable(f"{sys.executable} can't be asked as hosts are: {here}")
+        local = replies.pop(THIS_MACHINE)
+        if local.facts is None or local.facts["python"] is None:
+            raise Unavailable(f"{sys.executable} can't be asked as hosts are: {local}")
         answered = {name: one.facts for name, one in replies.items() if one.facts is not None}
-        able = {name: one for name, one in {HERE: here.facts, **answered}.items() if "port" in one}
+        able = {
+            name: one
+            for name, one in {THIS_MACHINE: local.facts, **answered}.items()
+            if "port" in one
+        }
         sessions = {name: one for name, one in started.items() if isinstance(one, Session)}
         reached = _try_connections(sessions, able, context.time_for(*CONNECTIONS_TIME))
     return ClusterFacts(
-        here.facts,
+        local.facts,
         {name: replace(one, reached=reached.get(name)) for name, one in replies.items()},
     )
 
@@ -200,7 +204,7 @@ def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
     if "python" in answer:
         return HostReply(answer)
     message = without_verbose_lines(session.stderr())
-    return HostReply({**parse_shell_answer(answer), "said": message})
+    return HostReply({**parse_shell_answer(answer), "stderr": message})
 
 
 def _try_connections(
@@ -208,7 +212,7 @@ def _try_connections(
 ) -> dict[str, dict[str, Any]]:
     """Let each host connect to all others and to this machine; return what each found."""
     deadline = time.monotonic() + seconds
-    orders: dict[str, dict[str, list[Any]]] = {name: {} for name in able if name != HERE}
+    orders: dict[str, dict[str, list[Any]]] = {name: {} for name in able if name != THIS_MACHINE}
     for asker, others in orders.items():
         for other, facts in able.items():
             where = address_of(other, asker, able)
@@ -229,15 +233,15 @@ def address_of(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> st
     """Return where one host finds another: ssh's connections say by which addresses they're known.
 
     Args:
-        other: name of the one to be found; HERE for this machine.
+        other: name of the one to be found; THIS_MACHINE for this machine.
         asker: name of the one that looks for it.
         able: facts of the hosts that answered, by name.
     """
-    if other == HERE:
+    if other == THIS_MACHINE:
         return _ssh_addresses(able[asker])[0]
     server = _ssh_addresses(able[other])[1]
     if server is not None and ipaddress.ip_address(server).is_loopback:
-        return address_of(HERE, asker, able)  # ssh went from this machine to itself
+        return address_of(THIS_MACHINE, asker, able)  # ssh went from this machine to itself
     return server
 
 

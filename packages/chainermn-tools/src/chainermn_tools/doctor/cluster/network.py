@@ -9,8 +9,8 @@ from typing import Any
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.cluster.agent import STALLED
 from chainermn_tools.doctor.cluster.facts import (
-    HERE,
     MAX_NAMED,
+    THIS_MACHINE,
     ClusterFacts,
     address_of,
     join_names,
@@ -99,8 +99,8 @@ def _tried_connections(cluster: ClusterFacts) -> Iterator[tuple[Pair, dict[str, 
     """
     able = {name: facts for name, facts in cluster.facts().items() if "port" in facts}
     targets = {**able}
-    if all(facts["machine"] != cluster.here["machine"] for facts in able.values()):
-        targets[HERE] = cluster.here
+    if all(facts["machine"] != cluster.local["machine"] for facts in able.values()):
+        targets[THIS_MACHINE] = cluster.local
     for asker, facts in able.items():
         reached = cluster.hosts[asker].reached
         for other in targets:
@@ -113,4 +113,4 @@ def _tried_connections(cluster: ClusterFacts) -> Iterator[tuple[Pair, dict[str, 
 
 
 def _display_name(name: str) -> str:
-    return "this machine" if name == HERE else name
+    return "this machine" if name == THIS_MACHINE else name

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import signal
 import socket
 import sys
@@ -32,8 +31,7 @@ from chainermn_tools.doctor.cluster.facts import (
     over_hosts,
 )
 from chainermn_tools.doctor.hints import hint_for_output, last_line
-from chainermn_tools.doctor.mpi import find_launcher
-from chainermn_tools.doctor.rank_job import EVENT, YIELDING, run_quietly
+from chainermn_tools.doctor.rank_job import EVENT, run_ranks
 from chainermn_tools.doctor.ranks import COMMUNICATORS, START
 
 # So many ranks of a host show where it puts them; more would only take longer.
@@ -101,7 +99,7 @@ def start_ranks(
     pairs: tuple[Pair, ...] = (),
     communicators: tuple[str, ...] = (),
 ) -> jobs.JobOutput:
-    """Start ranks as `chainermn launch` does, and wait for their end.
+    """Start ranks on the hosts, and wait for their end.
 
     Args:
         context: of the check.
@@ -110,21 +108,14 @@ def start_ranks(
         pairs: see :class:`ClusterJob`.
         communicators: likewise.
     """
-    env = {**YIELDING, **os.environ, "OMP_NUM_THREADS": "1"}
     job = {
         "seconds": int(timeout) + SPARE_SECONDS,
         "pairs": pairs,
         "communicators": communicators,
     }
-    args = jobs.mpiexec_command(
-        context.cached(find_launcher),
-        sum(ranks_per_host.values()),
-        jobs.rank_command(__file__, json.dumps(job)),
-        hosts=ranks_per_host,
-        threads=1,
-        variables=env,
-    )
-    return run_quietly(args, env, timeout)
+    command = jobs.rank_command(__file__, json.dumps(job))
+    ranks, variables = sum(ranks_per_host.values()), {"OMP_NUM_THREADS": "1"}
+    return run_ranks(context, ranks, command, ranks_per_host, timeout, 1, variables)
 
 
 def started_on(output: jobs.JobOutput) -> Counter[str]:
@@ -202,9 +193,9 @@ def _hanging_alone(context: Context, hosts: list[str], timeout: float) -> list[s
 
 def _judge_failure(output: jobs.JobOutput, silent: list[str]) -> CheckResult:
     where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
-    said = last_line(output.stderr) or last_line(output.stdout)
+    line = last_line(output.stderr) or last_line(output.stdout)
     return failed(
-        f"{where}, and the job ended with status {output.status}: {said}",
+        f"{where}, and the job ended with status {output.status}: {line}",
         hint_for_output(
             f"{output.stdout}\n{output.stderr}",
             "run it by hand to see what mpiexec says: chainermn launch --hosts ...",

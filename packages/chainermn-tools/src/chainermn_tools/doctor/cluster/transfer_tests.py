@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from chainermn_tools.bench.timing import NAP_SECONDS
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
 from chainermn_tools.doctor.cluster.agent import listen
 from chainermn_tools.doctor.communicator_tests import try_communicator
-from chainermn_tools.jobs import available_cores
+from chainermn_tools.doctor.rank_job import overload_reason
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,9 +45,9 @@ def exchange_messages(
         hosts: the name of each rank's host.
         pairs: names of two hosts, and an address at which the first one finds the second; without
             one there is no TCP connection.
-        report: is called by the first host's rank with ``trying=[a, b]``, and then with
-            ``pair=[a, b]`` and what was found: ``stalled``, or ``right``, ``seconds`` of a message,
-            ``tcp_seconds``, the number of ``bytes``, and whether one of the hosts is ``busy``.
+        report: is called by the first host's rank with ``pair=[a, b]`` and what was found:
+            ``stalled``, or ``right``, ``seconds`` of a message, ``tcp_seconds``, the number of
+            ``bytes``, and whether one of the hosts is ``overloaded``.
 
     Returns:
         Whether no connection stalled; the same on all ranks.
@@ -58,7 +57,6 @@ def exchange_messages(
         if a in hosts and b in hosts:
             first, second = hosts.index(a), hosts.index(b)
             if world.rank == first:
-                report(trying=[a, b])
                 found = _send_and_return(world, second, address)
                 report(pair=[a, b], **found)
                 succeeded = succeeded and not found["stalled"]
@@ -74,12 +72,9 @@ def exchange_with_communicators(world: MPI.Intracomm, names: Sequence[str], repo
     Args:
         world: all ranks.
         names: of the communicators.
-        report: is called by rank 0 with ``trying=name``, and then with ``communicator=name`` and
-            what was ``found``.
+        report: is called by rank 0 with ``communicator=name`` and what was ``found``.
     """
     for name in names:
-        if world.rank == 0:
-            report(trying=name)
         found = try_communicator(world, name, timed=False)
         if world.rank == 0:
             report(communicator=name, found=found)
@@ -89,7 +84,7 @@ def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> d
     """Be the first of a pair; return what :func:`exchange_messages` reports."""
     sent, got = np.empty(COUNT, np.float32), np.empty(COUNT, np.float32)
     fill_pattern(sent, world.rank)
-    port, busy = world.recv(source=other)
+    port, overloaded = world.recv(source=other)
     times: list[float] = []
     tcp: list[float] = []
     right, more, started = True, True, time.perf_counter()
@@ -114,7 +109,7 @@ def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> d
         "seconds": min(times),
         "tcp_seconds": min(tcp, default=None),
         "bytes": sent.nbytes,
-        "busy": busy or _is_overloaded(),
+        "overloaded": overloaded or bool(overload_reason()),
     }
 
 
@@ -123,7 +118,7 @@ def _receive_and_return(world: MPI.Intracomm, other: int, address: str | None) -
     got = np.empty(COUNT, np.float32)
     with listen() as listener:
         listener.settimeout(STALL_SECONDS)
-        world.send((listener.getsockname()[1], _is_overloaded()), other)
+        world.send((listener.getsockname()[1], bool(overload_reason())), other)
         more = True
         while more:
             if address is not None:
@@ -162,12 +157,6 @@ def _receive_over_tcp(listener: socket.socket, nbytes: int) -> None:
                 return
             remaining -= read
         connection.sendall(b"!")
-
-
-def _is_overloaded() -> bool:
-    """Return whether there is more to do on this host than its cores can."""
-    usable: int = available_cores()["usable"]
-    return os.getloadavg()[0] > usable
 
 
 def _barrier(world: MPI.Intracomm) -> None:

@@ -84,9 +84,9 @@ def _judge_unfinished(job: ClusterJob, message: str, hint: str, **details: Any) 
     output = job.output
     if output.timed_out:
         return failed(f"{message} within {job.timeout:.0f} s", hint, **details)
-    said = most_telling_line(output.stderr if output.stderr.strip() else output.stdout)
+    line = most_telling_line(output.stderr if output.stderr.strip() else output.stdout)
     return failed(
-        f"{message}, and the job ended with status {output.status}: {said}",
+        f"{message}, and the job ended with status {output.status}: {line}",
         hint_for_output(f"{output.stdout}\n{output.stderr}", REPORT_IT),
         **details,
     )
@@ -114,7 +114,7 @@ def _judge_rates(found: dict[tuple[str, ...], dict[str, Any]]) -> CheckResult:
         return ok(message, pairs=details)
     message += f"; at least {min(shares.values()):.2g} of a plain connection's rate"
     slow = [pair for pair, share in shares.items() if share < SLOW_SHARE]
-    idle = [f"{a} and {b}" for a, b in slow if not found[a, b]["busy"]]
+    idle = [f"{a} and {b}" for a, b in slow if not found[a, b]["overloaded"]]
     if idle:
         hint = f"{LIST_MPI_VARIABLES}   # does MPI take the network that it should?"
         message += f"; that is too slow between {'; '.join(idle[:MAX_NAMED])}"

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from chainermn_tools.jobs import process
+from chainermn_tools import jobs
 from tests.support.processes import is_gone, soon
 
 # Ends a test that hangs; nothing here takes so long.
@@ -20,10 +20,8 @@ LONG = 3600.0
 def test_a_program_says_how_it_ended_and_no_shell_reads_its_words():
     code = "import sys; print(sys.argv[1], sys.stdin.read()); sys.stderr.write('so'); sys.exit(3)"
     words = [sys.executable, "-c", code, "; echo $HOME 'x'"]
-    assert process.run(words, LIMIT_SECONDS) == process.CompletedProcess(
-        3, "; echo $HOME 'x' \n", "so"
-    )
-    merged = process.run(words, LIMIT_SECONDS, merge_stderr=True)
+    assert jobs.run(words, LIMIT_SECONDS) == jobs.CompletedProcess(3, "; echo $HOME 'x' \n", "so")
+    merged = jobs.run(words, LIMIT_SECONDS, merge_stderr=True)
     assert (merged.stderr, "so" in merged.stdout, "$HOME" in merged.stdout) == ("", True, True)
 
 
@@ -34,7 +32,7 @@ setsid sh -c 'trap "" TERM; echo $$ >> {tmp_path}/pids; sleep {LONG}' &
 echo $$ >> {tmp_path}/pids
 sleep {LONG}
 """
-    ended = process.run(["sh", "-c", script], 3)
+    ended = jobs.run(["sh", "-c", script], 3)
     assert ended.returncode is None
     pids = (tmp_path / "pids").read_text().split()
     assert len(pids) == 2
@@ -42,39 +40,39 @@ sleep {LONG}
 
 
 def test_what_a_program_leaves_behind_ends_with_it():
-    ended = process.run(["sh", "-c", f"setsid sleep {LONG} & echo $!"], LIMIT_SECONDS)
+    ended = jobs.run(["sh", "-c", f"setsid sleep {LONG} & echo $!"], LIMIT_SECONDS)
     assert ended.returncode == 0
     assert is_gone(int(ended.stdout))
 
 
 def test_at_the_end_no_program_is_left_and_none_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "_closed", False)  # and again after this test
+    monkeypatch.setattr(jobs.tags, "_closed", False)  # and again after this test
     outcomes = []
 
     def work():
-        outcomes.append(process.run(["sh", "-c", f"touch {tmp_path}/begun; sleep {LONG}"], LONG))
+        outcomes.append(jobs.run(["sh", "-c", f"touch {tmp_path}/begun; sleep {LONG}"], LONG))
         try:
-            process.run(["true"], LONG)
+            jobs.run(["true"], LONG)
         except OSError as problem:
             outcomes.append(problem.strerror)
 
     thread = threading.Thread(target=work, daemon=True)
-    with process.kill_children_on_exit():
+    with jobs.kill_children_on_exit():
         thread.start()
         assert soon((tmp_path / "begun").exists)
     thread.join(LIMIT_SECONDS)
-    assert outcomes == [process.CompletedProcess(-9, "", ""), "no program is started any more"]
-    with process.kill_children_on_exit():
-        assert process.run(["true"], LIMIT_SECONDS).returncode == 0
+    assert outcomes == [jobs.CompletedProcess(-9, "", ""), "no program is started any more"]
+    with jobs.kill_children_on_exit():
+        assert jobs.run(["true"], LIMIT_SECONDS).returncode == 0
 
 
 def test_only_marked_processes_are_killed():
     environment = {**os.environ, "CHAINERMN_TEST_MARK": "other"}
     bystander = subprocess.Popen(["sleep", str(LONG)], env=environment)
     try:
-        process.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "othe", "other2"))
+        jobs.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "othe", "other2"))
         assert bystander.poll() is None
-        process.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "other"))
+        jobs.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "other"))
         assert bystander.wait(LIMIT_SECONDS) == -9
     finally:
         bystander.kill()
@@ -90,4 +88,21 @@ def test_only_marked_processes_are_killed():
     ],
 )
 def test_a_failure_is_quoted_on_one_line(printed, quoted):
-    assert process.quote_output(printed) == quoted
+    assert jobs.quote_output(printed) == quoted
+
+
+def test_of_endless_output_the_beginning_and_the_end_are_kept(monkeypatch):
+    monkeypatch.setattr(jobs.supervisor, "MAX_OUTPUT_BYTES", 1000)
+    code = "print('first'); print('x' * 1_000_000); print('last')"
+    found = jobs.run([sys.executable, "-c", code], LIMIT_SECONDS).stdout
+    assert found.startswith("first\n")
+    assert found.endswith("last\n")
+    assert len(found) == 2000
+
+
+def test_an_orphan_that_cannot_be_found_and_goes_on_writing_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(jobs.supervisor, "MAX_LINGER_SECONDS", 0.3)
+    endless = "while :; do echo more; sleep 0.01; done"
+    found = jobs.run(["sh", "-c", f'env -i sh -c "{endless}" & echo $!'], LIMIT_SECONDS)
+    assert found.returncode == 0
+    assert soon(lambda: is_gone(int(found.stdout.split()[0])))  # nobody reads what it writes

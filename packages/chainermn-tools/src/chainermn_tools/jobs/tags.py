@@ -1,0 +1,77 @@
+"""Finds the processes that a program left here, by a tag in their environment, and kills them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+# Whatever a program starts inherits this variable, and so it is found again: Open MPI's ranks
+# have process groups of their own.
+TAG_VARIABLE = "CHAINERMN_STARTED_BY"
+# While some are killed others may be born, so all processes are listed again, but not for ever.
+MAX_KILL_ROUNDS = 5
+
+_running_tags: set[tuple[str, str]] = set()
+_closed = False
+
+
+@contextlib.contextmanager
+def kill_children_on_exit() -> Iterator[None]:
+    """Kill the programs that threads still run at the end of the block; no other can then start.
+
+    Threads that were left behind may run some, and nobody waits for those.
+    """
+    global _closed
+    _closed = False
+    try:
+        yield
+    finally:
+        _closed = True
+        for variable, value in tuple(_running_tags):
+            kill_by_env_tag(variable, (value,))
+
+
+def kill_by_env_tag(variable: str, values: Collection[str]) -> None:
+    """Kill this user's processes on this machine that have one of the values in a variable.
+
+    Args:
+        variable: of their environment, as it was when they were started.
+        values: each so random that no other process has it.
+    """
+    tags = {f"{variable}={value}".encode() for value in values}
+    found = bool(tags)
+    for _ in range(MAX_KILL_ROUNDS):
+        if not found:
+            return
+        found = False
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                if not tags.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    found = True
+
+
+@contextlib.contextmanager
+def register_tag(tag: str, variable: str = TAG_VARIABLE) -> Iterator[None]:
+    """Register a tag while programs run that have it, for `kill_children_on_exit` to end them.
+
+    Args:
+        tag: a value in the programs' environment.
+        variable: which has it.
+
+    Raises:
+        InterruptedError: programs are not started any more.
+    """
+    _running_tags.add((variable, tag))  # before the question, or both could miss each other
+    try:
+        if _closed:
+            raise InterruptedError(errno.EINTR, "no program is started any more")
+        yield
+    finally:
+        _running_tags.discard((variable, tag))
