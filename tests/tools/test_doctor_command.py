@@ -125,6 +125,23 @@ def test_a_signal_ends_all_that_was_started(tmp_path, number):
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
 
 
+def test_what_is_on_standard_input_is_left_to_others(tmp_path):
+    """As in a shell's `while read host; do chainermn doctor ...; done < hosts`."""
+    version = 'if [ "$1" = --version ]; then echo HYDRA Version: 5.0.2; exit; fi'
+    script = f"#!/bin/sh\n{version}\ncat > {tmp_path}/read\n"
+    path = commands.with_program(tmp_path, "mpiexec", script)
+    ours, theirs = os.pipe()
+    os.write(theirs, b"host\n")  # and it stays open
+    process = commands.start(
+        "doctor", stdin=ours, stdout=subprocess.DEVNULL, env=commands.environment(PATH=path)
+    )
+    assert process.wait(LIMIT_SECONDS) in (0, 1, 3)
+    assert (tmp_path / "read").read_text() == ""
+    assert os.read(ours, 100) == b"host\n"
+    for file in (ours, theirs):
+        os.close(file)
+
+
 # The command line
 
 

@@ -134,7 +134,8 @@ def run_job(
         signals: grows while the job runs, see :func:`capture_signals`: one signal ends the job,
             another kills it.
         tagged: whether mpiexec was asked to begin each line with its rank.
-        forward: whether output is passed on to this process's; else it is collected.
+        forward: whether this process's standard input and output are the job's; else the output
+            is collected, and there is no input.
         term_grace: seconds from SIGTERM to SIGKILL.
 
     Raises:
@@ -183,7 +184,7 @@ def run_job(
         on_output=take,
         request=request,
         # Not a terminal: mpiexec is no part of its foreground, and would be stopped.
-        pass_stdin=sys.stdin is not None and not sys.stdin.isatty(),
+        pass_stdin=forward and sys.stdin is not None and not sys.stdin.isatty(),
         die_with_parent=True,
         term_grace=term_grace,
         linger=LINGER_SECONDS,
