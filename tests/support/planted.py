@@ -24,7 +24,7 @@ def abort_in_vain() -> None:
     """Be as after a cut link: MPI_Abort has been called, and all is as before."""
     from chainermn_comm import watchdog
 
-    watchdog.aborting()
+    watchdog.mark_aborting()
 
 
 def _failing(error: BaseException):  # type: ignore[no-untyped-def]

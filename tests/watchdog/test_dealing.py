@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from chainermn_train import dealing
-from tests.support.watchdog import EVERYBODY, noted
+from tests.support.watchdog import WORLD, noted
 
 
 def test_the_wait_for_scattered_examples_is_noted():
@@ -21,6 +21,4 @@ def test_the_wait_for_scattered_examples_is_noted():
     seen = []
     assert dealing._receive(Comm(), 0, Gate(), None, [], 1) is None
     waits = [call for call in seen if call.waits]
-    assert [(call.operation, call.communicator) for call in waits] == [
-        ("scatter_dataset", EVERYBODY)
-    ]
+    assert [(call.operation, call.communicator) for call in waits] == [("scatter_dataset", WORLD)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import describe, raise_failure, raise_mismatch
-from .watchdog import part_of
+from .watchdog import annotate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -134,7 +134,7 @@ class CommunicatorBase(ABC):
         """
         check_noted(note, data, number, self.rank)
         head = np.frombuffer(number.to_bytes(8, "little", signed=True) + note, np.uint8)
-        with part_of(label) if label else nullcontext():
+        with annotate(label) if label else nullcontext():
             self.send((head, *data), dest, tag)
 
     def recv_noted(
@@ -153,7 +153,7 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: it sent something else, which is then discarded.
         """
-        with part_of(label) if label else nullcontext():
+        with annotate(label) if label else nullcontext():
             found = self.recv(source, tag)
         head = found[0] if isinstance(found, tuple) and found else None
         if (

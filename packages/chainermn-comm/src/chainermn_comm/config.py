@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .messaging.integers import as_integer
-from .watchdog import NO_LIMIT, Limit
+from .watchdog import NO_TIMEOUT, Timeout
 
 _WIRE_DTYPES = ("float16", "float32", "float64")
 
@@ -36,7 +36,7 @@ class Settings:
     allreduce_grad_dtype: np.dtype | None = None
     batched_copy: bool = False
     chunk_bytes: int | None = None
-    limit: Limit = NO_LIMIT
+    limit: Timeout = NO_TIMEOUT
     trace: str | None = None
 
     def changed(self, name: str, value: Any) -> Settings:

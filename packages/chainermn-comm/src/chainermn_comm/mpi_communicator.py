@@ -30,7 +30,7 @@ from .messaging.messages import ARRAY, OBJECT, SCALAR, TUPLE, Message
 from .messaging.point_to_point import Peer
 from .topology import Topology
 from .trace import recorder as traced
-from .watchdog import join, watched
+from .watchdog import register, watched
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
@@ -86,7 +86,7 @@ class MpiCommunicator(CommunicatorBase):
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
-        watchdogs = join(own, MPI.COMM_WORLD.rank, settings.limit)
+        watchdogs = register(own, MPI.COMM_WORLD.rank, settings.limit)
         self._record = traced.record(own, watchdogs, settings.trace)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the largest, which carries the messages of collectives. Open MPI's

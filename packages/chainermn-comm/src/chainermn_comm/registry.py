@@ -118,7 +118,7 @@ def make_communicator(
     allreduce_grad_dtype: Any = None,
     batched_copy: bool = False,
     topology: Topology | None = None,
-    limit: watchdog.Limit | None = None,
+    limit: watchdog.Timeout | None = None,
 ) -> MpiCommunicator:
     """:func:`create_communicator` for tests, which may impose a topology and a limit of waiting."""
     from mpi4py import MPI
@@ -140,7 +140,7 @@ def make_communicator(
                 wire_dtype(allreduce_grad_dtype),
                 bool(batched_copy),
                 chunk_bytes(),
-                limit or watchdog.limit(),
+                limit or watchdog.timeout_from_env(),
                 trace_folder(),
             ),
         )
@@ -149,14 +149,14 @@ def make_communicator(
         ("communicator", str(name)),
         ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
         (CHUNK_VARIABLE, found and found[1].chunk_bytes),
-        (watchdog.VARIABLE, str(found and found[1].limit)),
+        (watchdog.TIMEOUT_VARIABLE, str(found and found[1].limit)),
         (TRACE_VARIABLE, "set" if found and found[1].trace else "unset"),
     )
     note = blas_threads.note(comm.size)
-    wait = found[1].limit if found else watchdog.Limit()
+    wait = found[1].limit if found else watchdog.Timeout()
     with (
-        watchdog.arriving(wait, _numbers(comm), lambda: job_abort.abort(1)),
-        watchdog.meeting("create_communicator", comm.size),
+        watchdog.enforce_init_timeout(wait, _numbers(comm), lambda: job_abort.mpi_abort(1)),
+        watchdog.watch_call("create_communicator", comm.size),
     ):
         traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
         try:
@@ -165,7 +165,7 @@ def make_communicator(
             traffic.Free()
         if any(notes):
             blas_threads.limit_blas_threads(comm)
-        forks.keep_children_from_mpi()
+        forks.skip_finalize_in_forks()
         recipe, settings = found
         ways = plans.Plans(_plan(recipe.plan, plans), _plan(recipe.on_gpus, device_plans))
         made = MpiCommunicator(comm, ways, settings, topology)

@@ -15,7 +15,7 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import part_of
+from chainermn_comm.watchdog import annotate
 from chainermn_modelparallel.calls import NO_CALL, View, agree
 from chainermn_modelparallel.communication import FUNCTIONS, Communication, setting
 from chainermn_modelparallel.delegates import empty_beside, go_on, pseudo_connect
@@ -154,7 +154,7 @@ class Collective(Communication):
         return self._verb
 
     def forward(self, inputs: Arrays) -> Arrays:
-        with part_of(FUNCTIONS + self._name[0]):
+        with annotate(FUNCTIONS + self._name[0]):
             found = VERBS[self._verb].move(self._comm, inputs[: self._used], self._root)
         outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in found)
         self.empty = empty_beside((*outputs, *inputs, None)[0])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import meeting
+from chainermn_comm.watchdog import watch_call
 
 from .agreement import call_or_raise
 from .parcels import Parcels, dumps, loads
@@ -231,7 +231,7 @@ def _receive(
         limit: bytes that the root sends at once.
     """
     if gate is not None:
-        with meeting("scatter_dataset"):
+        with watch_call("scatter_dataset"):
             gate.wait_until_open()  # asleep: in a receive it would keep a core busy
     (length,) = (int(n) for n in communicator.recv(root, _TAG))
     if length == _NONE_COMES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from ..faults.abort import end_out_of_step
+from ..faults.abort import abort_if_desynchronized
 from ..topology import Topology
 from .autotuner import Fastest
 from .hierarchical import NetworkStream
@@ -111,7 +111,7 @@ def _through_nodes(ground: Ground, lanes: int) -> Reducer:
             cause = str(error)
             continue
         except BaseException:
-            end_out_of_step()
+            abort_if_desynchronized()
             raise
         if topology.inter_size == comm.size:  # they share no memory
             return BySize(InPlace(comm, ground.chunk_bytes), stream, LARGE_BYTES)

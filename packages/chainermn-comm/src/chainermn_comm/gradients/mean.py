@@ -14,7 +14,7 @@ from ..allreduce.reducers import Reducers
 from ..arrays import wider
 from ..config import Settings
 from ..errors import describe_exception
-from ..faults.abort import end_out_of_step
+from ..faults.abort import abort_if_desynchronized
 from ..messaging.collectives import Group
 from ..messaging.handshake import prepare
 from . import parameters
@@ -92,7 +92,7 @@ def _in_step(group: Group, step: Callable[..., None], *args: Any) -> None:
     try:
         step(*args)
     except BaseException as error:
-        end_out_of_step()
+        abort_if_desynchronized()
         group.interruptions.append(describe_exception(error))
         raise
 

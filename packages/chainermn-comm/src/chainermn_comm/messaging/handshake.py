@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import describe, raise_failure, raise_mismatch
-from ..watchdog import NOBODY, Record
+from ..watchdog import NOBODY, CallRecorder
 
 # What a rank says of its call: entries of a name and how that stands here; hashable, with a
 # `repr` that tells all. Ranks agree when their views are equal; else the first entry that differs
@@ -33,11 +33,11 @@ class Agreement:
     operations meet here all the same, and stay in step for the next call.
     """
 
-    def __init__(self, comm: MPI.Intracomm, record: Record | None = None) -> None:
+    def __init__(self, comm: MPI.Intracomm, record: CallRecorder | None = None) -> None:
         """Agree among the ranks of ``comm``; calls are noted in ``record``."""
         self._comm = comm
         self._size = comm.size
-        self._record = record or Record()
+        self._record = record or CallRecorder()
         self._calls = 0
         self._received = bytearray(_RECORD_BYTES * comm.size)
         self._starts = range(0, len(self._received), _RECORD_BYTES)

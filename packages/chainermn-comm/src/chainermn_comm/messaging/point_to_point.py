@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..arrays import as_bytes
-from ..watchdog import Record
+from ..watchdog import CallRecorder
 from . import messages
 from .messages import NOTED, OBJECT, Message
 from .transfer import PIECE_BYTES, pieces
@@ -33,7 +33,7 @@ def send(
     method: str,
     message: Message,
     peer: Peer,
-    record: Record,
+    record: CallRecorder,
     label: str = "",
     note: bytes = b"",
     number: int = 0,
@@ -54,7 +54,7 @@ def send(
         record.leave()
 
 
-def recv(method: str, kinds: tuple[str, ...], peer: Peer, record: Record, mine: int) -> Any:
+def recv(method: str, kinds: tuple[str, ...], peer: Peer, record: CallRecorder, mine: int) -> Any:
     """Receive a message of :func:`send`; returns its value.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ..watchdog import Record
+from ..watchdog import CallRecorder
 from . import messages
 from .messages import NOTED
 from .point_to_point import (
@@ -37,7 +37,7 @@ Forms = tuple[tuple[np.dtype, tuple[int, ...], bool], ...]
 
 
 def send(
-    note: bytes, arrays: tuple[Any, ...], number: int, peer: Peer, label: str, record: Record
+    note: bytes, arrays: tuple[Any, ...], number: int, peer: Peer, label: str, record: CallRecorder
 ) -> bool:
     """Send the message; False, and nothing was sent, if the arrays can't be sent as they are.
 
@@ -67,7 +67,9 @@ def send(
     return True
 
 
-def recv(peer: Peer, label: str, record: Record, mine: int) -> tuple[bytes, tuple[Any, ...], int]:
+def recv(
+    peer: Peer, label: str, record: CallRecorder, mine: int
+) -> tuple[bytes, tuple[Any, ...], int]:
     """Receive a message with a note, also of :func:`point_to_point.send`: note, arrays, number.
 
     Raises:

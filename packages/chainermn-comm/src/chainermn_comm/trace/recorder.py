@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ..messaging.handshake import Agreement, View
-from ..watchdog import NOBODY, Record
+from ..watchdog import NOBODY, CallRecorder
 from . import clocks, events, file
 from .events import Kind
 from .file import TraceFile, now
@@ -22,7 +22,7 @@ FINALIZE = "finalize"
 _made = 0
 
 
-def record(comm: MPI.Intracomm, watchdogs: Record, folder: str | None) -> Record:
+def record(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
     """Where a communicator's calls are to be noted (collective where it is traced).
 
     Args:
@@ -45,18 +45,18 @@ def record(comm: MPI.Intracomm, watchdogs: Record, folder: str | None) -> Record
     # A process that was in another communicator before may have a file of that one's run.
     run, members = everyone[0][2], [rank for rank, *_ in everyone]
     mine.note(events.COMMUNICATOR, communicator=name, rank=comm.rank, ranks=members, run=run)
-    made = TracedRecord(watchdogs, mine, name)
+    made = TracedCallRecorder(watchdogs, mine, name)
     made.compare_clocks(comm)
     return made
 
 
-def agreement(comm: MPI.Intracomm, record: Record) -> Agreement:
+def agreement(comm: MPI.Intracomm, record: CallRecorder) -> Agreement:
     """The agreement of a communicator whose calls are noted in this record."""
-    kind = TracedAgreement if isinstance(record, TracedRecord) else Agreement
+    kind = TracedAgreement if isinstance(record, TracedCallRecorder) else Agreement
     return kind(comm, record)
 
 
-class TracedRecord(Record):
+class TracedCallRecorder(CallRecorder):
     """Notes each call for the trace, too."""
 
     __slots__ = (
@@ -69,7 +69,7 @@ class TracedRecord(Record):
         "_watchdogs",
     )
 
-    def __init__(self, watchdogs: Record, into: TraceFile, name: str) -> None:
+    def __init__(self, watchdogs: CallRecorder, into: TraceFile, name: str) -> None:
         super().__init__()
         self._watchdogs, self._file, self._name = watchdogs, into, name
         self._queue = into.calls.append
@@ -129,7 +129,7 @@ class TracedRecord(Record):
 class TracedAgreement(Agreement):
     """Tells a traced record when all ranks have come."""
 
-    _record: TracedRecord
+    _record: TracedCallRecorder
 
     def __call__(
         self,
