@@ -211,7 +211,7 @@ def test_pack_and_unpack_do_what_numpy_does(gpu, wire, chunk_bytes):
     grads = [gpus.put(array) for array in arrays]
     keep = []
     for chunk in gpus.chunks_of([array.size for array in arrays], wire, chunk_bytes):
-        table = gpus.put(kernels.rows([chunk], grads))
+        table = gpus.put(kernels.segment_table([chunk], grads))
         buffer = gpus.put(np.zeros(chunk.nbytes, "u1"))
         keep.append((table, buffer))
         kernels.launch("pack", table, chunk, buffer, 3)

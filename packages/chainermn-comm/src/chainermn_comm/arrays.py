@@ -1,7 +1,8 @@
-"""What arrays are made of: contiguity, bytes, dtypes that can be sent or summed."""
+"""What users may pass as arrays and integers, and which dtypes can be sent or summed."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,19 @@ def as_array(data: Any, rank: int) -> np.ndarray:
             "the method that ends in _obj"
         )
     return array
+
+
+def as_integer(value: Any) -> int | None:
+    """Return the int that the value stands for, NumPy's included; None if it is no integer.
+
+    True and False are none: where a rank, tag or color is meant, they are mistakes.
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def can_be_summed(dtype: np.dtype) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .messaging.integers import as_integer
+from .arrays import as_integer
 from .watchdog import NO_LIMIT, Limit
 
 _WIRE_DTYPES = ("float16", "float32", "float64")

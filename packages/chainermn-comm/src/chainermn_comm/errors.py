@@ -42,45 +42,45 @@ def describe_exception(error: BaseException) -> str:
         return f"{type(error).__name__} (it has no text: its __str__ fails)"
 
 
-def describe(problem: BaseException, rank: int) -> str:
+def describe(error: BaseException, rank: int) -> str:
     """The exception in words, without the rank's number, which the others put before it."""
-    kind, colon, text = describe_exception(problem).partition(": ")
+    kind, colon, text = describe_exception(error).partition(": ")
     return kind + colon + text.removeprefix(f"rank {rank}: ")
 
 
 def raise_failure(
-    operation: str, rank: int, problem: BaseException | None, texts: Sequence[str | None]
+    operation: str, rank: int, error: BaseException | None, texts: Sequence[str | None]
 ) -> NoReturn:
-    """Raise ``problem`` where there is one, and elsewhere PeerError with each rank's text."""
-    if problem is not None:
+    """Raise ``error`` where there is one, and elsewhere PeerError with each rank's text."""
+    if error is not None:
         try:
-            raise problem
+            raise error
         finally:
-            del problem  # its traceback leads back here, a cycle that would keep all its frames
+            del error  # its traceback leads back here, a cycle that would keep all its frames
     failures = "; ".join(f"rank {other}: {text}" for other, text in enumerate(texts) if text)
     raise PeerError(f"{operation} on rank {rank} failed because of {failures}")
 
 
 def raise_mismatch(
-    operation: str, rank: int, views: Sequence[Sequence[tuple[Any, ...]]]
+    operation: str, rank: int, signatures: Sequence[Sequence[tuple[Any, ...]]]
 ) -> NoReturn:
     """Raise RankMismatchError, which tells the first entry that differs as each rank has it."""
-    name, values = _first_difference(views)
+    name, values = _first_difference(signatures)
     raise RankMismatchError(
         f"{operation} on rank {rank}: ranks disagree on {name}: {_by_ranks(values)}", name
     )
 
 
-def _first_difference(views: Sequence[Sequence[tuple[Any, ...]]]) -> tuple[str, list[str]]:
-    for index in range(max(map(len, views))):
-        entries = [view[index] if index < len(view) else None for view in views]
+def _first_difference(signatures: Sequence[Sequence[tuple[Any, ...]]]) -> tuple[str, list[str]]:
+    for index in range(max(map(len, signatures))):
+        entries = [signature[index] if index < len(signature) else None for signature in signatures]
         if any(repr(entry) != repr(entries[0]) for entry in entries):
             names = dict.fromkeys(entry[0] for entry in entries if entry)
             shown = slice(1 if len(names) == 1 else 0, None)
             return " or ".join(names), [
                 " ".join(map(str, entry[shown])) if entry else "none" for entry in entries
             ]
-    return "the number of calls so far", ["unknown"] * len(views)
+    return "the number of calls so far", ["unknown"] * len(signatures)
 
 
 def _by_ranks(values: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""What ranks must agree on before gradients move: names, dtypes, shapes, and which there are."""
+"""What must be equal on all ranks before gradients move: names, dtypes, shapes, and which exist."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ NOT_INITIALISED = "not initialised (bcast_data would bring it)"
 
 
 @dataclass(frozen=True)
-class Layout:
+class GradientSignature:
     """The gradients of one call as one rank sees them, in the order of their parameters' names.
 
     Attributes:
-        settings: names and values that all gradients share.
-        names: of the parameters.
+        settings: names and values that concern all gradients.
+        names: the parameters' names, sorted.
         dtypes: of the gradients, or of the parameters that have none; None where a parameter is
             not initialised.
         shapes: likewise.
-        notes: what else is to be agreed on for each parameter, in words; empty where there is
+        annotations: what else must be equal for each parameter, in words; empty where there is
             nothing for any.
     """
 
@@ -31,15 +31,15 @@ class Layout:
     names: tuple[str, ...]
     dtypes: tuple[np.dtype | None, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
-    notes: tuple[tuple[str, ...], ...] = ()
+    annotations: tuple[tuple[str, ...], ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        # Asked for in every call; of a thousand parameters it takes 100 us.
-        return hash((self.settings, self.names, self.dtypes, self.shapes, self.notes))
+        # Needed in every call, and slow for many parameters.
+        return hash((self.settings, self.names, self.dtypes, self.shapes, self.annotations))
 
     @property
     def nbytes(self) -> int:
@@ -51,11 +51,11 @@ class Layout:
         )
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """The layout as the entries of a view, which a mismatch is told by."""
+        """Yield the entries of a handshake's signature, by which a mismatch is reported."""
         yield from self.settings
-        notes = self.notes or ((),) * len(self.names)
+        annotations = self.annotations or ((),) * len(self.names)
         for name, dtype, shape, rest in zip(
-            self.names, self.dtypes, self.shapes, notes, strict=True
+            self.names, self.dtypes, self.shapes, annotations, strict=True
         ):
             if dtype is None:
                 yield ("parameter", name, NOT_INITIALISED, *rest)

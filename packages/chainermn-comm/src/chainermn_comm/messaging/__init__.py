@@ -1,1 +1,31 @@
-"""Messages of any arrays and objects between ranks, and the handshake before collective calls."""
+"""Messages of arrays and objects between ranks, and the handshake before collective operations."""
+
+from . import collectives, point_to_point
+from .context import Context
+from .handshake import Handshake, Signature, capture_error
+from .messages import ARRAY, OBJECT, SCALAR, TUPLE, Message
+from .messages import of_array as message_of_array
+from .messages import of_object as message_of_object
+from .point_to_point import Peer
+from .transfer import Buffer, start_exchange
+from .transfer import bcast as bcast_buffer
+
+__all__ = [
+    "ARRAY",
+    "OBJECT",
+    "SCALAR",
+    "TUPLE",
+    "Buffer",
+    "Context",
+    "Handshake",
+    "Message",
+    "Peer",
+    "Signature",
+    "bcast_buffer",
+    "capture_error",
+    "collectives",
+    "message_of_array",
+    "message_of_object",
+    "point_to_point",
+    "start_exchange",
+]
