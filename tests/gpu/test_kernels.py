@@ -215,11 +215,11 @@ def test_pack_and_unpack_do_what_numpy_does(gpu, wire, chunk_bytes):
         buffer = gpus.put(np.zeros(chunk.nbytes, "u1"))
         keep.append((table, buffer))
         kernels.launch("pack", table, chunk, buffer, 3)
-        pieces = [cast(arrays[i][start:stop], wire, 3.0) for i, start, stop in chunk.parts]
+        pieces = [cast(arrays[i][start:stop], wire, 3.0) for i, start, stop in chunk.segments]
         packed = np.concatenate(pieces)
         np.testing.assert_array_equal(gpus.to_host(buffer).view(wire), packed)
         kernels.launch("unpack", table, chunk, buffer)
-        for (index, start, stop), piece in zip(chunk.parts, pieces, strict=True):
+        for (index, start, stop), piece in zip(chunk.segments, pieces, strict=True):
             arrays[index][start:stop] = cast(piece, arrays[index].dtype)
     for grad, array in zip(grads, arrays, strict=True):
         np.testing.assert_array_equal(gpus.to_host(grad), array)

@@ -7,35 +7,36 @@ from typing import Any, NoReturn
 
 
 class CommunicationError(RuntimeError):
-    """A collective call could not be carried out; every rank that took part raises."""
+    """A collective operation failed; every rank that took part in it raises."""
 
 
 class RankMismatchError(CommunicationError, ValueError):
     """Ranks called different operations, or the same one with arguments that don't fit.
 
     Attributes:
-        entry: what they disagree on, as the message names it; empty where it names nothing.
+        entry: the name of what differs, as in the message; empty where the message names nothing.
     """
 
     def __init__(self, message: str = "", entry: str = "") -> None:
-        """Say ``message``; ``entry`` names what differs."""
+        """Make the error; ``message`` is its text, and ``entry`` names what differs."""
         super().__init__(message)
         self.entry = entry
 
 
 class PeerError(CommunicationError):
-    """Another rank found an error before it could take part in this call.
+    """Another rank has an error and can't take part in this collective operation.
 
-    That rank raises the error itself; the others raise this one, which names it.
+    That rank raises its error itself; the others raise this one, whose text names the rank and its
+    error.
     """
 
 
 class FinalizedError(CommunicationError):
-    """A communicator was used after its ``finalize``."""
+    """A communicator was used after its ``finalize``; raised on the rank that does so."""
 
 
 def describe_exception(error: BaseException) -> str:
-    """The exception's type and text, even if asking for its text fails."""
+    """Return the exception's type and text, even if its ``__str__`` fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -43,7 +44,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def describe(error: BaseException, rank: int) -> str:
-    """The exception in words, without the rank's number, which the others put before it."""
+    """Return the exception's type and text without this rank's number, which PeerError adds."""
     kind, colon, text = describe_exception(error).partition(": ")
     return kind + colon + text.removeprefix(f"rank {rank}: ")
 
@@ -64,7 +65,7 @@ def raise_failure(
 def raise_mismatch(
     operation: str, rank: int, signatures: Sequence[Sequence[tuple[Any, ...]]]
 ) -> NoReturn:
-    """Raise RankMismatchError, which tells the first entry that differs as each rank has it."""
+    """Raise RankMismatchError with every rank's values of the first entry that differs."""
     name, values = _first_difference(signatures)
     raise RankMismatchError(
         f"{operation} on rank {rank}: ranks disagree on {name}: {_by_ranks(values)}", name
