@@ -23,6 +23,7 @@ from .messaging import (
     OBJECT,
     SCALAR,
     TUPLE,
+    WITH_METADATA,
     Context,
     Message,
     Peer,
@@ -30,6 +31,7 @@ from .messaging import (
     collectives,
     message_of_array,
     message_of_object,
+    message_with_metadata,
     point_to_point,
 )
 from .topology import Topology
@@ -38,13 +40,13 @@ from .watchdog import join, watched
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
-# What `recv` takes.
+# The kinds of messages that `recv` takes.
 ARRAYS = (ARRAY, TUPLE, SCALAR)
 
 
 @dataclass(frozen=True)
 class _Resources:
-    """What a communicator owns until it is finalized."""
+    """What a communicator owns until it is finalized, and works with."""
 
     context: Context
     pairwise: PairwiseAllreduce
@@ -56,15 +58,15 @@ class MpiCommunicator(CommunicatorBase):
 
     Made by :func:`chainermn_comm.create_communicator`. Its settings (:meth:`set_config`) are
     ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``. Arrays received are new ones;
-    what a rank gives to itself is copied, but for ``bcast``, whose root gets its own array back.
-    CuPy's arrays travel through host memory (gradients are faster), and arrive on the receiver's
+    what a rank sends to itself is copied, except by ``bcast``, whose root gets its own array back.
+    CuPy's arrays travel through host memory (gradients needn't), and arrive on the receiver's
     current device; ``bcast``'s root gets a copy of them.
 
     All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
-    operations or give arguments that don't fit; where one rank's argument is wrong in itself,
+    operations or pass arguments that don't fit; where one rank's argument is wrong in itself,
     ``TypeError`` or ``ValueError`` there and ``PeerError`` elsewhere. The communicator can be
-    used on afterwards. Only one thread at a time may use it; give another thread a communicator of
-    its own, with :meth:`split`.
+    used afterwards. Only one thread at a time may use it; another thread needs a communicator of
+    its own, made by :meth:`split`.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class MpiCommunicator(CommunicatorBase):
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
         Args:
-            mpi_comm: an intracommunicator; the user's own traffic on it stays apart.
+            mpi_comm: an intracommunicator; the user's own messages on it aren't touched.
             factories: make the algorithms for gradients in host memory and on GPUs.
             settings: what the user chose.
             topology: imposed instead of asking MPI; the same on all ranks.
@@ -94,8 +96,8 @@ class MpiCommunicator(CommunicatorBase):
         self._record = traced.record(own, watchdogs, settings.trace)
         topology = topology or Topology.discover(own)
         self._topology = topology
-        # Users have all tags but the largest, which carries the messages of collectives. Open MPI's
-        # communicators that were split don't know it.
+        # Users have all tags but the largest, which is that of the messages of collectives. Open
+        # MPI's communicators that were split lack the attribute.
         self._max_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
         self._interruption = ""
         self._interrupted: _Resources | None = None
@@ -113,7 +115,7 @@ class MpiCommunicator(CommunicatorBase):
         )
         self._algorithms = AlgorithmCache(*factories, context)
 
-    # Where this process is.
+    # Rank and topology.
 
     @property
     def rank(self) -> int:
@@ -161,7 +163,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def recv(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source")
-        return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)
+        return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)[1]
 
     def send_noted(
         self,
@@ -174,11 +176,11 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         if type(note) is not bytes or type(data) is not tuple or type(number) is not int:
             check_noted(note, data, number, self._rank)
+            data = tuple(data)
         peer = self._peer(dest, tag, "dest")
         try:
-            point_to_point.send_with_metadata(
-                note, data, number, peer, label, self._record, self._rank
-            )
+            message = message_with_metadata(data, self._rank)
+            point_to_point.send("send", message, peer, self._record, label, note, number)
         except struct.error:
             check_noted(note, data, number, self._rank)
             raise
@@ -187,11 +189,12 @@ class MpiCommunicator(CommunicatorBase):
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
         peer = self._peer(source, tag, "source")
-        return point_to_point.recv_with_metadata(peer, label, self._record, self._rank)
+        kinds = (WITH_METADATA,)
+        return point_to_point.recv("recv", kinds, peer, self._record, self._rank, label)
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        # Messages are cut to what MPI can count anyway, so `max_buf_len` has nothing to limit.
+        # Messages are split where MPI can't count them, so `max_buf_len` has nothing to limit.
         return collectives.bcast(self._context, "bcast", self._array(data), root).value()
 
     @watched
@@ -241,7 +244,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source")
-        return point_to_point.recv("recv_obj", (OBJECT,), peer, self._record, self._rank)
+        return point_to_point.recv("recv_obj", (OBJECT,), peer, self._record, self._rank)[1]
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -299,18 +302,19 @@ class MpiCommunicator(CommunicatorBase):
         """Replace each gradient by its mean over ranks (collective).
 
         Every rank gets the same bits. A gradient that can't be written to, or shares memory
-        with another, is replaced by a new array. One that is missing (None) on all ranks is
-        left alone. Beside the gradients this takes a few chunks, whatever the model's size: up
-        to 16 MiB a rank, kept from the first calls on, and on each node a window of 2 MiB for
-        each rank and one more (8 MiB for each and two more where there are other nodes). Each
-        gradient that is replaced takes its new array and, where the old one isn't contiguous, a
-        copy during the call. An exception in the middle of the sum (no memory, a signal's
-        handler) ends the job, as the other ranks can't be told. Where the job goes on, since
-        ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refused that, later calls on this rank raise
-        CommunicationError.
+        with another, is replaced by a new array. One that is missing (None) on all ranks stays
+        None. The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
+        kept from the first calls on, and on each node a window of 2 MiB for each rank and one more
+        (8 MiB for each and two more where there are other nodes). Each gradient that is replaced
+        takes its new array and, where the old one isn't contiguous, a copy during the call.
+
+        An exception in the middle of the sum (no memory, a signal's handler) ends the job, as it
+        can't be raised on the other ranks. Where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses
+        that, later calls on this rank raise CommunicationError.
 
         Args:
-            model: anything with ``namedparams()``; each parameter's ``grad`` is changed.
+            model: anything with ``namedparams()``; each parameter's ``grad`` (real or complex
+                floats) is overwritten or replaced.
             zero_fill: count a gradient that is missing here and present elsewhere as zeros;
                 without it such a difference is an error.
 
@@ -329,12 +333,17 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
-        """The mean of all ranks' arrays (collective).
+        """Return the mean of all ranks' arrays, on every rank (collective).
 
         Args:
-            sendbuf: a float array, or a tuple of them, of the same shape and dtype on every
-                rank; None to take the mean of ``recvbuf`` in place.
-            recvbuf: an array of that shape where the mean is written; None for a new array.
+            sendbuf: a float array, or a tuple of them, of the same shape and dtype on all ranks;
+                None to overwrite ``recvbuf`` by its mean.
+            recvbuf: an array of that shape, into which the mean is written; None for a new array.
+
+        Raises:
+            RankMismatchError: on all ranks, when shapes or dtypes differ.
+            TypeError: it isn't a float array; PeerError on the other ranks.
+            ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
         """
         data = recvbuf if sendbuf is None else sendbuf
         resources = self._open
@@ -394,11 +403,11 @@ class MpiCommunicator(CommunicatorBase):
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
 
-        Others may not leave the block, and to wait for them would keep the error from showing.
-        So memory and NCCL's communicator go, and ranks that wait for this one's GPU are told; MPI's
-        communicators and the node's window, which only all ranks together can free, stay until the
-        process ends. A program that catches such errors and goes on should do so inside of the
-        block, or make no more than some hundred communicators.
+        Other ranks may not leave the block, and waiting for them would keep the error from showing.
+        So memory and NCCL's communicator are released, and ranks that wait for this one's GPU get
+        an error; MPI's communicators and the node's window, which only all ranks together can free,
+        stay until the process ends. A program that catches such errors and goes on should do so
+        inside of the block, or make no more than some hundred communicators.
         """
         if kind is None:
             self.finalize()
@@ -410,7 +419,7 @@ class MpiCommunicator(CommunicatorBase):
         resources.pairwise.close()
         self._algorithms.release_local()
 
-    # How the verbs are made.
+    # What the methods above share.
 
     @property
     def _open(self) -> _Resources:
@@ -457,7 +466,7 @@ class MpiCommunicator(CommunicatorBase):
         return make
 
     def _peer(self, rank: int, tag: int, name: str) -> Peer:
-        """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
+        """Return MPI's communicator, the other rank, and the tag of a message."""
         own, resources = self._rank, self._resources
         if resources is None or os.getpid() != self._process:
             resources = self._open  # raises
@@ -488,7 +497,7 @@ class MpiCommunicator(CommunicatorBase):
         return numbers
 
     def _unpickled(self, operation: str, found: dict[int, Message]) -> dict[int, Any]:
-        """The objects; when one can't be unpickled on some rank, all ranks raise."""
+        """Return the objects; when one can't be unpickled on some rank, all ranks raise."""
         values: dict[int, Any]
         values, error = capture_error(lambda: {rank: m.value() for rank, m in found.items()})
         self._context.handshake(f"{operation}, unpickling", error=error)

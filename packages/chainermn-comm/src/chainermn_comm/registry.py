@@ -63,14 +63,14 @@ def create_communicator(
     says so (setting ``OMP_NUM_THREADS``, to any number, refuses that).
 
     Args:
-        communicator_name: which way gradients go, see the table below. All give the mean, the
+        communicator_name: the algorithm for means of gradients, see the table below. All give the
             same bits on every rank; those of different names may differ in rounding.
         mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is duplicated
             and stays the caller's.
-        allreduce_grad_dtype: float16, float32, float64 or a bfloat16, in which gradients
-            travel; None for each one's own dtype. A mean outside of its range may become
-            infinite, on GPUs also that of a gradient outside of it. Those that share memory
-            on one node send nothing there, and round to no type narrower than a gradient's.
+        allreduce_grad_dtype: the dtype in which gradients travel: float16, float32, float64 or a
+            bfloat16; None for each one's own. A mean outside of its range may become infinite, on
+            GPUs also the mean of a gradient outside of it. Communicators that share memory on one
+            node send nothing there, and round to no dtype narrower than a gradient's.
         batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
 
     ==================  ==================================================================
@@ -86,12 +86,12 @@ def create_communicator(
     ==================  ==================================================================
 
     Gradients on GPUs go through NCCL in a node, and between nodes through MPI; those of ``flat``
-    and ``naive`` through MPI only. MPI gets GPU memory where it says that it takes it
-    (``MPIX_Query_cuda_support``) on all ranks, but for ``non_cuda_aware``; else host memory.
+    and ``naive`` through MPI only. MPI gets GPU memory where it is CUDA-aware on all ranks
+    (``MPIX_Query_cuda_support``), except by ``non_cuda_aware``; else host memory.
 
-    Gradients travel in chunks, whose size was measured for each way. The environment variable
-    ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a multiple of 64 from 64 to
-    2^30. It is read when a communicator is made; a split keeps it.
+    Gradients travel in chunks, whose default size depends on the algorithm. The environment
+    variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a number of bytes, a
+    multiple of 64 from 64 to 2^30. It is read when a communicator is made; a split keeps it.
 
     A call that waits for more than ten minutes is reported, with the rank that the others seem to
     wait for first, and goes on waiting. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets
@@ -105,8 +105,10 @@ def create_communicator(
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        ValueError: no such communicator, dtype, size of chunks or time-out; ``single_node`` on
-            several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
+        TypeError: ``mpi_comm`` is no mpi4py intracommunicator.
+        ValueError: there is no such communicator, dtype, size of chunks or time-out;
+            ``single_node`` on several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
+        PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     return make_communicator(communicator_name, mpi_comm, allreduce_grad_dtype, batched_copy)
@@ -182,7 +184,7 @@ def _resolve(factory: str | Factory, named: dict[str, Factory]) -> Factory:
 
 
 def _numbers(comm: MPI.Intracomm) -> list[int]:
-    """The ranks of a communicator by their numbers in MPI.COMM_WORLD, this one first."""
+    """Return the communicator's ranks as ranks of MPI.COMM_WORLD, this process first."""
     from mpi4py import MPI
 
     ranks = [*range(comm.rank, comm.size), *range(comm.rank)]

@@ -3,9 +3,10 @@
 from . import collectives, point_to_point
 from .context import Context
 from .handshake import Handshake, Signature, capture_error
-from .messages import ARRAY, OBJECT, SCALAR, TUPLE, Message
+from .messages import ARRAY, OBJECT, SCALAR, TUPLE, WITH_METADATA, Message
 from .messages import of_array as message_of_array
 from .messages import of_object as message_of_object
+from .messages import with_metadata as message_with_metadata
 from .point_to_point import Peer
 from .transfer import Buffer, start_exchange
 from .transfer import bcast as bcast_buffer
@@ -15,6 +16,7 @@ __all__ = [
     "OBJECT",
     "SCALAR",
     "TUPLE",
+    "WITH_METADATA",
     "Buffer",
     "Context",
     "Handshake",
@@ -26,6 +28,7 @@ __all__ = [
     "collectives",
     "message_of_array",
     "message_of_object",
+    "message_with_metadata",
     "point_to_point",
     "start_exchange",
 ]

@@ -19,6 +19,7 @@ ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT = "array", "scalar", "tuple", "noted
 
 # Dtype, shape, and whether the array is C-contiguous (else it is Fortran-contiguous).
 ArraySpec: TypeAlias = tuple[np.dtype, tuple[int, ...], bool]
+_new = tuple.__new__  # makes a named tuple in less time than its class does
 
 
 class Message(NamedTuple):
@@ -113,6 +114,15 @@ def of_array(data: Any, rank: int) -> Message:
     if devices.on_gpu(data):
         return Message(ARRAY, (_to_host(data, True, rank),), on_gpu=(0,))
     return Message(SCALAR, (_to_host(data, False, rank),))
+
+
+def with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
+    """Return the message that carries a tuple of arrays, as :func:`of_array`, with metadata."""
+    for array in arrays:
+        if type(array) is np.ndarray and array.flags.c_contiguous and not array.dtype.hasobject:
+            continue  # nearly always
+        return of_array(arrays, rank)._replace(kind=WITH_METADATA)
+    return _new(Message, (WITH_METADATA, arrays, (), ()))
 
 
 def of_object(obj: Any) -> Message:

@@ -4,20 +4,20 @@ The first of MPI's messages holds the message id, the lengths of header and meta
 these as fits, and the data of those arrays that fit after them; most messages need no other. Arrays
 that don't fit follow out of line, where they aren't copied.
 
-Messages with metadata take a fast path: loops send the same few metadata with the same few array
-specs again and again, so all that follows from these is computed once.
+Loops send the same few metadata with the same few array specs again and again, so everything that
+follows from these is computed once.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import compress
 from operator import not_
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -25,14 +25,16 @@ from mpi4py import MPI
 from ..arrays import as_bytes
 from ..watchdog import Record
 from . import messages
-from .messages import OBJECT, WITH_METADATA, ArraySpec, Message
+from .messages import OBJECT, TUPLE, WITH_METADATA, ArraySpec, Message
 from .transfer import MAX_MESSAGE_BYTES, split_large
 
 # The size of the first of MPI's messages. Longer ones are faster out of line.
 INLINE_BYTES = 64 << 10
+# Metadata that are longer aren't cached.
+CACHED_METADATA_BYTES = 1 << 10
 PREFIX = struct.Struct("<qII")  # message id, length of the header, length of the metadata
 _MESSAGE_ID, _LENGTHS = struct.Struct("<q"), struct.Struct("<II")
-# Global names save the fast path some attribute look-ups.
+# Global names save attribute look-ups.
 _pack_message_id, _unpack_prefix, _PREFIX_BYTES = _MESSAGE_ID.pack, PREFIX.unpack_from, PREFIX.size
 
 # MPI's communicator, the other rank, and the tag.
@@ -58,24 +60,42 @@ def send(
         label: what the call is made for, for the watchdog's reports.
         metadata: bytes beside the arrays.
         message_id: 64 bits, signed.
+
+    Raises:
+        struct.error: the message id has more than 64 bits.
     """
     comm, dest, tag = peer
-    header, arrays = message.header(), message.arrays
-    head = PREFIX.pack(message_id, len(header), len(metadata)) + header + metadata
-    fit = fits_inline(len(head), [array.nbytes for array in arrays])
-    inline: list[Any] = [head[:INLINE_BYTES], *map(as_bytes, compress(arrays, fit))]
-    record.message(method, dest, tag, message.nbytes, label)
+    kind, arrays, scalars, on_gpu = message
+    if len(arrays) == 1:  # nearly always
+        (array,) = arrays
+        specs: tuple[ArraySpec, ...] = ((array.dtype, array.shape, array.flags.c_contiguous),)
+    else:
+        specs = tuple([(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays])
+    encode = _encode if len(metadata) <= CACHED_METADATA_BYTES else _encode.__wrapped__
+    head, out_of_line, all_c, nbytes = encode(kind, specs, scalars, on_gpu, metadata)
+    inline: Iterable[Any] = compress(arrays, map(not_, out_of_line)) if out_of_line else arrays
+    if not all_c:
+        inline = map(as_bytes, inline)
+    first = b"".join((_pack_message_id(message_id), head, *inline))
+    record.message(method, dest, tag, nbytes, label)
     try:
-        comm.Send([b"".join(inline), MPI.BYTE], dest, tag)
-        if len(head) > INLINE_BYTES:
-            comm.Send([head[INLINE_BYTES:], MPI.BYTE], dest, tag)
-        _send_out_of_line(compress(arrays, map(not_, fit)), peer)
+        if len(first) > INLINE_BYTES:  # the header or the metadata are long, and no array fits
+            comm.Send([first[:INLINE_BYTES], MPI.BYTE], dest, tag)
+            comm.Send([first[INLINE_BYTES:], MPI.BYTE], dest, tag)
+        else:
+            comm.Send([first, MPI.BYTE], dest, tag)
+        if out_of_line:
+            for array in compress(arrays, out_of_line):
+                for piece in split_large(as_bytes(array)):
+                    comm.Send([piece, MPI.BYTE], dest, tag)
     finally:
         record.leave()
 
 
-def recv(method: str, kinds: tuple[str, ...], peer: Peer, record: Record, rank: int) -> Any:
-    """Receive a message of :func:`send`; return its value.
+def recv(
+    method: str, kinds: tuple[str, ...], peer: Peer, record: Record, rank: int, label: str = ""
+) -> tuple[bytes, Any, int]:
+    """Receive a message of :func:`send`.
 
     Args:
         method: the method of the communicator, for the watchdog's reports and errors.
@@ -83,109 +103,43 @@ def recv(method: str, kinds: tuple[str, ...], peer: Peer, record: Record, rank: 
         peer: from whom.
         record: where the call is recorded.
         rank: this rank's number, for errors.
+        label: what the call is made for, for the watchdog's reports.
+
+    Returns:
+        The metadata, the message's value, and the message id.
 
     Raises:
+        MemoryError: an array can't be allocated; the message is discarded.
         TypeError: the message is of none of these kinds; it is discarded.
     """
     comm, source, tag = peer
     inline = np.empty(INLINE_BYTES, np.uint8)
-    record.message(method, source, tag)
-    try:
-        comm.Recv([inline, MPI.BYTE], source, tag)
-        message, *_ = _recv_rest(inline, peer)
-        if message.kind not in kinds:
-            raise _wrong_kind(method, message, rank, source)
-        return message.value()
-    finally:
-        record.leave()
-
-
-def send_with_metadata(
-    metadata: bytes,
-    arrays: tuple[Any, ...],
-    message_id: int,
-    peer: Peer,
-    label: str,
-    record: Record,
-    rank: int,
-) -> None:
-    """Send arrays with metadata; return when the arrays may be changed.
-
-    Args:
-        metadata: bytes beside the arrays.
-        arrays: as :meth:`CommunicatorBase.send` takes a tuple of them.
-        message_id: 64 bits, signed.
-        peer: to whom.
-        label: what the call is made for, for the watchdog's reports.
-        record: where the call is recorded.
-        rank: this rank's number, for errors.
-
-    Raises:
-        struct.error: the message id has more than 64 bits.
-        TypeError: one of the arrays can't be sent.
-    """
-    comm, dest, tag = peer
-    head = None
-    if len(arrays) == 1 and type(array := arrays[0]) is np.ndarray:  # nearly always
-        head = _encode(metadata, ((array.dtype, array.shape, array.flags.c_contiguous),))
-    elif all([type(array) is np.ndarray for array in arrays]):
-        specs = tuple([(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays])
-        head = _encode(metadata, specs)
-    if head is None:
-        message = messages.of_array(tuple(arrays), rank)._replace(kind=WITH_METADATA)
-        send("send", message, peer, record, label, metadata, message_id)
-        return
-    encoded, out_of_line, nbytes = head
-    inline = compress(arrays, map(not_, out_of_line)) if out_of_line else arrays
-    first = b"".join((_pack_message_id(message_id), encoded, *inline))
-    record.message("send", dest, tag, nbytes, label)
-    try:
-        comm.Send([first, MPI.BYTE], dest, tag)
-        if out_of_line:
-            _send_out_of_line(compress(arrays, out_of_line), peer)
-    finally:
-        record.leave()
-
-
-def recv_with_metadata(
-    peer: Peer, label: str, record: Record, rank: int
-) -> tuple[bytes, tuple[Any, ...], int]:
-    """Receive a message with metadata.
-
-    Args:
-        peer: from whom.
-        label: what the call is made for, for the watchdog's reports.
-        record: where the call is recorded.
-        rank: this rank's number, for errors.
-
-    Returns:
-        The metadata, the arrays, and the message id.
-
-    Raises:
-        TypeError: the message has no metadata; it is discarded.
-    """
-    comm, source, tag = peer
-    inline = np.empty(INLINE_BYTES, np.uint8)
     memory = inline.data
-    record.message("recv", source, tag, 0, label)
+    record.message(method, source, tag, 0, label)
     try:
         comm.Recv([inline, MPI.BYTE], source, tag)
         message_id, header_bytes, metadata_bytes = _unpack_prefix(memory)
         end = _PREFIX_BYTES + header_bytes + metadata_bytes
-        decoded = None
-        if end <= INLINE_BYTES:
-            decoded = _decode(bytes(memory[_PREFIX_BYTES:end]), header_bytes)
-        if decoded is None:
-            message, metadata, message_id = _recv_rest(inline, peer)
-            if message.kind != WITH_METADATA:
-                raise _wrong_kind("recv_noted", message, rank, source)
-            return metadata, message.value(), message_id
-        metadata, places, out_of_line = decoded  # nearly always
+        head = bytes(memory[_PREFIX_BYTES:end])
+        if end > INLINE_BYTES:
+            rest = np.empty(end - INLINE_BYTES, np.uint8)
+            comm.Recv([rest, MPI.BYTE], source, tag)
+            found = _decode(head + rest.tobytes(), header_bytes)
+        else:
+            found = _decode_cached(head, header_bytes) or _decode(head, header_bytes)
+        kind, metadata, places, out_of_line, scalars, on_gpu, is_plain = found
         arrays = _recv_out_of_line(out_of_line, peer) if out_of_line else []
-        for index, (dtype, shape, start) in enumerate(places):
-            if start:
+        for index, (dtype, shape, order, start) in enumerate(places):
+            if start and order is None:  # nearly always
                 arrays.insert(index, np.ndarray(shape, dtype, memory, start).copy())
-        return metadata, tuple(arrays), message_id
+            elif start:
+                array = np.ndarray(shape, dtype, memory, start, None, order)
+                arrays.insert(index, array.copy(order))
+        if kind not in kinds:
+            raise _wrong_kind(method, kind, kinds, rank, source)
+        if is_plain:
+            return metadata, tuple(arrays), message_id
+        return metadata, Message(kind, tuple(arrays), scalars, on_gpu).value(), message_id
     finally:
         record.leave()
 
@@ -205,34 +159,68 @@ def fits_inline(start: int, sizes: Sequence[int]) -> list[bool]:
     return fit
 
 
-def _send_out_of_line(arrays: Any, peer: Peer) -> None:
-    comm, dest, tag = peer
-    for array in arrays:
-        for piece in split_large(as_bytes(array)):
-            comm.Send([piece, MPI.BYTE], dest, tag)
+@lru_cache(maxsize=256)
+def _encode(
+    kind: str, specs: tuple[ArraySpec, ...], scalars: Any, on_gpu: Any, metadata: bytes
+) -> tuple[bytes, tuple[bool, ...], bool, int]:
+    """Return what precedes the data, but for the message id, and how the data are sent.
+
+    Returns:
+        Lengths, header and metadata; which arrays are out of line, empty if none is; whether all
+        are C-contiguous; bytes of all.
+    """
+    header = messages.encode_header(kind, specs, scalars, on_gpu)
+    head = _LENGTHS.pack(len(header), len(metadata)) + header + metadata
+    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in specs]
+    fit = fits_inline(_MESSAGE_ID.size + len(head), sizes)
+    out_of_line = () if all(fit) else tuple(map(not_, fit))
+    return head, out_of_line, all([is_c for *_, is_c in specs]), sum(sizes)
 
 
-def _recv_rest(inline: np.ndarray, peer: Peer) -> tuple[Message, bytes, int]:
-    """Receive what follows the first part; return the message, its metadata and its id."""
-    comm, source, tag = peer
-    message_id, header_bytes, metadata_bytes = PREFIX.unpack_from(inline.data)
-    end = PREFIX.size + header_bytes + metadata_bytes
-    head = inline[PREFIX.size : end].tobytes()
-    if end > INLINE_BYTES:
-        rest = np.empty(end - INLINE_BYTES, np.uint8)
-        comm.Recv([rest, MPI.BYTE], source, tag)
-        head += rest.tobytes()
+class _Decoded(NamedTuple):
+    """What follows from a message's header and metadata.
+
+    Attributes:
+        kind: of the message.
+        metadata: bytes beside the arrays.
+        places: each array's dtype, shape, order (None for C), and where its data begin in the
+            first of MPI's messages; 0 if they are out of line.
+        out_of_line: dtype, shape and order of those out of line.
+        scalars: see :class:`Message`.
+        on_gpu: see :class:`Message`.
+        is_plain: whether the message's value is the tuple of its arrays, as nearly always.
+    """
+
+    kind: str
+    metadata: bytes
+    places: list[tuple[np.dtype, tuple[int, ...], Any, int]]
+    out_of_line: list[tuple[np.dtype, tuple[int, ...], Any]]
+    scalars: tuple[int, ...]
+    on_gpu: tuple[int, ...]
+    is_plain: bool
+
+
+def _decode(head: bytes, header_bytes: int) -> _Decoded:
     kind, specs, scalars, on_gpu = messages.decode_header(head[:header_bytes])
-    fit = fits_inline(end, [size for *_, size in specs])
-    out_of_line = _recv_out_of_line([spec[:3] for spec in compress(specs, map(not_, fit))], peer)
-    arrays = []
+    start = _PREFIX_BYTES + len(head)
+    fit = fits_inline(start, [size for *_, size in specs])
+    places, out_of_line = [], []
     for (dtype, shape, order, size), fits in zip(specs, fit, strict=True):
+        places.append((dtype, shape, None if order == "C" else order, start if fits else 0))
         if fits:
-            arrays.append(np.ndarray(shape, dtype, inline, end, order=order).copy(order))
-            end += size
+            start += size
         else:
-            arrays.append(out_of_line.pop(0))
-    return Message(kind, tuple(arrays), scalars, on_gpu), head[header_bytes:], message_id
+            out_of_line.append((dtype, shape, order))
+    is_plain = kind in (TUPLE, WITH_METADATA) and not scalars and not on_gpu
+    return _Decoded(kind, head[header_bytes:], places, out_of_line, scalars, on_gpu, is_plain)
+
+
+@lru_cache(maxsize=256)
+def _decode_cached(head: bytes, header_bytes: int) -> _Decoded | None:
+    """Return what :func:`_decode` does; None if it can't be cached."""
+    if messages.decode_header_cached(head[:header_bytes]) is None:
+        return None
+    return _decode(head, header_bytes)
 
 
 def _recv_out_of_line(
@@ -259,69 +247,16 @@ def _recv_out_of_line(
     return arrays
 
 
-def _wrong_kind(method: str, message: Message, rank: int, source: int) -> TypeError:
+def _wrong_kind(
+    method: str, kind: str, kinds: tuple[str, ...], rank: int, source: int
+) -> TypeError:
+    if WITH_METADATA in kinds:
+        method += "_noted"
     what, suffix = {
         OBJECT: ("an object", "_obj"),
         WITH_METADATA: ("a note with arrays (as of functions.send)", "_noted"),
-    }.get(message.kind, ("an array", ""))
+    }.get(kind, ("an array", ""))
     return TypeError(
         f"rank {rank}: {method} got {what} that rank {source} sent with send{suffix} "
         f"(now discarded); receive it with recv{suffix}"
     )
-
-
-class _SlowPathError(Exception):
-    """Arrays can't take the fast path. An exception isn't cached, so no long metadata are kept."""
-
-
-def _encode(
-    metadata: bytes, specs: tuple[ArraySpec, ...]
-) -> tuple[bytes, tuple[bool, ...], int] | None:
-    try:
-        return _encode_cached(metadata, specs)
-    except _SlowPathError:
-        return None
-
-
-@lru_cache(maxsize=256)
-def _encode_cached(
-    metadata: bytes, specs: tuple[ArraySpec, ...]
-) -> tuple[bytes, tuple[bool, ...], int]:
-    """Return what follows the message id, which arrays are out of line, and the data's bytes."""
-    if not all([contiguous and not dtype.hasobject for dtype, _, contiguous in specs]):
-        raise _SlowPathError
-    header = messages.encode_header(WITH_METADATA, specs, (), ())
-    head = _LENGTHS.pack(len(header), len(metadata)) + header + metadata
-    start = _MESSAGE_ID.size + len(head)
-    if start > INLINE_BYTES:
-        raise _SlowPathError
-    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in specs]
-    fit = fits_inline(start, sizes)
-    return head, () if all(fit) else tuple(map(not_, fit)), sum(sizes)
-
-
-@lru_cache(maxsize=256)
-def _decode(head: bytes, header_bytes: int) -> tuple[bytes, list[Any], list[Any]] | None:
-    """Return what is known of a message from its header and metadata.
-
-    Returns:
-        The metadata; each array's dtype, shape, and where it begins in the first part (0 if it is
-        out of line); dtype, shape and order of those out of line. None for the slow path.
-    """
-    found = messages.decode_header_cached(head[:header_bytes])
-    if found is None:
-        return None
-    kind, specs, scalars, on_gpu = found
-    is_plain = not scalars and not on_gpu and all([order == "C" for _, _, order, _ in specs])
-    if kind != WITH_METADATA or not is_plain:
-        return None
-    start = _PREFIX_BYTES + len(head)
-    fit = fits_inline(start, [size for *_, size in specs])
-    places, out_of_line = [], []
-    for (dtype, shape, order, size), fits in zip(specs, fit, strict=True):
-        places.append((dtype, shape, start if fits else 0))
-        if fits:
-            start += size
-        else:
-            out_of_line.append((dtype, shape, order))
-    return head[header_bytes:], places, out_of_line
