@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError
 from chainermn_comm.config import Settings
-from chainermn_comm.gradients import mean
+from chainermn_comm.gradients import call as gradient_call
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime.progress import barrier
 from chainermn_comm.topology import Topology
@@ -146,7 +146,9 @@ def agreement(gradients: Gradients) -> Contestant:
     grads = [by_name[name] for name in names]
 
     def call() -> None:
-        path = mean._fast_path(settings, False, False, names, mean._array_specs(grads))
+        path = gradient_call._fast_path(
+            settings, False, False, names, gradient_call._array_specs(grads)
+        )
         agree("allreduce_grad", path.signature if path else ())
 
     def tells_a_difference() -> bool:

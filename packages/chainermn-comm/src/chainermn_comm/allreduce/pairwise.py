@@ -34,7 +34,7 @@ CACHED_LAYOUTS = 256
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How large the rounds of a sum are, and how many are under way; a round is a shard a rank.
+    """How large the rounds of a sum are, and how many are in flight; a round is a shard a rank.
 
     Attributes:
         chunk_bytes: a shard's size at most.
@@ -56,7 +56,7 @@ BLOCKING = Pipeline(2 << 20, 3)
 # For ranks whose cores share little cache: reading what another core has just written is slow
 # there; see docs/decisions/autotuner.md.
 LATE_GATHER = Pipeline(2 << 20, 3, gather_delay=2, wait_delay=2)
-# For ranks that share no memory: enough messages are under way for a link of 1 Gbit/s to be busy
+# For ranks that share no memory: enough messages are in flight for a link of 1 Gbit/s to be busy
 # for some ten milliseconds, for ranks that progress their messages only now and then.
 OVERLAPPED = Pipeline(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
 
@@ -102,7 +102,7 @@ class PairwiseAllreduce:
         Args:
             comm: the ranks.
             tag: of the messages; no others have it meanwhile.
-            pipeline: how large the rounds are, and how many are under way.
+            pipeline: how large the rounds are, and how many are in flight.
             chunk_bytes: instead of the pipeline's.
             gather_bytes: while a rank receives no more, all ranks gather and sum whole buffers.
             wait: returns when all requests are done.
@@ -162,7 +162,7 @@ class PairwiseAllreduce:
         # Shards differ by an element, of at most 8 bytes.
         shard = min(self._shard_bytes, -(-nbytes // self._size) + 8)
         for index in range(len(self._received)):
-            self._room(index, (self._size - 1) * shard)
+            self._scratch(index, (self._size - 1) * shard)
 
     def close(self) -> None:
         """Release the memory; it is allocated again when needed."""
@@ -178,15 +178,15 @@ class PairwiseAllreduce:
         return [whole[shard_slice(whole.size, self._size, rank)] for rank in range(self._size)]
 
     def _rows(self, number: int, shards: list[Buffer]) -> list[Buffer]:
-        """Return every rank's terms of this rank's shard: its own, and room for the others'."""
+        """Return every rank's terms of this rank's shard: its own, and memory for the others'."""
         own = shards[self._rank]
-        received = self._room(number % len(self._received), (self._size - 1) * own.nbytes)
+        received = self._scratch(number % len(self._received), (self._size - 1) * own.nbytes)
         received = received.view(own.dtype)
         rows = [received[i * own.size : (i + 1) * own.size] for i in range(self._size - 1)]
         rows.insert(self._rank, own)
         return rows
 
-    def _room(self, index: int, nbytes: int) -> Buffer:
+    def _scratch(self, index: int, nbytes: int) -> Buffer:
         if self._received[index].nbytes < nbytes:
             self._received[index] = self._allocate(nbytes)
             self._gathered.clear()  # its views may be of the old memory
@@ -207,7 +207,7 @@ class PairwiseAllreduce:
         found = self._gathered.get((size, dtype))
         if found is None:
             count = self._size if self._size > 2 else 1
-            memory = self._room(0, count * size * dtype.itemsize)
+            memory = self._scratch(0, count * size * dtype.itemsize)
             if len(self._gathered) >= CACHED_LAYOUTS:
                 self._gathered.clear()
             rows = list(memory.view(dtype).reshape(count, size))
