@@ -10,7 +10,7 @@ def fail_while_memory_is_shared(error: BaseException) -> None:
     """Raise it between the steps in which ranks of a node come to share memory."""
     from chainermn_comm.allreduce.shared_window import SharedWindow
 
-    SharedWindow.take_pages = _failing(error)  # type: ignore[method-assign]
+    SharedWindow.prefault = _failing(error)  # type: ignore[method-assign]
 
 
 def fail_while_gradients_are_summed(error: BaseException) -> None:

@@ -35,7 +35,7 @@ def communicator_within(name: str, seconds: float = 600.0, **limits: Any) -> Any
     Args:
         name: as `create_communicator` takes it.
         seconds: after which a waiting call is reported.
-        limits: the other attributes of `Limit`.
+        limits: the other attributes of `Timeout`.
     """
     from chainermn_comm.registry import make_communicator
 

@@ -6,7 +6,7 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from ..messaging.handshake import Agreement, View
+from ..messaging import Handshake, Signature
 from ..watchdog import NOBODY, CallRecorder
 from . import clocks, events, file
 from .events import Kind
@@ -50,9 +50,9 @@ def record(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> 
     return made
 
 
-def agreement(comm: MPI.Intracomm, record: CallRecorder) -> Agreement:
-    """The agreement of a communicator whose calls are noted in this record."""
-    kind = TracedAgreement if isinstance(record, TracedCallRecorder) else Agreement
+def handshake(comm: MPI.Intracomm, record: CallRecorder) -> Handshake:
+    """The handshake of a communicator whose calls are noted in this record."""
+    kind = TracedHandshake if isinstance(record, TracedCallRecorder) else Handshake
     return kind(comm, record)
 
 
@@ -126,7 +126,7 @@ class TracedCallRecorder(CallRecorder):
         )
 
 
-class TracedAgreement(Agreement):
+class TracedHandshake(Handshake):
     """Tells a traced record when all ranks have come."""
 
     _record: TracedCallRecorder
@@ -134,19 +134,19 @@ class TracedAgreement(Agreement):
     def __call__(
         self,
         operation: str,
-        view: View = (),
-        note: bytes = b"",
-        problem: BaseException | None = None,
+        signature: Signature = (),
+        payload: bytes = b"",
+        error: BaseException | None = None,
         nbytes: int = 0,
     ) -> list[bytes]:
         try:
-            notes = _agree(self, operation, view, note, problem, nbytes)
+            payloads = _handshake(self, operation, signature, payload, error, nbytes)
         finally:
             self._record.met()
         count = self._calls
         if operation == FINALIZE or (count >= NEXT_COMPARISON and not count & (count - 1)):
             self._record.compare_clocks(self._comm)
-        return notes
+        return payloads
 
 
-_agree = Agreement.__call__
+_handshake = Handshake.__call__

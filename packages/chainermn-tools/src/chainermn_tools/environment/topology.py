@@ -66,7 +66,7 @@ def ranks() -> dict[str, Any] | None:
     """
     from mpi4py import MPI
 
-    from chainermn_comm.gpu.cuda_aware import mpi_takes_gpu_memory
+    from chainermn_comm.gpu import mpi_takes_gpu_memory
     from chainermn_comm.topology import Topology
 
     levels = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
-from chainermn_comm.gpu.cuda_aware import mpi_takes_gpu_memory
+from chainermn_comm.gpu import mpi_takes_gpu_memory
 from chainermn_tools.bench.operations import MEAN_GRAD, OPERATIONS, REFERENCES, Trial
 from chainermn_tools.bench.timing import is_right, time_all
 
@@ -89,7 +89,7 @@ def device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
         there is no GPU to try it with; ``right``, where it was tried.
     """
     aware = all(world.allgather(mpi_takes_gpu_memory()))
-    why = next(filter(None, world.allgather(devices.problem())), None)
+    why = next(filter(None, world.allgather(devices.unavailable_reason())), None)
     if why is not None:
         return {"aware": aware, "why_not": why}
     if not aware:
@@ -149,7 +149,7 @@ def _on_host(array: Any) -> np.ndarray:
 
 def _own_gpu(world: MPI.Intracomm) -> str | None:
     """Why not every rank has a GPU to itself; None if it has."""
-    why: str | None = next(filter(None, world.allgather(devices.problem())), None)
+    why: str | None = next(filter(None, world.allgather(devices.unavailable_reason())), None)
     if why is not None:
         return why
     with devices.use(_device(world)):
