@@ -26,9 +26,9 @@ from rich.table import Table
 from shapes import Shapes, resnet50
 
 from chainermn_comm import create_communicator, devices
-from chainermn_comm.allreduce.buckets import SMALL, cut
+from chainermn_comm.allreduce.chunks import SMALL_FRACTION, plan_chunks
 from chainermn_comm.gpu import kernels
-from chainermn_comm.gpu.nccl import NcclTransport
+from chainermn_comm.gpu.nccl import NcclCommunicator
 
 ROUNDS = 20
 # Launches in a row: the device then has the next one before it is done with the one before.
@@ -43,7 +43,7 @@ Cases = dict[str, Callable[[], Any]]
 
 def main() -> None:
     world = MPI.COMM_WORLD
-    why = devices.problem()
+    why = devices.unavailable_reason()
     if why is not None:
         raise SystemExit(f"no GPU: {why}")
     import cupy
@@ -80,8 +80,11 @@ def kernel_rates(grads: Sequence[Any], wire: str, world_size: int) -> dict[str, 
     nbytes = sum(grad.nbytes for grad in grads)
     source, target = devices.empty(nbytes), devices.empty(nbytes)
     wires = (np.dtype(wire),) * len(grads)
-    (chunk,) = cut(tuple(grad.size for grad in grads), wires, SMALL * nbytes)
-    table, buffer = devices.to_device(kernels.rows([chunk], grads)), devices.empty(chunk.nbytes)
+    (chunk,) = plan_chunks(tuple(grad.size for grad in grads), wires, SMALL_FRACTION * nbytes)
+    table, buffer = (
+        devices.to_device(kernels.segment_table([chunk], grads)),
+        devices.empty(chunk.nbytes),
+    )
     ms = on_device(
         {
             "copy": partial(copy_on_device, source, target),
@@ -148,7 +151,7 @@ def whole_calls(
     comms = {name: create_communicator(name, allreduce_grad_dtype=wire) for name in NAMES}
     calls: Cases = {name: partial(c.allreduce_grad, model) for name, c in comms.items()}
     notes = [f"{name}: WRONG" for name, call in calls.items() if not is_mean(world, grads, call)]
-    nccl = NcclTransport(world) if world.size > 1 else None
+    nccl = NcclCommunicator(world) if world.size > 1 else None
     if nccl is not None:
         size = sum(grad.size for grad in grads)
         flat = devices.empty(size * np.dtype(wire).itemsize).view(wire)

@@ -20,8 +20,9 @@ from report import of_sizes
 from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
-from chainermn_comm.allreduce.buckets import Chunk
-from chainermn_comm.allreduce.hierarchical import MEANS, NetworkStream
+from chainermn_comm.allreduce.chunks import Chunk
+from chainermn_comm.allreduce.hierarchical import MEANS, HierarchicalAllreduce
+from chainermn_comm.allreduce.pairwise import start_allgather
 from chainermn_comm.allreduce.shared_memory import Stage
 from chainermn_comm.topology import Topology
 
@@ -119,10 +120,10 @@ def link(gradients: Gradients) -> Case:
     return Case(LINK, "copy", lambda: flat.fill(0), swap, right)
 
 
-class WireAlone(NetworkStream):
+class WireAlone(HierarchicalAllreduce):
     """The messages of a stream between nodes, and nothing else: no meetings, copies or sums."""
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         pass
 
     def _stages(
@@ -133,15 +134,15 @@ class WireAlone(NetworkStream):
     def _pass_on(self, number: int, chunk: Chunk) -> None:
         if self._inter != MPI.COMM_NULL:
             MPI.Request.Waitall(self._requests.pop(number))
-            shards = self._lane_shards(self._means(number, chunk))
-            self._exchange(number, [shards[self._node]] * self._nodes, shards, MEANS)
+            shards = self._leader_shards(self._means(number, chunk))
+            self._requests[number] = start_allgather(self._inter, shards, MEANS)
 
 
 def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:
     """The messages of a communicator's stream (collective)."""
     topology = Topology.discover(comm)
-    lanes = min(map(topology.nodes.count, topology.nodes)) if name == "two_dimensional" else 1
-    return WireAlone(comm, topology, lanes)
+    leaders = min(map(topology.nodes.count, topology.nodes)) if name == "two_dimensional" else 1
+    return WireAlone(comm, topology, leaders)
 
 
 def moved(name: str, stream: WireAlone, gradients: Gradients) -> Case:

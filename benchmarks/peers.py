@@ -15,8 +15,8 @@ from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError
 from chainermn_comm.config import Settings
-from chainermn_comm.gradients.mean import layout_of
-from chainermn_comm.messaging.handshake import Agreement
+from chainermn_comm.gradients import call as gradient_call
+from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime.progress import barrier
 from chainermn_comm.topology import Topology
 
@@ -140,13 +140,16 @@ def meeting(gradients: Gradients) -> Case:
 
 def agreement(gradients: Gradients) -> Case:
     """All that ranks tell each other of a call of `allreduce_grad` before gradients move."""
-    comm, agree, settings = gradients.comm, Agreement(gradients.comm), Settings()
+    comm, agree, settings = gradients.comm, Handshake(gradients.comm), Settings()
     names = tuple(sorted(gradients.shapes))
     by_name = dict(zip(gradients.shapes, gradients.grads, strict=True))
     grads = [by_name[name] for name in names]
 
     def call() -> None:
-        agree("allreduce_grad", layout_of(settings, False, names, grads))
+        path = gradient_call._fast_path(
+            settings, False, False, names, gradient_call._array_specs(grads)
+        )
+        agree("allreduce_grad", path.signature if path else ())
 
     def tells_a_difference() -> bool:
         try:

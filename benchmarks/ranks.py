@@ -22,9 +22,9 @@ from rich.console import Console
 from shapes import MODELS, QUICK, QUICK_SIZES, SIZES, elements
 
 from chainermn_comm import create_communicator
-from chainermn_comm.registry import RECIPES
+from chainermn_comm.registry import REGISTRY
 
-MEASURED = [name for name in RECIPES if name not in ("pure_nccl", "dummy")]
+MEASURED = [name for name in REGISTRY if name not in ("pure_nccl", "dummy")]
 # Does all that the others do before gradients move.
 IDLE = "dummy"
 # Calls that are counted. They go through each way that a communicator has.

@@ -47,7 +47,7 @@ def test_the_function_that_a_message_is_made_for_is_noted(monkeypatch):
     found: list[str] = []
 
     @contextmanager
-    def part_of(label):
+    def annotate(label):
         found.append(label)
         yield
         found.append("end")
@@ -60,7 +60,7 @@ def test_the_function_that_a_message_is_made_for_is_noted(monkeypatch):
             found.append("recv")
             return np.zeros(9, np.uint8), np.ones(2)
 
-    monkeypatch.setattr(communicator, "part_of", part_of)
+    monkeypatch.setattr(communicator, "annotate", annotate)
     Seen().send_noted(b"x", (np.ones(2),), 1, 0, "functions: send")
     assert Seen().recv_noted(1, 0, "functions: recv")[0] == bytes(1)
     Seen().send_noted(b"x", (), 1, 0)

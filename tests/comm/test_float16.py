@@ -18,7 +18,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 def check(source: np.ndarray, dtype: str) -> None:
     out = np.empty(source.size, dtype)
     with np.errstate(all="ignore"):
-        float16.convert(source, out)
+        float16.cast_into(source, out)
         np.testing.assert_array_equal(bits(out), bits(source.astype(dtype)))
 
 
@@ -42,7 +42,7 @@ def test_float32_of_any_bits_and_below_float16():
     check(np.concatenate([near, -near]), "float16")
 
 
-@pytest.mark.parametrize("size", [0, 1, float16.PIECE - 1, float16.PIECE + 1])
+@pytest.mark.parametrize("size", [0, 1, float16.BLOCK - 1, float16.BLOCK + 1])
 def test_any_length_and_one_number_too_large_among_others(size):
     numbers = np.random.default_rng(2).standard_normal(size, "f4")
     for last in (1, 65520, np.nextafter(np.float32(65520), np.float32(0))):
@@ -53,8 +53,8 @@ def test_any_length_and_one_number_too_large_among_others(size):
 @pytest.mark.parametrize(("total", "term"), [("f4", "f2"), ("f4", "f4"), ("f8", "f4")])
 def test_add(total, term):
     rng = np.random.default_rng(3)
-    sums, terms = rng.standard_normal((2, float16.PIECE + 9))
+    sums, terms = rng.standard_normal((2, float16.BLOCK + 9))
     sums, terms = sums.astype(total), terms.astype(term)
     expected = sums + terms.astype(total)
-    float16.add(sums, terms)
+    float16.add_into(sums, terms)
     np.testing.assert_array_equal(sums, expected)

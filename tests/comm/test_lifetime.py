@@ -19,7 +19,7 @@ from chainermn_comm import (
     create_communicator,
 )
 from tests.support.models import check_mean, with_grads
-from tests.support.topologies import IMPOSED, WAYS, by_name, on_nodes, over_nodes, reducer_of
+from tests.support.topologies import IMPOSED, WAYS, algorithm_of, by_name, on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 
@@ -171,7 +171,7 @@ def test_a_block_left_by_an_exception_waits_for_nobody(world, name):
         for each in (comm, other):
             check_mean(each)
         if world.rank == 0:  # the others never leave the block
-            memory = weakref.ref(reducer_of(comm))
+            memory = weakref.ref(algorithm_of(comm))
             with pytest.raises(ZeroDivisionError):  # noqa: SIM117
                 with comm:
                     raise ZeroDivisionError
@@ -216,7 +216,7 @@ def test_a_mean_that_was_interrupted_leaves_a_communicator_that_says_so(world, m
     model = with_grads(w=np.ones(300_000, "f4"))
     comm = create_communicator("hierarchical")
     comm.allreduce_grad(model)
-    monkeypatch.setattr(reducer_of(comm), "begin", lambda *_: interrupt)
+    monkeypatch.setattr(algorithm_of(comm), "stage", lambda *_: interrupt)
     with pytest.raises(KeyboardInterrupt):
         comm.allreduce_grad(model)
     words = rf"rank {world.rank}: a mean of gradients was interrupted .*\(KeyboardInterrupt.*make a"
@@ -226,6 +226,6 @@ def test_a_mean_that_was_interrupted_leaves_a_communicator_that_says_so(world, m
     with pytest.raises(CommunicationError, match=words):
         comm.send(np.ones(1), (world.rank + 1) % world.size, 3)
     comm.finalize()  # waits for nobody
-    assert reducer_of(comm) is not None  # MPI may still write there
+    assert algorithm_of(comm) is not None  # MPI may still write there
     with create_communicator("hierarchical") as another:
         check_mean(another, 300_000)

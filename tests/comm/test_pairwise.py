@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator, patient_waits
-from chainermn_comm.allreduce.pairwise import InPlace
+from chainermn_comm.allreduce.pairwise import BLOCKING, OVERLAPPED, PairwiseAllreduce
 from tests.support.models import with_grads
 from tests.support.one_of_many import most_bytes, rank_1_of
 from tests.support.topologies import on_nodes
@@ -42,11 +42,16 @@ def apart(world, name="hierarchical"):
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
 def test_the_bits_are_those_of_flat(world, monkeypatch, name, dtype):
     used = []
-    real = InPlace.mean
-    monkeypatch.setattr(InPlace, "mean", lambda *args: (used.append(len(args[1])), real(*args)))
+    real = PairwiseAllreduce.allreduce
+
+    def allreduce(self, *args):
+        used.append(self._pipeline)
+        real(self, *args)
+
+    monkeypatch.setattr(PairwiseAllreduce, "allreduce", allreduce)
     with apart(world, name) as comm, create_communicator("flat") as flat:
         assert means(comm, dtype) == means(flat, dtype)
-    assert used
+    assert OVERLAPPED in used
 
 
 def test_back_to_back_calls_with_delays_do_not_mix(world):
@@ -75,10 +80,13 @@ def test_patient_waits_give_the_same_bits_also_when_some_ranks_hurry_or_are_not_
 
 
 @pytest.mark.ranks(2)
-def test_what_is_received_hardly_grows_with_the_number_of_ranks(world, monkeypatch):
-    monkeypatch.setattr(InPlace, "_exchange", lambda *_: [])
+@pytest.mark.parametrize("pipeline", [BLOCKING, OVERLAPPED])
+def test_what_is_received_hardly_grows_with_the_number_of_ranks(world, monkeypatch, pipeline):
+    for start in "_start_reduce_scatter", "_start_allgather":
+        monkeypatch.setattr(PairwiseAllreduce, start, lambda *_: [])
     grad = np.zeros(20 << 20, "f4")
     for size, most_mib in (2, 16), (4, 16), (9, 16), (100, 16), (1000, 32):
-        reducer = InPlace(rank_1_of(size))
-        used = most_bytes(lambda: reducer.mean([grad], [grad], [grad.dtype]))  # noqa: B023
+        pairwise = PairwiseAllreduce(rank_1_of(size), pipeline=pipeline)
+        with np.errstate(all="ignore"):  # of what wasn't received
+            used = most_bytes(lambda: pairwise.allreduce([grad], size))  # noqa: B023
         assert 1 / 2 < used / (1 << 20) < most_mib

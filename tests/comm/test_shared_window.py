@@ -21,7 +21,7 @@ pytestmark = pytest.mark.world
     ("what", "line"),
     [
         ("has_room", "no room for shared memory in /dev/shm on some node"),
-        ("take_pages", "no room for shared memory in /dev/shm on some node"),
+        ("prefault", "no room for shared memory in /dev/shm on some node"),
         ("__init__", "shared memory could not be allocated on some node: no such memory"),
         ("is_shared", "the memory that MPI calls shared is not, on some node"),
     ],

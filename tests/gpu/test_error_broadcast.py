@@ -6,37 +6,37 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError
-from chainermn_comm.gpu.error_broadcast import Alarm
+from chainermn_comm.gpu.error_broadcast import ErrorBroadcast
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
 
 @pytest.mark.parametrize("failing", ["one", "all"])
 def test_no_message_of_a_failure_gets_into_the_next_communicator(world, failing):
-    alarm = Alarm(world)
+    errors = ErrorBroadcast(world)
     if failing == "all" or world.rank == 0:
-        alarm.ring("no luck")  # and never listens
-    assert alarm.close()
+        errors.send("no luck")  # and never listens
+    assert errors.close()
     with_next(world)
 
 
 def test_a_failure_is_heard_and_without_one_nothing_is_left(world):
-    alarm = Alarm(world)
-    alarm.check()
-    assert not alarm.close()
-    alarm = Alarm(world)
+    errors = ErrorBroadcast(world)
+    errors.poll()
+    assert not errors.close()
+    errors = ErrorBroadcast(world)
     if world.rank == 0:
-        alarm.ring("no luck")
+        errors.send("no luck")
     else:
         with pytest.raises(PeerError, match="rank 0 failed: no luck"):
-            listen(alarm)
-    assert alarm.close()
+            listen(errors)
+    assert errors.close()
     with_next(world)
 
 
-def listen(alarm):
+def listen(errors):
     while True:
-        alarm.check()
+        errors.poll()
 
 
 def with_next(world):

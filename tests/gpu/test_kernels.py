@@ -211,15 +211,15 @@ def test_pack_and_unpack_do_what_numpy_does(gpu, wire, chunk_bytes):
     grads = [gpus.put(array) for array in arrays]
     keep = []
     for chunk in gpus.chunks_of([array.size for array in arrays], wire, chunk_bytes):
-        table = gpus.put(kernels.rows([chunk], grads))
+        table = gpus.put(kernels.segment_table([chunk], grads))
         buffer = gpus.put(np.zeros(chunk.nbytes, "u1"))
         keep.append((table, buffer))
         kernels.launch("pack", table, chunk, buffer, 3)
-        pieces = [cast(arrays[i][start:stop], wire, 3.0) for i, start, stop in chunk.parts]
+        pieces = [cast(arrays[i][start:stop], wire, 3.0) for i, start, stop in chunk.segments]
         packed = np.concatenate(pieces)
         np.testing.assert_array_equal(gpus.to_host(buffer).view(wire), packed)
         kernels.launch("unpack", table, chunk, buffer)
-        for (index, start, stop), piece in zip(chunk.parts, pieces, strict=True):
+        for (index, start, stop), piece in zip(chunk.segments, pieces, strict=True):
             arrays[index][start:stop] = cast(piece, arrays[index].dtype)
     for grad, array in zip(grads, arrays, strict=True):
         np.testing.assert_array_equal(gpus.to_host(grad), array)

@@ -25,7 +25,7 @@ print("mean " + str(param.grad.tolist()) + "\\n", end="")  # in one piece
 
 
 @pytest.mark.parametrize(
-    ("heading", "name"), [("A communicator", "through_rank_0"), ("A transport", "plain")]
+    ("heading", "name"), [("A communicator", "through_rank_0"), ("A sum", "plain")]
 )
 def test_a_file_makes_a_communicator(tmp_path, heading, name):
     (tmp_path / "added.py").write_text(BLOCKS[heading])

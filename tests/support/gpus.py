@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, devices
-from chainermn_comm.allreduce.buckets import Chunk, cut
+from chainermn_comm.allreduce import Chunk, plan_chunks
 from chainermn_comm.gpu import cuda_aware, kernels
 from tests.support.models import Model, Param
 
@@ -21,7 +21,7 @@ STAGED = ("naive", "flat")
 DTYPES = ("float16", "float32", "float64")
 
 on_gpu, to_host, address = devices.on_gpu, devices.to_host, devices.address
-why_none, kernel_source = devices.problem, kernels.source
+why_none, kernel_source = devices.unavailable_reason, kernels.source
 
 
 class Real:
@@ -121,4 +121,4 @@ def memory_in_use() -> tuple[int, int]:
 
 def chunks_of(sizes: Sequence[int], wire: str, chunk_bytes: int) -> list[Chunk]:
     """How gradients of so many elements are cut, all of the same wire dtype."""
-    return cut(tuple(sizes), (np.dtype(wire),) * len(sizes), chunk_bytes)
+    return plan_chunks(tuple(sizes), (np.dtype(wire),) * len(sizes), chunk_bytes)

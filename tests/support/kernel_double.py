@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chainermn_comm.allreduce.summation import sum_rows, telling_of_overflow
+from chainermn_comm.allreduce.summation import overflow_errstate, sum_rows
 
 # Bits of bfloat16 lie in uint16.
 WIRES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
@@ -85,6 +85,6 @@ def mean_of_rows(rows: list[np.ndarray], divisor: float) -> np.ndarray:
 def mean_on_cpus(rows: list[np.ndarray], divisor: float) -> np.ndarray:
     """What ranks without GPUs find."""
     found = np.empty_like(rows[0])
-    with telling_of_overflow() if divisor > 1 else np.errstate(all="ignore"):
+    with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
         sum_rows([row.copy() for row in rows], found, divisor)
     return found

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from chainermn_comm.allreduce.shared_window import SharedWindow
-from chainermn_comm.messaging.handshake import Agreement
+from chainermn_comm.messaging import Handshake
 
 LONGEST_SECONDS = 0.004
 
@@ -29,7 +29,7 @@ def late_ranks(rank: int, likelihood: float) -> Iterator[None]:
 
     # The agreement is the first meeting of a call.
     with (
-        mock.patch.object(SharedWindow, "meet", late(SharedWindow.meet)),
-        mock.patch.object(Agreement, "__call__", late(Agreement.__call__)),
+        mock.patch.object(SharedWindow, "barrier", late(SharedWindow.barrier)),
+        mock.patch.object(Handshake, "__call__", late(Handshake.__call__)),
     ):
         yield

@@ -18,12 +18,12 @@ from mpi4py import MPI
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.config import CHUNK_VARIABLE
-from chainermn_comm.registry import RECIPES
+from chainermn_comm.registry import REGISTRY
 from tests.support.models import with_grads
 from tests.support.topologies import on_nodes
 
 WORLD = MPI.COMM_WORLD
-NAMES = [name for name in RECIPES if name not in ("pure_nccl", "dummy")]
+NAMES = [name for name in REGISTRY if name not in ("pure_nccl", "dummy")]
 # Nodes of the ranks. One node; all separate; uneven; dealt out in turn; more nodes than four.
 TOPOLOGIES = {
     5: ["00000", "01234", "00111", "01010", "00001"],
@@ -53,7 +53,7 @@ def runs(ranks: int) -> list[tuple[str, str, str]]:
         )
         for name in names
         for nodes in where
-        if not RECIPES[name].one_node or len(set(nodes)) == 1
+        if not REGISTRY[name].single_node or len(set(nodes)) == 1
     ]
 
 

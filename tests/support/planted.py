@@ -10,7 +10,7 @@ def fail_while_memory_is_shared(error: BaseException) -> None:
     """Raise it between the steps in which ranks of a node come to share memory."""
     from chainermn_comm.allreduce.shared_window import SharedWindow
 
-    SharedWindow.take_pages = _failing(error)  # type: ignore[method-assign]
+    SharedWindow.prefault = _failing(error)  # type: ignore[method-assign]
 
 
 def fail_while_gradients_are_summed(error: BaseException) -> None:
@@ -24,7 +24,7 @@ def abort_in_vain() -> None:
     """Be as after a cut link: MPI_Abort has been called, and all is as before."""
     from chainermn_comm import watchdog
 
-    watchdog.aborting()
+    watchdog.mark_aborting()
 
 
 def _failing(error: BaseException):  # type: ignore[no-untyped-def]

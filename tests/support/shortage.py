@@ -6,18 +6,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.allreduce import plans, verbs
-from chainermn_comm.gradients import mean
+from chainermn_comm.allreduce import array_sums, factories
+from chainermn_comm.gradients import call, mean
 from chainermn_comm.messaging import messages
 
 # What is allocated, and where.
 MOMENTS: dict[str, tuple[Any, str]] = {
-    "replaced gradients": (mean, "_targets"),
+    "replaced gradients": (call, "_targets"),
     "gradients of zeros": (mean, "_zeros"),
-    "copies to sum in": (verbs, "_copied"),
+    "copies to sum in": (array_sums, "_copied"),
     "a message": (messages, "allocate"),
-    "a received array": (messages, "room"),
-    "the first use": (plans, "_through_nodes"),
+    "a received array": (messages, "empty_array"),
+    "the first use": (factories, "_through_shared_memory"),
 }
 
 

@@ -70,6 +70,6 @@ def by_name(*chosen: str) -> list[Any]:
     return [pytest.param(name, marks=() if name in chosen else pytest.mark.full) for name in NAMES]
 
 
-def reducer_of(comm: CommunicatorBase) -> Any:
+def algorithm_of(comm: CommunicatorBase) -> Any:
     """What takes the means of the communicator's gradients in host memory, once it has."""
-    return comm._reducers.made(False)  # type: ignore[attr-defined]
+    return comm._algorithms.cached(False)  # type: ignore[attr-defined]

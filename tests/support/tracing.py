@@ -46,7 +46,7 @@ def leave_call(comm: Any) -> None:
 
 def is_traced(comm: Any) -> bool:
     """Whether calls on the communicator pass a line that traces them."""
-    used = (comm._record, comm._group.agreement)
+    used = (comm._record, comm._context.handshake)
     return any("trace" in type(one).__module__ for one in used)
 
 

@@ -8,20 +8,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chainermn_comm.watchdog import Limit, recorder, rendezvous
-from chainermn_comm.watchdog.processes import born as birth
+from chainermn_comm.watchdog import Timeout, recorder, rendezvous
+from chainermn_comm.watchdog.processes import start_time as birth
 from chainermn_comm.watchdog.status_region import (
-    AREA_BYTES,
     COLLECTIVE,
-    EVERYBODY,
     MESSAGE,
     NOBODY,
+    REGION_BYTES,
+    WORLD,
     Call,
-    doing,
-    read,
+    read_calls,
+    read_scope,
 )
 
-__all__ = ["COLLECTIVE", "EVERYBODY", "MESSAGE", "NOBODY", "Call", "birth"]
+__all__ = ["COLLECTIVE", "MESSAGE", "NOBODY", "WORLD", "Call", "birth"]
 
 
 def clock() -> float:
@@ -35,17 +35,17 @@ def communicator_within(name: str, seconds: float = 600.0, **limits: Any) -> Any
     Args:
         name: as `create_communicator` takes it.
         seconds: after which a waiting call is reported.
-        limits: the other attributes of `Limit`.
+        limits: the other attributes of `Timeout`.
     """
     from chainermn_comm.registry import make_communicator
 
-    return make_communicator(name, limit=Limit(seconds, **limits))
+    return make_communicator(name, limit=Timeout(seconds, **limits))
 
 
 def description(world: int) -> dict[str, Any]:
     """What a monitor must know of this process as a rank; none has it yet."""
-    recorder.area().watched = False
-    found, problem = rendezvous._description(world)
+    recorder.region().is_monitored = False
+    found, problem = rendezvous._describe_process(world)
     if found is None:
         raise RuntimeError(problem)
     return found
@@ -53,31 +53,31 @@ def description(world: int) -> dict[str, Any]:
 
 def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
     """Where this process's calls on a communicator are noted; to be released."""
-    return recorder.take(communicator, rank, size)
+    return recorder.allocate(communicator, rank, size)
 
 
 def noted() -> list[Call]:
     """The calls that this process has noted."""
-    return read(recorder.area().memory, clock())
+    return read_calls(recorder.region().memory, clock())
 
 
 def inside_of() -> tuple[str, bool] | None:
     """What this process has noted to be inside of, and whether it is alone there."""
-    found = doing(recorder.area().memory, clock())
-    return found and (found.what, found.alone)
+    found = read_scope(recorder.region().memory, clock())
+    return found and (found.name, found.exempt)
 
 
 class Neighbour:
     """What rank 0 waits in, as another process sees it."""
 
     def __init__(self, world: Any) -> None:
-        pid, file = world.bcast((os.getpid(), recorder.area().file))
+        pid, file = world.bcast((os.getpid(), recorder.region().file))
         with Path(f"/proc/{pid}/fd/{file}").open("rb") as opened:
-            self._area = mmap.mmap(opened.fileno(), AREA_BYTES, prot=mmap.PROT_READ)
+            self._region = mmap.mmap(opened.fileno(), REGION_BYTES, prot=mmap.PROT_READ)
 
     def waits_in(self) -> list[Call]:
-        found = read(self._area, clock())
-        return [call for call in found if call.waits and call.communicator != EVERYBODY]
+        found = read_calls(self._region, clock())
+        return [call for call in found if call.waits and call.communicator != WORLD]
 
     def seen_waiting(self) -> Call:
         """The call that it waits in, once it does; the test's own time-out ends this."""

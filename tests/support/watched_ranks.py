@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from chainermn_comm.watchdog.diagnosis import Job, Rank
+from chainermn_comm.watchdog.diagnosis import Rank, WaitGraph
 from chainermn_comm.watchdog.processes import GONE, RUNNING, STOPPED
 from chainermn_comm.watchdog.status_region import (
     COLLECTIVE,
-    EVERYBODY,
     FINALIZE,
+    IDLE,
     MESSAGE,
     NOBODY,
-    OUTSIDE,
+    WORLD,
     Call,
 )
 
 __all__ = ["GONE", "STOPPED", "Rank"]
 
 # Communicators: of all three, and of some of them.
-WORLD, PART = (0, 1), (0, 2)
+WHOLE, PART = (0, 1), (0, 2)
 
 
 def call(
@@ -30,7 +30,7 @@ def call(
     peer: int = NOBODY,
     tag: int = NOBODY,
     operation: str = "bcast",
-    of: tuple[int, int] = WORLD,
+    of: tuple[int, int] = WHOLE,
     size: int = 3,
 ) -> Call:
     return Call(of, rank, size, state, 7.0, sequence, 0, peer, tag, operation)
@@ -43,7 +43,7 @@ def inside(rank: int, sequence: int = 5, **options: Any) -> Call:
 
 def outside(rank: int, sequence: int = 4, **options: Any) -> Call:
     """The collective call that the rank was in last."""
-    return call(rank, OUTSIDE, sequence, **options)
+    return call(rank, IDLE, sequence, **options)
 
 
 def receiving(rank: int, source: int, tag: int = 0, sequence: int = 4, **options: Any) -> Call:
@@ -54,7 +54,7 @@ def sending(rank: int, dest: int, tag: int = 0, sequence: int = 4) -> Call:
     return call(rank, MESSAGE, sequence, dest, tag, "send")
 
 
-ENDED = call(0, COLLECTIVE, 0, operation=FINALIZE, of=EVERYBODY, size=1)
+ENDED = call(0, COLLECTIVE, 0, operation=FINALIZE, of=WORLD, size=1)
 
 
 def ranks(*calls: Call | tuple[Call, ...], states: dict[int, str] | None = None) -> list[Rank]:
@@ -71,6 +71,6 @@ def ranks(*calls: Call | tuple[Call, ...], states: dict[int, str] | None = None)
     ]
 
 
-def job_of(them: Iterable[Rank], silent: Iterable[str] = ()) -> Job:
+def job_of(them: Iterable[Rank], silent: Iterable[str] = ()) -> WaitGraph:
     """The job of these ranks, and of hosts that don't answer."""
-    return Job(them, silent)
+    return WaitGraph(them, silent)

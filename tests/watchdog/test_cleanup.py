@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from chainermn_comm.watchdog.cleanup import SharedFiles
+from chainermn_comm.watchdog.cleanup import Launcher, SharedFiles
 from tests.support import jobs
-from tests.support.processes import is_gone, soon
+from tests.support.processes import is_gone, is_running, soon
 from tests.support.watchdog import birth
 
 SHARED = Path("/dev/shm")
@@ -159,29 +160,32 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
         path.write_bytes(b"x")
         return path
 
-    mine, shared, data, unknown = map(
-        make, ("sem.mp-mine", "psm_shared", "dataset", "mpich_shm_unknown")
-    )
-    users = [
-        subprocess.Popen(
-            [sys.executable, "-c", MAPPED, *files],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+    def start(*files, group=None):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        command = [sys.executable, "-c", MAPPED, *files]
+        user = subprocess.Popen(
+            command, preexec_fn=group and (lambda: os.setpgid(0, group())), **pipes
         )
-        for files in ((mine, shared, data), (shared,))
-    ]
+        users.append(user)
+        assert user.stdout.readline() == b"MAPPED\n"
+        return user
+
+    names = ("sem.mp-mine", "psm_shared", "dataset", "mpich_shm_unknown", "psm_foreign")
+    mine, shared, data, _, foreign = everything = [*map(make, names)]
+    users: list[subprocess.Popen] = []
     try:
-        for user in users:
-            assert user.stdout.readline() == b"MAPPED\n"
-        pid = users[0].pid
-        files = SharedFiles([(pid, birth(pid))])
-        files.look()
+        start(foreign)  # of no rank
+        rank = start(mine, shared, data, foreign, group=lambda: 0)
+        worker = start(shared, group=lambda: rank.pid)  # as one of the rank's that it left behind
+        files = SharedFiles([(rank.pid, birth(rank.pid))])
+        files.scan()
         assert not files.remove()  # the rank still lives
         assert mine.exists()
+        rank.communicate(timeout=jobs.SECONDS)
+        assert not files.remove()  # its worker still lives
+        assert [path.exists() for path in everything] == [False] + 4 * [True]
+        worker.communicate(timeout=jobs.SECONDS)
         users[0].communicate(timeout=jobs.SECONDS)
-        assert not files.remove()  # another still lives
-        assert [path.exists() for path in (mine, shared, data, unknown)] == [False] + 3 * [True]
-        users[1].communicate(timeout=jobs.SECONDS)
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         again = SharedFiles([(os.getpid(), birth(os.getpid()))])
         again._known = dict(files._known)
@@ -189,10 +193,86 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
         assert shared.exists()
         monkeypatch.undo()
         assert files.remove()
-        assert [path.exists() for path in (shared, data, unknown)] == [False, True, True]
+        assert [path.exists() for path in everything] == [False, False, True, True, True]
     finally:
         for user in users:
             user.kill()
             user.wait()
-        for path in (mine, shared, data, unknown):
+        for path in everything:
             path.unlink(missing_ok=True)
+
+
+# Open MPI's daemon is ended when a cut link has left it alone, and never before.
+
+# It starts a rank, says its number, waits for its end, and then for a word that doesn't come. $0 is
+# what Open MPI has in the daemon's command line, $1 where its folder is.
+DAEMON = """
+mkdir "$1/prted.$$"
+PMIX_SERVER_TMPDIR="$1/prted.$$" sleep 1000 &
+echo $!
+wait
+read word
+"""
+ONE_JOBS = "prterun-alpha-120@0"
+Daemon = subprocess.Popen
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path) -> Iterator[Callable[[str, str], tuple[Daemon, int]]]:
+    """Starts a daemon of that name for those jobs; gives it, and its rank's number."""
+    started: list[tuple[Daemon, int]] = []
+
+    def start_daemon(name: str, jobs: str) -> tuple[Daemon, int]:
+        daemon = subprocess.Popen(
+            [name, "-c", DAEMON, jobs, tmp_path],
+            executable="/bin/sh",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert daemon.stdout is not None
+        rank = int(daemon.stdout.readline())
+        started.append((daemon, rank))
+        assert soon(lambda: "PMIX_SERVER_TMPDIR" in psutil.Process(rank).environ())
+        return daemon, rank
+
+    yield start_daemon
+    for daemon, _ in started:
+        if daemon.poll() is None:
+            for child in psutil.Process(daemon.pid).children():
+                child.kill()
+            daemon.kill()
+        daemon.communicate()
+
+
+def end_rank(daemon: Daemon, rank: int) -> None:
+    os.kill(rank, signal.SIGKILL)
+    assert soon(lambda: not psutil.Process(daemon.pid).children())
+
+
+def test_it_is_ended_once_its_ranks_are_and_its_folder_goes(start_daemon, tmp_path):
+    daemon, rank = start_daemon("/usr/bin/prted", ONE_JOBS)
+    launcher = Launcher(rank)
+    launcher.end_daemon(1.0)
+    assert launcher.daemon_lives()  # its rank lives
+    assert not launcher.remove_folder()
+    end_rank(daemon, rank)
+    assert launcher.daemon_lives()
+    launcher.end_daemon(1.0)
+    assert not launcher.daemon_lives()
+    assert soon(launcher.remove_folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("/usr/bin/prted", "prte-alpha-120@0"), ("/usr/sbin/slurmstepd", ONE_JOBS)],
+    ids=["many jobs'", "another launcher's"],
+)
+def test_a_launcher_of_a_site_is_left_alone(name, words, start_daemon):
+    daemon, rank = start_daemon(name, words)
+    launcher = Launcher(rank)
+    end_rank(daemon, rank)
+    launcher.end_daemon(1.0)
+    assert not launcher.daemon_lives()
+    assert not launcher.remove_folder()
+    assert is_running(daemon.pid)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from chainermn_comm.watchdog.diagnosis import Job, from_answer
+from chainermn_comm.watchdog.diagnosis import WaitGraph, ranks_from_reply
 from tests.support.watched_ranks import (
     ENDED,
     GONE,
@@ -21,9 +21,9 @@ from tests.support.watched_ranks import (
 )
 
 
-def suspects(them, silent=()):
+def root_causes(them, silent=()):
     waiting = [(rank, one) for rank in them for one in rank.waits if rank.state != GONE]
-    return [rank.world for rank in Job(them, silent).suspects(waiting)]
+    return [rank.world for rank in WaitGraph(them, silent).root_causes(waiting)]
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,15 @@ def suspects(them, silent=()):
     ],
 )
 def test_suspects(them, expected):
-    assert suspects(them) == expected
+    assert root_causes(them) == expected
 
 
 def test_no_rank_is_blamed_for_a_host_that_does_not_answer():
     # Rank 0 is late only because it waits for rank 2, whose host is cut off.
-    assert suspects(ranks(inside(0, 4), inside(1, 5)), ["beta"]) == []
+    assert root_causes(ranks(inside(0, 4), inside(1, 5)), ["beta"]) == []
 
 
 def test_ranks_survive_the_way_to_another_monitor():
     them = ranks(inside(0), (outside(1), ENDED), receiving(2, 0), states={1: GONE})
     sent = json.dumps({"ranks": [asdict(rank) for rank in them]})
-    assert from_answer(json.loads(sent)) == them
+    assert ranks_from_reply(json.loads(sent)) == them

@@ -63,27 +63,27 @@ def start_rank() -> Iterator:
 
 def watching(monkeypatch, ranks, others=(), ends_job=True):
     """A monitor of these ranks, what it says, an item for each time that it ends them, events."""
-    orders = {"ranks": ranks, "seconds": 2.0, "ends_job": ends_job, "silence": 20.0}
-    orders["launch"] = events.LAUNCH
-    made = monitor.Monitor({**orders, "listener": None, "mine": None, "others": list(others)})
+    config = {"ranks": ranks, "seconds": 2.0, "ends_job": ends_job, "silence": 20.0}
+    config |= {"launch": events.LAUNCH, "listeners": [], "secret": None, "others": list(others)}
+    made = monitor.Monitor(config)
     said, ended, told = [], [], []
 
     def say(text, event=()):
         said.append(text)
         told.extend(event)
 
-    monkeypatch.setattr(made, "say", say)
-    monkeypatch.setattr(made, "end", lambda: ended.append(True))
+    monkeypatch.setattr(made, "print", say)
+    monkeypatch.setattr(made, "end_ranks", lambda: ended.append(True))
     return made, said, ended, told
 
 
 def test_each_nodes_own_report_is_printed_when_others_cannot_be_reached(monkeypatch, mine):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        where = {"host": "far", "addresses": ["127.0.0.1"], "port": silent.getsockname()[1]}
+        where = {"host": "far", "endpoints": [silent.getsockname()]}
         far = {**where, "secret": "x", "ranks": [1]}
         watched, said, ended, told = watching(monkeypatch, [description(0)], [far])
         mine.collective("allreduce", 7, nbytes=400)
-        assert watched.look(clock() + 2.5)
+        assert watched.check_calls(clock() + 2.5)
     (report,) = said
     assert "rank 0 (process" in report
     assert "waits in allreduce (collective call 7, 400 bytes)" in report
@@ -102,7 +102,7 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
     mine.collective("gather", 1)
     begun = clock()
     for seconds in range(3, 600):
-        assert not watched.look(begun + seconds), said
+        assert not watched.check_calls(begun + seconds), said
     reports = [text for text in said if "likely culprit" in text]
     assert len(reports) == 1, said
     assert "culprit: rank 1 " in reports[0]
@@ -110,20 +110,20 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
     assert ", inside evaluate for " in reports[0]
     assert "The ranks go on waiting for it, 600 s at most." in reports[0]
     assert ended == []
-    assert any(watched.look(begun + seconds) for seconds in range(601, 620))
+    assert any(watched.check_calls(begun + seconds) for seconds in range(601, 620))
     assert "ending the job" in said[-1]
     assert ended == [True]
 
 
 @pytest.mark.parametrize("ends_job", [False, True])
 def test_a_machine_that_is_silent_ends_the_job_only_where_a_time_out_was_set(monkeypatch, ends_job):
-    where = {"host": "far", "addresses": [], "port": 0, "secret": "x", "ranks": [1]}
+    where = {"host": "far", "endpoints": [], "secret": "x", "ranks": [1]}
     watched, said, ended, told = watching(monkeypatch, [description(0)], [where], ends_job)
-    watched.others[0].heard = clock()
-    assert not watched.look_at_next(clock() + 19)
+    watched.peers[0].last_heartbeat = clock()
+    assert not watched.check_next_host(clock() + 19)
     assert (said, ended) == ([], [])
     for turn in range(2):
-        assert watched.look_at_next(clock() + 21 + turn) == ends_job
+        assert watched.check_next_host(clock() + 21 + turn) == ends_job
     assert len(ended) == 2 * ends_job
     if not ends_job:
         (text,) = said  # once, until it is heard again
@@ -142,8 +142,8 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, m
     for process in (first, second):
         process.kill()
         process.wait()
-        watched.ends.wait(0)
-        watched.tell_of_first()
+        watched.exits.wait(0)
+        watched.report_first_failure()
     (words,) = said
     assert words.startswith(f"ChainerMN: rank 2 (process {first.pid} on ")
     gone = " is gone, last seen in no call, after allreduce (collective call 4, 80 bytes), inside"
@@ -165,10 +165,25 @@ def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_
 
     given: list[float] = []
     watched, *_ = watching(monkeypatch, [description(0)] * 50)
-    monkeypatch.setattr(monitor, "SAYING_SECONDS", 5.0)
+    monkeypatch.setattr(monitor, "PRINT_SECONDS", 5.0)
     monkeypatch.setattr(monitor.processes, "write_stderr", in_vain)
     monkeypatch.setattr(monitor.processes, "write", in_vain)
-    monitor.Monitor.say(watched, "words")
-    assert len(given) == 50 + len(watched.launchers) + 1
+    monitor.Monitor.print(watched, "words")
+    assert len(given) == 50 + 1 + 1  # ranks, launcher, the monitor's own standard error
     assert given[0] > 0
     assert sum(given) <= 5.0
+
+
+def test_a_monitor_that_fails_is_started_again_and_at_last_the_ranks_are_told(monkeypatch, capfd):
+    class Failing:
+        def __init__(self, *_):
+            raise KeyError("planted")
+
+    ranks = [monitor.MonitoredRank(description(0))]
+    monkeypatch.setattr(monitor, "Monitor", Failing)
+    monitor.supervise({}, ranks)
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == monitor.ATTEMPTS + 1
+    assert all("failed: KeyError: 'planted'" in line for line in told[:-1])
+    assert told[-1].startswith("ChainerMN: the process that watches the ranks on ")
+    assert told[-1].endswith("calls that wait too long won't be reported any more.")

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_comm.watchdog import network
-from chainermn_comm.watchdog.network import Asking, Peer, serve
+from chainermn_comm.watchdog.network import Peer, Query, serve
 
 
 def where_of(listener, host="near"):
-    return {"host": host, "addresses": ["127.0.0.1"], "port": listener.getsockname()[1]}
+    return {"host": host, "endpoints": [listener.getsockname()[:2]]}
 
 
 def peer(host, rank, listener):
@@ -27,9 +27,9 @@ def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
     with socket.create_server(here) as one, socket.create_server(here) as other:
         work = (one, "x", lambda question: {"asked": question})
         threading.Thread(target=serve, args=work, daemon=True).start()
-        asking = Asking([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0)
-        assert asking.answers() == [{"asked": "calls"}]
-        assert asking.silent() == ["rank 1 on far"]
+        query = Query([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0, dict)
+        assert query.replies() == [{"asked": "calls"}]
+        assert query.unreachable() == ["rank 1 on far"]
 
 
 def test_no_core_is_kept_busy_while_no_connection_can_be_taken(monkeypatch):
@@ -80,8 +80,42 @@ def test_the_secret_does_not_travel_and_who_does_not_know_it_can_not_answer():
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=take, args=(listener,), daemon=True).start()
-        asking = Peer({**where_of(listener), "ranks": [0], "secret": "the secret"})
+        query = Peer({**where_of(listener), "ranks": [0], "secret": "the secret"})
         with pytest.raises(OSError, match="a line without proof"):
-            asking.ask("alive", 5.0)
+            query.ask("alive", 5.0)
     assert json.loads(heard[0])[2] == "alive"
     assert b"secret" not in heard[0]
+
+
+def test_monitors_listen_on_the_addresses_towards_the_other_hosts_and_no_others():
+    assert network.addresses_towards(["127.0.0.1", "192.0.2.7"], [["127.0.0.2"]]) == ["127.0.0.1"]
+    # An address that both have, such as a bridge's, leads to this host itself.
+    both = ["127.0.0.1", "127.0.0.9"]
+    assert network.addresses_towards(both, [["127.0.0.9", "127.0.0.2"]]) == ["127.0.0.1"]
+    # But for containers that share all of them.
+    assert network.addresses_towards(["127.0.0.1"], [["127.0.0.1"]]) == ["127.0.0.1"]
+    (listener,) = network.listen(["127.0.0.3"])
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.3"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", listener.getsockname()[1]))
+    with pytest.raises(OSError, match="none has a route"):
+        network.listen([])
+
+
+def test_where_there_is_ipv6_alone_monitors_listen_and_ask_there():
+    assert network.addresses_towards(["::1"], [["::1"]]) == ["::1"]
+    (listener,) = network.listen(["::1"])
+    with listener:
+        threading.Thread(target=serve, args=(listener, "x", lambda _: {}), daemon=True).start()
+        assert peer("near", 0, listener).ask("calls", 5.0) == {}
+
+
+@pytest.mark.parametrize("reply", [{}, {"failed": "x"}, {"failed": []}])
+def test_a_reply_that_can_not_be_read_is_none(reply):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        work = (listener, "x", lambda _: reply)
+        threading.Thread(target=serve, args=work, daemon=True).start()
+        query = Query([peer("near", 0, listener)], "failed", 5.0, lambda it: float(it["failed"]))
+        assert query.replies() == []
+        assert query.unreachable() == ["rank 0 on near"]

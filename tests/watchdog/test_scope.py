@@ -6,7 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from chainermn_comm.watchdog.scope import alone, part_of
+from chainermn_comm.watchdog.scope import alone, annotate
 from tests.support import jobs
 from tests.support.watchdog import inside_of
 
@@ -14,7 +14,7 @@ from tests.support.watchdog import inside_of
 def test_what_a_rank_is_inside_of_is_noted_until_it_leaves():
     assert inside_of() is None
     with alone("evaluate"):
-        with part_of("x" * 100):
+        with annotate("x" * 100):
             assert inside_of() == ("x" * 64, False)
         assert inside_of() == ("evaluate", True)
     assert inside_of() is None
@@ -22,13 +22,13 @@ def test_what_a_rank_is_inside_of_is_noted_until_it_leaves():
 
 def test_threads_do_not_mix_up_what_they_are_inside_of():
     """One that leaves while another is still inside doesn't take what that noted with it."""
-    inside, again = part_of("send"), part_of("recv")
+    inside, again = annotate("send"), annotate("recv")
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
         with alone("evaluate"):
             first.submit(inside.__enter__).result()
             second.submit(again.__enter__).result()
             assert inside_of() == ("evaluate", True)  # others may have to wait for it
-            with part_of("barrier"):
+            with annotate("barrier"):
                 assert inside_of() == ("barrier", False)  # what was noted last
             first.submit(inside.__exit__).result()
         assert inside_of() == ("recv", False)

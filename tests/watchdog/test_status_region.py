@@ -18,7 +18,7 @@ RANK = """
 import os, select, sys
 from tests.support.watchdog import description, record
 described, noted = description(0), record((0, 1), 0, 2)
-print(f"/proc/{os.getpid()}/fd/{described['area']}", flush=True)
+print(f"/proc/{os.getpid()}/fd/{described['region']}", flush=True)
 number = 0
 while not select.select([sys.stdin], [], [], 0)[0]:
     for number in range(number, number + 1000):
@@ -28,21 +28,21 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 
 
 @pytest.fixture
-def area():
+def region():
     """The memory of a process that notes calls without end."""
     how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": jobs.variables()}
     with subprocess.Popen([sys.executable, "-c", RANK], text=True, **how) as process:
         assert process.stdout is not None
         with open(process.stdout.readline().strip(), "rb") as file:
-            yield mmap.mmap(file.fileno(), status_region.AREA_BYTES, prot=mmap.PROT_READ)
+            yield mmap.mmap(file.fileno(), status_region.REGION_BYTES, prot=mmap.PROT_READ)
         process.communicate("\n")
 
 
-def test_a_call_that_is_being_noted_never_seems_to_wait_since_the_machine_started(area):
+def test_a_call_that_is_being_noted_never_seems_to_wait_since_the_machine_started(region):
     """The clock of its times begins then, and memory that is about to be written holds zeros."""
     seen = 0
     for _ in range(100 * ENOUGH):
-        for call in status_region.read(area, clock()):
+        for call in status_region.read_calls(region, clock()):
             assert call.age < clock() / 2, call
             assert call.operation in ("", "allreduce"), call
             seen += call.waits
@@ -52,12 +52,12 @@ def test_a_call_that_is_being_noted_never_seems_to_wait_since_the_machine_starte
 
 
 @pytest.mark.parametrize("version", [0, 7])
-def test_a_rank_that_is_stopped_while_it_notes_a_call_does_not_wait(area, version):
-    while not (known := status_region.read(area, clock()))[-1].sequence:
+def test_a_rank_that_is_stopped_while_it_notes_a_call_does_not_wait(region, version):
+    while not (known := status_region.read_calls(region, clock()))[-1].sequence:
         assert known[-1].communicator == (0, 1)
-    torn = bytearray(area[:])
+    torn = bytearray(region[:])
     status_region.VERSION.pack_into(
-        torn, status_region.offset_of(1) + status_region.VERSION_AT, version
+        torn, status_region.offset_of(0) + status_region.VERSION_OFFSET, version
     )
-    call = status_region.read(torn, clock())[-1]
+    call = status_region.read_calls(torn, clock())[-1]
     assert (call.communicator, call.waits, call.age) == ((0, 1), False, 0.0)

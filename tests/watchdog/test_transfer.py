@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 
 from chainermn_train.datasets import transfer
-from tests.support.watchdog import EVERYBODY, noted
+from tests.support.watchdog import WORLD, noted
 
 
 def test_the_wait_for_scattered_examples_is_noted():
@@ -25,6 +25,4 @@ def test_the_wait_for_scattered_examples_is_noted():
     assert transfer._receive(Comm(), 0, File(), [], True) == [1, 2]
     assert not messages
     waits = [call for call in seen if call.waits]
-    assert [(call.operation, call.communicator) for call in waits] == [
-        ("scatter_dataset", EVERYBODY)
-    ]
+    assert [(call.operation, call.communicator) for call in waits] == [("scatter_dataset", WORLD)]

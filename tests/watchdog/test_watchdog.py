@@ -108,13 +108,13 @@ def left_nothing(job):
 
 
 def monitors_of(ranks):
-    """The command lines of those that watch these processes."""
-    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    return [
-        words
-        for words in lines
-        if ranks & set(words) and any("chainermn_comm.watchdog.monitor" in word for word in words)
-    ]
+    """Those that watch these processes."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if ranks & set(words) and any("chainermn_comm.watchdog.monitor" in word for word in words):
+            found.append(process)
+    return found
 
 
 def said(job, *patterns):
@@ -221,6 +221,45 @@ def test_by_default_there_is_a_report_and_the_job_goes_on(tmp_path):
     said(job, "culprit: rank 1 .* is in no call", "The ranks go on waiting")
     assert job.err.count("ChainerMN: likely culprit") == 1, job
     assert job.out.count("going on") == 2, job
+
+
+def test_a_monitor_that_is_killed_is_started_again():
+    killed: list[int] = []
+
+    def kill_monitor(_, so_far):
+        out = so_far()[0]
+        if not killed and "elsewhere" in out:
+            pids = set(re.findall(r"RANK (\d+)", out))
+            found = {process.pid: process for process in monitors_of(pids)}
+            (child,) = (process for process in found.values() if process.ppid() in found)
+            child.kill()
+            killed.append(child.pid)
+
+    environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}"}
+    words = ("in_python", "by default", "")
+    job = jobs.run_text(2, SCRIPT, *words, environment=environment, meanwhile=kill_monitor)
+    assert killed, job
+    said(job, "culprit: rank 1 .* is in no call", "ending the job")
+    left_nothing(job)
+
+
+EXIT_FUNCTIONS = """
+import atexit, os, time
+from mpi4py import MPI
+import chainermn_comm
+print("RANK", os.getpid(), flush=True)
+atexit.register(time.sleep, 3 * float(os.environ["CHAINERMN_TIMEOUT"]))
+chainermn_comm.create_communicator("naive").allreduce_obj(1)
+"""
+
+
+def test_an_exit_function_that_takes_long_is_no_wait_in_finalize():
+    """Though it was registered before the first communicator was made."""
+    environment = {"CHAINERMN_TIMEOUT": f"{SECONDS / 2:g}"}
+    job = jobs.run_text(2, EXIT_FUNCTIONS, environment=environment)
+    assert job.returncode == 0, job
+    assert "ChainerMN" not in job.err, job
+    left_nothing(job)
 
 
 @pytest.mark.full

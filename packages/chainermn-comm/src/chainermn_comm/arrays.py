@@ -1,17 +1,18 @@
-"""What arrays are made of: contiguity, bytes, dtypes that can be sent or summed."""
+"""What users may pass as arrays and integers, and which dtypes can be sent or summed."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
 
 def as_array(data: Any, rank: int) -> np.ndarray:
-    """The NumPy array of an array or scalar that a user hands to a verb.
+    """Return the NumPy array of an array or scalar that a user passes.
 
     Raises:
-        TypeError: it isn't one, or holds Python objects, or is a GPU array.
+        TypeError: it is no array or scalar, holds Python objects, is masked, or is on a GPU.
     """
     if not isinstance(data, (np.ndarray, np.generic, bool, int, float, complex)):
         if hasattr(data, "__cuda_array_interface__"):
@@ -37,26 +38,39 @@ def as_array(data: Any, rank: int) -> np.ndarray:
     return array
 
 
+def as_integer(value: Any) -> int | None:
+    """Return the int that the value stands for, NumPy's included; None if it is no integer.
+
+    True and False are none: where a rank, tag or color is meant, they are mistakes.
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def can_be_summed(dtype: np.dtype) -> bool:
-    """Whether the dtype is a number (bool counts; its sum is a logical or)."""
+    """Return whether the dtype is a number (bool counts; its sum is a logical or)."""
     # ml_dtypes' numbers, bfloat16 among them, are of NumPy's kind V with a type of their own.
     return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
-    """The dtype in which arrays of ``dtype`` are summed: float32 or wider for floats."""
+    """Return the dtype in which arrays of ``dtype`` are summed: float32 or wider for floats."""
     if dtype.itemsize < 4 and (dtype.kind == "f" or dtype.kind == "V"):
         return np.dtype(np.float32)
     return dtype
 
 
 def wider(dtype: np.dtype, wire: np.dtype) -> np.dtype:
-    """``wire``, or the dtype itself where it is as wide: no other holds all of its numbers."""
+    """Return ``wire``, or the dtype itself where it is as wide: no other holds all its numbers."""
     return dtype if dtype.itemsize >= wire.itemsize else wire
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """The memory of an array that is contiguous in C or Fortran order, as 1-D uint8, no copy."""
+    """Return the memory of a C- or Fortran-contiguous array as 1-D uint8, not copied."""
     if array.nbytes == 0:
         return np.empty(0, np.uint8)
     if not array.flags.c_contiguous:

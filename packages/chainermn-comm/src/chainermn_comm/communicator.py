@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import describe, raise_failure, raise_mismatch
-from .watchdog import part_of
+from .watchdog import annotate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -20,16 +20,16 @@ NUMBERS = 2**63
 
 
 class CommunicatorBase(ABC):
-    """What the wrappers of ChainerMN ask of a communicator.
+    """What the wrappers of ChainerMN need of a communicator.
 
     The abstract members are those that ChainerMN 1.3 documents; a class that lacks
-    one cannot be instantiated. The others are composed from these, so a subclass
-    need not write them, but may do so to be faster.
+    one cannot be instantiated. The others are composed of these, so a subclass
+    need not define them, but may do so to be faster.
 
     A *collective* method must be called by all ranks of the communicator, in the
-    same order. An *array* is anything that NumPy can put in a buffer: any shape,
-    memory order and dtype but ``object``; a scalar; or a tuple or list of arrays,
-    which arrives as a tuple. Methods ending in ``_obj`` carry any picklable object.
+    same order; the others involve only this rank, or one other. An *array* is anything that NumPy
+    can put in a buffer: any shape, memory order and dtype but ``object``; a scalar; or a tuple or
+    list of arrays, which arrives as a tuple. Methods ending in ``_obj`` send any picklable object.
 
     Attributes:
         reserved_tag: tag of messages between the library's own functions, such as the gradients
@@ -40,27 +40,27 @@ class CommunicatorBase(ABC):
 
     reserved_tag: int = 32766
 
-    # Where this process is.
+    # Rank and topology.
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Number of this process, from 0 to ``size - 1``."""
+        """This process's rank, from 0 to ``size - 1``."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Number of processes in the communicator."""
+        """Number of ranks in the communicator."""
 
     @property
     @abstractmethod
     def intra_rank(self) -> int:
-        """Number of this process among those of its node."""
+        """This rank's number among the ranks of its node, from 0 to ``intra_size - 1``."""
 
     @property
     @abstractmethod
     def inter_rank(self) -> int:
-        """Number of this process's node among the nodes."""
+        """The number of this rank's node, from 0 to ``inter_size - 1``."""
 
     @property
     @abstractmethod
@@ -69,12 +69,16 @@ class CommunicatorBase(ABC):
 
     @property
     def intra_size(self) -> int:
-        """Number of processes on this node (collective unless a subclass knows it)."""
+        """Number of ranks on this node (collective unless a subclass knows it)."""
         return self.allgather_obj(self.inter_rank).count(self.inter_rank)
 
     @property
     def mpi_comm(self) -> Any:
-        """The mpi4py communicator that the user gave, for calls of their own."""
+        """The mpi4py communicator that the user passed, for their own calls.
+
+        Raises:
+            AttributeError: this communicator isn't built on mpi4py.
+        """
         raise AttributeError(f"{type(self).__name__} is not built on mpi4py")
 
     @abstractmethod
@@ -82,11 +86,14 @@ class CommunicatorBase(ABC):
         """Divide the communicator into groups (collective).
 
         Args:
-            color: the ranks that give the same number form a group.
-            key: orders the ranks within the group; ties go by the old rank.
+            color: an int from 0 on; the ranks that pass the same one form a group.
+            key: an int that orders the ranks within the group; ties keep the order of ranks.
 
         Returns:
             The communicator of this rank's group, with this one's settings.
+
+        Raises:
+            ValueError: color or key isn't such an int; PeerError on the other ranks.
         """
 
     # Arrays.
@@ -96,9 +103,13 @@ class CommunicatorBase(ABC):
         """Send an array to rank ``dest``, which calls :meth:`recv` with the same ``tag``.
 
         Args:
-            data: an array of any shape and numeric dtype, or a tuple of them.
-            dest: the rank that receives it.
-            tag: tells messages between the same ranks apart; from 0 on.
+            data: an array of any shape and dtype, or a tuple of them.
+            dest: the rank that receives it; not this one.
+            tag: an int from 0 on; a message is received with the tag with which it was sent.
+
+        Raises:
+            TypeError: ``data`` is no array.
+            ValueError: there is no such rank or tag.
         """
 
     @abstractmethod
@@ -106,11 +117,15 @@ class CommunicatorBase(ABC):
         """Receive what rank ``source`` sends with ``tag``.
 
         Args:
-            source: the rank that calls :meth:`send`.
-            tag: that it gives.
+            source: the rank that calls :meth:`send`; not this one.
+            tag: the tag with which it sends.
 
         Returns:
             A new array, of the shape and dtype that were sent; a tuple for a tuple.
+
+        Raises:
+            TypeError: it sent an object (:meth:`send_obj`), which is then discarded.
+            ValueError: there is no such rank or tag.
         """
 
     def send_noted(
@@ -122,27 +137,28 @@ class CommunicatorBase(ABC):
         label: str = "",
         number: int = 0,
     ) -> None:
-        """Send arrays to :meth:`recv_noted`, with some bytes and a number that tell what they are.
+        """Send arrays with metadata to rank ``dest``, which calls :meth:`recv_noted`.
 
-        Cheaper than one array more. What differs from message to message is best put into the
-        number: much is worked out once for messages of the same note and forms of arrays.
+        Cheaper than sending one array more. What differs from message to message is best put into
+        the number: much is cached for messages of the same metadata and the same dtypes and shapes.
 
         Args:
-            note: some kilobytes at most, since it is copied.
+            note: the metadata; some kilobytes at most, since they are copied.
             data: a tuple of arrays, which may be empty, as for :meth:`send`.
-            dest: the rank that receives it.
-            tag: tells messages between the same ranks apart; from 0 on, or ``reserved_tag``.
-            label: what the call is made for, as the watchdog's reports name it.
-            number: of 64 bits, signed.
+            dest: the rank that receives it; not this one.
+            tag: an int from 0 on, or ``reserved_tag``; a message is received with the tag with
+                which it was sent.
+            label: what the call is made for, for the watchdog's reports.
+            number: an id of the message; 64 bits, signed.
 
         Raises:
             TypeError: the note is not bytes, ``data`` no tuple, or the number no int; nothing has
                 been sent then.
-            ValueError: the number is too large.
+            ValueError: the number is too large, or there is no such rank or tag.
         """
         check_noted(note, data, number, self.rank)
         head = np.frombuffer(number.to_bytes(8, "little", signed=True) + note, np.uint8)
-        with part_of(label) if label else nullcontext():
+        with annotate(label) if label else nullcontext():
             self.send((head, *data), dest, tag)
 
     def recv_noted(
@@ -151,17 +167,17 @@ class CommunicatorBase(ABC):
         """Receive what rank ``source`` sends with :meth:`send_noted` and ``tag``.
 
         Args:
-            source: the rank that calls :meth:`send_noted`.
-            tag: that it gives.
-            label: what the call is made for, as the watchdog's reports name it.
+            source: the rank that calls :meth:`send_noted`; not this one.
+            tag: the tag with which it sends.
+            label: what the call is made for, for the watchdog's reports.
 
         Returns:
-            The note, a tuple of new arrays, and the number.
+            The metadata, a tuple of new arrays, and the number.
 
         Raises:
             TypeError: it sent something else, which is then discarded.
         """
-        with part_of(label) if label else nullcontext():
+        with annotate(label) if label else nullcontext():
             found = self.recv(source, tag)
         head = found[0] if isinstance(found, tuple) and found else None
         if (
@@ -178,12 +194,18 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Give ``root``'s array to every rank (collective).
+        """Send ``root``'s array to every rank (collective).
 
         Args:
             data: at ``root`` an array of any shape and dtype; ignored elsewhere.
             max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
-            root: the rank whose array it is.
+            root: the rank that sends; the same on all ranks.
+
+        Returns:
+            An array of the shape and dtype of root's.
+
+        Raises:
+            TypeError: ``data`` is no array at ``root``; PeerError on the other ranks.
         """
 
     @abstractmethod
@@ -191,12 +213,14 @@ class CommunicatorBase(ABC):
         """Collect every rank's array at ``root`` (collective).
 
         Args:
-            data: this rank's array.
-            root: the rank that gets them.
+            data: this rank's array; shapes and dtypes may differ between ranks.
+            root: the rank that receives them; the same on all ranks.
 
         Returns:
-            At ``root`` a tuple of ``size`` arrays in rank order, its own included;
-            None elsewhere. Shapes and dtypes may differ between ranks.
+            At ``root`` a tuple of ``size`` arrays in rank order, its own included; None elsewhere.
+
+        Raises:
+            TypeError: ``data`` is no array; PeerError on the other ranks.
         """
 
     @abstractmethod
@@ -207,37 +231,52 @@ class CommunicatorBase(ABC):
             xs: ``size`` arrays; shapes and dtypes may differ.
 
         Returns:
-            ``size`` arrays, the i-th from rank ``i``.
+            A tuple of ``size`` arrays, the i-th from rank ``i``.
+
+        Raises:
+            ValueError: ``xs`` hasn't ``size`` values; PeerError on the other ranks.
         """
 
     @abstractmethod
     def allreduce(self, data: Any) -> Any:
-        """The sum of all ranks' arrays, on every rank, in a new array (collective).
+        """Return the sum of all ranks' arrays, on every rank (collective).
 
         Args:
-            data: an array, of the same shape and dtype on all ranks.
+            data: an array of numbers, of the same shape and dtype on all ranks; a bool's sum is a
+                logical or.
+
+        Returns:
+            A new array of the same shape and dtype.
+
+        Raises:
+            RankMismatchError: on all ranks, when shapes or dtypes differ.
+            TypeError: ``data`` is no array of numbers; PeerError on the other ranks.
         """
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        """Give every rank's array to every rank (collective).
+        """Send every rank's array to every rank (collective).
 
         Args:
             x: this rank's array; shapes and dtypes may differ.
 
         Returns:
-            ``size`` arrays in rank order.
+            A tuple of ``size`` arrays in rank order.
         """
         return self.alltoall((x,) * self.size)
 
     def allgather_bytes(self, data: bytes, label: str = "allgather_bytes") -> list[bytes]:
-        """Give every rank's bytes to every rank, in rank order (collective).
+        """Return every rank's bytes, in rank order, on every rank (collective).
 
-        The cheapest way to compare notes: nothing is pickled, and no array described.
+        It is a handshake with a payload: nothing is pickled, and no array described.
 
         Args:
-            data: some kilobytes at most; as many as each rank likes.
-            label: what the call is made for, as errors and the watchdog's reports name it; the
-                same on all ranks.
+            data: some kilobytes at most; lengths may differ.
+            label: what the call is made for, for errors and the watchdog's reports; the same on all
+                ranks.
+
+        Raises:
+            RankMismatchError: on all ranks, when labels differ.
+            TypeError: ``data`` isn't bytes; PeerError on the other ranks.
         """
         return self.handshake(label, payload=data)
 
@@ -251,14 +290,15 @@ class CommunicatorBase(ABC):
     ) -> list[bytes]:
         """Check that all ranks mean the same call, and that none has failed (collective).
 
-        The cheapest exchange there is, for what precedes a collective operation or follows one:
-        nothing is pickled, no array described, and a payload of up to 96 bytes travels along.
+        The cheapest exchange among all ranks, for use before or after a collective operation:
+        nothing is pickled, no array described, and a payload of up to 96 bytes takes no second
+        exchange.
 
         Args:
-            operation: the operation's name, as errors and the watchdog's reports give it.
+            operation: the operation's name, for errors and the watchdog's reports.
             signature: what must be equal on all ranks: hashable tuples of a name and its values.
             error: why this rank can't take part; None if nothing is wrong.
-            payload: bytes for the other ranks, some kilobytes at most; as many as each rank likes.
+            payload: bytes for the other ranks, some kilobytes at most; lengths may differ.
 
         Returns:
             Every rank's payload, in rank order, on every rank.
@@ -286,20 +326,26 @@ class CommunicatorBase(ABC):
         return list(payloads)
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Give ``xs[i]`` of ``root`` to rank ``i`` (collective).
+        """Send ``xs[i]`` of ``root`` to rank ``i``, for each ``i`` (collective).
 
         Args:
             xs: at ``root``, ``size`` arrays; ignored elsewhere.
-            root: the rank whose arrays are dealt out.
+            root: the rank that sends; the same on all ranks.
+
+        Returns:
+            The array for this rank.
+
+        Raises:
+            ValueError: ``xs`` hasn't ``size`` values at ``root``.
         """
-        mine = () if xs is None or self.rank != root else tuple(xs)
-        parts = self.bcast(mine, root=root)
-        if len(parts) != self.size:
+        own = () if xs is None or self.rank != root else tuple(xs)
+        arrays = self.bcast(own, root=root)
+        if len(arrays) != self.size:
             raise ValueError(
                 f"rank {self.rank}: scatter needs {self.size} arrays at rank {root}, one for each "
-                f"rank, got {len(parts)}"
+                f"rank, got {len(arrays)}"
             )
-        return parts[self.rank]
+        return arrays[self.rank]
 
     # Objects.
 
@@ -308,9 +354,9 @@ class CommunicatorBase(ABC):
         """Send an object to rank ``dest``, which calls :meth:`recv_obj` with the same ``tag``.
 
         Args:
-            obj: anything that can be pickled.
-            dest: the rank that receives it.
-            tag: tells messages between the same ranks apart; from 0 on.
+            obj: anything that can be pickled; what pickling raises is raised.
+            dest: the rank that receives it; not this one.
+            tag: an int from 0 on; a message is received with the tag with which it was sent.
         """
 
     @abstractmethod
@@ -318,18 +364,21 @@ class CommunicatorBase(ABC):
         """Receive the object that rank ``source`` sends with ``tag``.
 
         Args:
-            source: the rank that calls :meth:`send_obj`.
-            tag: that it gives.
+            source: the rank that calls :meth:`send_obj`; not this one.
+            tag: the tag with which it sends.
+
+        Raises:
+            TypeError: it sent an array, which is then discarded.
         """
 
     @abstractmethod
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Give ``root``'s object to every rank (collective).
+        """Send ``root``'s object to every rank (collective).
 
         Args:
             obj: at ``root`` anything that can be pickled; ignored elsewhere.
             max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
-            root: the rank whose object it is.
+            root: the rank that sends; the same on all ranks.
         """
 
     @abstractmethod
@@ -338,7 +387,7 @@ class CommunicatorBase(ABC):
 
         Args:
             obj: this rank's object, which can be pickled.
-            root: the rank that gets them.
+            root: the rank that receives them; the same on all ranks.
 
         Returns:
             At ``root`` a list of ``size`` objects in rank order; None elsewhere.
@@ -346,14 +395,17 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        """The sum (``+``) of all ranks' objects in rank order, on every rank (collective).
+        """Return the sum (``+``) of all ranks' objects in rank order, on every rank (collective).
 
         Args:
             obj: this rank's object, which can be pickled and added.
+
+        Raises:
+            TypeError: on all ranks, when the objects can't be added.
         """
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Give every rank's object to every rank, in rank order (collective).
+        """Return every rank's object, in rank order, on every rank (collective).
 
         Args:
             obj: this rank's object, which can be pickled.
@@ -362,11 +414,11 @@ class CommunicatorBase(ABC):
         return everybody
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Give ``objs[i]`` of ``root`` to rank ``i`` (collective).
+        """Send ``objs[i]`` of ``root`` to rank ``i``, for each ``i`` (collective).
 
         Args:
             objs: at ``root``, ``size`` objects that can be pickled; ignored elsewhere.
-            root: the rank whose objects are dealt out.
+            root: the rank that sends; the same on all ranks.
         """
         return self.bcast_obj(objs, root=root)[self.rank]
 
@@ -377,7 +429,7 @@ class CommunicatorBase(ABC):
             objs: ``size`` objects that can be pickled.
 
         Returns:
-            ``size`` objects, the i-th from rank ``i``.
+            A list of ``size`` objects, the i-th from rank ``i``.
         """
         return [row[self.rank] for row in self.allgather_obj(objs)]
 
@@ -385,10 +437,14 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast_data(self, model: Any) -> None:
-        """Give rank 0's parameters to every rank (collective).
+        """Overwrite every rank's parameters by rank 0's (collective).
 
         Args:
-            model: whose parameters' ``data`` are changed; the same parameters on all ranks.
+            model: anything with ``namedparams()``; each parameter's ``data`` is overwritten. Names,
+                shapes and dtypes must be equal on all ranks.
+
+        Raises:
+            RankMismatchError: on all ranks, when they aren't.
         """
 
     @abstractmethod
@@ -396,16 +452,20 @@ class CommunicatorBase(ABC):
         """Replace each gradient by its mean over ranks (collective).
 
         Args:
-            model: whose parameters' ``grad`` are changed; the same parameters on all ranks.
+            model: anything with ``namedparams()``; each parameter's ``grad`` is overwritten or
+                replaced. Names, shapes and dtypes must be equal on all ranks.
+
+        Raises:
+            RankMismatchError: on all ranks, when they aren't.
         """
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient by its mean over ranks (collective).
 
         Args:
-            model: the model; its parameters' ``grad`` are changed.
-            zero_fill: count a missing gradient (None) as zeros. Without it, ranks must
-                agree on which are missing, and those are left alone.
+            model: as for :meth:`allreduce_grad`.
+            zero_fill: count a missing gradient (None) as zeros. Without it, the same gradients must
+                be missing on all ranks, and they stay None.
         """
         if zero_fill:
             for _, param in model.namedparams():
@@ -414,11 +474,11 @@ class CommunicatorBase(ABC):
         self.allreduce_grad(model)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
-        """The mean of all ranks' arrays (collective).
+        """Return the mean of all ranks' arrays, on every rank (collective).
 
         Args:
-            sendbuf: an array of the same shape and dtype on every rank.
-            recvbuf: where the mean is written; None for a new array.
+            sendbuf: an array of the same shape and dtype on all ranks.
+            recvbuf: an array of that shape, into which the mean is written; None for a new array.
         """
         total = self.allreduce(sendbuf)
         if isinstance(total, tuple):
@@ -435,7 +495,7 @@ class CommunicatorBase(ABC):
         """Change a setting; see the communicator for what it knows.
 
         Args:
-            name: of the setting.
+            name: the setting's name.
             value: its new value, the same on all ranks.
             **kwargs: ignored.
 
@@ -445,7 +505,11 @@ class CommunicatorBase(ABC):
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
     def get_config(self, name: str | None = None) -> Any:
-        """A setting's value, or all of them as a dict when ``name`` is None."""
+        """Return a setting's value, or all of them as a dict when ``name`` is None.
+
+        Raises:
+            ValueError: there is no such setting.
+        """
         if name is None:
             return {}
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
@@ -453,7 +517,7 @@ class CommunicatorBase(ABC):
     def finalize(self) -> None:  # noqa: B027  (optional: most subclasses own nothing)
         """Release what the communicator owns (collective); no other method works afterwards."""
 
-    # It is a place among other processes: copies of what holds one talk through the same.
+    # A copy of an object that holds a communicator uses the same communicator.
 
     def __copy__(self) -> Self:
         return self
@@ -469,7 +533,7 @@ class CommunicatorBase(ABC):
 
 
 def check_payload(payload: Any, operation: str, rank: int) -> TypeError | None:
-    """The error of a handshake whose payload isn't bytes."""
+    """Return the error of a handshake whose payload isn't bytes; None if it is."""
     if isinstance(payload, bytes):
         return None
     kind = type(payload).__name__
@@ -477,7 +541,7 @@ def check_payload(payload: Any, operation: str, rank: int) -> TypeError | None:
 
 
 def check_noted(note: Any, data: Any, number: Any, rank: int) -> None:
-    """Raise, with this rank's number, unless ``send_noted`` can send these."""
+    """Raise unless ``send_noted`` can send these; the text names ``rank``."""
     if not isinstance(note, bytes):
         kind = type(note).__name__
         raise TypeError(f"rank {rank}: the note of send_noted must be bytes, got {kind}")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .messaging.integers import as_integer
-from .watchdog import NO_LIMIT, Limit
+from .arrays import as_integer
+from .watchdog import NO_TIMEOUT, Timeout
 
 _WIRE_DTYPES = ("float16", "float32", "float64")
 
@@ -21,14 +21,14 @@ CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
 
 @dataclass(frozen=True)
 class Settings:
-    """What a communicator's user chose.
+    """The settings of a communicator, as its user chose them.
 
     Attributes:
-        allreduce_grad_dtype: in which gradients travel; None for each one's own.
+        allreduce_grad_dtype: the dtype in which gradients travel; None for each one's own.
         batched_copy: accepted for old scripts and without effect: copies are always batched
             where that helps.
-        chunk_bytes: how much of the gradients travels at once; None for what each way of
-            theirs was measured to like best.
+        chunk_bytes: the size of the chunks in which gradients travel; None for each algorithm's
+            default.
         limit: how long a call may wait.
         trace: the folder where calls are traced; None where they aren't.
     """
@@ -36,11 +36,11 @@ class Settings:
     allreduce_grad_dtype: np.dtype | None = None
     batched_copy: bool = False
     chunk_bytes: int | None = None
-    limit: Limit = NO_LIMIT
+    limit: Timeout = NO_TIMEOUT
     trace: str | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
-        """These settings with one changed.
+        """Return these settings with one changed.
 
         Raises:
             ValueError: there is no such setting, or it can't have this value.
@@ -54,7 +54,7 @@ class Settings:
         raise ValueError(f"no setting {name!r}; there are {', '.join(self.as_dict())}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings by name."""
+        """Return the settings that `get_config` shows, by name."""
         return {
             "allreduce_grad_dtype": self.allreduce_grad_dtype,
             "batched_copy": self.batched_copy,
@@ -63,10 +63,10 @@ class Settings:
 
 
 def wire_dtype(value: Any) -> np.dtype | None:
-    """The dtype that ``allreduce_grad_dtype`` names, None for None.
+    """Return the dtype that ``allreduce_grad_dtype`` names, None for None.
 
     Raises:
-        ValueError: it names none in which gradients can travel.
+        ValueError: gradients can't travel in it.
     """
     if value is None:
         return None
@@ -91,10 +91,10 @@ def wire_dtype(value: Any) -> np.dtype | None:
 
 
 def chunk_bytes() -> int | None:
-    """The size of chunks that the environment asks for, None for none.
+    """Return the size of chunks that the environment sets, None where it doesn't.
 
     Raises:
-        ValueError: the variable has a value that can't be one.
+        ValueError: the variable's value isn't a size of chunks.
     """
     text = os.environ.get(CHUNK_VARIABLE, "").strip()
     if not text:

@@ -10,18 +10,18 @@ import numpy as np
 
 
 def on_gpu(array: Any) -> bool:
-    """Whether this is a CuPy array."""
+    """Return whether this is a CuPy array."""
     # Asking the type costs nothing, where the attribute of an array is computed.
     return hasattr(type(array), "__cuda_array_interface__") and isinstance(array, _cupy().ndarray)
 
 
 def module_of(array: Any) -> Any:
-    """CuPy for its arrays, NumPy for anything else."""
+    """Return CuPy for its arrays, NumPy for anything else."""
     return _cupy() if on_gpu(array) else np
 
 
-def problem() -> str | None:
-    """Why this process can't use a GPU; None if it can."""
+def unavailable_reason() -> str | None:
+    """Return why this process can't use a GPU; None if it can."""
     try:
         cupy = _cupy()
     except ImportError as error:
@@ -35,57 +35,57 @@ def problem() -> str | None:
 
 
 def current_device() -> int:
-    """The number of the device that the user chose."""
+    """Return the number of the current device, which the user chose."""
     return int(_cupy().cuda.Device().id)
 
 
 def use(device: int) -> AbstractContextManager[Any]:
-    """A context in which that device is the current one."""
+    """Return a context manager within which that device is the current one."""
     context: AbstractContextManager[Any] = _cupy().cuda.Device(device)
     return context
 
 
 def bus_id() -> str:
-    """Which device of this machine the current one is, whatever ``CUDA_VISIBLE_DEVICES`` says."""
+    """Return the current device's PCI bus id, which doesn't depend on ``CUDA_VISIBLE_DEVICES``."""
     return str(_cupy().cuda.Device().pci_bus_id)
 
 
 def address(array: Any) -> int:
-    """Address of a GPU array's first element."""
+    """Return the address of a GPU array's first element."""
     return int(array.data.ptr)
 
 
 def empty(nbytes: int) -> Any:
-    """Memory of the current device: (nbytes,) uint8."""
+    """Return memory of the current device: (nbytes,) uint8."""
     return _cupy().empty(nbytes, np.uint8)
 
 
 def pinned(nbytes: int) -> np.ndarray:
-    """Host memory that the device can copy to and from by itself: (nbytes,) uint8."""
+    """Return page-locked host memory, which the device copies asynchronously: (nbytes,) uint8."""
     memory = _cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
     return np.frombuffer(memory, np.uint8, nbytes)
 
 
 def contiguous(array: Any) -> Any:
-    """The GPU array in C order, flattened; a copy only if it lies otherwise."""
+    """Return the GPU array in C order, flattened; a copy only if it isn't contiguous."""
     return _cupy().ascontiguousarray(array).reshape(-1)
 
 
 def to_host(array: Any) -> np.ndarray:
-    """A copy in host memory, in C or Fortran order as the original if it has either."""
+    """Return a copy in host memory, in C or Fortran order as the original if it has either."""
     copy: np.ndarray = _cupy().asnumpy(array, order="A")
     return copy
 
 
 def to_device(array: np.ndarray) -> Any:
-    """A copy on the current device.
+    """Return a copy on the current device.
 
     Raises:
         RuntimeError: this process can't use a GPU.
     """
-    why = problem()
-    if why is not None:
-        raise RuntimeError(f"an array that was sent from a GPU can't be put on one here: {why}")
+    reason = unavailable_reason()
+    if reason is not None:
+        raise RuntimeError(f"an array that was sent from a GPU can't be put on one here: {reason}")
     return _cupy().asarray(array)
 
 
@@ -104,22 +104,22 @@ def copy_to_device(source: np.ndarray, target: Any, stream: Any) -> None:
 
 
 def current_stream() -> Any:
-    """The stream that the user's work goes to."""
+    """Return the current stream, which the user chose."""
     return _cupy().cuda.get_current_stream()
 
 
 def new_stream() -> Any:
-    """A stream that waits for no other, unless an event says so."""
+    """Return a non-blocking stream: it waits for others only by events."""
     return _cupy().cuda.Stream(non_blocking=True)
 
 
 def new_event() -> Any:
-    """An event to order streams with and to poll."""
+    """Return an event that orders streams and can be polled."""
     return _cupy().cuda.Event(disable_timing=True)
 
 
 def kernel(source: str, name: str) -> Any:
-    """The compiled kernel; called as ``kernel(grid, block, arguments)`` on the current stream."""
+    """Return the compiled kernel: ``kernel(grid, block, arguments)``, on the current stream."""
     return _module(_cupy(), source).get_function(name)
 
 

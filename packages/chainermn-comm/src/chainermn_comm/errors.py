@@ -7,80 +7,81 @@ from typing import Any, NoReturn
 
 
 class CommunicationError(RuntimeError):
-    """A collective call could not be carried out; every rank that took part raises."""
+    """A collective operation failed; every rank that took part in it raises."""
 
 
 class RankMismatchError(CommunicationError, ValueError):
     """Ranks called different operations, or the same one with arguments that don't fit.
 
     Attributes:
-        entry: what they disagree on, as the message names it; empty where it names nothing.
+        entry: the name of what differs, as in the message; empty where the message names nothing.
     """
 
     def __init__(self, message: str = "", entry: str = "") -> None:
-        """Say ``message``; ``entry`` names what differs."""
+        """Make the error; ``message`` is its text, and ``entry`` names what differs."""
         super().__init__(message)
         self.entry = entry
 
 
 class PeerError(CommunicationError):
-    """Another rank found an error before it could take part in this call.
+    """Another rank has an error and can't take part in this collective operation.
 
-    That rank raises the error itself; the others raise this one, which names it.
+    That rank raises its error itself; the others raise this one, whose text names the rank and its
+    error.
     """
 
 
 class FinalizedError(CommunicationError):
-    """A communicator was used after its ``finalize``."""
+    """A communicator was used after its ``finalize``; raised on the rank that does so."""
 
 
 def describe_exception(error: BaseException) -> str:
-    """The exception's type and text, even if asking for its text fails."""
+    """Return the exception's type and text, even if its ``__str__`` fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return f"{type(error).__name__} (it has no text: its __str__ fails)"
 
 
-def describe(problem: BaseException, rank: int) -> str:
-    """The exception in words, without the rank's number, which the others put before it."""
-    kind, colon, text = describe_exception(problem).partition(": ")
+def describe(error: BaseException, rank: int) -> str:
+    """Return the exception's type and text without this rank's number, which PeerError adds."""
+    kind, colon, text = describe_exception(error).partition(": ")
     return kind + colon + text.removeprefix(f"rank {rank}: ")
 
 
 def raise_failure(
-    operation: str, rank: int, problem: BaseException | None, texts: Sequence[str | None]
+    operation: str, rank: int, error: BaseException | None, texts: Sequence[str | None]
 ) -> NoReturn:
-    """Raise ``problem`` where there is one, and elsewhere PeerError with each rank's text."""
-    if problem is not None:
+    """Raise ``error`` where there is one, and elsewhere PeerError with each rank's text."""
+    if error is not None:
         try:
-            raise problem
+            raise error
         finally:
-            del problem  # its traceback leads back here, a cycle that would keep all its frames
+            del error  # its traceback leads back here, a cycle that would keep all its frames
     failures = "; ".join(f"rank {other}: {text}" for other, text in enumerate(texts) if text)
     raise PeerError(f"{operation} on rank {rank} failed because of {failures}")
 
 
 def raise_mismatch(
-    operation: str, rank: int, views: Sequence[Sequence[tuple[Any, ...]]]
+    operation: str, rank: int, signatures: Sequence[Sequence[tuple[Any, ...]]]
 ) -> NoReturn:
-    """Raise RankMismatchError, which tells the first entry that differs as each rank has it."""
-    name, values = _first_difference(views)
+    """Raise RankMismatchError with every rank's values of the first entry that differs."""
+    name, values = _first_difference(signatures)
     raise RankMismatchError(
         f"{operation} on rank {rank}: ranks disagree on {name}: {_by_ranks(values)}", name
     )
 
 
-def _first_difference(views: Sequence[Sequence[tuple[Any, ...]]]) -> tuple[str, list[str]]:
-    for index in range(max(map(len, views))):
-        entries = [view[index] if index < len(view) else None for view in views]
+def _first_difference(signatures: Sequence[Sequence[tuple[Any, ...]]]) -> tuple[str, list[str]]:
+    for index in range(max(map(len, signatures))):
+        entries = [signature[index] if index < len(signature) else None for signature in signatures]
         if any(repr(entry) != repr(entries[0]) for entry in entries):
             names = dict.fromkeys(entry[0] for entry in entries if entry)
             shown = slice(1 if len(names) == 1 else 0, None)
             return " or ".join(names), [
                 " ".join(map(str, entry[shown])) if entry else "none" for entry in entries
             ]
-    return "the number of calls so far", ["unknown"] * len(views)
+    return "the number of calls so far", ["unknown"] * len(signatures)
 
 
 def _by_ranks(values: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The communicator over MPI: its verbs, each made of the parts that the other modules hold."""
+"""The communicator over MPI: each method is composed of a few calls of the folders below."""
 
 from __future__ import annotations
 
@@ -12,38 +12,44 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .allreduce import verbs
-from .allreduce.mpi_transport import MpiTransport
-from .allreduce.plans import Ground, Plans
-from .allreduce.reducers import Reducers
-from .allreduce.transport import Transport
+from .allreduce import AlgorithmCache, Factory, PairwiseAllreduce, mean_arrays, sum_arrays
+from .arrays import as_integer
 from .communicator import CommunicatorBase, check_noted, check_payload
 from .config import Settings
 from .errors import CommunicationError, FinalizedError
-from .gradients.broadcast import bcast_parameters
-from .gradients.mean import mean_gradients
-from .messaging import collectives, messages, point_to_point, small_messages
-from .messaging.collectives import Group
-from .messaging.handshake import prepare
-from .messaging.integers import as_integer
-from .messaging.messages import ARRAY, OBJECT, SCALAR, TUPLE, Message
-from .messaging.point_to_point import Peer
+from .gradients import bcast_parameters, mean_gradients
+from .messaging import (
+    ARRAY,
+    OBJECT,
+    SCALAR,
+    TUPLE,
+    WITH_METADATA,
+    Context,
+    Message,
+    Peer,
+    capture_error,
+    collectives,
+    message_of_array,
+    message_of_object,
+    message_with_metadata,
+    point_to_point,
+)
 from .topology import Topology
 from .trace import recorder as traced
-from .watchdog import join, watched
+from .watchdog import register, watched
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
-# What `recv` takes.
+# The kinds of messages that `recv` takes.
 ARRAYS = (ARRAY, TUPLE, SCALAR)
 
 
 @dataclass(frozen=True)
 class _Resources:
-    """What a communicator owns until it is finalized."""
+    """What a communicator owns until it is finalized, and works with."""
 
-    group: Group
-    transport: Transport
+    context: Context
+    pairwise: PairwiseAllreduce
     comms: tuple[MPI.Intracomm, ...]
 
 
@@ -52,21 +58,21 @@ class MpiCommunicator(CommunicatorBase):
 
     Made by :func:`chainermn_comm.create_communicator`. Its settings (:meth:`set_config`) are
     ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``. Arrays received are new ones;
-    what a rank gives to itself is copied, but for ``bcast``, whose root gets its own array back.
-    CuPy's arrays travel through host memory (gradients are faster), and arrive on the receiver's
+    what a rank sends to itself is copied, except by ``bcast``, whose root gets its own array back.
+    CuPy's arrays travel through host memory (gradients needn't), and arrive on the receiver's
     current device; ``bcast``'s root gets a copy of them.
 
     All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
-    operations or give arguments that don't fit; where one rank's argument is wrong in itself,
+    operations or pass arguments that don't fit; where one rank's argument is wrong in itself,
     ``TypeError`` or ``ValueError`` there and ``PeerError`` elsewhere. The communicator can be
-    used on afterwards. Only one thread at a time may use it; give another thread a communicator of
-    its own, with :meth:`split`.
+    used afterwards. Only one thread at a time may use it; another thread needs a communicator of
+    its own, made by :meth:`split`.
     """
 
     def __init__(
         self,
         mpi_comm: MPI.Intracomm,
-        plans: Plans,
+        factories: tuple[Factory, Factory],
         settings: Settings,
         topology: Topology | None = None,
         owns_mpi_comm: bool = False,
@@ -74,21 +80,22 @@ class MpiCommunicator(CommunicatorBase):
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
         Args:
-            mpi_comm: an intracommunicator; the user's own traffic on it stays apart.
-            plans: which way gradients go.
+            mpi_comm: an intracommunicator; the user's own messages on it aren't touched.
+            factories: make the algorithms for gradients in host memory and on GPUs.
             settings: what the user chose.
             topology: imposed instead of asking MPI; the same on all ranks.
             owns_mpi_comm: whether ``finalize`` frees ``mpi_comm``.
         """
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm
-        self._plans = plans
+        self._factories = factories
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
-        watchdogs = join(own, MPI.COMM_WORLD.rank, settings.limit)
+        watchdogs = register(own, MPI.COMM_WORLD.rank, settings.limit)
         self._record = traced.record(own, watchdogs, settings.trace)
-        self._topology = topology or Topology.discover(own)
+        topology = topology or Topology.discover(own)
+        self._topology = topology
         # Users have all tags but the two largest: for `send_noted` of the library's own functions,
         # and for the messages of collectives. Open MPI's communicators that were split don't know
         # the largest tag.
@@ -96,14 +103,21 @@ class MpiCommunicator(CommunicatorBase):
         self._max_tag = self.reserved_tag - 1
         self._interruption = ""
         self._interrupted: _Resources | None = None
+        context = Context(
+            own,
+            traced.handshake(own, self._record),
+            self.reserved_tag + 1,
+            topology,
+            settings.chunk_bytes,
+        )
         self._resources: _Resources | None = _Resources(
-            Group(own, traced.agreement(own, self._record), self.reserved_tag + 1),
-            MpiTransport(own, self.reserved_tag + 1, settings.chunk_bytes),
+            context,
+            PairwiseAllreduce(own, context.tag, chunk_bytes=settings.chunk_bytes),
             (own, mpi_comm) if owns_mpi_comm else (own,),
         )
-        self._reducers = self._new_reducers()
+        self._algorithms = AlgorithmCache(*factories, context)
 
-    # Where this process is.
+    # Rank and topology.
 
     @property
     def rank(self) -> int:
@@ -136,22 +150,22 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def split(self, color: int, key: int) -> MpiCommunicator:
-        group = self._group
-        numbers, problem = prepare(lambda: self._split_arguments(color, key))
-        group.agreement("split", problem=problem)
-        part = MPI.Intracomm(group.comm.Split(*numbers))
+        context = self._context
+        numbers, error = capture_error(lambda: self._split_arguments(color, key))
+        context.handshake("split", error=error)
+        part = MPI.Intracomm(context.comm.Split(*numbers))
         topology = self._topology.restrict(part.allgather(self._rank))
-        return MpiCommunicator(part, self._plans, self._settings, topology, owns_mpi_comm=True)
+        return MpiCommunicator(part, self._factories, self._settings, topology, owns_mpi_comm=True)
 
     # Arrays.
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest")
-        point_to_point.send("send", messages.of_array(data, self._rank), peer, self._record)
+        point_to_point.send("send", message_of_array(data, self._rank), peer, self._record)
 
     def recv(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source")
-        return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)
+        return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)[1]
 
     def send_noted(
         self,
@@ -164,11 +178,11 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         if type(note) is not bytes or type(data) is not tuple or type(number) is not int:
             check_noted(note, data, number, self._rank)
+            data = tuple(data)
         peer = self._peer(dest, tag, "dest", self.reserved_tag)
         try:
-            if not small_messages.send(note, data, number, peer, label, self._record):
-                message = messages.noted(data, self._rank)
-                point_to_point.send("send", message, peer, self._record, label, note, number)
+            message = message_with_metadata(data, self._rank)
+            point_to_point.send("send", message, peer, self._record, label, note, number)
         except struct.error:
             check_noted(note, data, number, self._rank)
             raise
@@ -177,30 +191,32 @@ class MpiCommunicator(CommunicatorBase):
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
         peer = self._peer(source, tag, "source", self.reserved_tag)
-        return small_messages.recv(peer, label, self._record, self._rank)
+        kinds = (WITH_METADATA,)
+        return point_to_point.recv("recv", kinds, peer, self._record, self._rank, label)
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        # Messages are cut to what MPI can count anyway, so `max_buf_len` has nothing to limit.
-        return collectives.bcast(self._group, "bcast", self._array(data), root).value()
+        # Messages are split where MPI can't count them, so `max_buf_len` has nothing to limit.
+        return collectives.bcast(self._context, "bcast", self._array(data), root).value()
 
     @watched
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
-        found = collectives.gather(self._group, "gather", self._array(data), root)
+        found = collectives.gather(self._context, "gather", self._array(data), root)
         return None if found is None else tuple(message.value() for message in found)
 
     @watched
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        found = collectives.alltoall(self._group, "alltoall", self._each(xs, messages.of_array))
+        found = collectives.alltoall(self._context, "alltoall", self._each(xs, message_of_array))
         return tuple(message.value() for message in found)
 
     @watched
     def allreduce(self, data: Any) -> Any:
-        return verbs.sum_arrays(self._group, self._open.transport, data, self._settings)
+        resources = self._open
+        return sum_arrays(resources.context, resources.pairwise.allreduce, data)
 
     @watched
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        found = collectives.allgather(self._group, "allgather", self._array(x))
+        found = collectives.allgather(self._context, "allgather", self._array(x))
         return tuple(message.value() for message in found)
 
     @watched
@@ -215,39 +231,39 @@ class MpiCommunicator(CommunicatorBase):
         if type(payload) is not bytes:
             error = error or check_payload(payload, operation, self._rank)
             payload = b""
-        return self._group.agreement(operation, tuple(signature), payload, error, len(payload))
+        return self._context.handshake(operation, tuple(signature), payload, error, len(payload))
 
     @watched
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        make = self._each(xs, messages.of_array)
-        return collectives.scatter(self._group, "scatter", make, root).value()
+        make = self._each(xs, message_of_array)
+        return collectives.scatter(self._context, "scatter", make, root).value()
 
     # Objects.
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest")
-        point_to_point.send("send_obj", messages.of_object(obj), peer, self._record)
+        point_to_point.send("send_obj", message_of_object(obj), peer, self._record)
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source")
-        return point_to_point.recv("recv_obj", (OBJECT,), peer, self._record, self._rank)
+        return point_to_point.recv("recv_obj", (OBJECT,), peer, self._record, self._rank)[1]
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         make = self._object(obj)
-        message = collectives.bcast(self._group, "bcast_obj", make, root)
+        message = collectives.bcast(self._context, "bcast_obj", make, root)
         found = self._unpickled("bcast_obj", {} if self._rank == root else {root: message})
         return found.get(root, obj)
 
     @watched
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        found = collectives.gather(self._group, "gather_obj", self._object(obj), root)
+        found = collectives.gather(self._context, "gather_obj", self._object(obj), root)
         objs = self._unpickled("gather_obj", dict(enumerate(found or ())))
         return list(objs.values()) if self._rank == root else None
 
     @watched
     def allreduce_obj(self, obj: Any) -> Any:
-        found = collectives.allgather(self._group, "allreduce_obj", self._object(obj))
+        found = collectives.allgather(self._context, "allreduce_obj", self._object(obj))
         objs = self._unpickled("allreduce_obj", dict(enumerate(found)))
         try:
             return reduce(add, objs.values())
@@ -259,27 +275,26 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def allgather_obj(self, obj: Any) -> list[Any]:
-        found = collectives.allgather(self._group, "allgather_obj", self._object(obj))
+        found = collectives.allgather(self._context, "allgather_obj", self._object(obj))
         return list(self._unpickled("allgather_obj", dict(enumerate(found))).values())
 
     @watched
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        make = self._each(objs, lambda obj, _: messages.of_object(obj))
-        message = collectives.scatter(self._group, "scatter_obj", make, root)
+        make = self._each(objs, lambda obj, _: message_of_object(obj))
+        message = collectives.scatter(self._context, "scatter_obj", make, root)
         return self._unpickled("scatter_obj", {root: message})[root]
 
     @watched
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        make = self._each(objs, lambda obj, _: messages.of_object(obj))
-        found = collectives.alltoall(self._group, "alltoall_obj", make)
+        make = self._each(objs, lambda obj, _: message_of_object(obj))
+        found = collectives.alltoall(self._context, "alltoall_obj", make)
         return list(self._unpickled("alltoall_obj", dict(enumerate(found))).values())
 
     # Models.
 
     @watched
     def bcast_data(self, model: Any) -> None:
-        group = self._group
-        bcast_parameters(group, self._open.transport, model)
+        bcast_parameters(self._context, model)
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         self.multi_node_mean_grad(model, zero_fill)
@@ -289,18 +304,19 @@ class MpiCommunicator(CommunicatorBase):
         """Replace each gradient by its mean over ranks (collective).
 
         Every rank gets the same bits. A gradient that can't be written to, or shares memory
-        with another, is replaced by a new array. One that is missing (None) on all ranks is
-        left alone. Beside the gradients this takes a few chunks, whatever the model's size: up
-        to 16 MiB a rank, kept from the first calls on, and on each node a window of 2 MiB for
-        each rank and one more (8 MiB for each and two more where there are other nodes). Each
-        gradient that is replaced takes its new array and, where the old one isn't contiguous, a
-        copy during the call. An exception in the middle of the sum (no memory, a signal's
-        handler) ends the job, as the other ranks can't be told. Where the job goes on, since
-        ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refused that, later calls on this rank raise
-        CommunicationError.
+        with another, is replaced by a new array. One that is missing (None) on all ranks stays
+        None. The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
+        kept from the first calls on, and on each node a window of 2 MiB for each rank and one more
+        (8 MiB for each and two more where there are other nodes). Each gradient that is replaced
+        takes its new array and, where the old one isn't contiguous, a copy during the call.
+
+        An exception in the middle of the sum (no memory, a signal's handler) ends the job, as it
+        can't be raised on the other ranks. Where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses
+        that, later calls on this rank raise CommunicationError.
 
         Args:
-            model: anything with ``namedparams()``; each parameter's ``grad`` is changed.
+            model: anything with ``namedparams()``; each parameter's ``grad`` (real or complex
+                floats) is overwritten or replaced.
             zero_fill: count a gradient that is missing here and present elsewhere as zeros;
                 without it such a difference is an error.
 
@@ -308,27 +324,32 @@ class MpiCommunicator(CommunicatorBase):
             RankMismatchError: on all ranks, naming the first parameter that differs in name,
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
         """
-        group = self._group
+        context = self._context
         try:
-            mean_gradients(group, self._reducers, model, self._settings, zero_fill)
+            mean_gradients(context, self._algorithms, model, self._settings, zero_fill)
         finally:
-            if group.interruptions:
+            if context.interruptions:
                 # All of it stays, since MPI may still write where messages were to arrive.
-                self._interruption = group.interruptions[0]
+                self._interruption = context.interruptions[0]
                 self._interrupted, self._resources = self._resources, None
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
-        """The mean of all ranks' arrays (collective).
+        """Return the mean of all ranks' arrays, on every rank (collective).
 
         Args:
-            sendbuf: a float array, or a tuple of them, of the same shape and dtype on every
-                rank; None to take the mean of ``recvbuf`` in place.
-            recvbuf: an array of that shape where the mean is written; None for a new array.
+            sendbuf: a float array, or a tuple of them, of the same shape and dtype on all ranks;
+                None to overwrite ``recvbuf`` by its mean.
+            recvbuf: an array of that shape, into which the mean is written; None for a new array.
+
+        Raises:
+            RankMismatchError: on all ranks, when shapes or dtypes differ.
+            TypeError: it isn't a float array; PeerError on the other ranks.
+            ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        transport = self._open.transport
-        return verbs.mean_arrays(self._group, transport, data, recvbuf, self._settings)
+        resources = self._open
+        return mean_arrays(resources.context, resources.pairwise.allreduce, data, recvbuf)
 
     # Settings and end of life.
 
@@ -341,16 +362,17 @@ class MpiCommunicator(CommunicatorBase):
         """
         settings = self._settings.changed(name, value)
         if settings.chunk_bytes != self._settings.chunk_bytes:
-            if self._reducers:
+            if self._algorithms:
                 raise ValueError(
                     f"rank {self._rank}: chunk_bytes can't be changed any more, since gradients "
                     "have travelled; change it right after making the communicator"
                 )
-            transport = MpiTransport(self._group.comm, self.reserved_tag + 1, settings.chunk_bytes)
-            self._open.transport.close()
-            self._resources = replace(self._open, transport=transport)
-            self._settings = settings
-            self._reducers = self._new_reducers()
+            context = replace(self._context, chunk_bytes=settings.chunk_bytes)
+            pairwise = PairwiseAllreduce(
+                context.comm, context.tag, chunk_bytes=settings.chunk_bytes
+            )
+            self._resources = replace(self._open, context=context, pairwise=pairwise)
+            self._algorithms = AlgorithmCache(*self._factories, context)
         self._settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
@@ -372,10 +394,10 @@ class MpiCommunicator(CommunicatorBase):
         if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
             self._resources = None
             return
-        resources.group.agreement("finalize")
+        resources.context.handshake("finalize")
         self._resources = None
-        self._reducers.close()
-        resources.transport.close()
+        self._algorithms.close()
+        resources.pairwise.close()
         for comm in resources.comms:
             comm.Free()
         self._record.release()
@@ -383,11 +405,11 @@ class MpiCommunicator(CommunicatorBase):
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
 
-        Others may not leave the block, and to wait for them would keep the error from showing.
-        So memory and NCCL's communicator go, and ranks that wait for this one's GPU are told; MPI's
-        communicators and the node's window, which only all ranks together can free, stay until the
-        process ends. A program that catches such errors and goes on should do so inside of the
-        block, or make no more than some hundred communicators.
+        Other ranks may not leave the block, and waiting for them would keep the error from showing.
+        So memory and NCCL's communicator are released, and ranks that wait for this one's GPU get
+        an error; MPI's communicators and the node's window, which only all ranks together can free,
+        stay until the process ends. A program that catches such errors and goes on should do so
+        inside of the block, or make no more than some hundred communicators.
         """
         if kind is None:
             self.finalize()
@@ -396,10 +418,10 @@ class MpiCommunicator(CommunicatorBase):
         if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
             return
         self._record.release()
-        resources.transport.close()
-        self._reducers.abandon()
+        resources.pairwise.close()
+        self._algorithms.release_local()
 
-    # How the verbs are made.
+    # What the methods above share.
 
     @property
     def _open(self) -> _Resources:
@@ -418,19 +440,14 @@ class MpiCommunicator(CommunicatorBase):
         return self._resources
 
     @property
-    def _group(self) -> Group:
-        return self._open.group
-
-    def _new_reducers(self) -> Reducers:
-        group, transport = self._group, self._open.transport
-        ground = Ground(group.comm, self._topology, transport, self._settings.chunk_bytes)
-        return Reducers(self._plans, ground, group.agreement)
+    def _context(self) -> Context:
+        return self._open.context
 
     def _array(self, data: Any) -> Callable[[], Message]:
-        return lambda: messages.of_array(data, self._rank)
+        return lambda: message_of_array(data, self._rank)
 
     def _object(self, obj: Any) -> Callable[[], Message]:
-        return lambda: messages.of_object(obj)
+        return lambda: message_of_object(obj)
 
     def _each(
         self, values: Sequence[Any] | None, one: Callable[[Any, int], Message]
@@ -451,24 +468,24 @@ class MpiCommunicator(CommunicatorBase):
         return make
 
     def _peer(self, rank: int, tag: int, name: str, max_tag: int | None = None) -> Peer:
-        """What a message to or from a rank takes: MPI's communicator, the rank and the tag."""
-        mine, resources = self._rank, self._resources
+        """Return MPI's communicator, the other rank, and the tag of a message."""
+        own, resources = self._rank, self._resources
         max_tag = self._max_tag if max_tag is None else max_tag
         if resources is None or os.getpid() != self._process:
             resources = self._open  # raises
-        group = resources.group
-        is_plain = type(rank) is type(tag) is int and rank != mine  # nearly always
+        context = resources.context
+        is_plain = type(rank) is type(tag) is int and rank != own  # nearly always
         if is_plain and 0 <= rank < self._size and 0 <= tag <= max_tag:
-            return group.comm, rank, tag
-        index = collectives.check_rank(group, rank, name)
-        if index == mine:
-            raise ValueError(f"rank {mine}: {name} is this rank itself, which would wait for ever")
+            return context.comm, rank, tag
+        index = collectives.check_rank(context, rank, name)
+        if index == own:
+            raise ValueError(f"rank {own}: {name} is this rank itself, which would wait for ever")
         number = as_integer(tag)
         if number is None or not 0 <= number <= max_tag:
             raise ValueError(
                 f"rank {self._rank}: tag must be an integer from 0 to {max_tag}, got {tag!r}"
             )
-        return group.comm, index, number
+        return context.comm, index, number
 
     def _split_arguments(self, color: int, key: int) -> list[int]:
         numbers = []
@@ -483,8 +500,8 @@ class MpiCommunicator(CommunicatorBase):
         return numbers
 
     def _unpickled(self, operation: str, found: dict[int, Message]) -> dict[int, Any]:
-        """The objects; when one can't be unpickled on some rank, all ranks raise."""
+        """Return the objects; when one can't be unpickled on some rank, all ranks raise."""
         values: dict[int, Any]
-        values, problem = prepare(lambda: {rank: m.value() for rank, m in found.items()})
-        self._group.agreement(f"{operation}, unpickling", problem=problem)
+        values, error = capture_error(lambda: {rank: m.value() for rank, m in found.items()})
+        self._context.handshake(f"{operation}, unpickling", error=error)
         return values

@@ -1,9 +1,8 @@
-"""The communicators by name, and how each is made."""
+"""The communicators by name, with the algorithms of each, and how one is created."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import watchdog
@@ -18,34 +17,35 @@ from .trace import TRACE_VARIABLE, trace_folder
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .allreduce.plans import Plan
+    from .allreduce import Factory
     from .mpi_communicator import MpiCommunicator
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a communicator is made.
+class Entry:
+    """The algorithms of a communicator.
 
     Attributes:
-        plan: the function, or its name in `plans`, that says which way gradients go.
-        on_gpus: the same for those that lie on GPUs; a name is one in `device_plans`.
-        one_node: whether more than one node is refused.
+        host: makes the algorithm for gradients in host memory: a function of a `Context`, or the
+            name of one in `allreduce.FACTORIES`.
+        gpu: the same for gradients on GPUs; a name is one in `gpu.FACTORIES`.
+        single_node: whether more than one node is refused.
     """
 
-    plan: str | Plan
-    on_gpus: str | Plan
-    one_node: bool = False
+    host: str | Factory
+    gpu: str | Factory = "mpi"
+    single_node: bool = False
 
 
-RECIPES = {
-    "naive": Recipe("one_by_one", "through_mpi"),
-    "flat": Recipe("batched", "through_mpi"),
-    "hierarchical": Recipe("one_lane", "one_lane"),
-    "two_dimensional": Recipe("many_lanes", "many_lanes"),
-    "single_node": Recipe("one_lane", "direct", one_node=True),
-    "pure_nccl": Recipe("for_gpus_only", "direct"),
-    "non_cuda_aware": Recipe("one_lane", "one_lane_staged"),
-    "dummy": Recipe("nothing", "nothing"),
+REGISTRY = {
+    "naive": Entry("per_tensor"),
+    "flat": Entry("bucketed"),
+    "hierarchical": Entry("single_leader", "single_leader"),
+    "two_dimensional": Entry("multi_leader", "multi_leader"),
+    "single_node": Entry("single_leader", "nccl_only", single_node=True),
+    "pure_nccl": Entry("gpus_only", "nccl_only"),
+    "non_cuda_aware": Entry("single_leader", "single_leader_staged"),
+    "dummy": Entry("no_op", "no_op"),
 }
 
 
@@ -63,14 +63,14 @@ def create_communicator(
     says so (setting ``OMP_NUM_THREADS``, to any number, refuses that).
 
     Args:
-        communicator_name: which way gradients go, see the table below. All give the mean, the
+        communicator_name: the algorithm for means of gradients, see the table below. All give the
             same bits on every rank; those of different names may differ in rounding.
         mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is duplicated
             and stays the caller's.
-        allreduce_grad_dtype: float16, float32, float64 or a bfloat16, in which gradients
-            travel; None for each one's own dtype. A mean outside of its range may become
-            infinite, on GPUs also that of a gradient outside of it. Those that share memory
-            on one node send nothing there, and round to no type narrower than a gradient's.
+        allreduce_grad_dtype: the dtype in which gradients travel: float16, float32, float64 or a
+            bfloat16; None for each one's own. A mean outside of its range may become infinite, on
+            GPUs also the mean of a gradient outside of it. Communicators that share memory on one
+            node send nothing there, and round to no dtype narrower than a gradient's.
         batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
 
     ==================  ==================================================================
@@ -86,12 +86,12 @@ def create_communicator(
     ==================  ==================================================================
 
     Gradients on GPUs go through NCCL in a node, and between nodes through MPI; those of ``flat``
-    and ``naive`` through MPI only. MPI gets GPU memory where it says that it takes it
-    (``MPIX_Query_cuda_support``) on all ranks, but for ``non_cuda_aware``; else host memory.
+    and ``naive`` through MPI only. MPI gets GPU memory where it is CUDA-aware on all ranks
+    (``MPIX_Query_cuda_support``), except by ``non_cuda_aware``; else host memory.
 
-    Gradients travel in chunks, whose size was measured for each way. The environment variable
-    ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a multiple of 64 from 64 to
-    2^30. It is read when a communicator is made; a split keeps it.
+    Gradients travel in chunks, whose default size depends on the algorithm. The environment
+    variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a number of bytes, a
+    multiple of 64 from 64 to 2^30. It is read when a communicator is made; a split keeps it.
 
     A call that waits for more than ten minutes is reported, with the rank that the others seem to
     wait for first, and goes on waiting. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets
@@ -105,8 +105,10 @@ def create_communicator(
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        ValueError: no such communicator, dtype, size of chunks or time-out; ``single_node`` on
-            several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
+        TypeError: ``mpi_comm`` is no mpi4py intracommunicator.
+        ValueError: there is no such communicator, dtype, size of chunks or time-out;
+            ``single_node`` on several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
+        PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     return make_communicator(communicator_name, mpi_comm, allreduce_grad_dtype, batched_copy)
@@ -118,14 +120,13 @@ def make_communicator(
     allreduce_grad_dtype: Any = None,
     batched_copy: bool = False,
     topology: Topology | None = None,
-    limit: watchdog.Limit | None = None,
+    limit: watchdog.Timeout | None = None,
 ) -> MpiCommunicator:
     """:func:`create_communicator` for tests, which may impose a topology and a limit of waiting."""
     from mpi4py import MPI
 
-    from .allreduce import plans
-    from .gpu import device_plans
-    from .messaging.handshake import Agreement, prepare
+    from . import allreduce, gpu
+    from .messaging import Handshake, capture_error
     from .mpi_communicator import MpiCommunicator
 
     # First: whatever fails on one rank below must not leave the others waiting.
@@ -133,43 +134,43 @@ def make_communicator(
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
-    found, problem = prepare(
+    found, error = capture_error(
         lambda: (
-            _recipe(name),
+            _find(name),
             Settings(
                 wire_dtype(allreduce_grad_dtype),
                 bool(batched_copy),
                 chunk_bytes(),
-                limit or watchdog.limit(),
+                limit or watchdog.timeout_from_env(),
                 trace_folder(),
             ),
         )
     )
-    view = (
+    signature = (
         ("communicator", str(name)),
         ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
         (CHUNK_VARIABLE, found and found[1].chunk_bytes),
-        (watchdog.VARIABLE, str(found and found[1].limit)),
+        (watchdog.TIMEOUT_VARIABLE, str(found and found[1].limit)),
         (TRACE_VARIABLE, "set" if found and found[1].trace else "unset"),
     )
-    note = blas_threads.note(comm.size)
-    wait = found[1].limit if found else watchdog.Limit()
+    payload = blas_threads.note(comm.size)
+    wait = found[1].limit if found else watchdog.Timeout()
     with (
-        watchdog.arriving(wait, _numbers(comm), lambda: job_abort.abort(1)),
-        watchdog.meeting("create_communicator", comm.size),
+        watchdog.enforce_init_timeout(wait, _numbers(comm), lambda: job_abort.mpi_abort(1)),
+        watchdog.watch_call("create_communicator", comm.size),
     ):
         traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
         try:
-            notes = Agreement(traffic)("create_communicator", view, note, problem)
+            payloads = Handshake(traffic)("create_communicator", signature, payload, error)
         finally:
             traffic.Free()
-        if any(notes):
+        if any(payloads):
             blas_threads.limit_blas_threads(comm)
-        forks.keep_children_from_mpi()
-        recipe, settings = found
-        ways = plans.Plans(_plan(recipe.plan, plans), _plan(recipe.on_gpus, device_plans))
-        made = MpiCommunicator(comm, ways, settings, topology)
-    if recipe.one_node and made.inter_size > 1:
+        forks.skip_finalize_in_forks()
+        entry, settings = found
+        factories = _resolve(entry.host, allreduce.FACTORIES), _resolve(entry.gpu, gpu.FACTORIES)
+        made = MpiCommunicator(comm, factories, settings, topology)
+    if entry.single_node and made.inter_size > 1:
         made.finalize()
         raise ValueError(
             f"rank {comm.rank}: communicator {name!r} takes ranks of one node, and these are on "
@@ -178,29 +179,30 @@ def make_communicator(
     return made
 
 
-def _plan(plan: str | Plan, module: ModuleType) -> Plan:
-    named: Plan = getattr(module, plan) if isinstance(plan, str) else plan
-    return named
+def _resolve(factory: str | Factory, named: dict[str, Factory]) -> Factory:
+    return named[factory] if isinstance(factory, str) else factory
 
 
 def _numbers(comm: MPI.Intracomm) -> list[int]:
-    """The ranks of a communicator by their numbers in MPI.COMM_WORLD, this one first."""
+    """Return the communicator's ranks as ranks of MPI.COMM_WORLD, this process first."""
     from mpi4py import MPI
 
     ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
     return MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
 
 
-def _recipe(name: str) -> Recipe:
-    if not isinstance(name, str) or name not in RECIPES:
-        raise ValueError(f"unknown communicator {name!r}; use one of: {', '.join(sorted(RECIPES))}")
+def _find(name: str) -> Entry:
+    if not isinstance(name, str) or name not in REGISTRY:
+        raise ValueError(
+            f"unknown communicator {name!r}; use one of: {', '.join(sorted(REGISTRY))}"
+        )
     if name == "pure_nccl":
-        from .gpu import nccl
+        from .gpu import nccl_unavailable_reason
 
-        why = nccl.problem()
-        if why is not None:
-            rest = ", ".join(sorted(RECIPES.keys() - {name}))
+        reason = nccl_unavailable_reason()
+        if reason is not None:
+            rest = ", ".join(sorted(REGISTRY.keys() - {name}))
             raise ValueError(
-                f"communicator 'pure_nccl' is for GPUs, and {why}; on CPUs use one of: {rest}"
+                f"communicator 'pure_nccl' is for GPUs, and {reason}; on CPUs use one of: {rest}"
             )
-    return RECIPES[name]
+    return REGISTRY[name]

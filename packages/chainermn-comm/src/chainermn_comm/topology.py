@@ -1,4 +1,4 @@
-"""Which rank sits on which node."""
+"""Which rank is on which node."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Topology:
 
     @classmethod
     def of(cls, labels: Iterable[Hashable]) -> Topology:
-        """The topology in which ranks with equal labels share a node."""
+        """Return the topology in which ranks with equal labels are on one node."""
         numbers: dict[Hashable, int] = {}
         return cls(tuple(numbers.setdefault(label, len(numbers)) for label in labels))
 
     @classmethod
     def discover(cls, mpi_comm: MPI.Intracomm) -> Topology:
-        """Ask MPI which ranks can share memory (collective)."""
+        """Return the topology in which ranks that can share memory are on one node (collective)."""
         from mpi4py import MPI
 
         node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -50,17 +50,17 @@ class Topology:
         return len(set(self.nodes))
 
     def inter_rank(self, rank: int) -> int:
-        """The number of the rank's node."""
+        """Return the number of the rank's node."""
         return self.nodes[rank]
 
     def intra_rank(self, rank: int) -> int:
-        """The rank's number within its node."""
+        """Return the rank's number among the ranks of its node."""
         return self.nodes[:rank].count(self.nodes[rank])
 
     def intra_size(self, rank: int) -> int:
-        """The number of ranks on the rank's node."""
+        """Return the number of ranks on the rank's node."""
         return self.nodes.count(self.nodes[rank])
 
     def restrict(self, ranks: Sequence[int]) -> Topology:
-        """The topology of a communicator whose i-th rank is ``ranks[i]`` here."""
+        """Return the topology of a communicator whose i-th rank is ``ranks[i]`` here."""
         return Topology.of(self.nodes[rank] for rank in ranks)

@@ -1,1 +1,25 @@
-"""Sums and means of flat arrays over ranks in host memory: the algorithms and how one is chosen."""
+"""Sums and means of flat arrays over ranks in host memory: the algorithms, and their arithmetic."""
+
+from .algorithm import Algorithm, Factory, NoOp
+from .array_sums import mean_arrays, sum_arrays
+from .bucketed import Bucketed
+from .chunks import Chunk, plan_chunks
+from .factories import FACTORIES, AlgorithmCache
+from .pairwise import Allreduce, PairwiseAllreduce
+from .summation import overflow_errstate
+
+__all__ = [
+    "FACTORIES",
+    "Algorithm",
+    "AlgorithmCache",
+    "Allreduce",
+    "Bucketed",
+    "Chunk",
+    "Factory",
+    "NoOp",
+    "PairwiseAllreduce",
+    "mean_arrays",
+    "overflow_errstate",
+    "plan_chunks",
+    "sum_arrays",
+]

@@ -1,63 +1,107 @@
-"""Of several ways that give the same bits, takes the one that was fastest lately."""
+"""Of several algorithms that give the same bits, takes the one that was fastest lately."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
 from mpi4py import MPI
 
-from .reducer import Reducer
+from .algorithm import Algorithm, Arrays, Dtypes
 
-# How often another way than the fastest is tried. Two cores of one machine were seen to change
-# within seconds between ways of which now the one, now the other was three times as fast.
+# How often another candidate than the fastest is tried: which one is fastest can change within
+# seconds; see docs/decisions/autotuner.md.
 TRIAL_INTERVAL = 32
-# So many uses of a way are remembered, of which the fastest counts: with two of them, the slower
-# way was taken for whole runs of the benchmark on a busy machine.
-MEMORY = 3
+# So many uses of a candidate are remembered, of which the fastest counts.
+REMEMBERED_USES = 3
 
 
-class Fastest(Reducer):
-    """Measures its ways as they are used; rank 0's clock decides for all."""
+class Autotuner(Algorithm):
+    """Small arrays go by the default algorithm, large ones by the fastest candidate.
 
-    def __init__(self, comm: MPI.Intracomm, ways: Sequence[Reducer]) -> None:
-        """Own the ways, which all give the same bits; ``comm`` stays the caller's."""
+    The candidates are measured as they are used; rank 0's clock decides for all.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        default: Algorithm,
+        candidates: Sequence[Algorithm],
+        large_bytes: int,
+    ) -> None:
+        """Own the algorithms, which all give the same bits.
+
+        Args:
+            comm: all ranks; stays the caller's.
+            default: for all arrays that aren't large.
+            candidates: for large arrays; the default may be among them.
+            large_bytes: an array is large from this size on, if it travels in its own dtype.
+        """
         self._comm = comm
-        self._ways = list(ways)
-        # Of each way's last uses: one that something else held up doesn't rule a way out until its
-        # next trial. Zero makes a way the next choice; its first use, which allocates, leaves it.
-        self._seconds_per_byte = [(0.0,) * MEMORY for _ in self._ways]
-        self._used = [False] * len(self._ways)
+        self._default = default
+        self._candidates = list(candidates)
+        self._large_bytes = large_bytes
+        # Of each candidate's last uses: one that something else slowed down doesn't rule it out
+        # until its next trial. Zero makes a candidate the next choice; its first use, which
+        # allocates, isn't counted.
+        self._seconds_per_byte = [(0.0,) * REMEMBERED_USES for _ in self._candidates]
+        self._used = [False] * len(self._candidates)
         self._calls = 0
         self._choice = bytearray(1)
 
-    def mean(
-        self,
-        sources: Sequence[np.ndarray],
-        targets: Sequence[np.ndarray],
-        wires: Sequence[np.dtype],
-    ) -> None:
-        self._choice[0] = self._next()
-        self._comm.Bcast([self._choice, MPI.BYTE])
-        way = self._choice[0]
-        start = time.perf_counter()
-        self._ways[way].mean(sources, targets, wires)
-        if self._used[way]:
-            nbytes = sum(target.nbytes for target in targets)
-            last = (time.perf_counter() - start) / max(nbytes, 1)
-            self._seconds_per_byte[way] = (*self._seconds_per_byte[way][1:], last)
-        self._used[way] = True
+    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
+        large = self._which_are_large(targets, wire_dtypes)
+        if not any(large):
+            self._default.mean(sources, targets, wire_dtypes)
+            return
+        for mean, which in ((self._mean_large, True), (self._default.mean, False)):
+            members = [index for index, is_large in enumerate(large) if is_large == which]
+            if members:
+                mean(
+                    [sources[index] for index in members],
+                    [targets[index] for index in members],
+                    [wire_dtypes[index] for index in members],
+                )
 
-    def _next(self) -> int:
-        self._calls += 1
-        fastest, *others = sorted(
-            range(len(self._ways)), key=lambda way: min(self._seconds_per_byte[way])
-        )
-        if self._calls % TRIAL_INTERVAL == 0 and others:
-            return sorted(others)[self._calls // TRIAL_INTERVAL % len(others)]
-        return fastest
+    def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
+        if any(self._which_are_large(targets, wire_dtypes)):
+            return super().stage(sources, targets, wire_dtypes)
+        return self._default.stage(sources, targets, wire_dtypes)
 
     def close(self) -> None:
-        for way in self._ways:
-            way.close()
+        for algorithm in dict.fromkeys([self._default, *self._candidates]):
+            algorithm.close()
+
+    def _which_are_large(self, targets: Arrays, wire_dtypes: Dtypes) -> list[bool]:
+        sizes = [target.nbytes for target in targets]
+        least = self._large_bytes
+        if max(sizes, default=0) < least:
+            return []
+        return [
+            size >= least and wire == target.dtype
+            for size, target, wire in zip(sizes, targets, wire_dtypes, strict=True)
+        ]
+
+    def _mean_large(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
+        if len(self._candidates) == 1:
+            self._candidates[0].mean(sources, targets, wire_dtypes)
+            return
+        self._choice[0] = self._next_candidate()
+        self._comm.Bcast([self._choice, MPI.BYTE])
+        chosen = self._choice[0]
+        start = time.perf_counter()
+        self._candidates[chosen].mean(sources, targets, wire_dtypes)
+        if self._used[chosen]:
+            nbytes = sum(target.nbytes for target in targets)
+            last = (time.perf_counter() - start) / max(nbytes, 1)
+            self._seconds_per_byte[chosen] = (*self._seconds_per_byte[chosen][1:], last)
+        self._used[chosen] = True
+
+    def _next_candidate(self) -> int:
+        self._calls += 1
+        fastest, *others = sorted(
+            range(len(self._candidates)), key=lambda index: min(self._seconds_per_byte[index])
+        )
+        if self._calls % TRIAL_INTERVAL == 0:
+            return sorted(others)[self._calls // TRIAL_INTERVAL % len(others)]
+        return fastest

@@ -1,112 +1,230 @@
-"""Averages a stream of pieces of large arrays where they lie, one message after the other.
+"""The sum over ranks by messages: pairwise reduce-scatter, sum in rank order, allgather.
 
-For ranks that share no memory. A piece passes stages: its shards are sent to the ranks that sum
-them, this rank's shard is summed and sent to all, the others' sums are received. Some pieces are
-at each stage, so that a rank which looks at its messages but now and then keeps the link busy.
+This is the one place where ranks that share no memory sum. MPI's own reduction promises neither the
+order of a sum nor 16-bit types. So ranks exchange shards, each sums its own, and the sums are
+exchanged: the bytes of a ring allreduce (Patarasuk and Yuan, 2009). See docs/decisions/sums.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
+from ..messaging import Buffer, start_exchange
 from ..runtime.progress import wait_all
-from .reducer import Reducer
-from .summation import sum_rows, telling_of_overflow
+from .summation import sum_blocked, sum_rows
 
-# Shards that come from all other ranks together, and pieces at each stage: enough for a link of
-# 1 Gbit/s to be busy for some ten milliseconds. Messages get no shorter than the least, so from 128
-# ranks on the memory grows: with 1,000 it is 24 MB.
-CHUNK_BYTES, DEPTH = 1 << 20, 2
+# A function that overwrites 1-D contiguous arrays by their sums over ranks, divided by a number.
+Allreduce: TypeAlias = Callable[[Sequence[np.ndarray], int], None]
+Wait: TypeAlias = Callable[[Sequence[MPI.Request]], None]
+
+# While a rank receives no more than this, every rank gathers all buffers and sums them: one
+# exchange where shards need two.
+GATHER_BYTES = 256 << 10
+# With more ranks each shard is shorter, but not shorter than this, so that from some hundred ranks
+# on the memory grows.
 LEAST_SHARD_BYTES = 8 << 10
-# Sums are taken in blocks that stay in cache; see `transports.mpi`.
-SUM_ELEMENTS = 1 << 16
-# Tags of messages.
-TERMS, MEANS = 0, 1
+# Layouts of gathered rows that are kept; models have few different sizes of small parameters.
+CACHED_LAYOUTS = 256
 
 
-class InPlace(Reducer):
-    """The way of large arrays between ranks of which each has a node to itself."""
+@dataclass(frozen=True)
+class Pipeline:
+    """How large the rounds of a sum are, and how many are in flight; a round is a shard a rank.
 
-    def __init__(self, comm: MPI.Intracomm, chunk_bytes: int | None = None) -> None:
-        """Duplicate ``comm`` (collective).
+    Attributes:
+        chunk_bytes: a shard's size at most.
+        received_chunks: so many chunks at most come from all other ranks together in a round.
+        sum_delay: so many rounds after its shards are sent a round is summed.
+        gather_delay: so many rounds after its shards are sent a round's sums are sent.
+        wait_delay: so many rounds after its shards are sent a round's sums are waited for.
+    """
+
+    chunk_bytes: int
+    received_chunks: int
+    sum_delay: int = 0
+    gather_delay: int = 0
+    wait_delay: int = 0
+
+
+# One round after the other. A shard, what is received for it and its sum stay in a core's cache.
+BLOCKING = Pipeline(2 << 20, 3)
+# For ranks whose cores share little cache: reading what another core has just written is slow
+# there; see docs/decisions/autotuner.md.
+LATE_GATHER = Pipeline(2 << 20, 3, gather_delay=2, wait_delay=2)
+# For ranks that share no memory: enough messages are in flight for a link of 1 Gbit/s to be busy
+# for some ten milliseconds, for ranks that progress their messages only now and then.
+OVERLAPPED = Pipeline(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
+
+
+def shard_slice(size: int, shards: int, index: int) -> slice:
+    """Return the index-th of nearly equal slices of ``range(size)``."""
+    return slice(size * index // shards, size * (index + 1) // shards)
+
+
+def start_reduce_scatter(
+    comm: MPI.Intracomm, shards: Sequence[Buffer], rows: Sequence[Buffer], tag: int
+) -> list[MPI.Request]:
+    """Start to send ``shards[i]`` to rank i, and to receive its terms of this rank's into rows[i].
+
+    The sum is the caller's to take, once the requests are done.
+    """
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    outgoing = [(rank, shards[rank]) for rank in others]
+    return start_exchange(comm, outgoing, [(rank, rows[rank]) for rank in others], tag)
+
+
+def start_allgather(comm: MPI.Intracomm, shards: Sequence[Buffer], tag: int) -> list[MPI.Request]:
+    """Start to send this rank's shard to all ranks, and to receive theirs."""
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    outgoing = [(rank, shards[comm.rank]) for rank in others]
+    return start_exchange(comm, outgoing, [(rank, shards[rank]) for rank in others], tag)
+
+
+class PairwiseAllreduce:
+    """The sum over the ranks of an mpi4py communicator, the same bits on every rank."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        tag: int = 0,
+        pipeline: Pipeline = BLOCKING,
+        chunk_bytes: int | None = None,
+        gather_bytes: int = GATHER_BYTES,
+        wait: Wait = wait_all,
+    ) -> None:
+        """Use ``comm``, which stays the caller's (not collective).
 
         Args:
-            comm: all ranks, two or more; stays the caller's.
-            chunk_bytes: what of a piece all other ranks together send to one; None for the default.
+            comm: the ranks.
+            tag: of the messages; no others have it meanwhile.
+            pipeline: how large the rounds are, and how many are in flight.
+            chunk_bytes: instead of the pipeline's.
+            gather_bytes: while a rank receives no more, all ranks gather and sum whole buffers.
+            wait: returns when all requests are done.
         """
-        self._comm = comm.Dup()
+        self._comm = comm
         self._size, self._rank = comm.size, comm.rank
-        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
-        least = min(LEAST_SHARD_BYTES, chunk_bytes or CHUNK_BYTES)
-        self._shard_bytes = max((chunk_bytes or CHUNK_BYTES) // len(self._others), least)
-        self._room: list[np.ndarray] = []
+        self._tag = tag
+        self._pipeline = pipeline
+        self._gather_bytes = gather_bytes
+        self._wait = wait
+        limit = chunk_bytes or pipeline.chunk_bytes
+        even = pipeline.received_chunks * limit // max(1, self._size - 1)
+        self._shard_bytes = min(limit, max(even, LEAST_SHARD_BYTES))
+        # What is received, for each round that is sent and not yet summed.
+        self._received: list[Buffer] = [self._allocate(0)] * (pipeline.sum_delay + 1)
+        # By elements and dtype: what is gathered, as MPI takes it and as rows.
+        self._gathered: dict[tuple[int, np.dtype], tuple[list[Any], list[np.ndarray]]] = {}
 
-    def mean(
-        self,
-        sources: Sequence[np.ndarray],
-        targets: Sequence[np.ndarray],
-        wires: Sequence[np.dtype],
-    ) -> None:
-        """As :class:`Reducer` says, for arrays that travel in their own dtype."""
-        for source, target in zip(sources, targets, strict=True):
-            if target is not source:
-                target[...] = source
-        pieces = [piece for target in targets for piece in self._pieces(target.reshape(-1))]
-        terms: dict[int, list[MPI.Request]] = {}
-        means: dict[int, list[MPI.Request]] = {}
-        self._reserve(pieces)
-        with telling_of_overflow():
-            for tick in range(len(pieces) + 2 * DEPTH):
-                if tick < len(pieces):
-                    terms[tick] = self._exchange(pieces[tick], self._rows(tick, pieces), TERMS)
-                number = tick - DEPTH
-                if 0 <= number < len(pieces):
-                    wait_all(terms.pop(number))
-                    self._sum(pieces[number], self._rows(number, pieces))
-                    own = [pieces[number][self._rank]] * self._size
-                    means[number] = self._exchange(own, pieces[number], MEANS)
-                number = tick - 2 * DEPTH
-                if 0 <= number < len(pieces):
-                    wait_all(means.pop(number))
+    def allreduce(self, buffers: Sequence[Buffer], divisor: int = 1) -> None:
+        """Overwrite each buffer by the sum over ranks, divided by ``divisor`` (collective).
 
-    def _pieces(self, flat: np.ndarray) -> list[list[np.ndarray]]:
-        """The array cut into pieces, each a list of shards for all ranks."""
-        step = max(1, self._shard_bytes // flat.itemsize) * self._size
-        return [
-            np.array_split(flat[start : start + step], self._size)
-            for start in range(0, flat.size, step)
-        ]
+        Args:
+            buffers: each 1-D, contiguous, of any numeric dtype; equal lengths and dtypes on all
+                ranks.
+            divisor: the sum is divided before it is rounded to the buffer's dtype, so that a mean
+                that can be represented doesn't overflow.
+        """
+        if self._size == 1:
+            return
+        rounds: list[Buffer] = []
+        for buffer in buffers:
+            if (self._size - 1) * buffer.nbytes > self._gather_bytes:
+                rounds.extend(self._rounds(buffer))
+            elif buffer.size:
+                sum_rows(self._gather(buffer), buffer, divisor)
+        scattered: dict[int, list[MPI.Request]] = {}
+        gathered: dict[int, list[MPI.Request]] = {}
+        pipeline, count = self._pipeline, len(rounds)
+        for tick in range(count + pipeline.wait_delay if rounds else 0):
+            if tick < count:
+                shards = self._shards(rounds[tick])
+                scattered[tick] = self._start_reduce_scatter(shards, self._rows(tick, shards))
+            number = tick - pipeline.sum_delay
+            if 0 <= number < count:
+                self._wait(scattered.pop(number))
+                shards = self._shards(rounds[number])
+                self._sum(self._rows(number, shards), shards[self._rank], divisor)
+            number = tick - pipeline.gather_delay
+            if 0 <= number < count:
+                gathered[number] = self._start_allgather(self._shards(rounds[number]))
+            number = tick - pipeline.wait_delay
+            if 0 <= number < count:
+                self._wait(gathered.pop(number))
 
-    def _reserve(self, pieces: list[list[np.ndarray]]) -> None:
-        largest = max((piece[self._rank].nbytes for piece in pieces), default=0)
-        if not self._room or self._room[0].nbytes < largest * len(self._others):
-            count = DEPTH + 1  # one more than are on their way: one is summed
-            self._room = [np.empty(largest * len(self._others), np.uint8) for _ in range(count)]
+    def reserve(self, nbytes: int) -> None:
+        """Allocate now what buffers of so many bytes need; none may be in flight."""
+        # Shards differ by an element, of at most 8 bytes.
+        shard = min(self._shard_bytes, -(-nbytes // self._size) + 8)
+        for index in range(len(self._received)):
+            self._scratch(index, (self._size - 1) * shard)
 
-    def _rows(self, number: int, pieces: list[list[np.ndarray]]) -> list[np.ndarray]:
-        """Every rank's numbers of this rank's shard: its own, and room for the others'."""
-        own = pieces[number][self._rank]
-        space = self._room[number % len(self._room)][: own.nbytes * len(self._others)]
-        rows = list(space.view(own.dtype).reshape(len(self._others), own.size))
+    def close(self) -> None:
+        """Release the memory; it is allocated again when needed."""
+        self._received = [self._allocate(0)] * len(self._received)
+        self._gathered.clear()
+
+    def _rounds(self, buffer: Buffer) -> Iterator[Buffer]:
+        step = self._size * max(1, self._shard_bytes // buffer.itemsize)
+        for start in range(0, buffer.size, step):
+            yield buffer[start : start + step]
+
+    def _shards(self, whole: Buffer) -> list[Buffer]:
+        return [whole[shard_slice(whole.size, self._size, rank)] for rank in range(self._size)]
+
+    def _rows(self, number: int, shards: list[Buffer]) -> list[Buffer]:
+        """Return every rank's terms of this rank's shard: its own, and memory for the others'."""
+        own = shards[self._rank]
+        received = self._scratch(number % len(self._received), (self._size - 1) * own.nbytes)
+        received = received.view(own.dtype)
+        rows = [received[i * own.size : (i + 1) * own.size] for i in range(self._size - 1)]
         rows.insert(self._rank, own)
         return rows
 
-    def _sum(self, shards: list[np.ndarray], rows: list[np.ndarray]) -> None:
-        mine = shards[self._rank]
-        for start in range(0, mine.size, SUM_ELEMENTS):
-            block = slice(start, start + SUM_ELEMENTS)
-            sum_rows([row[block] for row in rows], mine[block], self._size)
+    def _scratch(self, index: int, nbytes: int) -> Buffer:
+        if self._received[index].nbytes < nbytes:
+            self._received[index] = self._allocate(nbytes)
+            self._gathered.clear()  # its views may be of the old memory
+        return self._received[index][:nbytes]
 
-    def _exchange(
-        self, outgoing: list[np.ndarray], incoming: list[np.ndarray], tag: int
-    ) -> list[MPI.Request]:
-        comm, byte = self._comm, MPI.BYTE
-        requests = [comm.Irecv([incoming[r], byte], r, tag) for r in self._others]
-        return requests + [comm.Isend([outgoing[r], byte], r, tag) for r in self._others]
+    def _gather(self, buffer: np.ndarray) -> list[np.ndarray]:
+        """Return every rank's buffer, in rank order."""
+        target, rows = self._gather_layout(buffer.size, buffer.dtype)
+        if self._size > 2:
+            self._comm.Allgather([buffer, MPI.BYTE], target)
+            return rows
+        # Half the copies of an Allgather.
+        peer = 1 - self._rank
+        self._comm.Sendrecv([buffer, MPI.BYTE], peer, self._tag, target, peer, self._tag)
+        return [buffer, rows[0]] if self._rank == 0 else [rows[0], buffer]
 
-    def close(self) -> None:
-        self._room = []
-        self._comm.Free()
+    def _gather_layout(self, size: int, dtype: np.dtype) -> tuple[list[Any], list[np.ndarray]]:
+        found = self._gathered.get((size, dtype))
+        if found is None:
+            count = self._size if self._size > 2 else 1
+            memory = self._scratch(0, count * size * dtype.itemsize)
+            if len(self._gathered) >= CACHED_LAYOUTS:
+                self._gathered.clear()
+            rows = list(memory.view(dtype).reshape(count, size))
+            found = self._gathered[size, dtype] = ([memory, MPI.BYTE], rows)
+        return found
+
+    # What tests and subclasses replace.
+
+    def _allocate(self, nbytes: int) -> Buffer:
+        return np.empty(nbytes, np.uint8)
+
+    def _sum(self, rows: list[Buffer], out: Buffer, divisor: int) -> None:
+        """Sum the rows in rank order, divide, and write into ``out``, which is one of them."""
+        sum_blocked(rows, out, divisor)
+
+    def _start_reduce_scatter(self, shards: list[Buffer], rows: list[Buffer]) -> list[MPI.Request]:
+        return start_reduce_scatter(self._comm, shards, rows, self._tag)
+
+    def _start_allgather(self, shards: list[Buffer]) -> list[MPI.Request]:
+        return start_allgather(self._comm, shards, self._tag)

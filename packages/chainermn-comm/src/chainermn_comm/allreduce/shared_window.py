@@ -1,4 +1,4 @@
-"""Memory that all ranks of a node map, and the meetings that make it safe to use."""
+"""Memory that all ranks of a node map, and the barrier that makes it safe to use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import secrets
 import numpy as np
 from mpi4py import MPI
 
-from ..runtime.progress import barrier
+from ..runtime import progress
 
-# Windows lie here on MPICH and on Open MPI. A page that can't be had is SIGBUS at its first
-# touch, not an exception, so there must be room for all of it before. The reserve is for
+# Windows lie here on MPICH and on Open MPI. A page that can't be allocated is SIGBUS at its
+# first access, not an exception, so there must be room for all of it before. The reserve is for
 # what MPI itself puts there.
 FOLDER = "/dev/shm"
 RESERVE_BYTES = 8 << 20
@@ -25,13 +25,13 @@ NOT_SHARED = "the memory that MPI calls shared is not, on some node"
 
 
 class NoSharedMemory(Exception):
-    """A window can't be had; the text, the same on all ranks, says why."""
+    """A window can't be made; the text, the same on all ranks, says why."""
 
 
 class SharedWindow:
     """One buffer for each rank of a node, which all of them can read and write.
 
-    What a rank writes before :meth:`meet` the others can read after it. Views of the buffers
+    What a rank writes before :meth:`barrier` the others can read after it. Views of the buffers
     must not outlive the window.
     """
 
@@ -50,45 +50,45 @@ class SharedWindow:
 
     @classmethod
     def open(
-        cls, comm: MPI.Intracomm, node: MPI.Intracomm, sizes: list[int], problem: str = ""
+        cls, comm: MPI.Intracomm, node: MPI.Intracomm, sizes: list[int], reason: str = ""
     ) -> SharedWindow:
-        """A window on each node, that is sure to work (collective over ``comm``).
+        """Open a window on each node, and check that it works (collective over ``comm``).
 
         Args:
             comm: all ranks; stays the caller's.
             node: those of this rank's node; stays the caller's.
             sizes: bytes for each rank of the node.
-            problem: why this rank can't use a window.
+            reason: why this rank can't use a window.
 
         Raises:
-            NoSharedMemory: on all ranks, when it can't be had on some node; none is left then.
+            NoSharedMemory: on all ranks, when it can't be made on some node; none is left then.
         """
-        _agree(comm, problem or ("" if has_room(sum(sizes)) else NO_ROOM))
-        window, problem = None, ""
+        _raise_on_all(comm, reason or ("" if has_room(sum(sizes)) else NO_ROOM))
+        window, reason = None, ""
         try:
             window = cls(node, sizes)
         except (MPI.Exception, MemoryError) as error:
             last = str(error).strip().splitlines()[-1:]
-            problem = ": ".join(["shared memory could not be allocated on some node", *last])
-        # One that a part of the node has can't be freed, which takes all: it stays till the end.
+            reason = ": ".join(["shared memory could not be allocated on some node", *last])
+        # A window that only some ranks of the node have can't be freed, which takes all of them.
         everywhere = node.allreduce(window is not None, MPI.LAND)
         try:
-            if window is not None and everywhere and not window.take_pages():
-                problem = NO_ROOM
-            _agree(comm, problem)
-            assert window is not None  # else there was a problem
-            _agree(comm, "" if window.is_shared() else NOT_SHARED)
+            if window is not None and everywhere and not window.prefault():
+                reason = NO_ROOM
+            _raise_on_all(comm, reason)
+            assert window is not None  # else there was a reason, and it raised
+            _raise_on_all(comm, "" if window.is_shared() else NOT_SHARED)
         except NoSharedMemory:
             if window is not None and everywhere:
                 window.close()
             raise
         return window
 
-    def take_pages(self) -> bool:
-        """Take this rank's part of the memory now; False where there isn't as much any more.
+    def prefault(self) -> bool:
+        """Make the kernel allocate this rank's part now; return False where it has none left.
 
         Files of shared memory are sparse: others may take what was free when one was made, and
-        the first touch of a page that can't be had ends the process.
+        the first access to a page that can't be allocated ends the process.
         """
         own = self._window.Shared_query(self._comm.rank)[0]
         if self._comm.size == 1 or not own.nbytes:  # memory of this process
@@ -101,30 +101,30 @@ class SharedWindow:
             return True
         if ctypes.get_errno() != errno.EINVAL:
             return False
-        # An older kernel: touching is the only way, and the room was seen just before.
+        # An older kernel: writing is the only way, and there was room just before.
         np.asarray(own)[...] = 0
         return True
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for the node's ranks; what each wrote before is then visible to all."""
         # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both syncs.
         self.sync()
-        barrier(self._comm)
+        progress.barrier(self._comm)
         self.sync()
 
     def sync(self) -> None:
-        """Order this rank's memory; two of them around whatever all ranks meet in make a `meet`."""
+        """Order this rank's memory; two of them around any barrier of MPI make a `barrier`."""
         self._window.Sync()
 
     def is_shared(self) -> bool:
-        """Whether what rank 0 writes here is what the others read (collective)."""
+        """Return whether what rank 0 writes here is what the others read (collective)."""
         nonce = self._comm.bcast(secrets.token_bytes(16) if self._comm.rank == 0 else None)
         start = self.buffers[0][: len(nonce)]
         if self._comm.rank == 0:
             start[...] = np.frombuffer(nonce, np.uint8)
-        self.meet()
+        self.barrier()
         seen = start.tobytes() == nonce
-        self.meet()
+        self.barrier()
         everywhere: bool = self._comm.allreduce(seen, MPI.LAND)
         return everywhere
 
@@ -135,15 +135,15 @@ class SharedWindow:
         self._window.Free()
 
 
-def _agree(comm: MPI.Intracomm, problem: str) -> None:
-    """Raise on all ranks if one has a problem (collective)."""
-    problem = comm.allreduce(problem, MPI.MAX)
-    if problem:
-        raise NoSharedMemory(problem)
+def _raise_on_all(comm: MPI.Intracomm, reason: str) -> None:
+    """Raise on all ranks if one has a reason to (collective)."""
+    reason = comm.allreduce(reason, MPI.MAX)
+    if reason:
+        raise NoSharedMemory(reason)
 
 
 def has_room(nbytes: int) -> bool:
-    """Whether this node can hold a window of that size."""
+    """Return whether this node has room for a window of that size."""
     try:
         found = os.statvfs(FOLDER)
     except OSError:

@@ -1,4 +1,4 @@
-"""Sums in rank order, the same bits on whichever rank they are taken."""
+"""Sums of rows in rank order: the same bits on whichever rank they are taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from functools import cache
 import numpy as np
 
 from ..arrays import accumulator
-from .float16 import add, convert
+from .float16 import add_into, cast_into
+
+# Elements of a block: what NumPy allocates for one stays in cache and costs no page faults.
+BLOCK = 1 << 16
 
 
 def sum_rows(
@@ -17,21 +20,21 @@ def sum_rows(
     out: np.ndarray,
     divisor: float = 1,
     work: np.ndarray | None = None,
-    intact: Sequence[np.ndarray] | None = None,
+    originals: Sequence[np.ndarray] | None = None,
 ) -> None:
     """Sum over ranks and divide, in float32 or wider.
 
     Args:
         rows: 1-D arrays of one dtype and length, in rank order; unchanged, but for the one
             that ``out`` may be.
-        out: same length; of the rows' dtype, or of one that is summed in it. Receives the result.
+        out: the result; same length, of the rows' dtype or of one that accumulates in it.
         divisor: other than 1 for floats only. The sum is divided by it before it is rounded to
-            ``out``'s dtype; a sum that overflows is taken anew of divided terms. NumPy tells of
-            overflow only in :func:`telling_of_overflow`, which costs too much to enter here:
-            callers with a divisor do.
-        work: where the sum is taken, of ``out``'s length and :func:`accumulator`'s dtype; saves
-            an allocation. It may be ``out``, unless a row after the first two is.
-        intact: the rows in other memory, where ``work`` overwrites one.
+            ``out``'s dtype; a sum that overflows is computed again from divided terms. Overflow is
+            noticed only within :func:`overflow_errstate`, which the caller enters, since entering
+            it for each block would cost too much.
+        work: memory for the sum, of ``out``'s length and :func:`accumulator`'s dtype; saves an
+            allocation. It may be ``out``, unless a row after the first two is.
+        originals: the rows in other memory, where ``work`` overwrites one.
     """
     dtype, widened, scale, factor = _arithmetic(out.dtype, divisor)
     total = work
@@ -39,33 +42,40 @@ def sum_rows(
         if widened or len(rows) == 1:
             if total is None:
                 total = np.empty(len(rows[0]), dtype)
-            convert(rows[0], total)
+            cast_into(rows[0], total)
             rest = rows[1:]
         else:
             total = np.add(rows[0], rows[1], out=total)
             rest = rows[2:]
         for row in rest:
-            add(total, row)
+            add_into(total, row)
         if not widened:  # scaling writes the sum where it belongs
             scale(total, factor, out=out)
             return
         scale(total, factor, out=total)
     except FloatingPointError:
-        total = _mean_of_large(intact or rows, dtype, divisor)
+        total = _mean_of_large(originals or rows, dtype, divisor)
     with np.errstate(all="ignore"):
-        convert(total, out)
+        cast_into(total, out)
 
 
-def sum_in_range(rows: Sequence[np.ndarray], out: np.ndarray) -> int:
+def sum_blocked(rows: Sequence[np.ndarray], out: np.ndarray, divisor: float = 1) -> None:
+    """Do what :func:`sum_rows` does, block by block; ``out`` may be one of the rows."""
+    for start in range(0, out.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        sum_rows([row[block] for row in rows], out[block], divisor)
+
+
+def scaled_sum(rows: Sequence[np.ndarray], out: np.ndarray) -> int:
     """Sum over ranks, divided by a power of two only where the sum would overflow.
 
     Args:
-        rows: 1-D arrays in rank order, of a dtype that sums are taken in.
-        out: receives the result; of their dtype and length, and in other memory.
+        rows: 1-D arrays in rank order, of a dtype that :func:`accumulator` returns.
+        out: the result; of their dtype and length, and in other memory.
 
     Returns:
-        The exponent of the power of two: 0 as a rule. Overflow is noticed in
-        :func:`telling_of_overflow`.
+        The exponent of the power of two: 0 unless the sum overflows, which is noticed only within
+        :func:`overflow_errstate`.
     """
     try:
         if len(rows) == 1:
@@ -81,14 +91,14 @@ def sum_in_range(rows: Sequence[np.ndarray], out: np.ndarray) -> int:
     return 0
 
 
-def telling_of_overflow() -> np.errstate:
-    """The context in which a sum that overflows can be noticed, whatever else the user set."""
+def overflow_errstate() -> np.errstate:
+    """Return the context in which NumPy raises on overflow and ignores all other conditions."""
     return np.errstate(all="ignore", over="raise")
 
 
 @cache
 def _arithmetic(dtype: np.dtype, divisor: float) -> tuple[np.dtype, bool, np.ufunc, np.ndarray]:
-    """The dtype to sum in, whether that is another one, and how to divide: ufunc and operand."""
+    """Return the dtype to sum in, whether it differs, and ufunc and operand of the division."""
     wide = accumulator(dtype)
     if dtype.kind == "b":
         return wide, False, np.logical_and, np.array(True)
@@ -100,7 +110,7 @@ def _arithmetic(dtype: np.dtype, divisor: float) -> tuple[np.dtype, bool, np.ufu
 def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: float) -> np.ndarray:
     # Terms divided by a power of two that is at least their number are exact, their sum stays
     # in range, and dividing it by the rest rounds once. Elements whose plain sum doesn't
-    # overflow get the bits that they would have without their neighbours.
+    # overflow get the same bits as without their neighbours.
     power = 1 << (len(rows) - 1).bit_length()
     _, _, scale, factor = _arithmetic(dtype, divisor)
     with np.errstate(all="ignore"):

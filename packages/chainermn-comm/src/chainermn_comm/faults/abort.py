@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..errors import PeerError
-from ..watchdog import leaving
+from ..watchdog import mark_finalizing
 from . import exit_status
 from .job_abort import end_job, headline, real_exit, say
 
@@ -104,7 +104,7 @@ def install_if_forced() -> None:
         add_hook()
 
 
-def end_out_of_step() -> None:
+def abort_if_desynchronized() -> None:
     """End the job because of the exception that is being handled, if others may wait for this rank.
 
     For what comes in the middle of several steps that only all ranks take together, such as an
@@ -215,7 +215,7 @@ def _os_exit(status: int) -> NoReturn:
                 exit_status.as_status(status) or 1,
                 "Where this is meant, call mpi4py.MPI.Finalize() first.\n",
             )
-        leaving()
+        mark_finalizing()
     finally:
         real_exit(status)
 

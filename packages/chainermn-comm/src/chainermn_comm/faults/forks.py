@@ -23,7 +23,7 @@ _code: object = None  # of the SystemExit that ends this child
 _earlier: Any = None  # the exception that sys.last_value told before the fork
 
 
-def keep_children_from_mpi() -> None:
+def skip_finalize_in_forks() -> None:
     """Have every child that this process forks from now on leave MPI alone when it ends."""
     global _registered
     if not _registered:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from ..events import emit
 from ..trace import flush_trace
-from ..watchdog import aborting
+from ..watchdog import mark_aborting
 
 # Between the report and MPI_Abort. MPICH's launcher drops what it has not read by then (lost
 # were 1,200 of 5,000 lines in one of five runs without a pause), and ranks that fail at the same
@@ -41,7 +41,7 @@ def end_job(what: str, code: int, details: str = "") -> NoReturn:
         say(f"{headline(what)}, ending the job.\n{details}")
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
-        abort(code)
+        mpi_abort(code)
 
 
 def headline(what: str) -> str:
@@ -63,10 +63,10 @@ def say(text: str) -> None:
             os.write(2, text.encode(errors="backslashreplace"))
 
 
-def abort(code: int) -> NoReturn:
+def mpi_abort(code: int) -> NoReturn:
     """End the job by MPI; this process, whatever MPI does."""
     try:
-        aborting()
+        mark_aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         flush_trace()
         _end_workers()

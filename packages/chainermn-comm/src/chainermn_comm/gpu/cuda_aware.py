@@ -1,4 +1,4 @@
-"""Asks MPI whether it takes pointers to GPU memory."""
+"""Asks MPI whether it takes pointers to GPU memory (is CUDA-aware)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 @cache
 def mpi_takes_gpu_memory() -> bool:
-    """Whether this MPI says that it is CUDA-aware, by ``MPIX_Query_cuda_support()``.
+    """Return whether this MPI says that it is CUDA-aware, by ``MPIX_Query_cuda_support()``.
 
     Open MPI, MPICH and MVAPICH have that function; an MPI without it counts as not aware. It is
     looked up in mpi4py's own library, whose dependencies are searched too.

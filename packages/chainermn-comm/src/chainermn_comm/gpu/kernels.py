@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..allreduce.buckets import Chunk
+from ..allreduce import Chunk
 
 THREADS = 256
 # Elements that each thread has under way at once. Not measured: no GPU was at hand.
@@ -23,7 +23,7 @@ MAX_BLOCKS = 1 << 16
 # Of a table: three 64-bit numbers.
 ROW_BYTES = 24
 # The wire dtypes by name, each with its letter in a kernel's name.
-LETTERS = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}
+DTYPE_CODES = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}
 
 SOURCE = r"""
 typedef long long i64;
@@ -179,7 +179,7 @@ def source() -> str:
     return f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{SOURCE}"
 
 
-def stored(wire: np.dtype) -> np.dtype:
+def storage_dtype(wire: np.dtype) -> np.dtype:
     """The dtype of a GPU array that holds numbers of a wire dtype.
 
     It is the same but for bfloat16, which not every CuPy has: its bits lie in uint16.
@@ -187,7 +187,7 @@ def stored(wire: np.dtype) -> np.dtype:
     return np.dtype(np.uint16) if wire.name == "bfloat16" else wire
 
 
-def rows(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
+def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
     """The table that the kernels walk, for all chunks one after the other.
 
     Args:
@@ -202,7 +202,7 @@ def rows(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
     table = []
     for chunk in chunks:
         begin = 0
-        for index, start, stop in chunk.parts:
+        for index, start, stop in chunk.segments:
             address, itemsize = places[index]
             table.append((begin, address + start * itemsize, itemsize))
             begin += stop - start
@@ -215,17 +215,17 @@ def launch(verb: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -
 
     Args:
         verb: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
-        table: the chunk's :func:`rows`, on the GPU.
-        chunk: its dtype is one of ``LETTERS``.
+        table: the chunk's :func:`segment_table`, on the GPU.
+        chunk: its dtype is one of ``DTYPE_CODES``.
         buffer: GPU memory of at least ``chunk.nbytes``.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
-    kernel = devices.kernel(source(), f"{verb}_{LETTERS[chunk.dtype.name]}")
+    kernel = devices.kernel(source(), f"{verb}_{DTYPE_CODES[chunk.dtype.name]}")
     blocks = min(-(-chunk.size // TILE), MAX_BLOCKS)
     kernel(
         (blocks,),
         (THREADS,),
-        (table, np.int64(len(chunk.parts)), buffer, np.int64(chunk.size), np.float64(divisor)),
+        (table, np.int64(len(chunk.segments)), buffer, np.int64(chunk.size), np.float64(divisor)),
     )
 
 
@@ -235,11 +235,11 @@ def launch_sum(table: Any, count: int, dtype: np.dtype, out: Any, divisor: int) 
     Args:
         table: GPU memory, (count,) int64: the address of each row. ``out`` may be one of them.
         count: number of rows.
-        dtype: of the numbers in rows and ``out``, one of ``LETTERS``.
+        dtype: of the numbers in rows and ``out``, one of ``DTYPE_CODES``.
         out: GPU array as long as each row.
         divisor: the sum is divided by it before it is rounded to ``dtype``.
     """
-    kernel = devices.kernel(source(), f"sum_{LETTERS[dtype.name]}")
+    kernel = devices.kernel(source(), f"sum_{DTYPE_CODES[dtype.name]}")
     blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
     arguments = (table, np.int64(count), out, np.int64(out.size), np.float64(divisor))
     kernel((blocks,), (THREADS,), arguments)

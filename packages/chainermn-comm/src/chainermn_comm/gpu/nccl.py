@@ -8,15 +8,15 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices
-from ..messaging.handshake import Agreement, prepare
+from ..messaging import Handshake, capture_error
 
-# The first version that tells of asynchronous errors (ncclCommGetAsyncError).
+# The first version that reports asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)
 # The first version that knows bfloat16.
 OLDEST_WITH_BFLOAT16 = (2, 10)
 
 
-class NcclTransport:
+class NcclCommunicator:
     """NCCL among the GPUs of some ranks.
 
     Each verb puts its work on a stream and returns at once; the result lies in ``buffer`` when
@@ -26,7 +26,7 @@ class NcclTransport:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """Meet on the current devices (collective over ``comm``, which stays the caller's).
+        """Connect the current devices (collective over ``comm``, which stays the caller's).
 
         Raises:
             RuntimeError: on the ranks where NCCL says that it can't.
@@ -35,61 +35,69 @@ class NcclTransport:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._nccl = nccl
-        self._kinds = {
+        self._dtypes = {
             "float16": nccl.NCCL_FLOAT16,
             "float32": nccl.NCCL_FLOAT32,
             "float64": nccl.NCCL_FLOAT64,
         }
         if version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16 and hasattr(nccl, "NCCL_BFLOAT16"):
-            self._kinds["uint16"] = nccl.NCCL_BFLOAT16
-        identity, problem = prepare(nccl.get_unique_id if comm.rank == 0 else lambda: None)
-        Agreement(comm)("making an NCCL communicator", problem=problem)
+            self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
+        identity, error = capture_error(nccl.get_unique_id if comm.rank == 0 else lambda: None)
+        Handshake(comm)("making an NCCL communicator", error=error)
         self._comm: Any = nccl.NcclCommunicator(comm.size, comm.bcast(identity), comm.rank)
 
     def allreduce(self, buffer: Any, stream: Any) -> None:
-        """Overwrite ``buffer`` by the sum over ranks."""
+        """Overwrite ``buffer`` by the sum over ranks, in the stream's order (collective)."""
         at, sum_ = devices.address(buffer), self._nccl.NCCL_SUM
-        self._comm.allReduce(at, at, buffer.size, self.kind(buffer.dtype), sum_, stream.ptr)
+        self._comm.allReduce(at, at, buffer.size, self.nccl_dtype(buffer.dtype), sum_, stream.ptr)
 
     def reduce_shards(self, buffer: Any, shards: int, stream: Any) -> None:
-        """Sum shard i over ranks into rank i's ``buffer``, for each of equal shards.
+        """Sum shard i over ranks into rank i's ``buffer``, for each shard (collective).
 
         Args:
-            buffer: a multiple of ``shards`` elements; all but a rank's own shard are lost.
+            buffer: a multiple of ``shards`` elements; all but a rank's own shard are overwritten.
             shards: at most the number of ranks.
-            stream: whose work comes before and after.
+            stream: the work before and after is in its order.
         """
-        at, size, kind = devices.address(buffer), buffer.size // shards, self.kind(buffer.dtype)
+        at, size, nccl_dtype = (
+            devices.address(buffer),
+            buffer.size // shards,
+            self.nccl_dtype(buffer.dtype),
+        )
         step, sum_ = size * buffer.dtype.itemsize, self._nccl.NCCL_SUM
         if shards == self.size:
             own = at + self.rank * step
-            self._comm.reduceScatter(at, own, size, kind, sum_, stream.ptr)
+            self._comm.reduceScatter(at, own, size, nccl_dtype, sum_, stream.ptr)
             return
         self._nccl.groupStart()  # the reductions may then run side by side
         for root in range(shards):
             shard = at + root * step
-            self._comm.reduce(shard, shard, size, kind, sum_, root, stream.ptr)
+            self._comm.reduce(shard, shard, size, nccl_dtype, sum_, root, stream.ptr)
         self._nccl.groupEnd()
 
     def gather_shards(self, buffer: Any, shards: int, stream: Any) -> None:
-        """Give rank i's shard i to all ranks, for each of equal shards."""
-        at, size, kind = devices.address(buffer), buffer.size // shards, self.kind(buffer.dtype)
+        """Copy rank i's shard i to all ranks, for each shard (collective)."""
+        at, size, nccl_dtype = (
+            devices.address(buffer),
+            buffer.size // shards,
+            self.nccl_dtype(buffer.dtype),
+        )
         step = size * buffer.dtype.itemsize
         if shards == self.size:
-            self._comm.allGather(at + self.rank * step, at, size, kind, stream.ptr)
+            self._comm.allGather(at + self.rank * step, at, size, nccl_dtype, stream.ptr)
             return
         self._nccl.groupStart()
         for root in range(shards):
             shard = at + root * step
-            self._comm.broadcast(shard, shard, size, kind, root, stream.ptr)
+            self._comm.broadcast(shard, shard, size, nccl_dtype, root, stream.ptr)
         self._nccl.groupEnd()
 
     def check(self) -> None:
-        """Raise what NCCL has to say of work that it was given earlier (not collective)."""
+        """Raise NCCL's asynchronous error, if there is one (not collective)."""
         self._comm.check_async_error()
 
     def abort(self) -> None:
-        """End what is under way, whether or not the other ranks take part; nothing works later."""
+        """Abort what is in flight, whether or not the other ranks do; nothing works afterwards."""
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.abort()
@@ -100,13 +108,13 @@ class NcclTransport:
         if comm is not None:
             comm.destroy()
 
-    def kind(self, dtype: np.dtype) -> int:
-        """NCCL's number for the dtype of a buffer.
+    def nccl_dtype(self, dtype: np.dtype) -> int:
+        """Return NCCL's number for the dtype of a buffer.
 
         Raises:
             ValueError: it is uint16, and NCCL or CuPy has no bfloat16.
         """
-        if dtype.name not in self._kinds:
+        if dtype.name not in self._dtypes:
             found = _dotted(version(self._nccl.get_version()))
             raise ValueError(
                 "gradients can't travel as bfloat16 through NCCL here: it takes NCCL "
@@ -114,12 +122,12 @@ class NcclTransport:
                 "cupy.cuda.nccl has NCCL_BFLOAT16 (14 has); update them, or choose float16 or "
                 "float32 as allreduce_grad_dtype, or the communicator 'flat'"
             )
-        return int(self._kinds[dtype.name])
+        return int(self._dtypes[dtype.name])
 
 
-def problem() -> str | None:
-    """Why this process can't use NCCL; None if it can."""
-    why = devices.problem()
+def unavailable_reason() -> str | None:
+    """Return why this process can't use NCCL; None if it can."""
+    why = devices.unavailable_reason()
     if why is not None:
         return why
     nccl = _nccl()
@@ -132,13 +140,13 @@ def problem() -> str | None:
 
 
 def version(code: int) -> tuple[int, ...]:
-    """Major and minor of NCCL's number: 22203 is 2.22, and up to 2.8 it wrote 2708 for 2.7."""
+    """Return major and minor of NCCL's version code: 22203 is 2.22, and 2708 is 2.7."""
     major = 10_000 if code >= 10_000 else 1_000
     return code // major, code % major // 100
 
 
 def check_devices(comm: MPI.Intracomm, node: int) -> Exception | None:
-    """What is wrong when ranks of one node share a device, which NCCL can't (collective).
+    """Return the error if ranks of one node share a device, which NCCL can't (collective).
 
     Args:
         comm: all ranks, each with a device.

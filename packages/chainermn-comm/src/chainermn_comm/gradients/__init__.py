@@ -1,1 +1,6 @@
-"""The mean of a model's gradients over ranks, and its parameters' broadcast."""
+"""Means of a model's gradients and broadcasts of its parameters."""
+
+from .broadcast import bcast_parameters
+from .mean import mean_gradients
+
+__all__ = ["bcast_parameters", "mean_gradients"]

@@ -1,4 +1,4 @@
-"""Broadcasts of a model's parameters, to ranks that haven't initialised them yet too."""
+"""Broadcasts a model's parameters, also to ranks that haven't initialised them yet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..allreduce.transport import Transport
 from ..errors import RankMismatchError
-from ..messaging.collectives import Group
-from ..messaging.handshake import prepare
+from ..messaging import Context, bcast_buffer, capture_error
 from . import parameters
 
 # Shape and dtype of a parameter.
-Form = tuple[tuple[int, ...], np.dtype]
+ArraySpec = tuple[tuple[int, ...], np.dtype]
 
 
-def bcast_parameters(group: Group, transport: Transport, model: Any) -> None:
+def bcast_parameters(context: Context, model: Any) -> None:
     """Give every rank the parameters of rank 0 (collective).
 
     A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one that
@@ -29,17 +27,20 @@ def bcast_parameters(group: Group, transport: Transport, model: Any) -> None:
         RankMismatchError: on all ranks, when models differ in a name, shape or dtype.
         TypeError: a parameter isn't a float array.
     """
-    found, problem = prepare(lambda: _forms(model, group.rank))
-    named, mine = found or ([], [])
-    view = tuple([("parameter", name) for name, _ in named])
-    nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, mine))
-    notes = group.agreement("bcast_data", view, pickle.dumps(mine), problem, nbytes=nbytes)
-    rows = [pickle.loads(note) for note in notes]
+    found, error = capture_error(lambda: _array_specs(model, context.rank))
+    named, own_specs = found or ([], [])
+    signature = tuple([("parameter", name) for name, _ in named])
+    nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, own_specs))
+    payloads = context.handshake(
+        "bcast_data", signature, pickle.dumps(own_specs), error, nbytes=nbytes
+    )
+    rows = [pickle.loads(payload) for payload in payloads]
     sources = [
-        _source(group, name, [row[index] for row in rows]) for index, (name, _) in enumerate(named)
+        _source(context, name, [row[index] for row in rows])
+        for index, (name, _) in enumerate(named)
     ]
-    _, problem = prepare(lambda: _initialise(named, mine, sources))
-    group.agreement("bcast_data, initialising parameters", problem=problem)
+    _, error = capture_error(lambda: _initialise(named, own_specs, sources))
+    context.handshake("bcast_data, initialising parameters", error=error)
     for (_, param), source in zip(named, sources, strict=True):
         if source is None:
             continue
@@ -47,41 +48,45 @@ def bcast_parameters(group: Group, transport: Transport, model: Any) -> None:
         data = param.data
         if devices.on_gpu(data):
             host = np.ascontiguousarray(devices.to_host(data))
-            transport.bcast(host.reshape(-1), root)
-            if group.rank != root:
+            bcast_buffer(context.comm, host.reshape(-1), root)
+            if context.rank != root:
                 data[...] = devices.to_device(host)
             continue
-        usable = data.flags.c_contiguous and (group.rank == root or data.flags.writeable)
+        usable = data.flags.c_contiguous and (context.rank == root or data.flags.writeable)
         buffer = data if usable else np.array(data, order="C")
-        transport.bcast(buffer.reshape(-1), root)
-        if group.rank != root and not usable:
+        bcast_buffer(context.comm, buffer.reshape(-1), root)
+        if context.rank != root and not usable:
             param.data = buffer
 
 
-def _forms(model: Any, rank: int) -> tuple[list[tuple[str, Any]], list[Form | None]]:
+def _array_specs(model: Any, rank: int) -> tuple[list[tuple[str, Any]], list[ArraySpec | None]]:
     named = parameters.named(model, rank)
     arrays = [parameters.checked(param.data, name, rank) for name, param in named]
     return named, [None if array is None else (array.shape, array.dtype) for array in arrays]
 
 
-def _source(group: Group, name: str, forms: list[Form | None]) -> tuple[int, Form] | None:
-    """The rank that gives a parameter, and its form there; None where no rank has it."""
-    having = [(rank, form) for rank, form in enumerate(forms) if form is not None]
+def _source(
+    context: Context, name: str, specs: list[ArraySpec | None]
+) -> tuple[int, ArraySpec] | None:
+    """Return the rank that sends a parameter, and its spec there; None where no rank has it."""
+    having = [(rank, spec) for rank, spec in enumerate(specs) if spec is not None]
     if not having:
         return None
-    if any(form != having[0][1] for _, form in having):
+    if any(spec != having[0][1] for _, spec in having):
         listed = "; ".join(f"{dtype} {shape} on rank {rank}" for rank, (shape, dtype) in having)
         raise RankMismatchError(
-            f"bcast_data on rank {group.rank}: ranks disagree on parameter {name}: {listed}"
+            f"bcast_data on rank {context.rank}: ranks disagree on parameter {name}: {listed}"
         )
     return having[0]
 
 
 def _initialise(
-    named: list[tuple[str, Any]], mine: list[Form | None], sources: list[tuple[int, Form] | None]
+    named: list[tuple[str, Any]],
+    own_specs: list[ArraySpec | None],
+    sources: list[tuple[int, ArraySpec] | None],
 ) -> None:
-    for (_, param), form, source in zip(named, mine, sources, strict=True):
-        if form is None and source is not None:
+    for (_, param), spec, source in zip(named, own_specs, sources, strict=True):
+        if spec is None and source is not None:
             shape, dtype = source[1]
             if hasattr(param, "initialize"):
                 param.initialize(shape)

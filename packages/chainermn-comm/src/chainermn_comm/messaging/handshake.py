@@ -1,4 +1,4 @@
-"""Lets ranks find out, before data move, that all of them mean the same collective call."""
+"""The handshake before collective calls: all ranks mean the same call, and none has failed."""
 
 from __future__ import annotations
 
@@ -12,134 +12,138 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import describe, raise_failure, raise_mismatch
-from ..watchdog import NOBODY, Record
+from ..watchdog import NOBODY, CallRecorder
 
-# What a rank says of its call: entries of a name and how that stands here; hashable, with a
-# `repr` that tells all. Ranks agree when their views are equal; else the first entry that differs
-# is told.
-View = Iterable[tuple[Any, ...]]
+# What must be equal on all ranks: entries of a name and its values; hashable, with a `repr` that
+# shows all of it. Of signatures that differ, the first entry that differs is reported.
+Signature = Iterable[tuple[Any, ...]]
 
-# One record a rank: digest of the view, calls so far, 1 if the rank has a problem, length of
-# its note. The note's first bytes ride along: frames of a few arrays need no second exchange.
-_HEAD = struct.Struct("<16sQII")
+# What each rank contributes: digest of operation and signature, calls so far, 1 if the rank has an
+# error, length of its payload. The payload's first bytes follow, so that short ones, such as the
+# headers of a few arrays, need no second exchange.
+_PREFIX = struct.Struct("<16sQII")
 _INLINE_BYTES = 96
-_RECORD_BYTES = _HEAD.size + _INLINE_BYTES
+_ENTRY_BYTES = _PREFIX.size + _INLINE_BYTES
+# Signatures whose digests are kept. Loops repeat few different calls.
+_CACHED_SIGNATURES = 64
 
 
-class Agreement:
-    """The agreement of one communicator's ranks.
+class Handshake:
+    """The handshake of one communicator's ranks.
 
-    Each call is one ``Allgather`` of 128 bytes a rank, so ranks that call different
-    operations meet here all the same, and stay in step for the next call.
+    Each call is one ``Allgather`` of 128 bytes a rank. Ranks that call different operations take
+    part in it all the same, and stay in step for the next call. It is also a barrier: no rank
+    returns before all have entered.
     """
 
-    def __init__(self, comm: MPI.Intracomm, record: Record | None = None) -> None:
-        """Agree among the ranks of ``comm``; calls are noted in ``record``."""
+    def __init__(self, comm: MPI.Intracomm, record: CallRecorder | None = None) -> None:
+        """Use ``comm``, which stays the caller's, and record each call in ``record``."""
         self._comm = comm
         self._size = comm.size
-        self._record = record or Record()
+        self._record = record or CallRecorder()
         self._calls = 0
-        self._received = bytearray(_RECORD_BYTES * comm.size)
-        self._starts = range(0, len(self._received), _RECORD_BYTES)
-        # Of a view: its digest, the root, and the bytes of what it tells of.
+        self._received = bytearray(_ENTRY_BYTES * comm.size)
+        self._starts = range(0, len(self._received), _ENTRY_BYTES)
+        # By operation and signature: the digest, the root, and the bytes that the signature names.
         self._digests: dict[Any, tuple[bytes, int, int]] = {}
 
     def __call__(
         self,
         operation: str,
-        view: View = (),
-        note: bytes = b"",
-        problem: BaseException | None = None,
+        signature: Signature = (),
+        payload: bytes = b"",
+        error: BaseException | None = None,
         nbytes: int = 0,
     ) -> list[bytes]:
-        """Agree on one collective call (collective).
+        """Check one collective call (collective).
 
         Args:
             operation: the operation's name.
-            view: what must be equal on all ranks.
-            note: bytes for the other ranks, any length.
-            problem: why this rank can't take part.
-            nbytes: this rank's payload, for the watchdog, where ``view`` has no ``nbytes``.
+            signature: what must be equal on all ranks.
+            payload: bytes for the other ranks, any length.
+            error: why this rank can't take part; None if nothing is wrong.
+            nbytes: bytes of this rank's data, for the watchdog, where ``signature`` has no
+                ``nbytes``.
 
         Returns:
-            Every rank's note, in rank order.
+            Every rank's payload, in rank order.
 
         Raises:
-            RankMismatchError: on all ranks, when operations or views differ.
-            PeerError: on the ranks without a problem, when another has one;
-                that one raises its problem itself.
+            BaseException: ``error`` itself, on the rank that has one.
+            PeerError: on the ranks without an error, when another rank has one.
+            RankMismatchError: on all ranks, when operations or signatures differ.
         """
         self._calls += 1
-        digest, root, size = self._digest(operation, view)
+        digest, root, size = self._digest(operation, signature)
         self._record.collective(operation, self._calls, root, size or nbytes)
-        head = _HEAD.pack(digest, self._calls, problem is not None, len(note))
-        record = (head + note[:_INLINE_BYTES]).ljust(_RECORD_BYTES, b"\0")
+        prefix = _PREFIX.pack(digest, self._calls, error is not None, len(payload))
+        entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
         received = self._received
-        self._comm.Allgather([record, MPI.BYTE], [received, MPI.BYTE])
-        if problem is None and len(note) <= _INLINE_BYTES and received == record * self._size:
-            return [note] * self._size
-        rows = [received[i : i + _RECORD_BYTES] for i in self._starts]
-        lengths = [len(note)] * len(rows)
-        if problem is not None or not all([row.startswith(head) for row in rows]):
-            lengths = self._compared(rows, operation, view, problem)
-        return self._notes(rows, lengths, note)
+        self._comm.Allgather([entry, MPI.BYTE], [received, MPI.BYTE])
+        if error is None and len(payload) <= _INLINE_BYTES and received == entry * self._size:
+            return [payload] * self._size
+        entries = [received[start : start + _ENTRY_BYTES] for start in self._starts]
+        lengths = [len(payload)] * len(entries)
+        if error is not None or not all([other.startswith(prefix) for other in entries]):
+            lengths = self._compare(entries, operation, signature, error)
+        return self._payloads(entries, lengths, payload)
 
-    def _digest(self, operation: str, view: View) -> tuple[bytes, int, int]:
-        key = operation, view
-        # Loops repeat few different calls; hashing their views anew would cost more than the
-        # exchange itself.
+    def _digest(self, operation: str, signature: Signature) -> tuple[bytes, int, int]:
+        key = operation, signature
+        # Hashing each signature anew would cost more than the exchange itself.
         found = self._digests.get(key)
         if found is None:
-            if len(self._digests) >= 64:
+            if len(self._digests) >= _CACHED_SIGNATURES:
                 self._digests.clear()
             digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
-            roots = [entry[1] for entry in view if entry[0] == "root"] or [NOBODY]
-            found = self._digests[key] = digest, roots[0], getattr(view, "nbytes", 0)
+            roots = [entry[1] for entry in signature if entry[0] == "root"] or [NOBODY]
+            found = self._digests[key] = digest, roots[0], getattr(signature, "nbytes", 0)
         return found
 
-    def _compared(
-        self, rows: list[bytearray], operation: str, view: View, problem: BaseException | None
+    def _compare(
+        self,
+        entries: list[bytearray],
+        operation: str,
+        signature: Signature,
+        error: BaseException | None,
     ) -> list[int]:
-        """The lengths of the ranks' notes where heads differ; raises if more differs than they."""
-        heads = [_HEAD.unpack_from(row) for row in rows]
-        if any(bad for _, _, bad, _ in heads):
-            self._raise_problem(operation, problem)
-        if any(other[:2] != heads[0][:2] for other in heads):
-            self._raise_mismatch(operation, view)
-        return [length for *_, length in heads]
+        """Return the lengths of the ranks' payloads; raise if more than the lengths differs."""
+        prefixes = [_PREFIX.unpack_from(entry) for entry in entries]
+        if any(failed for _, _, failed, _ in prefixes):
+            texts = self._comm.allgather(error and describe(error, self._comm.rank))
+            raise_failure(operation, self._comm.rank, error, texts)
+        if any(other[:2] != prefixes[0][:2] for other in prefixes):
+            signatures = self._comm.allgather([("operation", operation), *signature])
+            raise_mismatch(operation, self._comm.rank, signatures)
+        return [length for *_, length in prefixes]
 
-    def _notes(self, rows: list[bytearray], lengths: list[int], note: bytes) -> list[bytes]:
+    def _payloads(
+        self, entries: list[bytearray], lengths: list[int], payload: bytes
+    ) -> list[bytes]:
         if max(lengths) <= _INLINE_BYTES:
             return [
-                bytes(row[_HEAD.size : _HEAD.size + length])
-                for row, length in zip(rows, lengths, strict=True)
+                bytes(entry[_PREFIX.size : _PREFIX.size + length])
+                for entry, length in zip(entries, lengths, strict=True)
             ]
-        everything = np.empty(sum(lengths), np.uint8)
+        gathered = np.empty(sum(lengths), np.uint8)
         if min(lengths) == max(lengths):
-            self._comm.Allgather([note, MPI.BYTE], [everything, MPI.BYTE])
+            self._comm.Allgather([payload, MPI.BYTE], [gathered, MPI.BYTE])
         else:
-            self._comm.Allgatherv([note, MPI.BYTE], [everything, lengths, MPI.BYTE])
+            self._comm.Allgatherv([payload, MPI.BYTE], [gathered, lengths, MPI.BYTE])
         ends = accumulate(lengths)
         return [
-            everything[end - length : end].tobytes()
+            gathered[end - length : end].tobytes()
             for end, length in zip(ends, lengths, strict=True)
         ]
 
-    def _raise_problem(self, operation: str, problem: BaseException | None) -> None:
-        texts = self._comm.allgather(problem and describe(problem, self._comm.rank))
-        raise_failure(operation, self._comm.rank, problem, texts)
 
-    def _raise_mismatch(self, operation: str, view: View) -> None:
-        views = self._comm.allgather([("operation", operation), *view])
-        raise_mismatch(operation, self._comm.rank, views)
+def capture_error(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Return what ``make`` returns and None, or None and the exception that it raised.
 
-
-def prepare(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What ``make`` returns, and the exception it raised, for the ranks to agree on.
-
-    Ctrl-C and `sys.exit` count too: the other ranks are about to wait for this one.
+    The exception is for the next handshake. `KeyboardInterrupt` and `SystemExit` are captured too:
+    the other ranks are about to wait for this one.
     """
     try:
         return make(), None
-    except BaseException as problem:
-        return None, problem
+    except BaseException as error:
+        return None, error

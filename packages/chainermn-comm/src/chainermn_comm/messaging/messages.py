@@ -1,11 +1,11 @@
-"""Messages: arrays and objects as buffers of bytes, with a frame that tells how to read them."""
+"""Messages: arrays and objects as buffers of bytes, with a header from which to allocate them."""
 
 from __future__ import annotations
 
 import math
 import pickle
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -13,19 +13,23 @@ from mpi4py import MPI
 from .. import devices
 from ..arrays import as_array, as_bytes
 
-# How a message's arrays make up the value: one array, one scalar, several, several with a note,
-# or a pickle followed by the buffers it left out (pickle protocol 5).
-ARRAY, SCALAR, TUPLE, NOTED, OBJECT = "array", "scalar", "tuple", "noted", "object"
+# What a message's arrays stand for: one array, one scalar, several, several sent with metadata, or
+# a pickle followed by its out-of-band buffers (pickle protocol 5).
+ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT = "array", "scalar", "tuple", "noted", "object"
+
+# Dtype, shape, and whether the array is C-contiguous (else it is Fortran-contiguous).
+ArraySpec: TypeAlias = tuple[np.dtype, tuple[int, ...], bool]
+_new = tuple.__new__  # makes a named tuple in less time than its class does
 
 
 class Message(NamedTuple):
     """A value that travels.
 
     Attributes:
-        kind: one of ARRAY, SCALAR, TUPLE, NOTED, OBJECT.
+        kind: one of ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT.
         arrays: contiguous in C or Fortran order.
-        scalars: for several, which of the arrays stand for scalars.
-        on_gpu: which of its arrays came from a GPU, and shall lie on one where they arrive.
+        scalars: of several arrays, the indices of those that stand for scalars.
+        on_gpu: the indices of arrays that came from a GPU, and shall be on one where they arrive.
     """
 
     kind: str
@@ -35,35 +39,35 @@ class Message(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the arrays."""
+        """Bytes of all arrays."""
         total = 0
-        for array in self.arrays:  # mostly one or two: a list takes longer
+        for array in self.arrays:  # mostly one or two: `sum` takes longer
             total += array.nbytes
         return total
 
     @property
     def buffers(self) -> list[np.ndarray]:
-        """The bytes of each array, without copying."""
+        """The bytes of each array, 1-D uint8, not copied."""
         return [as_bytes(array) for array in self.arrays]
 
-    def frame(self) -> bytes:
-        """What a receiver needs to allocate the arrays."""
-        forms = tuple([(a.dtype, a.shape, a.flags.c_contiguous) for a in self.arrays])
-        return framed(self.kind, forms, self.scalars, self.on_gpu)
+    def header(self) -> bytes:
+        """Return what a receiver needs to allocate the arrays."""
+        specs = tuple([(a.dtype, a.shape, a.flags.c_contiguous) for a in self.arrays])
+        return encode_header(self.kind, specs, self.scalars, self.on_gpu)
 
     def packed(self) -> bytes:
-        """The bytes of all arrays, one after the other."""
-        return b"".join([array.tobytes("A") for array in self.arrays])  # A: as they lie
+        """Return the bytes of all arrays, one after the other."""
+        return b"".join([array.tobytes("A") for array in self.arrays])  # A: as they are in memory
 
     def fill(self, packed: bytes) -> None:
-        """Overwrite the arrays with what :meth:`packed` gave."""
+        """Overwrite the arrays by what :meth:`packed` returned."""
         start = 0
         for array in self.arrays:
             as_bytes(array)[:] = np.frombuffer(packed, np.uint8, array.nbytes, start)
             start += array.nbytes
 
     def value(self) -> Any:
-        """The array, scalar, tuple or object.
+        """Return the array, scalar, tuple or object.
 
         Raises:
             RuntimeError: an array came from a GPU, and this process can't use one.
@@ -71,7 +75,7 @@ class Message(NamedTuple):
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
-        if self.kind in (TUPLE, NOTED) and not self.scalars and not self.on_gpu:
+        if self.kind in (TUPLE, WITH_METADATA) and not self.scalars and not self.on_gpu:
             return self.arrays  # nearly always
         if self.kind == ARRAY:
             return devices.to_device(self.arrays[0]) if self.on_gpu else self.arrays[0]
@@ -84,13 +88,13 @@ class Message(NamedTuple):
         return values[0] if self.kind == SCALAR else values
 
     def copy(self) -> Message:
-        """The same message in memory of its own."""
+        """Return the same message in memory of its own."""
         arrays = tuple(array.copy(order="K") for array in self.arrays)
         return self._replace(arrays=arrays)
 
 
 def of_array(data: Any, rank: int) -> Message:
-    """The message that carries an array, a scalar, or a tuple or list of them.
+    """Return the message that carries an array, a scalar, or a tuple or list of them.
 
     Raises:
         TypeError: ``data`` is something else; the text names ``rank``.
@@ -101,94 +105,94 @@ def of_array(data: Any, rank: int) -> Message:
         others = [i for i, item in enumerate(data) if not isinstance(item, np.ndarray)]
         on_gpu = tuple(i for i in others if devices.on_gpu(data[i]))
         scalars = tuple(i for i in others if i not in on_gpu)
-        arrays = tuple(_on_host(item, i in on_gpu, rank) for i, item in enumerate(data))
+        arrays = tuple(_to_host(item, i in on_gpu, rank) for i, item in enumerate(data))
         return Message(TUPLE, arrays, scalars, on_gpu)
     if _is_plain(data):
         return Message(ARRAY, (data,))
     if isinstance(data, np.ndarray):
-        return Message(ARRAY, (_on_host(data, False, rank),))
+        return Message(ARRAY, (_to_host(data, False, rank),))
     if devices.on_gpu(data):
-        return Message(ARRAY, (_on_host(data, True, rank),), on_gpu=(0,))
-    return Message(SCALAR, (_on_host(data, False, rank),))
+        return Message(ARRAY, (_to_host(data, True, rank),), on_gpu=(0,))
+    return Message(SCALAR, (_to_host(data, False, rank),))
 
 
-def noted(data: tuple[Any, ...], rank: int) -> Message:
-    """The message that carries a tuple as :func:`of_array` takes it, to be sent with a note."""
-    return of_array(tuple(data), rank)._replace(kind=NOTED)
+def with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
+    """Return the message that carries a tuple of arrays, as :func:`of_array`, with metadata."""
+    for array in arrays:
+        if type(array) is np.ndarray and array.flags.c_contiguous and not array.dtype.hasobject:
+            continue  # nearly always
+        return of_array(arrays, rank)._replace(kind=WITH_METADATA)
+    return _new(Message, (WITH_METADATA, arrays, (), ()))
 
 
 def of_object(obj: Any) -> Message:
-    """The message that carries any picklable object; whatever pickling raises comes through."""
+    """Return the message that carries a picklable object; whatever pickling raises is raised."""
     data, out_of_band = MPI.pickle.dumps_oob(obj)
     buffers: list[Any] = [data, *out_of_band]
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     return Message(OBJECT, tuple(arrays))
 
 
-def allocate(frame: bytes) -> Message:
-    """A message of the framed kind and shapes whose contents are still to be received."""
-    kind, forms, scalars, on_gpu = unframed(frame)
-    arrays = tuple([room(dtype, shape, order) for dtype, shape, order, _ in forms])
+def allocate(header: bytes) -> Message:
+    """Return a message of the header's kind and specs whose data are still to be received."""
+    kind, specs, scalars, on_gpu = decode_header(header)
+    arrays = tuple([empty_array(dtype, shape, order) for dtype, shape, order, _ in specs])
     return Message(kind, arrays, scalars, on_gpu)
 
 
-def room(dtype: np.dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:
-    """An array to be received."""
+def empty_array(dtype: np.dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:
+    """Return an array that is to be received."""
     return np.empty(shape, dtype, order)
 
 
-def unframed(frame: bytes) -> Any:
-    """The framed message's kind, each array's dtype, shape, order and bytes, scalars and on_gpu."""
-    found = unframed_once(frame)
-    if found is None:  # it has dtypes whose names the arrays' owner may change
-        found = _sized(*pickle.loads(frame))
+@lru_cache(maxsize=256)  # loops send the same few array specs again and again
+def encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes:
+    """Return the header of a message of this kind, these specs, and its other attributes."""
+    encoded = tuple((_dtype_token(dtype), shape, "C" if c else "F") for dtype, shape, c in specs)
+    return pickle.dumps((kind, encoded, *rest), protocol=5)
+
+
+def decode_header(header: bytes) -> Any:
+    """Return kind, specs (dtype, shape, order and bytes of each array), scalars and on_gpu."""
+    found = decode_header_cached(header)
+    if found is None:
+        found = _with_sizes(*pickle.loads(header))
     return found
 
 
-def describe(frame: bytes) -> str:
-    """The framed message in a few words, for error messages."""
-    kind, forms, *_ = pickle.loads(frame)
-    if kind == OBJECT:
-        return "an object"
-    return ", ".join(f"{np.dtype(token)} {shape}" for token, shape, _ in forms) or "nothing"
-
-
-@lru_cache(maxsize=256)  # loops send the same few forms again and again
-def framed(kind: str, forms: Any, *rest: Any) -> bytes:
-    """The frame of a kind, each array's dtype, shape and whether it is in C order, and the rest."""
-    written = tuple((_token(dtype), shape, "C" if c else "F") for dtype, shape, c in forms)
-    return pickle.dumps((kind, written, *rest), protocol=5)
-
-
 @lru_cache(maxsize=256)
-def unframed_once(frame: bytes) -> Any:
-    """What :func:`unframed` returns; None of dtypes whose names the arrays' owner may change."""
-    kind, forms, scalars, on_gpu = pickle.loads(frame)
-    if not all(isinstance(token, str) for token, *_ in forms):
+def decode_header_cached(header: bytes) -> Any:
+    """Return what :func:`decode_header` does; None if a dtype may be changed by its owner.
+
+    That is a structured or foreign dtype, whose field names the owner of an array can change: a
+    cached one can't be handed out twice.
+    """
+    kind, specs, scalars, on_gpu = pickle.loads(header)
+    if not all(isinstance(token, str) for token, *_ in specs):
         return None
-    return _sized(kind, forms, scalars, on_gpu)
+    return _with_sizes(kind, specs, scalars, on_gpu)
 
 
-def _sized(kind: str, forms: Any, scalars: Any, on_gpu: Any) -> Any:
-    dtypes = [np.dtype(token) for token, *_ in forms]
+def _with_sizes(kind: str, specs: Any, scalars: Any, on_gpu: Any) -> Any:
+    dtypes = [np.dtype(token) for token, *_ in specs]
     sized = tuple(
         (dtype, shape, order, dtype.itemsize * math.prod(shape))
-        for dtype, (_, shape, order) in zip(dtypes, forms, strict=True)
+        for dtype, (_, shape, order) in zip(dtypes, specs, strict=True)
     )
     return kind, sized, scalars, on_gpu
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether it is a NumPy array that can be sent as it is."""
+    """Return whether it is a NumPy array that can be sent as it is."""
     return type(item) is np.ndarray and item.flags.c_contiguous and not item.dtype.hasobject
 
 
-def _on_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:
+def _to_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:
     array = devices.to_host(item) if on_gpu else as_array(item, rank)
     flags = array.flags
     return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
 
 
-def _token(dtype: np.dtype) -> Any:
+def _dtype_token(dtype: np.dtype) -> Any:
     # A plain dtype travels as its short string; structured and foreign ones as themselves.
     return dtype.str if dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype else dtype

@@ -1,29 +1,41 @@
-"""Sends and receives one message between two ranks."""
+"""Sends and receives one message between two ranks.
+
+The first of MPI's messages holds the message id, the lengths of header and metadata, as much of
+these as fits, and the data of those arrays that fit after them; most messages need no other. Arrays
+that don't fit follow out of line, where they aren't copied.
+
+Loops send the same few metadata with the same few array specs again and again, so everything that
+follows from these is computed once.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import compress
 from operator import not_
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from ..arrays import as_bytes
-from ..watchdog import Record
+from ..watchdog import CallRecorder
 from . import messages
-from .messages import NOTED, OBJECT, Message
-from .transfer import PIECE_BYTES, pieces
+from .messages import OBJECT, TUPLE, WITH_METADATA, ArraySpec, Message
+from .transfer import MAX_MESSAGE_BYTES, split_large
 
-# The first of MPI's messages holds a number, the lengths of frame and note, as much of these as
-# fits, and of the arrays those that fit one after the other; most messages need no other. More
-# than this is faster apart, where it isn't copied.
-FIRST_BYTES = 64 << 10
-START = struct.Struct("<qII")
+# The size of the first of MPI's messages. Longer ones are faster out of line.
+INLINE_BYTES = 64 << 10
+# Metadata that are longer aren't cached.
+CACHED_METADATA_BYTES = 1 << 10
+PREFIX = struct.Struct("<qII")  # message id, length of the header, length of the metadata
+_MESSAGE_ID, _LENGTHS = struct.Struct("<q"), struct.Struct("<II")
+# Global names save attribute look-ups.
+_pack_message_id, _unpack_prefix, _PREFIX_BYTES = _MESSAGE_ID.pack, PREFIX.unpack_from, PREFIX.size
 
 # MPI's communicator, the other rank, and the tag.
 Peer: TypeAlias = tuple[MPI.Intracomm, int, int]
@@ -33,116 +45,223 @@ def send(
     method: str,
     message: Message,
     peer: Peer,
-    record: Record,
+    record: CallRecorder,
     label: str = "",
-    note: bytes = b"",
-    number: int = 0,
+    metadata: bytes = b"",
+    message_id: int = 0,
 ) -> None:
-    """Send the message; returns when its arrays may be changed."""
-    comm, dest, tag = peer
-    frame, arrays = message.frame(), message.arrays
-    head = START.pack(number, len(frame), len(note)) + frame + note
-    fit = within(len(head), [array.nbytes for array in arrays])
-    first: list[Any] = [head[:FIRST_BYTES], *map(as_bytes, compress(arrays, fit))]
-    record.message(method, dest, tag, message.nbytes, label)
-    try:
-        comm.Send([b"".join(first), MPI.BYTE], dest, tag)
-        if len(head) > FIRST_BYTES:
-            comm.Send([head[FIRST_BYTES:], MPI.BYTE], dest, tag)
-        send_apart(list(compress(arrays, map(not_, fit))), peer)
-    finally:
-        record.leave()
+    """Send the message; return when its arrays may be changed.
 
-
-def recv(method: str, kinds: tuple[str, ...], peer: Peer, record: Record, mine: int) -> Any:
-    """Receive a message of :func:`send`; returns its value.
+    Args:
+        method: the method of the communicator, for the watchdog's reports.
+        message: what is sent.
+        peer: to whom.
+        record: where the call is recorded.
+        label: what the call is made for, for the watchdog's reports.
+        metadata: bytes beside the arrays.
+        message_id: 64 bits, signed.
 
     Raises:
-        TypeError: it is of none of these kinds; the text names this rank.
+        struct.error: the message id has more than 64 bits.
     """
-    comm, source, tag = peer
-    first = np.empty(FIRST_BYTES, np.uint8)
-    record.message(method, source, tag)
-    try:
-        comm.Recv([first, MPI.BYTE], source, tag)
-        message, *_ = rest_of(first, peer)
-        if message.kind not in kinds:
-            raise unlike(method, message, mine, source)
-        return message.value()
-    finally:
-        record.leave()
-
-
-def send_apart(arrays: Sequence[np.ndarray], peer: Peer) -> None:
-    """Send arrays after the first part of their message."""
     comm, dest, tag = peer
-    for piece in pieces(map(as_bytes, arrays)):
-        comm.Send([piece, MPI.BYTE], dest, tag)
-
-
-def rest_of(first: np.ndarray, peer: Peer) -> tuple[Message, bytes, int]:
-    """Receive the rest of a message of which this part has come; also its note and number."""
-    comm, source, tag = peer
-    number, length, noted = START.unpack_from(first.data)
-    end = START.size + length + noted
-    head = first[START.size : end].tobytes()
-    if end > FIRST_BYTES:
-        rest = np.empty(end - FIRST_BYTES, np.uint8)
-        comm.Recv([rest, MPI.BYTE], source, tag)
-        head += rest.tobytes()
-    kind, forms, scalars, on_gpu = messages.unframed(head[:length])
-    fit = within(end, [size for *_, size in forms])
-    apart = recv_apart([form[:3] for form in compress(forms, map(not_, fit))], peer)
-    arrays = []
-    for (dtype, shape, order, size), fits in zip(forms, fit, strict=True):
-        if fits:
-            arrays.append(np.ndarray(shape, dtype, first, end, order=order).copy(order))
-            end += size
+    kind, arrays, scalars, on_gpu = message
+    if len(arrays) == 1:  # nearly always
+        (array,) = arrays
+        specs: tuple[ArraySpec, ...] = ((array.dtype, array.shape, array.flags.c_contiguous),)
+    else:
+        specs = tuple([(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays])
+    encode = _encode if len(metadata) <= CACHED_METADATA_BYTES else _encode.__wrapped__
+    head, out_of_line, all_c, nbytes = encode(kind, specs, scalars, on_gpu, metadata)
+    inline: Iterable[Any] = compress(arrays, map(not_, out_of_line)) if out_of_line else arrays
+    if not all_c:
+        inline = map(as_bytes, inline)
+    first = b"".join((_pack_message_id(message_id), head, *inline))
+    record.message(method, dest, tag, nbytes, label)
+    try:
+        if len(first) > INLINE_BYTES:  # the header or the metadata are long, and no array fits
+            comm.Send([first[:INLINE_BYTES], MPI.BYTE], dest, tag)
+            comm.Send([first[INLINE_BYTES:], MPI.BYTE], dest, tag)
         else:
-            arrays.append(apart.pop(0))
-    return Message(kind, tuple(arrays), scalars, on_gpu), head[length:], number
+            comm.Send([first, MPI.BYTE], dest, tag)
+        if out_of_line:
+            for array in compress(arrays, out_of_line):
+                for piece in split_large(as_bytes(array)):
+                    comm.Send([piece, MPI.BYTE], dest, tag)
+    finally:
+        record.leave()
 
 
-def recv_apart(
-    forms: Sequence[tuple[np.dtype, tuple[int, ...], Any]], peer: Peer
-) -> list[np.ndarray]:
-    """New arrays of these dtypes, shapes and orders, with what :func:`send_apart` sends.
+def recv(
+    method: str,
+    kinds: tuple[str, ...],
+    peer: Peer,
+    record: CallRecorder,
+    rank: int,
+    label: str = "",
+) -> tuple[bytes, Any, int]:
+    """Receive a message of :func:`send`.
+
+    Args:
+        method: the method of the communicator, for the watchdog's reports and errors.
+        kinds: the kinds of messages that it takes.
+        peer: from whom.
+        record: where the call is recorded.
+        rank: this rank's number, for errors.
+        label: what the call is made for, for the watchdog's reports.
+
+    Returns:
+        The metadata, the message's value, and the message id.
 
     Raises:
-        MemoryError: there is none for them; what is sent is discarded, and the next message can
-            be received.
+        MemoryError: an array can't be allocated; the message is discarded.
+        TypeError: the message is of none of these kinds; it is discarded.
+    """
+    comm, source, tag = peer
+    inline = np.empty(INLINE_BYTES, np.uint8)
+    memory = inline.data
+    record.message(method, source, tag, 0, label)
+    try:
+        comm.Recv([inline, MPI.BYTE], source, tag)
+        message_id, header_bytes, metadata_bytes = _unpack_prefix(memory)
+        end = _PREFIX_BYTES + header_bytes + metadata_bytes
+        head = bytes(memory[_PREFIX_BYTES:end])
+        if end > INLINE_BYTES:
+            rest = np.empty(end - INLINE_BYTES, np.uint8)
+            comm.Recv([rest, MPI.BYTE], source, tag)
+            found = _decode(head + rest.tobytes(), header_bytes)
+        else:
+            found = _decode_cached(head, header_bytes) or _decode(head, header_bytes)
+        kind, metadata, places, out_of_line, scalars, on_gpu, is_plain = found
+        arrays = _recv_out_of_line(out_of_line, peer) if out_of_line else []
+        for index, (dtype, shape, order, start) in enumerate(places):
+            if start and order is None:  # nearly always
+                arrays.insert(index, np.ndarray(shape, dtype, memory, start).copy())
+            elif start:
+                array = np.ndarray(shape, dtype, memory, start, None, order)
+                arrays.insert(index, array.copy(order))
+        if kind not in kinds:
+            raise _wrong_kind(method, kind, kinds, rank, source)
+        if is_plain:
+            return metadata, tuple(arrays), message_id
+        return metadata, Message(kind, tuple(arrays), scalars, on_gpu).value(), message_id
+    finally:
+        record.leave()
+
+
+def fits_inline(start: int, sizes: Sequence[int]) -> list[bool]:
+    """Return for each array whether its data are in the first of MPI's messages.
+
+    Args:
+        start: bytes before the first array.
+        sizes: bytes of each array.
+    """
+    fit = []
+    for size in sizes:
+        fits = start + size <= INLINE_BYTES
+        fit.append(fits)
+        start += size * fits
+    return fit
+
+
+@lru_cache(maxsize=256)
+def _encode(
+    kind: str, specs: tuple[ArraySpec, ...], scalars: Any, on_gpu: Any, metadata: bytes
+) -> tuple[bytes, tuple[bool, ...], bool, int]:
+    """Return what precedes the data, but for the message id, and how the data are sent.
+
+    Returns:
+        Lengths, header and metadata; which arrays are out of line, empty if none is; whether all
+        are C-contiguous; bytes of all.
+    """
+    header = messages.encode_header(kind, specs, scalars, on_gpu)
+    head = _LENGTHS.pack(len(header), len(metadata)) + header + metadata
+    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape, _ in specs]
+    fit = fits_inline(_MESSAGE_ID.size + len(head), sizes)
+    out_of_line = () if all(fit) else tuple(map(not_, fit))
+    return head, out_of_line, all([is_c for *_, is_c in specs]), sum(sizes)
+
+
+class _Decoded(NamedTuple):
+    """What follows from a message's header and metadata.
+
+    Attributes:
+        kind: of the message.
+        metadata: bytes beside the arrays.
+        places: each array's dtype, shape, order (None for C), and where its data begin in the
+            first of MPI's messages; 0 if they are out of line.
+        out_of_line: dtype, shape and order of those out of line.
+        scalars: see :class:`Message`.
+        on_gpu: see :class:`Message`.
+        is_plain: whether the message's value is the tuple of its arrays, as nearly always.
+    """
+
+    kind: str
+    metadata: bytes
+    places: list[tuple[np.dtype, tuple[int, ...], Any, int]]
+    out_of_line: list[tuple[np.dtype, tuple[int, ...], Any]]
+    scalars: tuple[int, ...]
+    on_gpu: tuple[int, ...]
+    is_plain: bool
+
+
+def _decode(head: bytes, header_bytes: int) -> _Decoded:
+    kind, specs, scalars, on_gpu = messages.decode_header(head[:header_bytes])
+    start = _PREFIX_BYTES + len(head)
+    fit = fits_inline(start, [size for *_, size in specs])
+    places, out_of_line = [], []
+    for (dtype, shape, order, size), fits in zip(specs, fit, strict=True):
+        places.append((dtype, shape, None if order == "C" else order, start if fits else 0))
+        if fits:
+            start += size
+        else:
+            out_of_line.append((dtype, shape, order))
+    is_plain = kind in (TUPLE, WITH_METADATA) and not scalars and not on_gpu
+    return _Decoded(kind, head[header_bytes:], places, out_of_line, scalars, on_gpu, is_plain)
+
+
+@lru_cache(maxsize=256)
+def _decode_cached(head: bytes, header_bytes: int) -> _Decoded | None:
+    """Return what :func:`_decode` does; None if it can't be cached."""
+    if messages.decode_header_cached(head[:header_bytes]) is None:
+        return None
+    return _decode(head, header_bytes)
+
+
+def _recv_out_of_line(
+    specs: Sequence[tuple[np.dtype, tuple[int, ...], Any]], peer: Peer
+) -> list[np.ndarray]:
+    """Receive new arrays of these dtypes, shapes and orders.
+
+    Raises:
+        MemoryError: there is none for them; their data are discarded, and the next message can be
+            received.
     """
     comm, source, tag = peer
     try:
-        arrays = [messages.room(*form) for form in forms]
+        arrays = [messages.empty_array(*spec) for spec in specs]
     except MemoryError:
-        for dtype, shape, _ in forms:
-            for _ in range(0, dtype.itemsize * math.prod(shape), PIECE_BYTES):
-                with suppress(MPI.Exception):  # that it is longer
+        for dtype, shape, _ in specs:
+            for _ in range(0, dtype.itemsize * math.prod(shape), MAX_MESSAGE_BYTES):
+                with suppress(MPI.Exception):  # MPI_ERR_TRUNCATE
                     comm.Recv([bytearray(1), MPI.BYTE], source, tag)
         raise
-    for piece in pieces(map(as_bytes, arrays)):
-        comm.Recv([piece, MPI.BYTE], source, tag)
+    for array in arrays:
+        for piece in split_large(as_bytes(array)):
+            comm.Recv([piece, MPI.BYTE], source, tag)
     return arrays
 
 
-def within(start: int, sizes: list[int]) -> list[bool]:
-    """For each array of so many bytes, whether it follows in the first of MPI's messages."""
-    found = []
-    for size in sizes:
-        fits = start + size <= FIRST_BYTES
-        found.append(fits)
-        start += size * fits
-    return found
-
-
-def unlike(method: str, message: Message, mine: int, source: int) -> TypeError:
-    """What is said of a message that isn't received as it was sent."""
-    what, way = {
+def _wrong_kind(
+    method: str, kind: str, kinds: tuple[str, ...], rank: int, source: int
+) -> TypeError:
+    if WITH_METADATA in kinds:
+        method += "_noted"
+    what, suffix = {
         OBJECT: ("an object", "_obj"),
-        NOTED: ("a note with arrays (as of functions.send)", "_noted"),
-    }.get(message.kind, ("an array", ""))
+        WITH_METADATA: ("a note with arrays (as of functions.send)", "_noted"),
+    }.get(kind, ("an array", ""))
     return TypeError(
-        f"rank {mine}: {method} got {what} that rank {source} sent with send{way} "
-        f"(now discarded); receive it with recv{way}"
+        f"rank {rank}: {method} got {what} that rank {source} sent with send{suffix} "
+        f"(now discarded); receive it with recv{suffix}"
     )

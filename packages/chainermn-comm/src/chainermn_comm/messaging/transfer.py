@@ -1,46 +1,64 @@
-"""Moves the buffers of messages whose frames all receivers know already."""
+"""Moves buffers among ranks that know all sizes: the one place that posts non-blocking messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
-from .messages import Message
+# MPI counts in C ints, and not every MPI has the large-count calls. A message of the largest chunk,
+# 1 GiB, is below this, also where a row has an element more.
+MAX_MESSAGE_BYTES = 3 << 29
 
-# MPI counts in C ints, and not every MPI has the large-count calls: 1 GiB is well below 2^31.
-PIECE_BYTES = 1 << 30
-
-
-def pieces(buffers: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """The buffers (1-D uint8) cut into pieces that MPI can count; empty ones are left out."""
-    for buffer in buffers:
-        for start in range(0, buffer.size, PIECE_BYTES):
-            yield buffer[start : start + PIECE_BYTES]
+# A contiguous 1-D array that MPI takes: NumPy's, or CuPy's where MPI is CUDA-aware.
+Buffer: TypeAlias = Any
 
 
-def bcast(comm: MPI.Intracomm, message: Message, root: int) -> None:
-    """Fill the message on all ranks from root's (collective)."""
-    for piece in pieces(message.buffers):
-        comm.Bcast([piece, MPI.BYTE], root)
+def split_large(buffer: Buffer) -> Iterator[Buffer]:
+    """Yield the buffer as uint8 in pieces that MPI can count; nothing of an empty one."""
+    if not buffer.nbytes:
+        return
+    octets = buffer.view(np.uint8)
+    if octets.size <= MAX_MESSAGE_BYTES:
+        yield octets
+        return
+    for start in range(0, octets.size, MAX_MESSAGE_BYTES):
+        yield octets[start : start + MAX_MESSAGE_BYTES]
 
 
-def transfer(
+def start_exchange(
     comm: MPI.Intracomm,
-    outgoing: Mapping[int, Message],
-    incoming: Mapping[int, Message],
+    outgoing: Iterable[tuple[int, Buffer]],
+    incoming: Iterable[tuple[int, Buffer]],
     tag: int,
-) -> None:
-    """Send and fill messages, by the rank they go to or come from, none of them one's own."""
+) -> list[MPI.Request]:
+    """Start to receive and to send buffers; the requests are for the caller to wait for.
+
+    Between two ranks, buffers arrive in the order in which they are sent, so both must list them
+    in the same order, with the same sizes.
+
+    Args:
+        comm: the ranks.
+        outgoing: the rank to which each buffer goes, and the buffer; none to this rank itself.
+        incoming: the rank from which each comes, and the buffer that is overwritten.
+        tag: of the messages.
+    """
     requests = [
         comm.Irecv([piece, MPI.BYTE], source, tag)
-        for source, message in incoming.items()
-        for piece in pieces(message.buffers)
+        for source, buffer in incoming
+        for piece in split_large(buffer)
     ]
     requests += [
         comm.Isend([piece, MPI.BYTE], dest, tag)
-        for dest, message in outgoing.items()
-        for piece in pieces(message.buffers)
+        for dest, buffer in outgoing
+        for piece in split_large(buffer)
     ]
-    MPI.Request.Waitall(requests)
+    return requests
+
+
+def bcast(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
+    """Overwrite the buffer on all ranks by root's (collective)."""
+    for piece in split_large(buffer):
+        comm.Bcast([piece, MPI.BYTE], root)

@@ -6,8 +6,8 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from ..messaging.handshake import Agreement, View
-from ..watchdog import NOBODY, Record
+from ..messaging import Handshake, Signature
+from ..watchdog import NOBODY, CallRecorder
 from . import clocks, events, file
 from .events import Kind
 from .file import TraceFile, now
@@ -22,7 +22,7 @@ FINALIZE = "finalize"
 _made = 0
 
 
-def record(comm: MPI.Intracomm, watchdogs: Record, folder: str | None) -> Record:
+def record(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
     """Where a communicator's calls are to be noted (collective where it is traced).
 
     Args:
@@ -45,18 +45,18 @@ def record(comm: MPI.Intracomm, watchdogs: Record, folder: str | None) -> Record
     # A process that was in another communicator before may have a file of that one's run.
     run, members = everyone[0][2], [rank for rank, *_ in everyone]
     mine.note(events.COMMUNICATOR, communicator=name, rank=comm.rank, ranks=members, run=run)
-    made = TracedRecord(watchdogs, mine, name)
+    made = TracedCallRecorder(watchdogs, mine, name)
     made.compare_clocks(comm)
     return made
 
 
-def agreement(comm: MPI.Intracomm, record: Record) -> Agreement:
-    """The agreement of a communicator whose calls are noted in this record."""
-    kind = TracedAgreement if isinstance(record, TracedRecord) else Agreement
+def handshake(comm: MPI.Intracomm, record: CallRecorder) -> Handshake:
+    """The handshake of a communicator whose calls are noted in this record."""
+    kind = TracedHandshake if isinstance(record, TracedCallRecorder) else Handshake
     return kind(comm, record)
 
 
-class TracedRecord(Record):
+class TracedCallRecorder(CallRecorder):
     """Notes each call for the trace, too."""
 
     __slots__ = (
@@ -69,7 +69,7 @@ class TracedRecord(Record):
         "_watchdogs",
     )
 
-    def __init__(self, watchdogs: Record, into: TraceFile, name: str) -> None:
+    def __init__(self, watchdogs: CallRecorder, into: TraceFile, name: str) -> None:
         super().__init__()
         self._watchdogs, self._file, self._name = watchdogs, into, name
         self._queue = into.calls.append
@@ -126,27 +126,27 @@ class TracedRecord(Record):
         )
 
 
-class TracedAgreement(Agreement):
+class TracedHandshake(Handshake):
     """Tells a traced record when all ranks have come."""
 
-    _record: TracedRecord
+    _record: TracedCallRecorder
 
     def __call__(
         self,
         operation: str,
-        view: View = (),
-        note: bytes = b"",
-        problem: BaseException | None = None,
+        signature: Signature = (),
+        payload: bytes = b"",
+        error: BaseException | None = None,
         nbytes: int = 0,
     ) -> list[bytes]:
         try:
-            notes = _agree(self, operation, view, note, problem, nbytes)
+            payloads = _handshake(self, operation, signature, payload, error, nbytes)
         finally:
             self._record.met()
         count = self._calls
         if operation == FINALIZE or (count >= NEXT_COMPARISON and not count & (count - 1)):
             self._record.compare_clocks(self._comm)
-        return notes
+        return payloads
 
 
-_agree = Agreement.__call__
+_handshake = Handshake.__call__

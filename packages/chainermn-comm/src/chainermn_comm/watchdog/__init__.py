@@ -1,30 +1,30 @@
 """Tells which rank keeps the others waiting, and ends the job if asked; see docs/decisions/.
 
-A rank notes each call in mapped memory (`calls`); one process a node (`monitor`), which needs
-nothing of the ranks but that memory, reads it. This package imports the standard library only:
-that process has nothing else.
+A rank records each call in memory (`recorder`, `status_region`) that one process a machine, the
+`monitor`, maps and reads; it needs nothing else of the ranks, and no more than the standard
+library.
 """
 
-from .init_timeout import arriving
-from .recorder import Record, aborting, leaving, watched
-from .rendezvous import join, meeting
-from .scope import alone, part_of
+from .init_timeout import enforce_init_timeout
+from .recorder import CallRecorder, mark_aborting, mark_finalizing, watch_call, watched
+from .rendezvous import register
+from .scope import alone, annotate
 from .status_region import NOBODY
-from .timeout import NO_LIMIT, VARIABLE, Limit, limit
+from .timeout import NO_TIMEOUT, TIMEOUT_VARIABLE, Timeout, timeout_from_env
 
 __all__ = [
     "NOBODY",
-    "NO_LIMIT",
-    "VARIABLE",
-    "Limit",
-    "Record",
-    "aborting",
+    "NO_TIMEOUT",
+    "TIMEOUT_VARIABLE",
+    "CallRecorder",
+    "Timeout",
     "alone",
-    "arriving",
-    "join",
-    "leaving",
-    "limit",
-    "meeting",
-    "part_of",
+    "annotate",
+    "enforce_init_timeout",
+    "mark_aborting",
+    "mark_finalizing",
+    "register",
+    "timeout_from_env",
+    "watch_call",
     "watched",
 ]

@@ -1,18 +1,20 @@
-"""Removes what a job has left here: shared memory, and after a bad end processes and folders."""
+"""Removes what a job has left on a machine: shared memory; after a failure processes, folders."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import shutil
 import time
 from collections.abc import Callable
 
 from . import processes
-from .launcher import Launcher
-from .processes import GONE
+from .processes import GONE, Process
 
 FOLDER = "/dev/shm/"
+# Files that Python makes; a process that is no part of the job may make such and share them.
+MADE_BY_PYTHON = ("sem.mp-", "psm_")
 # Files that MPICH, Open MPI, UCX, NCCL and Python's multiprocessing make for one job and name
 # themselves. What else a rank has mapped, such as a data set, is its user's.
 MADE_FOR_A_JOB = (
@@ -23,8 +25,7 @@ MADE_FOR_A_JOB = (
     "vader_segment.",
     "ucx_shm_",
     "nccl-",
-    "sem.mp-",
-    "psm_",
+    *MADE_BY_PYTHON,
 )
 # For the launcher, whose task it is, to end the children of ranks.
 LAUNCHER_SECONDS = 1.0
@@ -34,47 +35,66 @@ WAIT_SECONDS = 3.0
 DAEMON_SECONDS = 5.0
 # For `chainermn launch`, or whoever started it, to end a launcher that a cut link keeps waiting.
 FOLDER_SECONDS = 20.0
-# So often at most the files are looked at while others make some.
-PAUSE_SECONDS = 0.02
+# At least so long between two scans while others make files.
+SCAN_INTERVAL = 0.02
 # Of Linux's inotify: a name was made.
 IN_CREATE, IN_MOVED_TO = 0x100, 0x80
 # By so much a clock may be set back during a job.
 CLOCK_SECONDS = 2.0
+# Open MPI's daemon on other machines than the first and, in its command line, of those that serve
+# one job; a site's own, which serve many, are called otherwise.
+DAEMON, ONE_JOB = "prted", "prterun-"
+
+Identity = tuple[int, int]  # device and inode
 
 
 class SharedFiles:
-    """The files in shared memory that ranks of this machine have mapped.
+    """The files in shared memory that a job's ranks on this machine have made.
 
-    The kernel tells of them only while a rank lives, so this must be asked for them before.
+    The kernel tells who has mapped a file only while a rank lives, so `scan` must be called
+    before.
+
+    Attributes:
+        inotify: a descriptor that is readable when a file was made; -1 if there is none.
     """
 
-    def __init__(self, ranks: list[tuple[int, int]]) -> None:
-        """Look at processes, given by number and birth."""
+    def __init__(self, ranks: list[Process]) -> None:
         self._ranks = ranks
-        self._known: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, Identity] = {}
+        self._foreign: set[Identity] = set()
         libc = ctypes.CDLL(None)
-        # A file that tells when another one is made; -1 if there is none.
-        self.news: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        libc.inotify_add_watch(self.news, FOLDER.encode(), IN_CREATE | IN_MOVED_TO)
-        started = min((birth for _, birth in ranks), default=0) / os.sysconf("SC_CLK_TCK")
-        self._made_since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + started
-        self.look()
+        self.inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        libc.inotify_add_watch(self.inotify, FOLDER.encode(), IN_CREATE | IN_MOVED_TO)
+        first = min((start for _, start in ranks), default=0) / os.sysconf("SC_CLK_TCK")
+        self._made_since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + first
+        self.scan()
 
-    def look(self) -> None:
-        """Note what is mapped now."""
+    def scan(self) -> None:
+        """Record what the ranks have mapped now."""
         with contextlib.suppress(OSError):
-            self._known.update(_named(set().union(*(_mapped(pid) for pid, _ in self._ranks))))
+            found = _named(set().union(*(_mapped(pid) for pid, _ in self._ranks)))
+            seen = {*self._known.values(), *self._foreign}
+            self._foreign |= self._shared_with_others(
+                {
+                    identity
+                    for name, identity in found.items()
+                    if identity not in seen and name.startswith(MADE_BY_PYTHON)
+                }
+            )
+            self._known.update(
+                {name: one for name, one in found.items() if one not in self._foreign}
+            )
 
-    def look_at_news(self) -> None:
-        """The same after files were made."""
-        time.sleep(PAUSE_SECONDS)
+    def rescan(self) -> None:
+        """Scan after files were made."""
+        time.sleep(SCAN_INTERVAL)
         with contextlib.suppress(OSError):
-            os.read(self.news, 1 << 16)
-        self.look()
+            os.read(self.inotify, 1 << 16)
+        self.scan()
 
     def remove(self) -> bool:
-        """Remove those that nobody uses; whether none is left that could be removed later."""
-        in_use: set[tuple[int, int]] | None = None
+        """Remove those that nobody uses; return whether none is left that may be removed later."""
+        in_use: set[Identity] | None = None
         for name, identity in list(self._known.items()):
             try:
                 found = os.lstat(FOLDER + name)
@@ -84,36 +104,92 @@ class SharedFiles:
                 del self._known[name]
                 continue
             if in_use is None:
-                in_use = set().union(*map(_mapped, processes.numbers()))
+                in_use = set().union(*map(_mapped, processes.pids()))
             if identity not in in_use:
                 with contextlib.suppress(OSError):
                     os.unlink(FOLDER + name)
                 del self._known[name]
         return not any(os.path.lexists(FOLDER + name) for name in self._known)
 
+    def _shared_with_others(self, identities: set[Identity]) -> set[Identity]:
+        """Return those that processes have mapped which are no part of the job."""
+        if not identities:
+            return set()
+        ranks = {pid for pid, _ in self._ranks}
+        family = processes.descendants(ranks)
+        return identities & set().union(
+            *(
+                _mapped(pid)
+                for pid in processes.pids()
+                if pid not in family
+                and (known := processes.group_and_start(pid))
+                and known[0] not in ranks  # nor left behind in the group of one
+            )
+        )
+
     def _is_ours(self, found: os.stat_result) -> bool:
         made = found.st_ctime
         return found.st_uid == os.geteuid() and made >= self._made_since - CLOCK_SECONDS
 
 
-def clean(
-    files: SharedFiles, launcher: Launcher, ranks: list[tuple[int, int]], failed: bool
-) -> None:
+class Launcher:
+    """The parent of a rank, of which Open MPI's may leave something behind.
+
+    On the machine where the job was started that is `mpiexec` itself, on the others a daemon of
+    its own, which waits for the word of `mpiexec` for ever when the link to it is cut. Each has a
+    folder with sockets and files. Other launchers' helpers end by themselves.
+    """
+
+    def __init__(self, rank: int) -> None:
+        """Look at the launcher of a rank's process, while that lives."""
+        pid = processes.parent(rank)
+        self._process = pid, processes.start_time(pid)
+        path = processes.env_variable(rank, "PMIX_SERVER_TMPDIR")
+        self._folder = path if os.path.basename(path) in (f"ompi.{pid}", f"{DAEMON}.{pid}") else ""
+        words = processes.command_line(pid)
+        self._is_daemon = os.path.basename(words[0]) == DAEMON and any(
+            word.startswith(ONE_JOB) for word in words
+        )
+
+    def daemon_lives(self) -> bool:
+        """Return whether it is a daemon of this job and lives."""
+        return self._is_daemon and processes.state(self._process) != GONE
+
+    def end_daemon(self, seconds: float) -> None:
+        """End such a daemon, unless it still has ranks or other processes of the job.
+
+        Args:
+            seconds: from SIGTERM, at which it removes its folder, to SIGKILL.
+        """
+        if self.daemon_lives() and not processes.children(self._process[0]):
+            processes.terminate([self._process], seconds)
+
+    def remove_folder(self) -> bool:
+        """Remove its folder if it is gone without having done that; return whether it is away."""
+        with contextlib.suppress(OSError):
+            if os.lstat(self._folder).st_uid != os.geteuid():
+                return True
+            if processes.state(self._process) == GONE:
+                shutil.rmtree(self._folder, ignore_errors=True)
+        return not os.path.lexists(self._folder)
+
+
+def clean(files: SharedFiles, launcher: Launcher, ranks: list[Process], failed: bool) -> None:
     """Leave nothing of ranks that are gone.
 
     Args:
         files: that they had mapped.
         launcher: of the ranks.
-        ranks: their numbers and births.
+        ranks: their processes.
         failed: whether they ended badly. After a good end their children may be meant to stay.
     """
     if failed:
         _wait(lambda: not _children(ranks), LAUNCHER_SECONDS)
-        processes.end(_children(ranks), LAUNCHER_SECONDS)
+        processes.terminate(_children(ranks), LAUNCHER_SECONDS)
     _wait(files.remove, WAIT_SECONDS)
     if failed:
-        _wait(lambda: not launcher.is_left(), DAEMON_SECONDS)
-        launcher.end(LAUNCHER_SECONDS)
+        _wait(lambda: not launcher.daemon_lives(), DAEMON_SECONDS)
+        launcher.end_daemon(LAUNCHER_SECONDS)
         _wait(launcher.remove_folder, FOLDER_SECONDS)
 
 
@@ -123,24 +199,24 @@ def _wait(is_done: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _children(ranks: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The living processes, by number and birth, of groups that ranks which are gone have led."""
+def _children(ranks: list[Process]) -> list[Process]:
+    """Return the living processes of groups that ranks which are gone have led."""
     groups = {}
-    for pid, birth in ranks:
-        leader = processes.group_and_birth(pid)
+    for rank in ranks:
+        leader = processes.group_and_start(rank[0])
         # Else another process has got the number since.
-        if leader in (None, (pid, birth)) and processes.state(pid, birth) == GONE:
-            groups[pid] = birth
+        if leader in (None, rank) and processes.state(rank) == GONE:
+            groups[rank[0]] = rank[1]
     found = []
-    for pid in processes.numbers() if groups else ():
-        known = processes.group_and_birth(pid)
+    for pid in processes.pids() if groups else ():
+        known = processes.group_and_start(pid)
         if known and known[0] in groups and known[1] >= groups[known[0]]:
             found.append((pid, known[1]))
-    return [one for one in found if processes.state(*one) != GONE]
+    return [one for one in found if processes.state(one) != GONE]
 
 
-def _mapped(pid: int) -> set[tuple[int, int]]:
-    """Device and inode of the files of shared memory that a process has mapped."""
+def _mapped(pid: int) -> set[Identity]:
+    """Return the files of shared memory that a process has mapped."""
     found = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
         for line in maps:
@@ -151,8 +227,8 @@ def _mapped(pid: int) -> set[tuple[int, int]]:
     return found
 
 
-def _named(mapped: set[tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Those that were made for a job, by their names now: semaphores change theirs."""
+def _named(mapped: set[Identity]) -> dict[str, Identity]:
+    """Return those that were made for a job, by their names now: semaphores change theirs."""
     device = os.stat(FOLDER).st_dev
     with os.scandir(FOLDER) as entries:
         found = {entry.name: (device, entry.inode()) for entry in entries}

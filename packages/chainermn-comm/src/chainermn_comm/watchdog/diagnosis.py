@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .processes import GONE, RUNNING, STOPPED
-from .status_region import COLLECTIVE, EVERYBODY, FINALIZE, MESSAGE, Call, Doing
+from .status_region import COLLECTIVE, FINALIZE, MESSAGE, WORLD, Call, Scope
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Rank:
         pid: its process there.
         state: RUNNING, STOPPED or GONE.
         calls: what it does, or did last, on each of its communicators.
-        stacks: of its threads, in words; empty where they weren't asked for or didn't come.
-        doing: what it is inside of, if it said so.
+        stacks: of its threads, as text; empty where they weren't asked for or didn't come.
+        scope: what its calls are part of, if it said so.
     """
 
     world: int
@@ -32,7 +32,7 @@ class Rank:
     state: str
     calls: tuple[Call, ...] = ()
     stacks: str = ""
-    doing: Doing | None = None
+    scope: Scope | None = None
 
     @property
     def waits(self) -> list[Call]:
@@ -40,24 +40,32 @@ class Rank:
         return [call for call in self.calls if call.waits]
 
     @property
-    def has_ended(self) -> bool:
+    def has_finished(self) -> bool:
         """Whether its program is over; its process may wait in MPI_Finalize, or be gone."""
         return any(call.operation == FINALIZE for call in self.waits)
 
     @property
-    def works_alone(self) -> bool:
+    def is_exempt(self) -> bool:
         """Whether it is busy with what it said may take long."""
-        busy = self.state == RUNNING and not self.waits
-        return busy and self.doing is not None and self.doing.alone
+        return self.is_outside and self.scope is not None and self.scope.exempt
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it runs outside of any call."""
+        return self.state == RUNNING and not self.waits
 
     @property
     def is_lost(self) -> bool:
         """Whether it is stopped, or gone before its program was over."""
-        return self.state == STOPPED or (self.state == GONE and not self.has_ended)
+        return self.state == STOPPED or (self.state == GONE and not self.has_finished)
 
 
-def from_answer(answer: dict[str, Any]) -> list[Rank]:
-    """The ranks of another machine, as its monitor tells of them."""
+def ranks_from_reply(reply: dict[str, Any]) -> list[Rank]:
+    """Return the ranks of another machine, as its monitor tells of them.
+
+    Raises:
+        KeyError, TypeError: the reply is malformed.
+    """
     return [
         Rank(
             **{
@@ -66,10 +74,10 @@ def from_answer(answer: dict[str, Any]) -> list[Rank]:
                     Call(**{**call, "communicator": tuple(call["communicator"])})
                     for call in rank["calls"]
                 ),
-                "doing": rank["doing"] and Doing(**rank["doing"]),
+                "scope": rank["scope"] and Scope(**rank["scope"]),
             }
         )
-        for rank in answer["ranks"]
+        for rank in reply["ranks"]
     ]
 
 
@@ -79,37 +87,41 @@ INNERMOST = re.compile(r'hread.*\(most recent call first\):\n\s+File "([^"]+)", 
 COMMUNICATING = ("/chainermn_comm/", "/mpi4py/")
 
 
-class Job:
-    """The ranks, and who waits for whom."""
+class WaitGraph:
+    """The ranks, and which of them wait for which.
 
-    def __init__(self, ranks: Iterable[Rank], silent: Iterable[str] = ()) -> None:
-        """Know of these ranks, and of hosts whose monitor didn't answer."""
+    Attributes:
+        ranks: by their number in MPI.COMM_WORLD.
+        unreachable: the hosts whose monitor didn't reply.
+    """
+
+    def __init__(self, ranks: Iterable[Rank], unreachable: Iterable[str] = ()) -> None:
         self.ranks = {rank.world: rank for rank in ranks}
-        self.silent = tuple(silent)
+        self.unreachable = tuple(unreachable)
         self._members: dict[tuple[int, int], dict[int, tuple[Rank, Call]]] = {}
         for rank in self.ranks.values():
             for call in rank.calls:
                 self._members.setdefault(call.communicator, {})[call.rank] = rank, call
 
     def world_rank(self, call: Call, rank: int) -> int | None:
-        """The world's number of a rank of the call's communicator, if we know of it."""
+        """Return the world's number of a rank of the call's communicator; None if unknown."""
         found = self._members.get(call.communicator, {}).get(rank)
         return found[0].world if found else None
 
-    def unknown(self, call: Call) -> int:
-        """How many ranks of the call's communicator we know nothing of."""
-        if call.communicator == EVERYBODY:
+    def num_unknown(self, call: Call) -> int:
+        """Return how many ranks of the call's communicator nothing is known of."""
+        if call.communicator == WORLD:
             return max(0, call.size - len(self.ranks))
         return call.size - len(self._members[call.communicator])
 
-    def waited_for(self, rank: Rank, call: Call) -> list[Rank]:
-        """Those that must do something before the call of this rank can end."""
-        if call.communicator == EVERYBODY:
-            return [other for other in self.ranks.values() if other.is_lost or _is_elsewhere(other)]
+    def waits_for(self, rank: Rank, call: Call) -> list[Rank]:
+        """Return those that must do something before the call of this rank can end."""
+        if call.communicator == WORLD:
+            return [other for other in self.ranks.values() if other.is_lost or other.is_outside]
         members = self._members[call.communicator]
         if call.state == MESSAGE:
             other, theirs = members.get(call.peer, (None, None))
-            if other is None or theirs is None or _meet(call, theirs):
+            if other is None or theirs is None or _match(call, theirs):
                 return []
             return [other]
         return [
@@ -118,37 +130,38 @@ class Job:
             if other is not rank and (theirs.sequence < call.sequence or other.is_lost)
         ]
 
-    def suspects(self, stalled: Sequence[tuple[Rank, Call]]) -> list[Rank]:
-        """The ranks for which, in the end, these calls wait; the likeliest first.
+    def root_causes(self, stalled: Sequence[tuple[Rank, Call]]) -> list[Rank]:
+        """Return the ranks for which, in the end, these calls wait; the likeliest first.
 
         From who waits for whom, those that themselves wait for nobody. Where all wait for one
-        another, all of them; none where they wait for ranks that we know nothing of.
+        another, all of them; none where they wait for ranks that nothing is known of.
         """
         reached: dict[int, Rank] = {rank.world: rank for rank, _ in stalled if rank.is_lost}
-        ends = dict(reached)
+        causes = dict(reached)
         todo = list(stalled)
-        others = False  # whether some wait for ranks that we know nothing of
+        waits_for_unknown = False
         while todo:
             rank, call = todo.pop()
-            found = self.waited_for(rank, call)
-            # Of a message it is known, and told, who else is waited for.
-            others = others or (not found and call.state == COLLECTIVE and self.unknown(call) > 0)
+            found = self.waits_for(rank, call)
+            if not found and call.state == COLLECTIVE:  # a message's report names the other rank
+                waits_for_unknown = waits_for_unknown or self.num_unknown(call) > 0
             for other in found:
                 if other.world in reached:
                     continue
                 reached[other.world] = other
-                if other.is_lost or not other.waits or other.has_ended:
-                    ends[other.world] = other
+                if other.is_lost or not other.waits or other.has_finished:
+                    causes[other.world] = other
                 else:
                     todo += [(other, theirs) for theirs in other.waits]
-        return sorted((ends or ({} if others else reached)).values(), key=_likelihood)
+        blamed = causes or ({} if waits_for_unknown else reached)
+        return sorted(blamed.values(), key=_likelihood)
 
-    def strangers(self, stalled: Sequence[tuple[Rank, Call]]) -> list[tuple[Rank, str]]:
-        """Ranks that run something else inside of the call that all are in, and what.
+    def off_path_ranks(self, stalled: Sequence[tuple[Rank, Call]]) -> list[tuple[Rank, str]]:
+        """Return ranks that run something else inside of the call that all are in, and what.
 
-        Such as a handler of a signal. Only their stacks tell; none where that holds for all.
+        An example is a signal's handler. Only stacks show it; none where it holds for all ranks.
         """
-        if self.silent or any(self.unknown(call) for _, call in stalled):
+        if self.unreachable or any(self.num_unknown(call) for _, call in stalled):
             return []
         found, others = [], 0
         for rank in self.ranks.values():
@@ -163,23 +176,19 @@ class Job:
                 found.append((rank, f"{name} ({os.path.basename(path)}, line {line})"))
         return found if others else []
 
-    def with_stacks(self, stacks: dict[int, str]) -> Job:
-        """The same with the stacks of the ranks that gave them."""
-        return Job(
+    def with_stacks(self, stacks: dict[int, str]) -> WaitGraph:
+        """Return the same graph with the stacks of the ranks that gave them."""
+        return WaitGraph(
             (
                 replace(rank, stacks=stacks.get(rank.world, rank.stacks))
                 for rank in self.ranks.values()
             ),
-            self.silent,
+            self.unreachable,
         )
 
 
-def _is_elsewhere(rank: Rank) -> bool:
-    return rank.state == RUNNING and not rank.waits
-
-
-def _meet(one: Call, other: Call) -> bool:
-    """Whether two calls are the two ends of one message, which may be on its way."""
+def _match(one: Call, other: Call) -> bool:
+    """Return whether two calls are the two sides of one message, which may be on its way."""
     return (
         other.state == MESSAGE
         and other.peer == one.rank
@@ -189,14 +198,12 @@ def _meet(one: Call, other: Call) -> bool:
 
 
 def _likelihood(rank: Rank) -> tuple[int, int, int]:
+    """Return a key that sorts first: gone, stopped, in no call, behind the others' calls."""
     waits = [call.sequence for call in rank.waits if call.state == COLLECTIVE]
-    kind = (
-        0
-        if rank.state == GONE and not rank.has_ended
-        else 1
-        if rank.state == STOPPED
-        else 2
-        if not rank.waits
-        else 3
-    )
+    if rank.state == GONE and not rank.has_finished:
+        kind = 0
+    elif rank.state == STOPPED:
+        kind = 1
+    else:
+        kind = 3 if rank.waits else 2
     return kind, min(waits, default=0), rank.world

@@ -1,9 +1,9 @@
-"""Watches over the first communicator, which brings the ranks together that a monitor watches.
+"""Watches the making of the first communicator, which brings the ranks together for a monitor.
 
 Until it is made nobody knows who is where, so each rank that waits for it keeps a thread; mpi4py
-lets threads run meanwhile. Of a machine's ranks the first that has come speaks. It finds the
-others by the variable that tells each its number, and those that have come by the file where
-they note their recorder.
+lets threads run meanwhile. Of a machine's ranks the first that has come reports. It finds the
+others by the variable that tells each its number, and those that have come by the anonymous file
+of their status region.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from pathlib import Path
 
 from ..events import emit
 from . import processes, recorder
-from .diagnosis import Job, Rank
-from .report import last_words, reason, report, warning
-from .status_region import AREA_BYTES, EVERYBODY, Call, read
-from .timeout import Limit
+from .diagnosis import Rank, WaitGraph
+from .report import next_step, reason, report, warning
+from .status_region import REGION_BYTES, WORLD, Call, read_calls
+from .timeout import Timeout
 
 # In which MPICH, Open MPI and Slurm tell a process its rank.
-VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-# From a report to the end, for the launcher to forward it; ranks that don't speak wait for longer.
-SPEAKER_SECONDS, OTHERS_SECONDS = 0.5, 2.0
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# From a report to the end, for the launcher to forward it; the other ranks wait for longer.
+REPORTER_SECONDS, OTHERS_SECONDS = 0.5, 2.0
 
 
 @contextlib.contextmanager
-def arriving(limit: Limit, members: list[int], end: Callable[[], None]) -> Iterator[None]:
+def enforce_init_timeout(
+    timeout: Timeout, members: list[int], abort: Callable[[], None]
+) -> Iterator[None]:
     """Report, and end the job if asked, when the ranks don't all come in time.
 
     Args:
-        limit: how long it may take.
+        timeout: how long it may take.
         members: the ranks that have to come, by their numbers in MPI.COMM_WORLD; this one first.
-        end: ends the job.
+        abort: ends the job.
     """
     done = threading.Event()
     with contextlib.suppress(OSError):
-        if limit.seconds and len(members) > 1 and not recorder.area().watched:
-            threading.Thread(target=_watch, args=(done, limit, members, end), daemon=True).start()
+        if timeout.seconds and len(members) > 1 and not recorder.region().is_monitored:
+            arguments = (done, timeout, members, abort)
+            threading.Thread(target=_watch, args=arguments, daemon=True).start()
     try:
         yield
     finally:
@@ -49,96 +52,90 @@ def arriving(limit: Limit, members: list[int], end: Callable[[], None]) -> Itera
 
 
 def _watch(
-    done: threading.Event, limit: Limit, members: list[int], end: Callable[[], None]
+    done: threading.Event, timeout: Timeout, members: list[int], abort: Callable[[], None]
 ) -> None:
-    if done.wait(limit.seconds / 2):
+    if done.wait(timeout.seconds / 2):
         return
-    job = _here(members)
-    if _speaks(job, members):
-        mine = job.ranks[members[0]]
-        _say(warning(job, mine, mine.waits[0], limit.seconds))
-    if done.wait(limit.seconds / 2):
+    graph = _local_ranks(members)
+    if _is_reporter(graph, members):
+        mine = graph.ranks[members[0]]
+        processes.write(2, warning(graph, mine, mine.waits[0], timeout.seconds), 2.0)
+    if done.wait(timeout.seconds / 2):
         return
-    job = _here(members)
-    speaks = _speaks(job, members)
-    if speaks:
-        waiting = [(rank, call) for rank in job.ranks.values() for call in rank.waits]
-        text = report(job, waiting, last_words(limit.seconds, limit.ends_job))
-        if limit.ends_job:
+    graph = _local_ranks(members)
+    reports = _is_reporter(graph, members)
+    if reports:
+        waiting = [(rank, call) for rank in graph.ranks.values() for call in rank.waits]
+        text = report(graph, waiting, next_step(timeout.seconds, timeout.ends_job))
+        if timeout.ends_job:
             emit("watchdog_abort", reason=reason(text))
-        _say(text)
-    if limit.ends_job and not done.wait(SPEAKER_SECONDS if speaks else OTHERS_SECONDS):
-        end()
+        processes.write(2, text, 2.0)
+    if timeout.ends_job and not done.wait(REPORTER_SECONDS if reports else OTHERS_SECONDS):
+        abort()
 
 
-def _speaks(job: Job, members: list[int]) -> bool:
-    """Whether this rank is the first of this machine's that wait."""
-    waiting = [world for world, rank in job.ranks.items() if rank.waits]
+def _is_reporter(graph: WaitGraph, members: list[int]) -> bool:
+    """Return whether this rank is the first of this machine's that wait."""
+    waiting = [world for world, rank in graph.ranks.items() if rank.waits]
     return waiting != [] and min(waiting) == members[0]
 
 
-def _here(members: list[int]) -> Job:
-    """The members on this machine, and what those do that have come."""
+def _local_ranks(members: list[int]) -> WaitGraph:
+    """Return the members on this machine, and what those do that have come."""
     now = time.monotonic()
-    found = {}
-    for world, pid in sorted(_ranks().items()):
-        if world in members:
-            birth = processes.born(pid)
-            state = processes.state(pid, birth)
-            found[world] = Rank(world, os.uname().nodename, pid, state, _calls(pid, now))
-    mine = members[0]
     host = os.uname().nodename
-    found[mine] = Rank(mine, host, os.getpid(), processes.RUNNING, _calls(os.getpid(), now))
-    return Job(found.values())
+    found = {}
+    for world, pid in sorted(_pids_by_rank().items()):
+        if world in members:
+            state = processes.state((pid, processes.start_time(pid)))
+            found[world] = Rank(world, host, pid, state, _calls(pid, now))
+    mine, pid = members[0], os.getpid()
+    found[mine] = Rank(mine, host, pid, processes.RUNNING, _calls(pid, now))
+    return WaitGraph(found.values())
 
 
-def _ranks() -> dict[int, int]:
-    """Processes of this job on this machine, by rank: those that its launcher has started."""
-    name = next((name for name in VARIABLES if name in os.environ), None)
+def _pids_by_rank() -> dict[int, int]:
+    """Return the processes of this job on this machine: those that its launcher has started."""
+    name = next((name for name in RANK_VARIABLES if name in os.environ), None)
     if name is None:
         return {}
     launcher = os.getppid()
-    while _value(launcher, name) is not None:  # it is a script between
+    while _rank_of(launcher, name) is not None:  # it is a script between
         launcher = processes.parent(launcher)
     found: dict[int, int] = {}
-    everyone = processes.numbers()
-    parents = {pid: processes.parent(pid) for pid in everyone}
-    todo = [pid for pid in everyone if parents[pid] == launcher]
+    parents = {pid: processes.parent(pid) for pid in processes.pids()}
+    todo = [pid for pid in parents if parents[pid] == launcher]
     while todo:
         pid = todo.pop()
-        world = _value(pid, name)
+        world = _rank_of(pid, name)
         if world is not None:
-            if world not in found or (_area_of(pid) and not _area_of(found[world])):
+            if world not in found or (_region_file(pid) and not _region_file(found[world])):
                 found[world] = pid
-            todo += [child for child in everyone if parents[child] == pid]
+            todo += [child for child in parents if parents[child] == pid]
     return found
 
 
-def _value(pid: int, name: str) -> int | None:
-    digits = processes.variable(pid, name)
+def _rank_of(pid: int, name: str) -> int | None:
+    digits = processes.env_variable(pid, name)
     return int(digits) if digits.isdecimal() else None
 
 
-def _area_of(pid: int) -> Path | None:
-    """The file where a process notes its calls, if it has come so far."""
+def _region_file(pid: int) -> Path | None:
+    """Return the file of a process's status region, if it has come so far."""
     with contextlib.suppress(OSError):
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 about = os.stat(file)
-                if (about.st_nlink, about.st_size) == (0, AREA_BYTES):
+                if (about.st_nlink, about.st_size) == (0, REGION_BYTES):
                     return file
     return None
 
 
 def _calls(pid: int, now: float) -> tuple[Call, ...]:
-    path = _area_of(pid)
+    path = _region_file(pid)
     if path is None:
         return ()
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
-        area = mmap.mmap(file.fileno(), AREA_BYTES, prot=mmap.PROT_READ)
-        return tuple(call for call in read(area, now) if call.communicator == EVERYBODY)
+        region = mmap.mmap(file.fileno(), REGION_BYTES, prot=mmap.PROT_READ)
+        return tuple(call for call in read_calls(region, now) if call.communicator == WORLD)
     return ()
-
-
-def _say(text: str) -> None:
-    processes.write(2, text, 2.0)

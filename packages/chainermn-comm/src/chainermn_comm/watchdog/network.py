@@ -1,8 +1,8 @@
-"""Lets the monitors of a job's machines ask one another, over TCP.
+"""Lets the monitors of a job's machines query one another, over TCP.
 
-A question and its answer are a line of JSON each, over a connection of their own. Both sides prove
-that they know the secret that the ranks told one another through MPI, which itself never travels
-here: both choose random digits, and each line has an HMAC of these and of all that was said.
+A question and its reply are a line of JSON each, over a connection of their own. Both sides prove
+that they know the secret that the ranks exchanged through MPI, which itself never travels here:
+both choose random digits, and each line has an HMAC of these and of all that was sent before.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 CONNECT_SECONDS = 1.0
 # After a connection that could not be taken.
 REFUSED_SECONDS = 0.1
-LARGEST_QUESTION, LARGEST_ANSWER = 4096, 1 << 26
+LARGEST_QUESTION, LARGEST_REPLY = 4096, 1 << 26
 # So that no side's proof is taken for the other's.
 ASKED, ANSWERED = "asked", "answered"
 # Of a machine, in its name.
 MOST_RANKS = 8
-# Of Linux: the address of an interface.
-SIOCGIFADDR = 0x8915
+# Of Linux: the address of an interface; the scope of IPv6 addresses that are no link's or host's.
+SIOCGIFADDR, GLOBAL_SCOPE = 0x8915, "00"
 
 Answer = Callable[[str], dict[str, Any]]
 
 
-def addresses() -> list[str]:
-    """This machine's IPv4 addresses, but for the loopback's."""
+def own_addresses() -> list[str]:
+    """Return this machine's IPv4 and global IPv6 addresses, but for the loopback's."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -42,72 +43,135 @@ def addresses() -> list[str]:
                 request = struct.pack("256s", name.encode()[:15])
                 reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
                 found.append(socket.inet_ntoa(reply[20:24]))
+    with contextlib.suppress(OSError):  # the kernel has no IPv6
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, scope, *_ = line.split()
+            if scope == GLOBAL_SCOPE:
+                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
     return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
 
 
-class Peer:
-    """The monitor of another machine."""
+def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
+    """Return those of this machine's addresses that its packets to other hosts come from.
 
-    def __init__(self, where: dict[str, Any]) -> None:
-        """Know where it listens, as `starting` describes it; it is asked nothing yet."""
-        self.host: str = where["host"]
-        ranks = where["ranks"]
+    Args:
+        own: what `own_addresses` returned here.
+        hosts: what it returned on each of the other hosts.
+    """
+    found = set()
+    for addresses in hosts:
+        # An address that both have is a bridge's, unless they share all (containers of a machine).
+        theirs = [address for address in addresses if address not in own] or addresses
+        found |= {_source_address(address) for address in theirs}
+    return [address for address in own if address in found]
+
+
+def _source_address(destination: str) -> str:
+    """Return the address that packets to another one come from; "" if there is no route."""
+    with socket.socket(_family(destination), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((destination, 9))  # nothing is sent
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def listen(addresses: list[str]) -> list[socket.socket]:
+    """Return a listening socket for each of these addresses of this machine.
+
+    Raises:
+        OSError: there is none on which this process can listen.
+    """
+    listeners = []
+    for address in addresses:
+        with contextlib.suppress(OSError):  # such as an IPv6 address that isn't ready
+            where = (address, 0)
+            listeners.append(socket.create_server(where, family=_family(address), backlog=128))
+    if not listeners:
+        known = ", ".join(addresses) or "none has a route to the job's other hosts"
+        raise OSError(f"no address to listen on ({known})")
+    return listeners
+
+
+class Peer:
+    """The monitor of another machine.
+
+    Attributes:
+        host: name of the machine.
+        name: the same with its ranks, for reports.
+        last_heartbeat: when it last replied; None if it never did.
+        has_finished: whether its ranks have ended, or nobody listens there any more.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Know where it listens, as `rendezvous` describes it; it is asked nothing yet."""
+        self.host: str = config["host"]
+        ranks = config["ranks"]
         listed = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
-        # With its ranks' numbers in MPI.COMM_WORLD.
         self.name = f"rank{'s' * (len(ranks) > 1)} {listed} on {self.host}"
-        self._addresses: list[str] = where["addresses"]
-        self._port, self._secret = where["port"], where["secret"]
-        # When it last answered.
-        self.heard: float | None = None
-        # Whether its ranks have ended, or nobody listens there any more.
-        self.has_ended = False
+        self._endpoints: list[tuple[str, int]] = [
+            (name, port) for name, port in config["endpoints"]
+        ]
+        self._secret: str = config["secret"]
+        self.last_heartbeat: float | None = None
+        self.has_finished = False
 
     def ask(self, question: str, seconds: float) -> dict[str, Any]:
-        """Its answer.
+        """Return its reply.
 
         Raises:
             OSError: there is none.
         """
         problem: Exception = OSError("no address")
-        for address in self._addresses:
+        for endpoint in self._endpoints:
             try:
-                answer = self._ask(address, question, seconds)
+                reply = self._ask(endpoint, question, seconds)
             except (OSError, ValueError, TypeError, AttributeError) as error:
                 problem = error
                 continue
             # Others may be the same on several machines, such as a bridge's.
-            self._addresses = [address]
-            self.heard = time.monotonic()
-            return answer
-        if self.heard is not None and isinstance(problem, ConnectionRefusedError):
-            self.has_ended = True
+            self._endpoints = [endpoint]
+            self.last_heartbeat = time.monotonic()
+            return reply
+        if self.last_heartbeat is not None and isinstance(problem, ConnectionRefusedError):
+            self.has_finished = True
         raise OSError(f"{self.host} doesn't answer: {problem}")
 
-    def _ask(self, address: str, question: str, seconds: float) -> dict[str, Any]:
-        with socket.create_connection((address, self._port), CONNECT_SECONDS) as connection:
+    def _ask(self, endpoint: tuple[str, int], question: str, seconds: float) -> dict[str, Any]:
+        with socket.create_connection(endpoint, CONNECT_SECONDS) as connection:
             connection.settimeout(seconds)
             nonce = os.urandom(16).hex()
             with connection.makefile("rb") as file:
                 challenge = file.readline(LARGEST_QUESTION).decode().strip()
                 asked = ASKED, challenge, nonce, question
                 connection.sendall(_line(_proof(self._secret, *asked), nonce, question))
-                proof, text = json.loads(file.readline(LARGEST_ANSWER))
+                proof, text = json.loads(file.readline(LARGEST_REPLY))
         _check(proof, self._secret, ANSWERED, *asked, text)
         found = json.loads(text)
         if not isinstance(found, dict):
-            raise ValueError(f"no answer: {found!r}")
+            raise ValueError(f"no reply: {found!r}")
         return found
 
 
-class Asking:
+class Query:
     """A question to several peers at once."""
 
-    def __init__(self, peers: list[Peer], question: str, seconds: float) -> None:
-        """Ask; answers that take longer are none."""
+    def __init__(
+        self,
+        peers: list[Peer],
+        question: str,
+        seconds: float,
+        parse: Callable[[dict[str, Any]], Any],
+    ) -> None:
+        """Ask; a reply that takes longer, or that ``parse`` can't read, is none."""
         self._deadline = time.monotonic() + seconds
-        self._peers = peers
-        self._came: dict[Peer, dict[str, Any]] = {}
-        self._in_time: dict[Peer, dict[str, Any]] = {}
+        self._peers, self._parse = peers, parse
+        self._came: dict[Peer, Any] = {}
+        self._in_time: dict[Peer, Any] = {}
         self._threads = [
             threading.Thread(target=self._ask, args=(peer, question, seconds), daemon=True)
             for peer in peers
@@ -116,23 +180,23 @@ class Asking:
             thread.start()
 
     def _ask(self, peer: Peer, question: str, seconds: float) -> None:
-        with contextlib.suppress(OSError):
-            self._came[peer] = peer.ask(question, seconds)
+        with contextlib.suppress(OSError, LookupError, TypeError, ValueError, AttributeError):
+            self._came[peer] = self._parse(peer.ask(question, seconds))
 
-    def answers(self) -> list[dict[str, Any]]:
-        """Those that come in time."""
+    def replies(self) -> list[Any]:
+        """Return those that come in time, as they were parsed."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
         self._in_time = dict(self._came)
         return list(self._in_time.values())
 
-    def silent(self) -> list[str]:
-        """The names of those that gave none; to be asked for after the answers."""
+    def unreachable(self) -> list[str]:
+        """Return the names of those without a reply; to be called after `replies`."""
         return sorted(peer.name for peer in self._peers if peer not in self._in_time)
 
 
 def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
-    """Answer questions until the listener is closed; to be run in a thread of its own."""
+    """Reply to questions until the listener is closed; to be run in a thread of its own."""
     while True:
         try:
             connection, _ = listener.accept()
@@ -141,7 +205,7 @@ def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
                 return
             time.sleep(REFUSED_SECONDS)
             continue
-        one = threading.Thread(target=_answer, args=(connection, secret, answer), daemon=True)
+        one = threading.Thread(target=_reply, args=(connection, secret, answer), daemon=True)
         try:
             one.start()
         except RuntimeError:  # there may be no more threads
@@ -149,7 +213,7 @@ def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
             time.sleep(REFUSED_SECONDS)
 
 
-def _answer(connection: socket.socket, secret: str, answer: Answer) -> None:
+def _reply(connection: socket.socket, secret: str, answer: Answer) -> None:
     with connection, contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         connection.settimeout(CONNECT_SECONDS)
         challenge = os.urandom(16).hex()
@@ -167,7 +231,7 @@ def _line(*parts: str) -> bytes:
 
 
 def _proof(secret: str, *parts: str) -> str:
-    """What only who knows the secret can say of these."""
+    """Return the HMAC of these."""
     return hmac.new(secret.encode(), json.dumps(parts).encode(), "sha256").hexdigest()
 
 
@@ -177,10 +241,10 @@ def _check(proof: str, secret: str, *parts: str) -> None:
         raise ValueError("a line without proof")
 
 
-def keep_asking(peer: Peer, pause: float) -> None:
+def poll_heartbeat(peer: Peer, pause: float) -> None:
     """Find out again and again whether a peer is there; to be run in a thread of its own."""
-    while not peer.has_ended:
+    while not peer.has_finished:
         with contextlib.suppress(OSError, KeyError):
             # After the end of its ranks a machine may go, which is no cut link.
-            peer.has_ended = peer.ask("alive", 2 * pause)["ended"]
+            peer.has_finished = peer.ask("alive", 2 * pause)["finished"]
         time.sleep(pause)

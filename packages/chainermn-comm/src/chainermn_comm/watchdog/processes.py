@@ -1,4 +1,7 @@
-"""What the system tells of a process, from `/proc`."""
+"""Facts about processes, from `/proc`; signals to them; writing to their standard error.
+
+A process is identified by its number and its start time, since numbers are used again.
+"""
 
 from __future__ import annotations
 
@@ -13,101 +16,103 @@ from collections.abc import Sequence
 from ..events import write_frames
 
 RUNNING, STOPPED, GONE = "running", "stopped", "gone"
+Process = tuple[int, int]  # number and start time
 
 
-def born(pid: int) -> int:
-    """When the process started, in the kernel's ticks; 0 when it is gone."""
+def start_time(pid: int) -> int:
+    """Return when the process started, in the kernel's ticks; 0 when it is gone."""
     fields = _fields(pid)
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 
 
-def state(pid: int, birth: int) -> str:
-    """RUNNING, STOPPED or GONE; one of another birth has only the same number."""
-    fields = _fields(pid)
-    if not fields or fields[0] in "ZX" or int(fields[19]) != birth:
+def state(process: Process) -> str:
+    """Return RUNNING, STOPPED or GONE."""
+    fields = _fields(process[0])
+    if not fields or fields[0] in "ZX" or int(fields[19]) != process[1]:
         return GONE
     return STOPPED if fields[0] in "Tt" else RUNNING
 
 
-def group_and_birth(pid: int) -> tuple[int, int] | None:
-    """The process group of a process and when it started; None if there is no such process."""
+def group_and_start(pid: int) -> tuple[int, int] | None:
+    """Return a process's group and start time; None if there is no such process."""
     fields = _fields(pid)
     return (int(fields[2]), int(fields[19])) if fields else None
 
 
 def parent(pid: int) -> int:
-    """The parent's number; 0 if there is no such process."""
+    """Return the parent's number; 0 if there is no such process."""
     fields = _fields(pid)
     return int(fields[1]) if fields else 0
 
 
-def numbers() -> list[int]:
-    """Of all processes that can be seen."""
+def pids() -> list[int]:
+    """Return the numbers of all processes that can be seen."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def descendants(roots: set[int]) -> set[int]:
+    """Return these processes and all that descend from them."""
+    parents = {pid: parent(pid) for pid in pids()}
+    found = set(roots)
+    while more := {pid for pid, ppid in parents.items() if ppid in found} - found:
+        found |= more
+    return found
+
+
 def children(pid: int) -> list[int]:
-    """The living children of a process."""
-    return [one for one in numbers() if parent(one) == pid and born(one)]
+    """Return the living children of a process."""
+    return [one for one in pids() if parent(one) == pid and start_time(one)]
 
 
-def words(pid: int) -> list[str]:
-    """The command line of a process; an empty word if there is none."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return [os.fsdecode(word) for word in file.read().split(b"\0")]
-    except OSError:
-        return [""]
+def command_line(pid: int) -> list[str]:
+    """Return the command line of a process; an empty word if there is none."""
+    return [os.fsdecode(word) for word in _read(f"/proc/{pid}/cmdline").split(b"\0")]
 
 
-def variable(pid: int, name: str) -> str:
-    """A variable of the environment that the process was started with; "" if there is none."""
+def env_variable(pid: int, name: str) -> str:
+    """Return a variable of the environment that the process was started with; "" for none."""
     start = f"{name}=".encode()
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError:
-        return ""
+    words = _read(f"/proc/{pid}/environ").split(b"\0")
     return next((os.fsdecode(word[len(start) :]) for word in words if word.startswith(start)), "")
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal, which would end it otherwise."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt"))
-    except (OSError, StopIteration):
-        return False
+    """Return whether the process has a handler for the signal, which would end it otherwise."""
+    lines = _read(f"/proc/{pid}/status").splitlines()
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt")), 0)
     return bool(caught >> (number - 1) & 1)
 
 
-def send(pid: int, birth: int, number: int) -> None:
+def send_signal(process: Process, number: int) -> None:
     """Send a signal, unless the process is gone."""
-    if state(pid, birth) != GONE:
+    if state(process) != GONE:
         with contextlib.suppress(OSError):
-            os.kill(pid, number)
+            os.kill(process[0], number)
 
 
-def end(processes: list[tuple[int, int]], seconds: float) -> None:
-    """End processes, by number and birth: SIGTERM, and SIGKILL so many seconds later."""
+def terminate(processes: Sequence[Process], grace: float) -> None:
+    """End processes: SIGTERM, and SIGKILL after ``grace`` seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid, birth in processes:
-            send(pid, birth, number)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(state(*one) != GONE for one in processes):
+        for process in processes:
+            send_signal(process, number)
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and any(state(one) != GONE for one in processes):
             time.sleep(0.02)
 
 
 def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = ()) -> bool:
-    """Write to where the standard error of another process goes; whether that worked in time.
+    """Write to where the standard error of another process goes.
 
-    Opened only now: whoever holds the launcher's pipe keeps the launcher waiting for its end.
+    It is opened only now: who holds the launcher's pipe keeps the launcher waiting for its end.
 
     Args:
         pid: the process.
         text: what is written last.
         seconds: for the launcher to read.
         frames: of events, see `_chainermn_events`.
+
+    Returns:
+        Whether all of it was written in time.
     """
     path = f"/proc/{pid}/fd/2"
     try:
@@ -128,20 +133,27 @@ def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = 
 
 
 def write(file: int, text: str, seconds: float) -> bool:
-    """Write all of the text unless nobody reads it for so long."""
+    """Write all of the text unless nobody reads it for so long; return whether that worked."""
     data = text.encode(errors="backslashreplace")
     deadline = time.monotonic() + seconds
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
     with contextlib.suppress(OSError):
         while data and time.monotonic() < deadline:
-            if select.select([], [file], [], 0.1)[1]:
+            if poll.poll(100):
                 data = data[os.write(file, data[: select.PIPE_BUF]) :]
     return not data
 
 
 def _fields(pid: int) -> list[str]:
-    """The fields of `/proc/PID/stat` from the state on."""
+    """Return the fields of `/proc/PID/stat` from the state on; none if the process is gone."""
+    return _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def _read(path: str) -> bytes:
+    """Return a file's contents; nothing if it can't be read."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
+        with open(path, "rb") as file:
+            return file.read()
     except OSError:
-        return []
+        return b""

@@ -1,4 +1,4 @@
-"""Notes what this process waits in: the side of the watchdog that every call passes."""
+"""Records what this process waits in: the side of the watchdog that every call passes."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from .status_region import (
-    AREA_BYTES,
     CALL,
     COLLECTIVE,
-    EVERYBODY,
     FINALIZE,
     FIRST_VERSION,
     HEADER,
     IDENTITY,
-    INSIDE,
-    LEFT,
+    IDLE,
     MESSAGE,
     NOBODY,
-    OUTSIDE,
+    REGION_BYTES,
+    SCOPE_SEPARATOR,
     SLOT_BYTES,
     SLOTS,
-    USED,
+    STATE_AND_TIME,
+    USED_SLOTS,
     VERSION,
-    VERSION_AT,
+    VERSION_OFFSET,
+    WORLD,
     offset_of,
 )
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_mark, _now = VERSION.pack_into, time.monotonic
+_write_version, _now = VERSION.pack_into, time.monotonic
 
 
-class Record:
-    """Where the calls of one communicator are noted; on its own, nowhere that anybody reads."""
+class CallRecorder:
+    """Records the calls of one communicator in a slot of the status region.
+
+    One that `allocate` didn't make writes to memory that nobody reads.
+    """
 
     __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "_version", "sequence")
 
@@ -58,52 +61,49 @@ class Record:
     def collective(
         self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
     ) -> None:
-        """Note that this process is about to wait in a collective call."""
+        """Record that this process is about to wait in a collective call."""
         self.sequence = sequence
-        name = encoded(operation)
+        name = encode_name(operation)
         self._write(CALL, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
 
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
     ) -> None:
-        """Note that this process is about to wait for one other, inside of some function."""
-        name = _with_function(operation, inside) if inside else encoded(operation)
+        """Record that this process is about to wait for one other, inside of some function."""
+        name = _name_with_function(operation, inside) if inside else encode_name(operation)
         self._write(CALL, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
-        """Note that it waits no longer."""
-        self._write(LEFT, OUTSIDE, _now())
+        """Record that it waits no longer."""
+        self._write(STATE_AND_TIME, IDLE, _now())
 
     def _write(self, form: struct.Struct, *values: Any) -> None:
-        """Write so that the monitor doesn't take half of it for the whole.
-
-        `pack_into` writes zeros first. Whatever interrupts, the version is even in the end.
-        """
+        """Write under the sequence lock; whatever interrupts, the version is even in the end."""
         memory, offset = self._memory, self._offset
         version = self._version | 1
         try:
-            _mark(memory, offset + CALL.size, version)
+            _write_version(memory, offset + CALL.size, version)
             form.pack_into(memory, offset, *values)
         finally:
             self._version = version + 1
-            _mark(memory, offset + CALL.size, version + 1)
+            _write_version(memory, offset + CALL.size, version + 1)
 
     def release(self) -> None:
         """Give the slot back: the communicator has been finalized."""
         slot, self._slot = self._slot, None
-        self._forget()
-        if slot is not None and _area is not None:
-            IDENTITY.pack_into(_area.memory, offset_of(slot), 0, 0, 0, 0)
-            _area.free.append(slot)
+        self._detach()
+        if slot is not None and _region is not None:
+            IDENTITY.pack_into(_region.memory, offset_of(slot), 0, 0, 0, 0)
+            _region.free_slots.append(slot)
 
-    def _forget(self) -> None:
+    def _detach(self) -> None:
         self._memory, self._offset, self._slot = bytearray(SLOT_BYTES), IDENTITY.size, None
 
 
 def watched(method: Method) -> Method:
-    """A method of a communicator that waits; ``self._record`` is where it is noted.
+    """Decorate a communicator's method that waits; ``self._record`` records its end.
 
-    When the waiting begins, and for what, is noted where the ranks meet.
+    When the waiting begins, and for what, is recorded in the handshake.
     """
 
     @functools.wraps(method)
@@ -116,32 +116,55 @@ def watched(method: Method) -> Method:
     return cast(Method, call)
 
 
-def aborting() -> None:
+@contextlib.contextmanager
+def watch_call(operation: str, size: int = 1) -> Iterator[None]:
+    """Record a call that belongs to no communicator, and that so many ranks take part in.
+
+    Calls within are recorded for their own communicators. Nothing is recorded before the first
+    communicator is about to be made.
+    """
+    if _region is None:
+        yield
+        return
+    record = allocate(WORLD, 0, size)
+    record.collective(operation, 0)
+    try:
+        yield
+    finally:
+        record.release()
+
+
+def mark_aborting() -> None:
     """Tell the monitor that this process calls MPI_Abort."""
-    if _area is not None:
-        HEADER.pack_into(_area.memory, 0, _area.used, _now())
+    if _region is not None:
+        HEADER.pack_into(_region.memory, 0, _region.used_slots, _now())
 
 
-def leaving() -> None:
-    """Tell the monitor that this process ends on purpose, after MPI_Finalize."""
-    if _area is not None:
-        take(EVERYBODY, 0, 1).collective(FINALIZE, 0)
+def mark_finalizing() -> None:
+    """Tell the monitor that this process ends on purpose, or is about to call MPI_Finalize."""
+    if _region is not None and _region.process == os.getpid():
+        allocate(WORLD, 0, 1).collective(FINALIZE, 0)
+
+
+# mpi4py calls MPI_Finalize after all exit functions. Since they are called in reverse order, this
+# one is registered as early as can be: those that take long are no wait in MPI_Finalize.
+atexit.register(mark_finalizing)
 
 
 @dataclass
-class Area:
-    """What the monitor reads of this process.
+class StatusRegion:
+    """What the monitor reads of this process, and how it reaches the process.
 
     Attributes:
         process: whose it is.
-        memory: see `records`.
-        file: of the memory.
-        stacks: the file where stacks are written.
+        memory: see `status_region`.
+        file: descriptor of the memory.
+        stacks: descriptor of the file where stacks are written.
         signal: at which they are.
-        life: a pipe that only this process has open to write, and to which it never writes.
-        free: slots that have been given back.
-        used: slots ever used.
-        watched: whether some monitor knows of it.
+        liveness_pipe: only this process has its second end open, and never writes to it.
+        free_slots: slots that have been given back.
+        used_slots: number of slots ever used.
+        is_monitored: whether some monitor knows of it.
     """
 
     process: int
@@ -149,58 +172,63 @@ class Area:
     file: int
     stacks: int
     signal: int
-    life: tuple[int, int]
-    free: list[int]
-    used: int = 0
-    watched: bool = False
+    liveness_pipe: tuple[int, int]
+    free_slots: list[int] = field(default_factory=list)
+    used_slots: int = 0
+    is_monitored: bool = False
 
 
-_area: Area | None = None
-_records: WeakSet[Record] = WeakSet()
+_region: StatusRegion | None = None
+_records: WeakSet[CallRecorder] = WeakSet()
 
 
-def area() -> Area:
-    """This process's area, made at the first call.
+def region() -> StatusRegion:
+    """Return this process's status region, made at the first call.
 
     Raises:
         OSError: no file can be made.
     """
-    global _area
-    if _area is None:
-        file, stacks = _nameless("chainermn-calls"), _nameless("chainermn-stacks")
-        os.ftruncate(file, AREA_BYTES)
+    global _region
+    if _region is None:
+        file, stacks = _anonymous_file("chainermn-calls"), _anonymous_file("chainermn-stacks")
+        os.ftruncate(file, REGION_BYTES)
         number = _unused_signal()
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
-        memory = mmap.mmap(file, AREA_BYTES)
-        _area = Area(os.getpid(), memory, file, stacks, number, os.pipe(), [])
-        os.register_at_fork(after_in_child=_forget_all)
-        atexit.register(_ending, take(EVERYBODY, 0, 1), os.getpid())
-    return _area
+        memory = mmap.mmap(file, REGION_BYTES)
+        _region = StatusRegion(os.getpid(), memory, file, stacks, number, os.pipe())
+        os.register_at_fork(after_in_child=_reset_in_child)
+    return _region
 
 
-def take(communicator: tuple[int, int], rank: int, size: int) -> Record:
-    """A record that the monitor reads, if there is a slot for it."""
-    record, mine = Record(), area()
-    if mine.free:
-        slot = mine.free.pop()
-    elif mine.used < SLOTS:
-        slot = mine.used
+def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorder:
+    """Return a recorder with a slot that the monitor reads, if one is free.
+
+    Args:
+        communicator: see `Call`.
+        rank: of this process in the communicator.
+        size: of the communicator.
+    """
+    record, mine = CallRecorder(), region()
+    if mine.free_slots:
+        slot = mine.free_slots.pop()
+    elif mine.used_slots < SLOTS:
+        slot = mine.used_slots
     else:
         return record
     start = offset_of(slot)
-    CALL.pack_into(mine.memory, start + IDENTITY.size, OUTSIDE, _now(), 0, 0, NOBODY, NOBODY, b"")
-    VERSION.pack_into(mine.memory, start + VERSION_AT, FIRST_VERSION)
+    CALL.pack_into(mine.memory, start + IDENTITY.size, IDLE, _now(), 0, 0, NOBODY, NOBODY, b"")
+    VERSION.pack_into(mine.memory, start + VERSION_OFFSET, FIRST_VERSION)
     IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
-    if slot == mine.used:
-        mine.used += 1
-        USED.pack_into(mine.memory, 0, mine.used)
+    if slot == mine.used_slots:
+        mine.used_slots += 1
+        USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
     record._memory, record._offset, record._slot = mine.memory, start + IDENTITY.size, slot
     _records.add(record)
     return record
 
 
-def _nameless(name: str) -> int:
-    """A new file in memory, which goes when nobody has it open."""
+def _anonymous_file(name: str) -> int:
+    """Return a new file in memory, which goes when nobody has it open."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     # Python was built on an older glibc, as conda's is.
@@ -215,28 +243,23 @@ def _unused_signal() -> int:
     raise OSError("no signal is free")
 
 
-def _forget_all() -> None:
-    """In a forked child: what it calls is not its parent's."""
-    global _area
-    if _area is not None:
+def _reset_in_child() -> None:
+    """Detach a forked child: what it calls is not its parent's."""
+    global _region
+    if _region is not None:
         with contextlib.suppress(OSError):
-            os.close(_area.life[1])
-    _area = None
+            os.close(_region.liveness_pipe[1])
+    _region = None
     for record in list(_records):
-        record._forget()
+        record._detach()
 
 
-def _ending(record: Record, process: int) -> None:
-    if os.getpid() == process:
-        record.collective(FINALIZE, 0)
-
-
-@functools.lru_cache(maxsize=1024)  # some name ranks and tags
-def encoded(text: str) -> bytes:
-    """The text as it is noted."""
+@functools.lru_cache(maxsize=1024)  # some names hold ranks and tags
+def encode_name(text: str) -> bytes:
+    """Return the text as it is recorded."""
     return text.encode()
 
 
 @functools.lru_cache(maxsize=1024)
-def _with_function(operation: str, function: str) -> bytes:
-    return f"{operation}{INSIDE}{function}".encode()
+def _name_with_function(operation: str, function: str) -> bytes:
+    return f"{operation}{SCOPE_SEPARATOR}{function}".encode()

@@ -10,18 +10,16 @@ import stat
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..events import active_job
 from . import recorder
-from .network import addresses
-from .processes import born
-from .recorder import Record
-from .status_region import EVERYBODY
-from .timeout import Limit
+from .network import addresses_towards, listen, own_addresses
+from .processes import start_time
+from .recorder import CallRecorder
+from .timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,10 +35,10 @@ main()
 """
 # For an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
-_made = 0
+_num_registered = 0
 
 
-def join(comm: MPI.Intracomm, world: int, limit: Limit) -> Record:
+def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     """Have the calls on a communicator watched (collective over it).
 
     Ranks that no monitor knows yet get one for all of them that are on the same machine.
@@ -48,96 +46,94 @@ def join(comm: MPI.Intracomm, world: int, limit: Limit) -> Record:
     Args:
         comm: the communicator.
         world: this process's rank in MPI.COMM_WORLD.
-        limit: the same on all ranks.
+        timeout: the same on all ranks.
 
     Returns:
-        Where the calls are to be noted.
+        Where the calls are to be recorded.
     """
-    global _made
-    if not limit.seconds or comm.size == 1:
-        return Record()
-    _made += 1
-    mine, problem = _description(world)
+    global _num_registered
+    if not timeout.seconds or comm.size == 1:
+        return CallRecorder()
+    _num_registered += 1
+    mine, problem = _describe_process(world)
     if problem is not None:
         _warn(problem)
-    everyone = comm.allgather((world, _made, _machine(), mine))
+    everyone = comm.allgather((world, _num_registered, _machine_id(), mine))
     machines: dict[Any, list[dict[str, Any]]] = {}
     for *_, machine, it in everyone:
         if it is not None:
             machines.setdefault(machine, []).append(it)
-    _watch(comm, machines, mine, limit)
-    return Record() if problem else recorder.take(everyone[0][:2], comm.rank, comm.size)
-
-
-def _watch(
-    comm: MPI.Intracomm,
-    machines: dict[Any, list[dict[str, Any]]],
-    mine: dict[str, Any] | None,
-    limit: Limit,
-) -> None:
-    """Start a monitor on each of these machines (collective)."""
-    here = machines.get(_machine(), [])
-    leads = mine is not None and here[0]["world"] == mine["world"]
-    listener, where = _listen(here) if leads and len(machines) > 1 else (None, None)
-    others = comm.allgather(where) if len(machines) > 1 else []
     if mine is not None:
-        recorder.area().watched = True
+        recorder.region().is_monitored = True
+    here = machines.get(_machine_id(), [])
+    leads = mine is not None and here[0]["world"] == world
+    _start_monitors(comm, here, leads, len(machines), timeout)
+    return CallRecorder() if problem else recorder.allocate(everyone[0][:2], comm.rank, comm.size)
+
+
+def _start_monitors(
+    comm: MPI.Intracomm,
+    here: list[dict[str, Any]],
+    leads: bool,
+    num_machines: int,
+    timeout: Timeout,
+) -> None:
+    """Start a monitor on each of these machines (collective).
+
+    Args:
+        comm: the communicator.
+        here: the ranks of this machine that are to be watched.
+        leads: whether this rank starts their monitor.
+        num_machines: on how many machines there are such ranks.
+        timeout: the monitors'.
+    """
+    listeners: list[socket.socket] = []
+    mine: dict[str, Any] | None = None
+    others: list[dict[str, Any] | None] = []
+    if num_machines > 1:
+        own = own_addresses() if leads else []
+        everywhere = comm.allgather(own)
+        if leads:
+            elsewhere = [it for rank, it in enumerate(everywhere) if it and rank != comm.rank]
+            listeners, mine = _listen(here, addresses_towards(own, elsewhere))
+        everyone = comm.allgather(mine)
+        others = [*everyone[comm.rank + 1 :], *everyone[: comm.rank]]  # the next one first
     if leads:
-        # The next one first: it is the one whose heart this machine's monitor listens to.
-        in_turn = [*others[comm.rank + 1 :], *others[: comm.rank]]
-        orders = {
+        config = {
             "ranks": here,
             # Not in the environment, by which `chainermn launch` finds what it has to kill.
             "launch": active_job(),
-            "seconds": limit.seconds,
-            "ends_job": limit.ends_job,
-            "silence": limit.silence,
-            "listener": listener and listener.fileno(),
-            "mine": where,
-            "others": [it for it in in_turn if it is not None],
+            "seconds": timeout.seconds,
+            "ends_job": timeout.ends_job,
+            "silence": timeout.silence,
+            "listeners": [listener.fileno() for listener in listeners],
+            "secret": mine and mine["secret"],
+            "others": [it for it in others if it is not None],
         }
-        _start(orders, listener)
+        _launch_monitor(config, listeners)
 
 
-@contextmanager
-def meeting(operation: str, size: int = 1) -> Iterator[None]:
-    """Have a call watched that belongs to no communicator, and that so many ranks take part in.
-
-    What is called within is noted where it belongs. Nothing is watched before the first
-    communicator is about to be made.
-    """
-    if recorder._area is None:
-        yield
-        return
-    record = recorder.take(EVERYBODY, 0, size)
-    record.collective(operation, 0)
+def _describe_process(world: int) -> tuple[dict[str, Any] | None, Exception | None]:
+    """Return what a monitor must know of this process; None if one knows it, or none can."""
     try:
-        yield
-    finally:
-        record.release()
-
-
-def _description(world: int) -> tuple[dict[str, Any] | None, Exception | None]:
-    """What a monitor must know of this process; None if one knows it, or none can."""
-    try:
-        area = recorder.area()
+        region = recorder.region()
     except OSError as problem:
         return None, problem
-    if area.watched:
+    if region.is_monitored:
         return None, None
     return {
         "world": world,
         "pid": os.getpid(),
-        "birth": born(os.getpid()),
-        "area": area.file,
-        "stacks": area.stacks,
-        "life": area.life[0],
-        "signal": area.signal,
+        "start_time": start_time(os.getpid()),
+        "region": region.file,
+        "stacks": region.stacks,
+        "liveness": region.liveness_pipe[0],
+        "signal": region.signal,
     }, None
 
 
-def _machine() -> tuple[str, str, int]:
-    """What processes have in common that can see each other in /proc."""
+def _machine_id() -> tuple[str, str, int]:
+    """Return what processes have in common that can see each other in /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         return os.uname().nodename, boot, os.stat("/proc/self/ns/pid").st_ino
@@ -146,46 +142,45 @@ def _machine() -> tuple[str, str, int]:
 
 
 def _listen(
-    here: list[dict[str, Any]],
-) -> tuple[socket.socket | None, dict[str, Any] | None]:
-    """A socket on which this machine's monitor can be asked, and where that is."""
+    here: list[dict[str, Any]], addresses: list[str]
+) -> tuple[list[socket.socket], dict[str, Any] | None]:
+    """Return sockets on which this machine's monitor can be asked, and what peers must know."""
     try:
-        listener = socket.create_server(("", 0), backlog=128)
+        listeners = listen(addresses)
     except OSError as problem:
         _warn(problem)
-        return None, None
-    return listener, {
+        return [], None
+    return listeners, {
         "host": os.uname().nodename,
         "ranks": [it["world"] for it in here],
-        "addresses": addresses(),
-        "port": listener.getsockname()[1],
+        "endpoints": [listener.getsockname()[:2] for listener in listeners],
         "secret": secrets.token_hex(16),
     }
 
 
-def _start(orders: dict[str, Any], listener: socket.socket | None) -> None:
+def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> None:
     package = str(Path(__file__).resolve().parents[1])
-    pids = [str(it["pid"]) for it in orders["ranks"]]  # for whoever looks at the processes
+    pids = [str(it["pid"]) for it in config["ranks"]]  # for whoever looks at the processes
     kept = ("PATH", "LD_LIBRARY_PATH", "LANG")
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", PROGRAM, package, *pids],
             stdin=subprocess.PIPE,  # other users can read a command line, not the secrets in it
             stdout=subprocess.DEVNULL,
-            # Nobody else can open a socket; any other file the monitor opens when it must speak.
+            # Nobody else can open a socket; any other file the monitor opens when it must print.
             stderr=None if stat.S_ISSOCK(os.fstat(2).st_mode) else subprocess.DEVNULL,
             close_fds=True,
-            pass_fds=() if listener is None else (listener.fileno(),),
+            pass_fds=[listener.fileno() for listener in listeners],
             cwd="/",
             env={name: os.environ[name] for name in kept if name in os.environ},
         )
-        # It leaves a child of its own behind, which no `os.wait` of the script's will meet.
-        process.communicate(json.dumps(orders).encode(), START_SECONDS)
+        # It leaves a child of its own behind, which no `os.wait` of the script's will reap.
+        process.communicate(json.dumps(config).encode(), START_SECONDS)
     except (OSError, subprocess.SubprocessError) as problem:
         _warn(problem)
         return
     finally:
-        if listener is not None:
+        for listener in listeners:
             listener.close()
     if process.returncode:
         _warn(f"their monitor ended with status {process.returncode}")

@@ -1,71 +1,75 @@
-"""Puts into words who waits for what and for whom."""
+"""The texts of the watchdog: who waits for what and for whom, and what happens next."""
 
 from __future__ import annotations
 
 import os
 import re
 
-from .diagnosis import Job, Rank
+from .diagnosis import Rank, WaitGraph
 from .processes import GONE, STOPPED
-from .status_region import FINALIZE, INSIDE, MESSAGE, NOBODY, Call
+from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
 
 # Of each rank's stacks; a deep recursion would bury the rest.
 STACK_LINES = 60
 # Of those that wait.
 MOST_RANKS = 32
-# Before what is said to the user.
-MARKED = "ChainerMN: "
+PREFIX = "ChainerMN: "
 
 
-def warning(job: Job, rank: Rank, call: Call, seconds: float) -> str:
-    """One line at half the time."""
-    suspects = job.suspects([(rank, call)])
-    whom = f"; {whereabouts(job, suspects[0])}" if suspects else _silent(job)
+def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
+    """Return the one line that is printed at half the time-out."""
+    causes = graph.root_causes([(rank, call)])
+    whom = f"; {describe_rank(graph, causes[0])}" if causes else _unreachable(graph)
     return (
-        f"ChainerMN: rank {rank.world} has waited {_seconds(call.age)} in "
-        f"{_operation(job, call)}{whom}. A report follows at {_seconds(seconds)}.\n"
+        f"{PREFIX}rank {rank.world} has waited {_seconds(call.age)} in "
+        f"{_operation(graph, call)}{whom}. A report follows at {_seconds(seconds)}.\n"
     )
 
 
-def report(job: Job, stalled: list[tuple[Rank, Call]], what_now: str) -> str:
-    """The likely culprit first, then who waits for what, then the stacks.
+def report(graph: WaitGraph, stalled: list[tuple[Rank, Call]], next_step: str) -> str:
+    """Return a text with the likely culprit first, then who waits for what, then the stacks.
 
     Args:
-        job: all ranks that are known of.
+        graph: all ranks that are known of.
         stalled: the calls that have waited too long.
-        what_now: the last words on what happens next.
+        next_step: the last line, what happens next.
     """
-    suspects = job.suspects(stalled)
-    inside = {} if suspects else {rank.world: what for rank, what in job.strangers(stalled)}
-    suspects = suspects or [job.ranks[world] for world in inside]
-    does = [
-        whereabouts(job, rank) + (f", but runs {inside[rank.world]} there" if inside else "")
-        for rank in suspects[:MOST_RANKS]
+    causes = graph.root_causes(stalled)
+    runs = {} if causes else {rank.world: what for rank, what in graph.off_path_ranks(stalled)}
+    causes = causes or [graph.ranks[world] for world in runs]
+    clauses = [
+        describe_rank(graph, rank) + (f", but runs {runs[rank.world]} there" if runs else "")
+        for rank in causes[:MOST_RANKS]
     ]
-    head = "likely culprit" if len(suspects) == 1 else "likely culprits, the likeliest first"
-    lines = [f"{MARKED}{'or' if number else head}: {one}." for number, one in enumerate(does)]
-    if not suspects:
-        lines.append(f"{MARKED}{_nobody(job, stalled)}")
+    head = "likely culprit" if len(causes) == 1 else "likely culprits, the likeliest first"
+    lines = [f"{PREFIX}{'or' if n else head}: {clause}." for n, clause in enumerate(clauses)]
+    if not causes:
+        lines.append(f"{PREFIX}{_no_culprit(graph, stalled)}")
     longest = max(call.age for _, call in stalled)
     lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
-    waiting = [job.ranks[world] for world in sorted(job.ranks) if job.ranks[world].waits]
-    lines += [f"  {whereabouts(job, rank)}" for rank in waiting[:MOST_RANKS]]
+    waiting = [rank for _, rank in sorted(graph.ranks.items()) if rank.waits]
+    lines += [f"  {describe_rank(graph, rank)}" for rank in waiting[:MOST_RANKS]]
     if len(waiting) > MOST_RANKS:
         lines.append(f"  and so do {len(waiting) - MOST_RANKS} more ranks")
-    lines += [f"  not heard of: {text}{_silent(job)}" for text in _unknown(job, stalled)]
-    first = [rank.world for rank in suspects[:MOST_RANKS]]
-    for ranks, stacks in _grouped(job, first):
+    unknown = {call.communicator: (graph.num_unknown(call), call.size) for _, call in stalled}
+    lines += [
+        f"  not heard of: {number} of the {size} ranks that take part{_unreachable(graph)}"
+        for number, size in unknown.values()
+        if number
+    ]
+    first = [rank.world for rank in causes[:MOST_RANKS]]
+    for ranks, stacks in _group_by_stacks(graph, first):
         lines += [f"Stacks of {_ranks(ranks)}, innermost call first:", stacks]
-    return "\n".join(["", *lines, what_now, ""])
+    return "\n".join(["", *lines, next_step, ""])
 
 
 def reason(report: str) -> str:
-    """The first line of a report: whom the ranks wait for."""
-    return report.lstrip("\n").partition("\n")[0].removeprefix(MARKED)
+    """Return the first line of a report: whom the ranks wait for."""
+    return report.lstrip("\n").partition("\n")[0].removeprefix(PREFIX)
 
 
-def last_words(seconds: float, ends_job: bool) -> str:
-    """What happens after a report."""
+def next_step(seconds: float, ends_job: bool) -> str:
+    """Return what happens after a report, as a sentence."""
     if ends_job:
         return "CHAINERMN_TIMEOUT is set: ending the job."
     return (
@@ -75,117 +79,108 @@ def last_words(seconds: float, ends_job: bool) -> str:
 
 
 def no_answer(host: str, seconds: float) -> str:
-    """That another machine is silent."""
+    """Return that another machine is silent, as a clause."""
     return f"{host} has not answered for {_seconds(seconds)}"
 
 
-def cut_off(host: str, seconds: float) -> str:
-    """What is said before this machine's ranks are ended because another is silent."""
+def link_cut(host: str, seconds: float) -> str:
+    """Return what is printed before this machine's ranks are ended because another is silent."""
     return (
-        f"\nChainerMN: {no_answer(host, seconds)}: the link is cut, or it is "
+        f"\n{PREFIX}{no_answer(host, seconds)}: the link is cut, or it is "
         f"down. Ending the ranks on {os.uname().nodename}, which MPI can't do from there.\n"
     )
 
 
-def silent(host: str, seconds: float, limit: float) -> str:
-    """What is said of a machine that is silent, where its job isn't ended for that."""
+def host_silent(host: str, silence: float, timeout: float) -> str:
+    """Return what is printed of a silent machine where the job isn't ended for that."""
     return (
-        f"\nChainerMN: nothing was heard of {host} for {_seconds(seconds)}: the link is cut, or it "
-        f"is down. {last_words(limit, False)}\n"
+        f"\n{PREFIX}nothing was heard of {host} for {_seconds(silence)}: the link is cut, or it "
+        f"is down. {next_step(timeout, False)}\n"
     )
 
 
-def whereabouts(job: Job, rank: Rank) -> str:
-    """Where a rank is, in a clause."""
-    return f"rank {rank.world} (process {rank.pid} on {rank.host}) {state(job, rank)}"
+def describe_rank(graph: WaitGraph, rank: Rank) -> str:
+    """Return where a rank is, as a clause."""
+    return f"rank {rank.world} (process {rank.pid} on {rank.host}) {describe_state(graph, rank)}"
 
 
-def state(job: Job, rank: Rank) -> str:
-    """What a rank does, as the predicate of a clause."""
+def describe_state(graph: WaitGraph, rank: Rank) -> str:
+    """Return what a rank does, as the predicate of a clause."""
     own = [call for call in rank.calls if call.operation]
     last = min(own, key=lambda call: call.age, default=None)
     before = "in" if rank.waits else "in no call, after"
-    seen = f", last seen {before} {_operation(job, last)}" if last else ""
-    if rank.has_ended:
-        where = "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
-        return where
+    seen = f", last seen {before} {_operation(graph, last)}" if last else ""
+    if rank.has_finished:
+        return "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
     if rank.state == GONE:
-        return f"is gone{seen}{_inside(rank)}"
+        return f"is gone{seen}{_scope(rank)}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
         calls = " and in ".join(
-            f"{_operation(job, call)} for {_seconds(call.age)}" for call in rank.waits
+            f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits
         )
-        return f"{stopped}waits in {calls}{_inside(rank)}"
-    since = f" for {_seconds(last.age)}, after {_operation(job, last)}" if last else ""
-    return f"{stopped}is in no call{since}{_inside(rank)}"
+        return f"{stopped}waits in {calls}{_scope(rank)}"
+    since = f" for {_seconds(last.age)}, after {_operation(graph, last)}" if last else ""
+    return f"{stopped}is in no call{since}{_scope(rank)}"
 
 
-def _inside(rank: Rank) -> str:
-    if rank.doing is None:
+def _scope(rank: Rank) -> str:
+    if rank.scope is None:
         return ""
-    return f", inside {rank.doing.what} for {_seconds(rank.doing.age)}"
+    return f", inside {rank.scope.name} for {_seconds(rank.scope.age)}"
 
 
-def _operation(job: Job, call: Call) -> str:
+def _operation(graph: WaitGraph, call: Call) -> str:
     details = []
     if call.state == MESSAGE or (call.peer != NOBODY and call.tag != NOBODY):
-        peer = job.world_rank(call, call.peer)
+        peer = graph.world_rank(call, call.peer)
         way = "to" if call.operation.startswith("send") else "from"
         name = f"rank {call.peer} of its communicator" if peer is None else f"rank {peer}"
         details += [f"{way} {name}", f"tag {call.tag}"]
     elif call.peer != NOBODY:
-        root = job.world_rank(call, call.peer)
+        root = graph.world_rank(call, call.peer)
         details.append(f"root {call.peer if root is None else root}")
     if call.sequence:
         details.append(f"collective call {call.sequence}")
     if call.nbytes:
         details.append(f"{call.nbytes:,} bytes")
-    name, before, function = call.operation.partition(INSIDE)
-    return f"{name} ({', '.join(details)}){before}{function}" if details else call.operation
+    name, separator, function = call.operation.partition(SCOPE_SEPARATOR)
+    return f"{name} ({', '.join(details)}){separator}{function}" if details else call.operation
 
 
-def _nobody(job: Job, stalled: list[tuple[Rank, Call]]) -> str:
-    if job.silent or any(job.unknown(call) for _, call in stalled):
+def _no_culprit(graph: WaitGraph, stalled: list[tuple[Rank, Call]]) -> str:
+    if graph.unreachable or any(graph.num_unknown(call) for _, call in stalled):
         return (
             "ranks wait for others that could not be asked"
-            f"{_silent(job)}; see the reports of other machines."
+            f"{_unreachable(graph)}; see the reports of other machines."
         )
     return "all ranks are in the call that waits: is the network stuck, or much being sent?"
 
 
-def _silent(job: Job) -> str:
-    if not job.silent:
+def _unreachable(graph: WaitGraph) -> str:
+    if not graph.unreachable:
         return ""
-    hosts = ", ".join(job.silent[:MOST_RANKS])
+    hosts = ", ".join(graph.unreachable[:MOST_RANKS])
     return f"; {hosts} didn't answer (is a link cut, or a machine down?)"
 
 
-def _unknown(job: Job, stalled: list[tuple[Rank, Call]]) -> list[str]:
-    counts = {call.communicator: (job.unknown(call), call.size) for _, call in stalled}
-    return [
-        f"{number} of the {size} ranks that take part" for number, size in counts.values() if number
-    ]
-
-
-def _grouped(job: Job, first: list[int]) -> list[tuple[list[int], str]]:
-    """Ranks by their stacks, those of `first` before all others."""
+def _group_by_stacks(graph: WaitGraph, first: list[int]) -> list[tuple[list[int], str]]:
+    """Return ranks by their stacks, those of ``first`` before all others."""
     groups: dict[str, list[int]] = {}
-    order = [*first, *sorted(job.ranks.keys() - set(first))]
-    for world in order:
-        text = job.ranks[world].stacks
+    for world in [*first, *sorted(graph.ranks.keys() - set(first))]:
+        text = graph.ranks[world].stacks
         if text:
-            # Suspects stand alone, though they may wait at the same place.
+            # Culprits stand alone, though they may wait at the same place.
             groups.setdefault(text if world not in first else f"{text}\0{world}", []).append(world)
-    return [(ranks, _cut(text.partition("\0")[0])) for text, ranks in groups.items()]
+    return [(ranks, _truncate(text.partition("\0")[0])) for text, ranks in groups.items()]
 
 
-def plain(stacks: bytes) -> str:
-    """What faulthandler wrote, without the numbers of threads, which differ between ranks."""
+def normalize_stacks(stacks: bytes) -> str:
+    """Return what faulthandler wrote without the threads' numbers, which differ between ranks."""
     return re.sub(r"hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace")).rstrip()
 
 
-def _cut(stacks: str) -> str:
+def _truncate(stacks: str) -> str:
     lines = [f"    {line}" for line in stacks.splitlines()]
     more = len(lines) - STACK_LINES
     return "\n".join([*lines[:STACK_LINES], f"    ({more} more lines)"] if more > 0 else lines)

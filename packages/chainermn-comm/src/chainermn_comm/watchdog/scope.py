@@ -1,4 +1,4 @@
-"""Notes what the calls of this process are part of, and what it does while others may wait."""
+"""Records what the calls of this process are part of, and work for which others have to wait."""
 
 from __future__ import annotations
 
@@ -6,74 +6,75 @@ import os
 import threading
 
 from . import recorder
-from .status_region import ALONE, DOING, DOING_AT, NOTHING, PART
+from .status_region import ANNOTATED, EXEMPT, NO_SCOPE, SCOPE, SCOPE_OFFSET
 
-_END = DOING_AT + DOING.size
+_SCOPE_END = SCOPE_OFFSET + SCOPE.size
 
 
-class Noted:
-    """A context manager that notes something, and on leaving what this thread noted before."""
+class ScopeContext:
+    """A context manager that records a scope, and on leaving the one around it."""
 
-    __slots__ = ("_before", "_kind", "_since", "_text")
+    __slots__ = ("_kind", "_name", "_outer", "_since")
 
-    def __init__(self, kind: int, text: str) -> None:
-        self._kind, self._text = kind, recorder.encoded(text)
+    def __init__(self, kind: int, name: str) -> None:
+        self._kind, self._name = kind, recorder.encode_name(name)
 
     def __enter__(self) -> None:
         self._since = recorder._now()
-        self._before = _replace(self)
+        self._outer = _replace(self)
 
     def __exit__(self, *_: object) -> None:
-        _replace(self._before)
+        _replace(self._outer)
 
 
-# What each thread noted last and is still inside of; the last one of all at the end.
-_innermost: dict[int, Noted] = {}
-# A signal's handler may note something while its thread does.
+# The innermost scope of each thread that is in one, the last entered at the end.
+_innermost: dict[int, ScopeContext] = {}
+# A signal's handler may enter one while its thread does.
 _lock = threading.RLock()
 
 
-def _replace(noted: Noted | None) -> Noted | None:
-    """Note this for the thread in place of what it noted before, which is returned.
+def _replace(scope: ScopeContext | None) -> ScopeContext | None:
+    """Make this the thread's innermost scope, and return the one that was.
 
-    Shown is that of a thread that works alone, or of the one that noted something last.
+    Recorded is that of a thread whose work is exempt, or else the one that was entered last.
     """
     with _lock:
         before = _innermost.pop(threading.get_ident(), None)
-        if noted is not None:
-            _innermost[threading.get_ident()] = noted
-        area = recorder._area
-        if area is not None:
+        if scope is not None:
+            _innermost[threading.get_ident()] = scope
+        region = recorder._region
+        if region is not None:
             last = next(reversed(_innermost.values()), None)
-            shown = next((one for one in _innermost.values() if one._kind == ALONE), last)
-            known = (NOTHING, 0.0, b"")
+            shown = next((one for one in _innermost.values() if one._kind == EXEMPT), last)
+            values = (NO_SCOPE, 0.0, b"")
             if shown is not None:
-                known = shown._kind, shown._since, shown._text
-            area.memory[DOING_AT:_END] = DOING.pack(*known)  # `pack_into` writes zeros first
+                values = shown._kind, shown._since, shown._name
+            # `pack_into` would write zeros first.
+            region.memory[SCOPE_OFFSET:_SCOPE_END] = SCOPE.pack(*values)
         return before
 
 
-def _forget_in_child() -> None:
+def _reset_in_child() -> None:
     global _lock
     _lock = threading.RLock()
     _innermost.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
-def part_of(what: str) -> Noted:
+def annotate(what: str) -> ScopeContext:
     """Within, reports say that this process is inside of ``what``, such as a function."""
-    return Noted(PART, what)
+    return ScopeContext(ANNOTATED, what)
 
 
-def alone(what: str) -> Noted:
+def alone(what: str) -> ScopeContext:
     """Within, this process does something that may take long, while the others may wait for it.
 
     Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
-    for a rank that is within. Reports say what it does.
+    for a rank that is within. Reports say what it does. Not collective.
 
     Args:
         what: shown in reports, such as ``"download"``; the first 64 bytes count.
     """
-    return Noted(ALONE, what)
+    return ScopeContext(EXEMPT, what)

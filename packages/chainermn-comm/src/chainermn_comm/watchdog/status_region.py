@@ -1,7 +1,7 @@
-"""What ranks note of their calls, and where it lies in the memory that the monitor maps.
+"""The memory in which a rank records its calls, and which the monitor maps: its layout, reading.
 
-A slot for each communicator, in an anonymous file for each rank: nothing of it has a name, so
-nothing can be left behind. Times are `time.monotonic()`, which a machine's processes share.
+The status region has a slot for each communicator and lies in an anonymous file of the rank, so
+that nothing can be left behind. Times are `time.monotonic()`, which a machine's processes share.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from dataclasses import dataclass
 SLOT_BYTES = 192
 # MPICH gives a process at most 2,046 communicators. Pages never touched take no memory.
 SLOTS = 4096
-AREA_BYTES = (1 + SLOTS) * SLOT_BYTES
+REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 
-# At the start of the area: slots ever used; when this rank called MPI_Abort, else 0.
+# At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
-USED = struct.Struct("<I")
-# After it: what the process is inside of, since when, in words.
-DOING_AT = 16
-DOING = struct.Struct("<B7xd64s")
-NOTHING, PART, ALONE = 0, 1, 2
+USED_SLOTS = struct.Struct("<I")
+# After it: kind of the innermost scope, when it was entered, its name.
+SCOPE_OFFSET = 16
+SCOPE = struct.Struct("<B7xd64s")
+NO_SCOPE, ANNOTATED, EXEMPT = 0, 1, 2
 # At the start of a slot: the communicator, as the world's number of its rank 0 and how many that
 # rank had made before; this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
 # Then: state, when that began, collective calls so far, bytes, peer or root, tag, operation.
 CALL = struct.Struct("<B7xdQqii120s")
 # The first two of these.
-LEFT = struct.Struct("<B7xd")
-# Then: how often that was written, twice each time, so that it is odd meanwhile (a sequence lock).
-# Zero is none, since it is written first.
+STATE_AND_TIME = struct.Struct("<B7xd")
+# Then: a sequence lock, which each write increments before and after, so that it is odd meanwhile.
+# Zero is no valid version, since `pack_into` writes zeros first.
 VERSION = struct.Struct("<Q")
-VERSION_AT = IDENTITY.size + CALL.size
+VERSION_OFFSET = IDENTITY.size + CALL.size
 FIRST_VERSION = 2
-# Writing takes less than a microsecond, unless the process is stopped in the middle.
-TRIES = 100
-OUTSIDE, COLLECTIVE, MESSAGE = 0, 1, 2
-# In an operation's name, before the function that it is part of.
-INSIDE = ", inside "
+# A write takes less than a microsecond, unless the process is stopped in the middle.
+READ_ATTEMPTS = 100
+IDLE, COLLECTIVE, MESSAGE = 0, 1, 2
+# In an operation's name, before the function that the call is part of.
+SCOPE_SEPARATOR = ", inside "
 
-# The communicator of what all ranks of the job do: making communicators, and ending.
-EVERYBODY = (-1, -1)
+# The communicator of what all ranks of the job do: making communicators, and exiting.
+WORLD = (-1, -1)
 FINALIZE = "MPI_Finalize"
 NOBODY = -1
 
@@ -54,13 +54,13 @@ class Call:
         communicator: the same on all its ranks.
         rank: this rank's number there.
         size: number of its ranks.
-        state: OUTSIDE, COLLECTIVE or MESSAGE.
+        state: IDLE, COLLECTIVE or MESSAGE.
         age: seconds since that began.
         sequence: collective calls so far.
         nbytes: payload of this rank, 0 where it isn't known.
         peer: the other rank or the root, in this communicator's numbers; or NOBODY.
         tag: of the message; or NOBODY.
-        operation: its name; of the last call where the state is OUTSIDE.
+        operation: its name; of the last call where the state is IDLE.
     """
 
     communicator: tuple[int, int]
@@ -76,73 +76,71 @@ class Call:
 
     @property
     def waits(self) -> bool:
-        return self.state != OUTSIDE
+        return self.state != IDLE
 
 
 @dataclass(frozen=True)
-class Doing:
-    """What a rank is inside of.
+class Scope:
+    """What a rank's calls are part of.
 
     Attributes:
-        what: in words.
-        age: seconds since then.
-        alone: whether the others may have to wait for it for long.
+        name: such as a function's.
+        age: seconds since the rank entered it.
+        exempt: whether the others may have to wait for it for long.
     """
 
-    what: str
+    name: str
     age: float
-    alone: bool
+    exempt: bool
 
 
 def offset_of(slot: int) -> int:
-    """Where a slot begins in its area."""
+    """Return where a slot begins in its region, in bytes."""
     return (1 + slot) * SLOT_BYTES
 
 
-def read(area: mmap.mmap, now: float) -> list[Call]:
-    """The calls that an area tells of."""
-    used, _ = HEADER.unpack_from(area)
+def read_calls(region: mmap.mmap, now: float) -> list[Call]:
+    """Return the call of each slot in use; ages are counted up to ``now``."""
+    used, _ = HEADER.unpack_from(region)
     found = []
     for slot in range(min(used, SLOTS)):
-        contents, is_whole = _slot(area, offset_of(slot))
+        contents, is_consistent = _read_slot(region, offset_of(slot))
         first, count, rank, size = IDENTITY.unpack_from(contents)
         if size == 0:
             continue
         state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(contents, IDENTITY.size)
         operation = name.rstrip(b"\0").decode(errors="replace")
         age = max(0.0, now - since)
-        if not is_whole:  # the rank is about to note something, so it doesn't wait
-            state, age = OUTSIDE, 0.0
+        if not is_consistent:  # the rank is about to record something, so it doesn't wait
+            state, age = IDLE, 0.0
         known = sequence, nbytes, peer, tag, operation
         found.append(Call((first, count), rank, size, state, age, *known))
     return found
 
 
-def _slot(area: mmap.mmap, start: int) -> tuple[bytes, bool]:
-    """What stands in a slot, and whether nothing of it was being written meanwhile."""
-    for _ in range(TRIES):
-        (before,) = VERSION.unpack_from(area, start + VERSION_AT)
-        contents = area[start : start + SLOT_BYTES]
-        if (
-            before
-            and before % 2 == 0
-            and VERSION.unpack_from(area, start + VERSION_AT) == (before,)
-        ):
+def _read_slot(region: mmap.mmap, start: int) -> tuple[bytes, bool]:
+    """Return a slot's contents, and whether nothing was written to them meanwhile."""
+    for _ in range(READ_ATTEMPTS):
+        (before,) = VERSION.unpack_from(region, start + VERSION_OFFSET)
+        contents = region[start : start + SLOT_BYTES]
+        (after,) = VERSION.unpack_from(region, start + VERSION_OFFSET)
+        if before and before % 2 == 0 and before == after:
             return contents, True
     return contents, False
 
 
-def aborting_since(area: mmap.mmap) -> float:
-    """When the rank called MPI_Abort; 0 if it hasn't."""
-    return float(HEADER.unpack_from(area)[1])
+def read_abort_time(region: mmap.mmap) -> float:
+    """Return when the rank called MPI_Abort; 0 if it hasn't."""
+    return float(HEADER.unpack_from(region)[1])
 
 
-def doing(area: mmap.mmap, now: float) -> Doing | None:
-    """What the rank is inside of, if it said so."""
+def read_scope(region: mmap.mmap, now: float) -> Scope | None:
+    """Return the innermost scope that the rank is in; None if it is in none."""
     contents = b""
-    while contents != (contents := area[DOING_AT : DOING_AT + DOING.size]):
+    while contents != (contents := region[SCOPE_OFFSET : SCOPE_OFFSET + SCOPE.size]):
         pass  # it was being written
-    kind, since, what = DOING.unpack(contents)
-    if kind == NOTHING:
+    kind, since, name = SCOPE.unpack(contents)
+    if kind == NO_SCOPE:
         return None
-    return Doing(what.rstrip(b"\0").decode(errors="replace"), max(0.0, now - since), kind == ALONE)
+    text = name.rstrip(b"\0").decode(errors="replace")
+    return Scope(text, max(0.0, now - since), kind == EXEMPT)

@@ -14,7 +14,7 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import part_of
+from chainermn_comm.watchdog import annotate
 
 from .consensus import NO_CALL, Signature, capture_error, check_communicator, check_consistent
 from .control_dependencies import keep_control_dependencies, pseudo_connect
@@ -203,7 +203,7 @@ class CollectiveFunction(OrderedFunctionNode):
         return self._op
 
     def forward(self, inputs: Arrays) -> Arrays:
-        with part_of(SCOPE + self._operation):
+        with annotate(SCOPE + self._operation):
             run = OPS[self._op].run
             results = run(self._comm, inputs[: self._num_inputs], self._root or 0)
         outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in results)

@@ -115,9 +115,9 @@ def _report(
 
 
 def _names(wanted: tuple[str, ...]) -> list[str]:
-    from chainermn_comm.registry import RECIPES
+    from chainermn_comm.registry import REGISTRY
 
-    known = [name for name in RECIPES if name not in NOT_MEASURED]
+    known = [name for name in REGISTRY if name not in NOT_MEASURED]
     for name in wanted:
         if name not in known:
             raise click.UsageError(f"no communicator {name!r} to measure; use {', '.join(known)}")

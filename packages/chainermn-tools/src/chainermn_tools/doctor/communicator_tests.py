@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
-from chainermn_comm.gpu.cuda_aware import mpi_takes_gpu_memory
+from chainermn_comm.gpu import mpi_takes_gpu_memory
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation
 from chainermn_tools.bench.timing import is_correct, time_all
 
@@ -98,7 +98,7 @@ def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
         there is no GPU to try it with; ``right``, where it was tried.
     """
     aware = all(world.allgather(mpi_takes_gpu_memory()))
-    problem = next(filter(None, world.allgather(devices.problem())), None)
+    problem = next(filter(None, world.allgather(devices.unavailable_reason())), None)
     if problem is not None:
         return {"aware": aware, "why_not": problem}
     if not aware:
@@ -158,7 +158,7 @@ def _to_host(array: Any) -> np.ndarray:
 
 def _own_gpu_problem(world: MPI.Intracomm) -> str | None:
     """Return why not every rank has a GPU to itself; None if it has."""
-    problem: str | None = next(filter(None, world.allgather(devices.problem())), None)
+    problem: str | None = next(filter(None, world.allgather(devices.unavailable_reason())), None)
     if problem is not None:
         return problem
     with devices.use(_device(world)):

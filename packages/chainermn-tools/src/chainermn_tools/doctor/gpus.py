@@ -139,9 +139,9 @@ def oldest_nccl() -> list[int]:
     import mpi4py
 
     mpi4py.rc.initialize = False  # where MPI can't start, this still has an answer
-    from chainermn_comm.gpu.nccl import OLDEST
+    from chainermn_comm.gpu import OLDEST_NCCL
 
-    return list(OLDEST)
+    return list(OLDEST_NCCL)
 
 
 def device_files() -> list[str]:

@@ -120,7 +120,7 @@ def gather_ranks() -> dict[str, Any] | None:
     """
     from mpi4py import MPI
 
-    from chainermn_comm.gpu.cuda_aware import mpi_takes_gpu_memory
+    from chainermn_comm.gpu import mpi_takes_gpu_memory
     from chainermn_comm.topology import Topology
 
     level, cuda_aware = thread_level(), mpi_takes_gpu_memory()

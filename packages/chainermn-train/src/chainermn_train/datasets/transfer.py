@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import meeting
+from chainermn_comm.watchdog import watch_call
 
 from ..collective_errors import capture_error, run_on_all_ranks
 from .scatter_plan import BLOCK_BYTES, ScatterPlan, pickle_dataset, unpickle_part
@@ -186,7 +186,7 @@ def _receive(
         is_local: whether the root fills the file.
     """
     if is_local and file is not None:
-        with meeting(_OPERATION):
+        with watch_call(_OPERATION):
             file.wait_until_unlocked()  # asleep: in a receive it would keep a core busy
     payload = bytearray()
     received = _Blocks(messages, root)

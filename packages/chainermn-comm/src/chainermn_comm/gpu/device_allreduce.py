@@ -1,8 +1,8 @@
-"""Averages a stream of chunks that lie on GPUs: NCCL in each node, MPI between nodes.
+"""Means of gradients on GPUs: NCCL in each node, MPI between nodes.
 
-A chunk is packed by one kernel, summed by NCCL, exchanged between nodes through host memory, and
-unpacked by one kernel. The work of a chunk is put on streams before the host waits for the chunk
-before it; so the devices are busy while messages travel.
+A chunk is packed by one kernel, summed by NCCL, exchanged between nodes by MPI, and unpacked by one
+kernel. The work of a chunk is enqueued on streams before the host waits for the chunk before it, so
+the devices are busy while messages travel.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices
-from ..allreduce.buckets import Chunk, cut
-from ..allreduce.reducer import Reducer
+from ..allreduce import Algorithm, Chunk, plan_chunks
 from ..errors import CommunicationError
-from ..messaging.handshake import Agreement, prepare
+from ..messaging import Context, capture_error
 from ..topology import Topology
 from . import cuda_aware, kernels
-from .cuda_mpi import CudaMpiTransport
-from .error_broadcast import Alarm
-from .nccl import NcclTransport
-from .staged import StagedTransport
+from .error_broadcast import ErrorBroadcast
+from .inter_node import CudaAwareAllreduce, StagedAllreduce
+from .nccl import NcclCommunicator
 
 # Neither is measured, since no GPU was at hand. NCCL wants tens of megabytes to reach its
 # bandwidth; a message between hosts must be short beside the whole for their work to overlap.
 NCCL_CHUNK_BYTES = 32 << 20
 STAGED_CHUNK_BYTES = 4 << 20
-# While one chunk is waited for, the next is under way.
+# While one chunk is waited for, the next is in flight.
 SLOTS = 2
-# Between two looks at an event; a look takes the host about a microsecond.
+# Between two polls of an event; a poll takes the host about a microsecond.
 POLL_SECONDS = 20e-6
 # How long a rank that failed waits for its device to finish copies and kernels of some chunks.
-SETTLE_SECONDS = 5.0
+DRAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -61,116 +59,121 @@ class _Call:
 
 
 def _streams_and_events() -> tuple[int, Any, list[Any], list[Any], Any]:
-    """The current device's number, a stream, an event for each slot, another for each, and one."""
+    """Return the device's number, a stream, two events for each slot, and one more event."""
     packed, summed = [[devices.new_event() for _ in range(SLOTS)] for _ in range(2)]
     return devices.current_device(), devices.new_stream(), packed, summed, devices.new_event()
 
 
-class DeviceStream(Reducer):
-    """The way of GPU gradients over one topology; all on the device that was current then."""
+class DeviceAllreduce(Algorithm):
+    """Means over one topology, on the device that is current when this is made."""
 
     def __init__(
         self,
-        comm: MPI.Intracomm,
+        context: Context,
         topology: Topology,
-        lanes: int,
-        chunk_bytes: int | None,
+        leaders: int = 1,
         staged: bool = False,
     ) -> None:
-        """Split ``comm`` by node and by lane, and make the node's NCCL communicator.
+        """Split the ranks by node and by leader, and make the NCCL communicators (collective).
 
         Args:
-            comm: all ranks, each with a device that no other has; stays the caller's.
-            topology: within its nodes NCCL serves, between them MPI.
-            lanes: ranks of each node that exchange with other nodes, at most the ranks of the
-                smallest node; each carries an equal share of every chunk.
-            chunk_bytes: the size of chunks; None for the default.
-            staged: whether MPI gets host memory even where it takes GPU memory on all ranks.
+            context: all ranks; within a node of the topology, no two use one device.
+            topology: NCCL is used within its nodes, MPI between them.
+            leaders: ranks of each node that exchange with other nodes, at most the ranks of the
+                smallest node; each sends and receives an equal share of every chunk.
+            staged: whether MPI gets host memory even where it is CUDA-aware on all ranks.
         """
-        rank = comm.rank
+        comm, rank = context.comm, context.rank
         self._size = comm.size
         self._nodes = topology.inter_size
-        self._lanes = lanes
-        self._lane = topology.intra_rank(rank)
-        # NCCL's sums are of values divided before; MPI's are taken here, and divided after.
+        self._leaders = leaders
+        self._leader_index = topology.intra_rank(rank)
+        # NCCL sums values that were divided before; the sums by MPI are divided after.
         self._nccl_sums = max(topology.nodes.count(node) for node in topology.nodes) > 1
         default = STAGED_CHUNK_BYTES if self._nodes > 1 else NCCL_CHUNK_BYTES
-        self._chunk_bytes = chunk_bytes or default
-        self._agreement = Agreement(comm)
+        self._chunk_bytes = context.chunk_bytes or default
+        self._handshake = context.handshake
         self._failure = ""
-        made, problem = prepare(_streams_and_events)
-        self._agreement("averaging gradients on GPUs", problem=problem)
+        made, error = capture_error(_streams_and_events)
+        self._handshake("averaging gradients on GPUs", error=error)
         self._device, self._stream, self._packed, self._summed, self._done = made
         self._buffers: list[Any] = []
-        self._room = 0
-        self._next = 0  # chunks so far
-        in_lane = self._nodes > 1 and self._lane < lanes
-        self._inter = MPI.Intracomm(comm.Split(self._lane if in_lane else MPI.UNDEFINED, rank))
+        self._reserved_bytes = 0
+        self._next_chunk = 0  # chunks so far
+        is_leader = self._nodes > 1 and self._leader_index < leaders
+        self._inter = MPI.Intracomm(
+            comm.Split(self._leader_index if is_leader else MPI.UNDEFINED, rank)
+        )
         direct = not staged and comm.allreduce(cuda_aware.mpi_takes_gpu_memory(), MPI.LAND)
-        made, problem = prepare(lambda: self._between_nodes(direct) if in_lane else None)
-        self._agreement("averaging gradients on GPUs, between nodes", problem=problem)
+        made, error = capture_error(lambda: self._between_nodes(direct) if is_leader else None)
+        self._handshake("averaging gradients on GPUs, between nodes", error=error)
         self._exchange = made
-        self._nccl = self._meet(comm, topology)
-        self._alarm = Alarm(comm)
+        self._nccl = self._make_nccl(comm, topology)
+        self._errors = ErrorBroadcast(comm)
 
-    def _between_nodes(self, direct: bool) -> StagedTransport | CudaMpiTransport:
-        if direct:
-            return CudaMpiTransport(self._inter, SLOTS)
-        return StagedTransport(self._inter, SLOTS)
+    def _between_nodes(self, direct: bool) -> StagedAllreduce | CudaAwareAllreduce:
+        make = CudaAwareAllreduce if direct else StagedAllreduce
+        return make(self._inter, SLOTS, self._wait)
 
-    def _meet(self, comm: MPI.Intracomm, topology: Topology) -> NcclTransport | None:
+    def _make_nccl(self, comm: MPI.Intracomm, topology: Topology) -> NcclCommunicator | None:
         node = MPI.Intracomm(comm.Split(topology.inter_rank(comm.rank), comm.rank))
-        made: NcclTransport | None
+        made: NcclCommunicator | None
         try:
-            made, problem = prepare(lambda: NcclTransport(node) if node.size > 1 else None)
+            made, error = capture_error(lambda: NcclCommunicator(node) if node.size > 1 else None)
         finally:
             node.Free()
-        self._agreement("making NCCL communicators", problem=problem)
+        self._handshake("making NCCL communicators", error=error)
         return made
 
-    def mean(self, sources: Sequence[Any], targets: Sequence[Any], wires: Sequence[Any]) -> None:
-        """Write the mean over ranks of each source into its target, as :class:`Reducer` says.
+    def mean(
+        self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Sequence[Any]
+    ) -> None:
+        """Write the mean over ranks of each source into its target; see :meth:`Algorithm.mean`.
 
-        Sources and targets are CuPy arrays of this reducer's device, in the order of the
-        current stream. Returns when the means are there.
+        Sources and targets are CuPy arrays of this algorithm's device, in the order of the current
+        stream. Returns when the means are computed.
 
         Raises:
-            ValueError: arrays lie on another device, or a wire dtype isn't one for GPUs or for
+            ValueError: arrays are on another device, or a wire dtype can't be used on GPUs or with
                 this NCCL.
             CommunicationError: NCCL or CUDA failed, here or on another rank; the communicator
                 can't average GPU gradients any more.
         """
         with devices.use(self._device):
-            call, problem = prepare(lambda: self._prepared(sources, targets, wires))
-            self._agreement("allreduce_grad on GPUs", problem=problem)
+            call, error = capture_error(lambda: self._prepare(sources, targets, wire_dtypes))
+            self._handshake("allreduce_grad on GPUs", error=error)
             try:
                 self._run(call)
-            except CommunicationError as error:
-                self._fail(error)
+            except CommunicationError as failure:
+                self._fail(failure)
                 raise
-            except Exception as error:
-                self._fail(error)
+            except Exception as failure:
+                self._fail(failure)
                 raise CommunicationError(
-                    f"rank {self._alarm.rank}: averaging gradients on GPUs failed: {self._failure}"
-                ) from error
-            except BaseException as error:  # of a signal's handler: the others wait
-                self._fail(error)
+                    f"rank {self._errors.rank}: averaging gradients on GPUs failed: {self._failure}"
+                ) from failure
+            except BaseException as failure:  # of a signal's handler: the others wait
+                self._fail(failure)
                 raise
 
-    def _prepared(self, sources: Sequence[Any], targets: Sequence[Any], wires: Any) -> _Call:
+    def _prepare(self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Any) -> _Call:
         if self._failure:
             raise CommunicationError(f"GPU gradients failed in an earlier call: {self._failure}")
-        self._check(sources, wires)
+        self._check(sources, wire_dtypes)
         flats = [target.reshape(-1) for target in targets]
         inputs = [devices.contiguous(source) for source in sources]
-        chunks = cut(tuple([flat.size for flat in flats]), tuple(wires), self._chunk_bytes)
+        chunks = plan_chunks(
+            tuple([flat.size for flat in flats]), tuple(wire_dtypes), self._chunk_bytes
+        )
         # A chunk may be padded to equal shards.
-        padding = self._lanes * max((wire.itemsize for wire in wires), default=0)
+        padding = self._leaders * max((wire.itemsize for wire in wire_dtypes), default=0)
         self._reserve(max((chunk.nbytes for chunk in chunks), default=0) + padding)
-        rows = np.concatenate([kernels.rows(chunks, inputs), kernels.rows(chunks, flats)])
+        rows = np.concatenate(
+            [kernels.segment_table(chunks, inputs), kernels.segment_table(chunks, flats)]
+        )
         host, table = devices.pinned(rows.nbytes), devices.empty(rows.nbytes)
         host[...] = rows.reshape(-1).view(np.uint8)
-        ends = np.cumsum([(len(chunk.parts) + 1) * kernels.ROW_BYTES for chunk in chunks])
+        ends = np.cumsum([(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks])
         starts = [0, *ends.tolist()]
         return _Call(
             chunks,
@@ -181,13 +184,13 @@ class DeviceStream(Reducer):
             (*flats, *inputs),
         )
 
-    def _check(self, arrays: Sequence[Any], wires: Sequence[Any]) -> None:
-        for wire in set(wires):
-            if wire.name not in kernels.LETTERS:
-                names = ", ".join(kernels.LETTERS)
+    def _check(self, arrays: Sequence[Any], wire_dtypes: Sequence[Any]) -> None:
+        for wire in set(wire_dtypes):
+            if wire.name not in kernels.DTYPE_CODES:
+                names = ", ".join(kernels.DTYPE_CODES)
                 raise ValueError(f"on GPUs gradients travel as {names}, not as {wire}")
             if self._nccl is not None:
-                self._nccl.kind(kernels.stored(wire))
+                self._nccl.nccl_dtype(kernels.storage_dtype(wire))
         for array in arrays:
             if array.device.id != self._device:
                 raise ValueError(
@@ -196,11 +199,11 @@ class DeviceStream(Reducer):
                 )
 
     def _reserve(self, nbytes: int) -> None:
-        if self._room < nbytes:
+        if self._reserved_bytes < nbytes:
             self._buffers = [devices.empty(nbytes) for _ in range(SLOTS)]
-            self._room = nbytes
+            self._reserved_bytes = nbytes
         if self._exchange is not None:
-            self._exchange.reserve(-(-nbytes // self._lanes))
+            self._exchange.reserve(-(-nbytes // self._leaders))
 
     def _run(self, call: _Call) -> None:
         compute = devices.current_stream()
@@ -208,11 +211,11 @@ class DeviceStream(Reducer):
             devices.copy_to_device(call.host, call.table, compute)
         for tick in range(len(call.chunks) + 1):
             if tick < len(call.chunks):
-                self._begin(self._next + tick, call.chunks[tick], call.packing[tick], compute)
+                self._begin(self._next_chunk + tick, call.chunks[tick], call.packing[tick], compute)
             if tick:
                 chunk, table = call.chunks[tick - 1], call.unpacking[tick - 1]
-                self._finish(self._next + tick - 1, chunk, table, compute)
-        self._next += len(call.chunks)
+                self._finish(self._next_chunk + tick - 1, chunk, table, compute)
+        self._next_chunk += len(call.chunks)
         self._done.record(compute)
         self._wait(self._done)
 
@@ -227,7 +230,7 @@ class DeviceStream(Reducer):
                 self._nccl.allreduce(padded[: chunk.size], stream)
             return
         if self._nccl is not None:
-            self._nccl.reduce_shards(padded, self._lanes, stream)
+            self._nccl.reduce_shards(padded, self._leaders, stream)
         if self._exchange is not None:
             self._exchange.begin(slot, own, stream)
 
@@ -236,25 +239,25 @@ class DeviceStream(Reducer):
         padded, own = self._views(slot, chunk)
         if self._exchange is not None:
             divisor = 1 if self._nccl_sums else self._size
-            self._exchange.finish(slot, own, chunk.dtype, stream, divisor, self._wait)
+            self._exchange.finish(slot, own, chunk.dtype, stream, divisor)
         if self._nodes > 1 and self._nccl is not None:
-            self._nccl.gather_shards(padded, self._lanes, stream)
+            self._nccl.gather_shards(padded, self._leaders, stream)
         self._summed[slot].record(stream)
         compute.wait_event(self._summed[slot])
         kernels.launch("unpack", table, chunk, padded)
 
     def _views(self, slot: int, chunk: Chunk) -> tuple[Any, Any]:
-        """The chunk's buffer padded to equal shards, and this lane's shard without padding."""
-        shard = -(-chunk.size // self._lanes)
-        padded = self._buffers[slot][: shard * self._lanes * chunk.dtype.itemsize]
-        padded = padded.view(kernels.stored(chunk.dtype))
-        start = min(self._lane * shard, chunk.size)
+        """Return the chunk's buffer padded to equal shards, and this leader's shard, not padded."""
+        shard = -(-chunk.size // self._leaders)
+        padded = self._buffers[slot][: shard * self._leaders * chunk.dtype.itemsize]
+        padded = padded.view(kernels.storage_dtype(chunk.dtype))
+        start = min(self._leader_index * shard, chunk.size)
         return padded, padded[start : min(start + shard, chunk.size)]
 
     def _wait(self, event: Any) -> None:
-        """Poll until the event has happened, NCCL has an error, or another rank tells of one."""
+        """Poll until the event has happened, NCCL has an error, or another rank sends one."""
         while not event.done:
-            self._alarm.check()
+            self._errors.poll()
             if self._nccl is not None:
                 self._nccl.check()
             time.sleep(POLL_SECONDS)
@@ -263,15 +266,15 @@ class DeviceStream(Reducer):
 
     def _fail(self, error: BaseException) -> None:
         self._failure = f"{type(error).__name__}: {error}"
-        self._alarm.ring(self._failure)
+        self._errors.send(self._failure)
         if self._nccl is not None:
             self._nccl.abort()
-        self._settle()
+        self._drain()
 
-    def _settle(self) -> None:
-        """Let the device finish what it was given: the memory that it works on is about to go."""
-        end = time.monotonic() + SETTLE_SECONDS
-        # A device that failed itself says so again, and does nothing any more.
+    def _drain(self) -> None:
+        """Wait until the device has done its work: the memory that it uses is about to be freed."""
+        end = time.monotonic() + DRAIN_SECONDS
+        # A device that failed itself raises again, and does nothing any more.
         with contextlib.suppress(Exception), devices.use(self._device):
             for stream in (self._stream, devices.current_stream()):
                 event = devices.new_event()
@@ -279,10 +282,10 @@ class DeviceStream(Reducer):
                 while not event.done and time.monotonic() < end:
                     time.sleep(POLL_SECONDS)
 
-    def abandon(self) -> None:
-        """Release what needs no other rank, and tell those that wait for this one (not collective).
+    def release_local(self) -> None:
+        """Release what needs no other rank, and tell ranks that wait for this (not collective).
 
-        NCCL ends what is under way; MPI's communicators stay.
+        NCCL aborts what is in flight; MPI's communicators stay.
         """
         self._fail(CommunicationError("an exception left the communicator's block"))
         if self._exchange is not None:
@@ -293,7 +296,7 @@ class DeviceStream(Reducer):
         """Destroy the NCCL communicator and free everything else."""
         if self._nccl is not None:
             self._nccl.close()
-        failed = self._alarm.close()
+        failed = self._errors.close()
         if self._exchange is not None:
             self._exchange.close()
             if not failed:  # else messages may be left here too

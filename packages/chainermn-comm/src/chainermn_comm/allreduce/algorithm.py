@@ -1,0 +1,67 @@
+"""What every algorithm for means of gradients does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from ..messaging import Context
+
+Arrays: TypeAlias = Sequence[np.ndarray]
+Dtypes: TypeAlias = Sequence[np.dtype]
+
+
+class Algorithm(ABC):
+    """Takes the mean of a list of arrays over ranks."""
+
+    @abstractmethod
+    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
+        """Write the mean over ranks of each source into its target (collective).
+
+        What travels together follows from what is equal on all ranks (sizes, dtypes,
+        ``wire_dtypes``), never from the memory order of an array on one rank. Beside sources and
+        targets this takes a few chunks of memory, and a copy of each source that is not
+        C-contiguous.
+
+        Args:
+            sources: arrays of any memory order; equal shapes and dtypes on all ranks.
+            targets: C-contiguous arrays of the same shapes and dtypes; a target may be its source.
+            wire_dtypes: the dtype in which each array travels.
+        """
+
+    def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
+        """Do the part of :meth:`mean` that needs no other rank (not collective).
+
+        Args:
+            sources: as for :meth:`mean`, like the others.
+            targets: nothing is written to them yet.
+            wire_dtypes: as for :meth:`mean`.
+
+        Returns:
+            A function that does the rest (collective). It is to be called once all ranks have
+            staged alike and have passed a barrier since, or not at all.
+        """
+        return partial(self.mean, sources, targets, wire_dtypes)
+
+    def close(self) -> None:  # noqa: B027  (optional: an algorithm may own nothing)
+        """Release what the algorithm owns (collective)."""
+
+    def release_local(self) -> None:  # noqa: B027  (likewise)
+        """Release what needs no other rank, and tell ranks that wait for this (not collective)."""
+
+
+# Makes an algorithm for the ranks of a context (collective).
+Factory: TypeAlias = Callable[[Context], Algorithm]
+
+
+class NoOp(Algorithm):
+    """Communicates nothing, to measure everything else."""
+
+    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            if target is not source:
+                target[...] = source

@@ -1,0 +1,90 @@
+"""Means of gradients by one sum over all ranks: array by array, or small arrays packed together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..arrays import accumulator
+from ..messaging import Context
+from .algorithm import Algorithm, Arrays, Dtypes
+from .chunks import Chunk, plan_chunks
+from .float16 import cast_into
+from .pairwise import Allreduce
+from .summation import overflow_errstate
+from .wire_format import absmax, choose_wire_format, ldexp_into
+
+# A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
+CHUNK_BYTES = 1 << 20
+
+
+class Bucketed(Algorithm):
+    """Sums arrays where they are; what is small or cast to another dtype is packed into chunks."""
+
+    def __init__(self, context: Context, allreduce: Allreduce, per_tensor: bool = False) -> None:
+        """Use ``allreduce`` for every sum.
+
+        Args:
+            context: the ranks.
+            allreduce: overwrites 1-D contiguous arrays by their sums over ranks, divided by a
+                number.
+            per_tensor: whether small arrays aren't packed together.
+        """
+        self._size = context.size
+        self._allreduce = allreduce
+        self._per_tensor = per_tensor
+        self._chunk_bytes = context.chunk_bytes or CHUNK_BYTES
+
+    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
+        whole: list[int] = []
+        packed: list[int] = []
+        for index, (target, wire) in enumerate(zip(targets, wire_dtypes, strict=True)):
+            small = not self._per_tensor and target.nbytes < CHUNK_BYTES
+            (packed if small or wire != target.dtype else whole).append(index)
+        for index in whole:
+            if targets[index] is not sources[index]:
+                targets[index][...] = sources[index]
+        with overflow_errstate():
+            self._allreduce([targets[index].reshape(-1) for index in whole], self._size)
+            for members in [[index] for index in packed] if self._per_tensor else [packed]:
+                self._mean_packed(
+                    [sources[i] for i in members],
+                    [targets[i] for i in members],
+                    [wire_dtypes[i] for i in members],
+                )
+
+    def _mean_packed(
+        self, sources: list[np.ndarray], targets: list[np.ndarray], wire_dtypes: list[np.dtype]
+    ) -> None:
+        inputs = [source.reshape(-1) for source in sources]
+        outputs = [target.reshape(-1) for target in targets]
+        sizes = tuple(flat.size for flat in outputs)
+        for chunk in plan_chunks(sizes, tuple(wire_dtypes), self._chunk_bytes):
+            own = {outputs[index].dtype for index, _, _ in chunk.segments}
+            if own != {chunk.dtype} and accumulator(chunk.dtype) != chunk.dtype:
+                self._mean_narrowed(chunk, inputs, outputs)
+                continue
+            buffer = np.empty(chunk.size, chunk.dtype)
+            chunk.pack(inputs, buffer)
+            self._allreduce([buffer], self._size)
+            chunk.unpack(buffer, outputs)
+
+    def _mean_narrowed(
+        self, chunk: Chunk, inputs: list[np.ndarray], outputs: list[np.ndarray]
+    ) -> None:
+        """Take the mean of numbers that a 16-bit dtype may not hold, though it holds their mean."""
+        wide = np.empty(chunk.size, accumulator(chunk.dtype))
+        chunk.pack(inputs, wide)
+        # The sum of all ranks' largest magnitudes bounds each number, and also any sum of them.
+        bound = np.array([absmax(wide, chunk.dtype)])
+        self._allreduce([bound], 1)
+        wire_format = choose_wire_format(float(bound[0]), 0, chunk.dtype)
+        ldexp_into(wide, -wire_format.exponent, wide)
+        wire = wide
+        if wire_format.dtype != wide.dtype:
+            wire = np.empty(chunk.size, wire_format.dtype)
+            cast_into(wide, wire)
+        self._allreduce([wire], self._size)
+        if wire is not wide:
+            cast_into(wire, wide)
+        ldexp_into(wide, wire_format.exponent, wide)
+        chunk.unpack(wide, outputs)

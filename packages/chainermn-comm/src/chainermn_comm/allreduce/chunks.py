@@ -1,0 +1,128 @@
+"""Chunks of gradients: how arrays are divided into chunks, packed into buffers and unpacked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from .float16 import FLOAT16, FLOAT32, cast_into
+
+# Arrays of at most a chunk's bytes divided by this are packed together: three quarters of each such
+# chunk are full then, and the copies that packing takes are few bytes of most models.
+SMALL_FRACTION = 4
+CACHE_LINE = 64
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Segments of gradients that travel together.
+
+    Attributes:
+        dtype: in which they travel.
+        segments: (index of the array, start, stop) of each segment of a flattened array; if there
+            are several, each is a whole array.
+        size: number of elements.
+    """
+
+    dtype: np.dtype
+    segments: tuple[tuple[int, int, int], ...]
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes that travel."""
+        return self.size * self.dtype.itemsize
+
+    def pack(self, flats: Sequence[np.ndarray], out: np.ndarray) -> None:
+        """Write the segments of ``flats`` (1-D each) into ``out`` (size,), cast to its dtype."""
+        pieces = [flats[index] for index, _, _ in self.segments]
+        if len(pieces) == 1:
+            _, start, stop = self.segments[0]
+            pieces = [pieces[0][start:stop]]
+        with contextlib.suppress(TypeError):  # looking at each dtype before takes longer
+            np.concatenate(pieces, out=out, casting="no")
+            return
+        dtypes = {piece.dtype for piece in pieces}
+        with np.errstate(all="ignore"):  # in a narrow wire dtype
+            if len(pieces) == 1:
+                cast_into(pieces[0], out)
+            elif out.dtype == FLOAT16 and dtypes == {FLOAT32}:
+                cast_into(np.concatenate(pieces), out)
+            else:
+                np.concatenate(pieces, out=out, casting="unsafe")
+
+    def unpack(self, buffer: np.ndarray, flats: Sequence[np.ndarray]) -> None:
+        """Write ``buffer`` (size,) back into the segments of ``flats``."""
+        if len(self.segments) == 1:
+            index, start, stop = self.segments[0]
+            cast_into(buffer, flats[index][start:stop])
+            return
+        if buffer.dtype == FLOAT16 and any(
+            flats[index].dtype != FLOAT16 for index, _, _ in self.segments
+        ):
+            # All at once, since the segments may be many and small.
+            narrow, buffer = buffer, np.empty(buffer.size, FLOAT32)
+            cast_into(narrow, buffer)
+        filled = 0
+        for index, _, size in self.segments:
+            end = filled + size
+            flats[index][...] = buffer[filled:end]
+            filled = end
+
+
+@lru_cache(maxsize=8)
+def plan_chunks(
+    sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], chunk_bytes: int
+) -> list[Chunk]:
+    """Divide arrays into chunks of at most ``chunk_bytes``, or of one element.
+
+    A large array is divided into equal chunks of its own, so that they can be summed in its own
+    memory; only small ones are packed together, whole.
+
+    Args:
+        sizes: elements of each array.
+        dtypes: the dtype in which each travels.
+        chunk_bytes: the limit in bytes.
+
+    Returns:
+        The chunks, dtype by dtype.
+    """
+    return [
+        chunk
+        for dtype in dict.fromkeys(dtypes)
+        for chunk in _plan_one_dtype(sizes, dtypes, dtype, max(1, chunk_bytes // dtype.itemsize))
+    ]
+
+
+def _plan_one_dtype(
+    sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], dtype: np.dtype, limit: int
+) -> Iterator[Chunk]:
+    segments: list[tuple[int, int, int]] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        if dtypes[index] != dtype or size == 0:
+            continue
+        if size * SMALL_FRACTION > limit:
+            step = _chunk_size(size, limit, dtype.itemsize)
+            for start in range(0, size, step):
+                stop = min(size, start + step)
+                yield Chunk(dtype, ((index, start, stop),), stop - start)
+            continue
+        if filled + size > limit:
+            yield Chunk(dtype, tuple(segments), filled)
+            segments, filled = [], 0
+        segments.append((index, 0, size))
+        filled += size
+    if segments:
+        yield Chunk(dtype, tuple(segments), filled)
+
+
+def _chunk_size(size: int, limit: int, itemsize: int) -> int:
+    """Elements of each chunk of a large array, of which the last may be shorter."""
+    line = max(1, CACHE_LINE // itemsize)
+    even = -(-size // -(-size // limit))
+    return min(limit, -(-even // line) * line)

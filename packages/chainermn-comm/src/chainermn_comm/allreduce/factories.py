@@ -1,0 +1,149 @@
+"""The algorithms for gradients in host memory, by name, and those that one communicator uses."""
+
+from __future__ import annotations
+
+import sys
+
+from ..faults.abort import abort_if_desynchronized
+from ..messaging import Context, capture_error
+from .algorithm import Algorithm, Factory, NoOp
+from .autotuner import Autotuner
+from .bucketed import Bucketed
+from .hierarchical import HierarchicalAllreduce
+from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce, Pipeline
+from .shared_memory import SharedMemoryAllreduce
+from .shared_window import NoSharedMemory
+
+# Arrays of this size and more may go from rank to rank where they are, without being packed: in a
+# node where the autotuner finds it faster (docs/decisions/autotuner.md), and always where no ranks
+# share memory.
+LARGE_BYTES = 1 << 20
+
+
+def per_tensor(context: Context) -> Algorithm:
+    """Every array by itself, through MPI."""
+    return Bucketed(context, _pairwise(context).allreduce, per_tensor=True)
+
+
+def bucketed(context: Context) -> Algorithm:
+    """Small arrays packed together, through MPI."""
+    return Bucketed(context, _pairwise(context).allreduce)
+
+
+def single_leader(context: Context) -> Algorithm:
+    """Through shared memory in each node; one rank of each exchanges with other nodes."""
+    return _through_shared_memory(context, 1)
+
+
+def multi_leader(context: Context) -> Algorithm:
+    """Through shared memory in each node; as many ranks as possible exchange, each a shard."""
+    nodes = context.topology.nodes
+    return _through_shared_memory(context, min(nodes.count(node) for node in nodes))
+
+
+def gpus_only(context: Context) -> Algorithm:
+    """No algorithm.
+
+    Raises:
+        ValueError: always, the same on all ranks.
+    """
+    raise ValueError(
+        f"rank {context.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
+        "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
+        "hierarchical, naive, single_node, two_dimensional"
+    )
+
+
+def no_op(_: Context) -> Algorithm:
+    """No communication at all."""
+    return NoOp()
+
+
+FACTORIES: dict[str, Factory] = {
+    factory.__name__: factory
+    for factory in (per_tensor, bucketed, single_leader, multi_leader, gpus_only, no_op)
+}
+
+
+class AlgorithmCache:
+    """The algorithms for gradients in host memory and on GPUs, each made at its first use."""
+
+    def __init__(self, host: Factory, gpu: Factory, context: Context) -> None:
+        """Make nothing yet: only later has the user chosen a device."""
+        self._factories = {False: host, True: gpu}
+        self._context = context
+        self._made: dict[bool, Algorithm] = {}
+
+    def __bool__(self) -> bool:
+        """Whether an algorithm has been made: gradients have been averaged."""
+        return bool(self._made)
+
+    @property
+    def stays_in_memory(self) -> bool:
+        """Whether gradients in host memory go through no network."""
+        is_shared = self._factories[False] in (single_leader, multi_leader)
+        return is_shared and self._context.topology.inter_size == 1
+
+    def cached(self, on_gpu: bool) -> Algorithm | None:
+        """Return the algorithm, None if it isn't made yet; it is on all ranks or on none."""
+        return self._made.get(on_gpu)
+
+    def get(self, on_gpu: bool) -> Algorithm:
+        """Return the algorithm, made if there is none yet (collective).
+
+        Raises:
+            PeerError: another rank couldn't make it; the cause is raised there.
+        """
+        if on_gpu not in self._made:
+            make = self._factories[on_gpu]
+            algorithm, error = capture_error(lambda: make(self._context))
+            self._context.handshake("allreduce_grad, its first use", error=error)
+            self._made[on_gpu] = algorithm
+        return self._made[on_gpu]
+
+    def close(self) -> None:
+        """Release what the algorithms own (collective)."""
+        for algorithm in self._made.values():
+            algorithm.close()
+        self._made.clear()
+
+    def release_local(self) -> None:
+        """Release what needs no other rank (not collective)."""
+        for algorithm in self._made.values():
+            algorithm.release_local()
+        self._made.clear()
+
+
+def _pairwise(context: Context, pipeline: Pipeline = BLOCKING) -> PairwiseAllreduce:
+    return PairwiseAllreduce(context.comm, context.tag, pipeline, context.chunk_bytes)
+
+
+def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
+    """Return the algorithm for this topology, or ``bucketed`` where a node has no shared memory."""
+    comm, topology = context.comm, context.topology
+    if comm.size == 1:
+        return bucketed(context)
+    cause = ""
+    for chunk_bytes in dict.fromkeys((context.chunk_bytes, None)):  # the default may fit
+        try:
+            shared = (
+                SharedMemoryAllreduce(comm, topology, chunk_bytes)
+                if topology.inter_size == 1
+                else HierarchicalAllreduce(comm, topology, leaders, chunk_bytes)
+            )
+        except NoSharedMemory as error:
+            cause = str(error)
+            continue
+        except BaseException:
+            abort_if_desynchronized()
+            raise
+        if 1 < topology.inter_size < comm.size:
+            return shared
+        # Either all ranks share memory, or none do.
+        pipeline = LATE_GATHER if topology.inter_size == 1 else OVERLAPPED
+        pairwise = Bucketed(context, _pairwise(context, pipeline).allreduce, per_tensor=True)
+        candidates = [shared, pairwise] if topology.inter_size == 1 else [pairwise]
+        return Autotuner(comm, shared, candidates, LARGE_BYTES)
+    if comm.rank == 0:
+        print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
+    return bucketed(context)

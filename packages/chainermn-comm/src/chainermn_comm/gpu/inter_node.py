@@ -1,0 +1,146 @@
+"""Sums of GPU buffers between nodes by MPI: through pinned host memory, or as they are.
+
+Both are the pairwise sum of :mod:`chainermn_comm.allreduce`, whose requests are polled: in a
+blocking call of MPI a rank wouldn't notice that another has failed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from .. import devices
+from ..allreduce import PairwiseAllreduce, overflow_errstate
+from ..messaging import Buffer
+from . import kernels
+
+# Returns when what it is given is `done`, or raises if that will never be.
+Poll: TypeAlias = Callable[[Any], None]
+
+# MPI may read and write the memory of requests that nobody waits for any more, so they are kept.
+_orphaned_requests: list[Sequence[MPI.Request]] = []
+
+
+class PendingRequests:
+    """Requests that are polled as a device's events are."""
+
+    def __init__(self, requests: Sequence[MPI.Request]) -> None:
+        self._requests = requests
+
+    @property
+    def done(self) -> bool:
+        """Whether all are done; asking makes MPI progress them."""
+        return bool(MPI.Request.Testall(self._requests))
+
+
+class CudaAwareAllreduce(PairwiseAllreduce):
+    """Gives MPI the GPU's memory; each rank sums its shard on its device.
+
+    Sums are taken in rank order and in float32 or wider: the same bits as by
+    :class:`StagedAllreduce`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
+        """Use ``comm``, which stays the caller's and carries nothing else.
+
+        Args:
+            comm: ranks on different nodes.
+            slots: buffers that are begun and not yet finished, at most.
+            poll: waits for events and requests.
+        """
+        self._poll = poll
+        self._ready = [devices.new_event() for _ in range(slots)]
+        self._summed = devices.new_event()
+        # The addresses of the rows that are summed, here and on the device.
+        self._addresses = devices.pinned(8 * comm.size).view(np.int64)
+        self._table = devices.empty(8 * comm.size)
+        self._dtype, self._stream = np.dtype(np.float32), None
+        super().__init__(comm, gather_bytes=0, wait=lambda pending: _wait_polled(pending, poll))
+
+    def begin(self, slot: int, buffer: Any, stream: Any) -> None:
+        """Record when ``buffer`` is ready in the stream's order; return at once."""
+        self._ready[slot].record(stream)
+
+    def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
+        """Sum the buffer given to :meth:`begin`; see :meth:`StagedAllreduce.finish`."""
+        self._poll(self._ready[slot])  # MPI knows nothing of streams
+        self._dtype, self._stream = dtype, stream
+        self.allreduce([buffer], divisor)
+
+    def close(self) -> None:
+        """Release the memory."""
+        super().close()
+        self._table = devices.empty(0)
+        self._addresses = np.empty(0, np.int64)
+
+    def _allocate(self, nbytes: int) -> Buffer:
+        return devices.empty(nbytes)
+
+    def _sum(self, rows: list[Buffer], out: Buffer, divisor: int) -> None:
+        if out.size:
+            self._addresses[:] = [devices.address(row) for row in rows]
+            devices.copy_to_device(self._addresses, self._table, self._stream)
+            with self._stream:  # type: ignore[attr-defined]
+                kernels.launch_sum(self._table, len(rows), self._dtype, out, divisor)
+        self._summed.record(self._stream)
+        self._poll(self._summed)
+
+
+class StagedAllreduce:
+    """Copies buffers to the host, sums them there by MPI, and copies them back.
+
+    The device can do other work while a buffer is copied to the host. Each slot holds one buffer at
+    a time.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
+        """Use ``comm``; see :class:`CudaAwareAllreduce`."""
+        self._poll = poll
+        self._copied = [devices.new_event() for _ in range(slots)]
+        self._host = [np.empty(0, np.uint8)] * slots
+        self._pairwise = PairwiseAllreduce(
+            comm, gather_bytes=0, wait=lambda pending: _wait_polled(pending, poll)
+        )
+
+    def reserve(self, nbytes: int) -> None:
+        """Allocate what buffers of so many bytes need; none may be in flight."""
+        if self._host[0].nbytes < nbytes:
+            self._host = [devices.pinned(nbytes) for _ in self._host]
+        self._pairwise.reserve(nbytes)
+
+    def begin(self, slot: int, buffer: Any, stream: Any) -> None:
+        """Copy ``buffer`` to the host in the stream's order; return at once."""
+        devices.copy_to_host(buffer, self._host[slot][: buffer.nbytes], stream)
+        self._copied[slot].record(stream)
+
+    def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
+        """Sum over ranks what :meth:`begin` copied, and copy it back in the stream's order.
+
+        Args:
+            slot: as given to :meth:`begin`.
+            buffer: 1-D; overwritten by the sum over ranks divided by ``divisor``.
+            dtype: of the numbers in it, which the array may store as another one.
+            stream: the work before and after is in its order.
+            divisor: the sum is divided by it before it is rounded.
+        """
+        self._poll(self._copied[slot])
+        host = self._host[slot][: buffer.nbytes].view(dtype)
+        with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
+            self._pairwise.allreduce([host], divisor)
+        devices.copy_to_device(host, buffer, stream)
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._host = [np.empty(0, np.uint8)] * len(self._host)
+        self._pairwise.close()
+
+
+def _wait_polled(requests: Sequence[MPI.Request], poll: Poll) -> None:
+    try:
+        poll(PendingRequests(requests))
+    except BaseException:
+        _orphaned_requests.append(requests)
+        raise

@@ -1,0 +1,268 @@
+"""One rank's gradients in one call: what must be equal on all ranks, and what moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import devices
+from ..arrays import wider
+from ..config import Settings
+from . import parameters
+
+NOT_INITIALISED = "not initialised (bcast_data would bring it)"
+
+
+@dataclass(frozen=True)
+class GradientSignature:
+    """The gradients of one call as one rank sees them, in the order of their parameters' names.
+
+    Attributes:
+        settings: names and values that concern all gradients.
+        names: the parameters' names, sorted.
+        dtypes: of the gradients, or of the parameters that have none; None where a parameter is
+            not initialised.
+        shapes: likewise.
+        annotations: what else must be equal for each parameter, in words; empty where there is
+            nothing for any.
+    """
+
+    settings: tuple[tuple[str, Any], ...]
+    names: tuple[str, ...]
+    dtypes: tuple[np.dtype | None, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+    annotations: tuple[tuple[str, ...], ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Needed in every call, and slow for many parameters.
+        return hash((self.settings, self.names, self.dtypes, self.shapes, self.annotations))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(
+            dtype.itemsize * math.prod(shape)
+            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+            if dtype is not None and shape is not None
+        )
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the entries of a handshake's signature, by which a mismatch is reported."""
+        yield from self.settings
+        annotations = self.annotations or ((),) * len(self.names)
+        for name, dtype, shape, rest in zip(
+            self.names, self.dtypes, self.shapes, annotations, strict=True
+        ):
+            if dtype is None:
+                yield ("parameter", name, NOT_INITIALISED, *rest)
+            else:
+                yield ("parameter", name, dtype, shape, *rest)
+
+
+@dataclass
+class GradientCall:
+    """One rank's part of a call, in the order of the parameters' names.
+
+    Attributes:
+        params: the parameters.
+        grads: their gradients; None where there is none.
+        targets: where the means are to be written; ``grads`` itself where that serves.
+        signature: what must be equal on all ranks.
+        complete: whether no gradient is missing.
+        wire_dtypes: the dtypes in which all gradients travel, if none is missing and all are
+            NumPy's; else None.
+        finish: the rest of the algorithm's work, where a part was done before the handshake.
+    """
+
+    params: list[Any]
+    grads: list[Any]
+    targets: list[Any]
+    signature: GradientSignature
+    complete: bool
+    wire_dtypes: Sequence[np.dtype] | None = None
+    finish: Callable[[], None] | None = None
+
+
+def call_of(
+    model: Any, rank: int, zero_fill: bool, settings: Settings, in_memory: bool
+) -> GradientCall:
+    """Return the call for the model's present gradients.
+
+    Args:
+        model: as for :func:`mean_gradients`.
+        rank: this rank's number, for errors.
+        zero_fill: whether missing gradients count as zeros.
+        settings: the communicator's.
+        in_memory: whether gradients in host memory go through no network.
+
+    Raises:
+        TypeError: a gradient isn't a float array, or is complex and would travel as a float.
+        MemoryError: a gradient that has to be replaced can't be allocated.
+    """
+    named = parameters.named(model, rank)
+    names, params = tuple([name for name, _ in named]), [param for _, param in named]
+    grads = [param.grad for param in params]
+    if not _all_numpy(grads):
+        return _checked(named, grads, rank, zero_fill, settings, in_memory)
+    fast = _fast_path(settings, zero_fill, in_memory, names, _array_specs(grads))
+    if fast is None:
+        return _checked(named, grads, rank, zero_fill, settings, in_memory)
+    apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
+    targets = grads if apart else _targets(grads)
+    return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes)
+
+
+def _checked(
+    named: list[tuple[str, Any]],
+    grads: list[Any],
+    rank: int,
+    zero_fill: bool,
+    settings: Settings,
+    in_memory: bool,
+) -> GradientCall:
+    """Return the call where gradients may be missing, on a GPU, or of any other type."""
+    params = [param for _, param in named]
+    datas = [param.data for param in params]
+    for index, (name, param) in enumerate(named):
+        grad = None if datas[index] is None else grads[index]
+        grads[index] = parameters.checked(grad, name, rank)
+        if grads[index] is not grad:  # a NumPy scalar: the mean needs an array to go to
+            param.grad = grads[index]
+    likes = [data if grad is None else grad for data, grad in zip(datas, grads, strict=True)]
+    dtypes = tuple([None if like is None else like.dtype for like in likes])
+    shapes = tuple([None if like is None else like.shape for like in likes])
+    wire = settings.allreduce_grad_dtype
+    for (name, _), dtype in zip(named, dtypes, strict=True):
+        if wire is not None and dtype is not None and dtype.kind == "c":
+            raise TypeError(
+                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
+                f"as {wire}; set allreduce_grad_dtype to None"
+            )
+    annotations = tuple(
+        [_annotate(grad, like, zero_fill) for grad, like in zip(grads, likes, strict=True)]
+    )
+    names = tuple([name for name, _ in named])
+    common = _common_entries(settings, zero_fill)
+    signature = GradientSignature(
+        common, names, dtypes, shapes, annotations if any(annotations) else ()
+    )
+    complete = not any([grad is None for grad in grads])
+    # Whether there are wire dtypes decides what precedes the handshake, so it must follow from what
+    # is equal on all ranks.
+    wire_dtypes = None
+    if _all_numpy(grads):
+        wire_dtypes = wire_dtypes_of([grad.dtype for grad in grads], settings, in_memory)
+    return GradientCall(params, grads, _targets(grads), signature, complete, wire_dtypes)
+
+
+def _annotate(grad: Any, like: Any, zero_fill: bool) -> tuple[str, ...]:
+    """Return what else must be equal on all ranks beside name, dtype and shape."""
+    where = type(like) is not np.ndarray and like is not None and devices.on_gpu(like)
+    missing = grad is None and like is not None and not zero_fill
+    return ("on a GPU",) * where + ("no gradient",) * missing
+
+
+def select(grads: list[Any], on_gpu: bool) -> Sequence[int]:
+    """Return the indices of the gradients that exist and are on GPUs, or aren't."""
+    if _all_numpy(grads):
+        return () if on_gpu else range(len(grads))
+    return [
+        index
+        for index, grad in enumerate(grads)
+        if grad is not None and devices.on_gpu(grad) == on_gpu
+    ]
+
+
+def _array_specs(grads: list[np.ndarray]) -> tuple[tuple[np.dtype, tuple[int, ...], int], ...]:
+    return tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
+
+
+class _FastPath(NamedTuple):
+    """What follows from the specs of gradients that all are NumPy arrays of real floats.
+
+    Attributes:
+        signature: what must be equal on all ranks.
+        wire_dtypes: the dtypes in which they travel.
+        own_memory: whether each owns its memory, and a result may be written there.
+    """
+
+    signature: GradientSignature
+    wire_dtypes: Sequence[np.dtype]
+    own_memory: bool
+
+
+# Loops repeat few different calls; computing this again would take as long as summing the gradients
+# of a small model.
+@lru_cache(maxsize=8)
+def _fast_path(
+    settings: Settings,
+    zero_fill: bool,
+    in_memory: bool,
+    names: tuple[str, ...],
+    specs: tuple[tuple[np.dtype, tuple[int, ...], int], ...],
+) -> _FastPath | None:
+    """Return the fast path for these dtypes, shapes and flags; None where a dtype isn't real."""
+    dtypes = tuple([dtype for dtype, _, _ in specs])
+    if any(dtype.kind != "f" for dtype in dtypes):
+        return None
+    shapes = tuple([shape for _, shape, _ in specs])
+    signature = GradientSignature(_common_entries(settings, zero_fill), names, dtypes, shapes)
+    own = all(parameters.owns_usable_memory(flags) for _, _, flags in specs)
+    return _FastPath(signature, wire_dtypes_of(dtypes, settings, in_memory), own)
+
+
+def wire_dtypes_of(
+    dtypes: Sequence[np.dtype], settings: Settings, in_memory: bool, on_gpu: bool = False
+) -> Sequence[np.dtype]:
+    """Return the dtypes in which gradients of these dtypes travel.
+
+    Those that stay in memory travel in no narrower dtype than their own. In host memory those of
+    the wire dtype's width keep their own: as bfloat16 the largest numbers of float16 would become
+    infinite when they are float16 again, and the other way round even more would.
+    """
+    wire = settings.allreduce_grad_dtype
+    if wire is None:
+        return tuple(dtypes)
+    if on_gpu:
+        return (wire,) * len(dtypes)
+    return tuple(
+        [
+            wider(dtype, wire) if in_memory or dtype.itemsize == wire.itemsize else wire
+            for dtype in dtypes
+        ]
+    )
+
+
+@lru_cache(maxsize=8)
+def _common_entries(settings: Settings, zero_fill: bool) -> tuple[tuple[str, Any], ...]:
+    """Return the entries of the signature that concern all gradients."""
+    return (
+        ("zero_fill", zero_fill),
+        ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
+        ("chunk_bytes", settings.chunk_bytes),
+    )
+
+
+def _targets(grads: list[Any]) -> list[Any]:
+    """Return the gradients, with a new array in place of each that can't be written to."""
+    usable = parameters.own_memory([grad for grad in grads if grad is not None])
+    if all(usable):
+        return grads
+    own = iter(usable)
+    return [
+        grad if grad is None or next(own) else devices.module_of(grad).empty(grad.shape, grad.dtype)
+        for grad in grads
+    ]
+
+
+def _all_numpy(grads: list[Any]) -> bool:
+    return set(map(type, grads)) <= {np.ndarray}

@@ -1,0 +1,96 @@
+"""Imports inside of a package point one way: a folder imports only what stands below it.
+
+And what a folder offers to others is what its ``__init__`` re-exports, where it has an ``__all__``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGES = Path(__file__).parents[1] / "packages"
+# Of each package its folders and modules, the highest first; those of one line may import each
+# other. Of comm every one has a place; elsewhere what isn't named may import anything.
+ORDER = {
+    "comm": [
+        "__init__",
+        "registry",
+        "mpi_communicator communicator",
+        "gradients",
+        "gpu",
+        "allreduce",
+        "faults",
+        "trace",
+        "messaging",
+        "config",
+        "events watchdog runtime",
+        "arrays devices errors topology",
+    ],
+    "train": ["__init__", "extensions", "optimizers iterators checkpoint datasets"],
+    "modelparallel": ["__init__", "links", "functions"],
+    "tools": ["cli", "doctor launch bench trace explain", "jobs"],
+}
+COMPLETE = {"comm"}
+# The packages whose folders are imported only by what their `__init__` re-exports.
+RE_EXPORTING = ["comm"]
+# Modules that are imported past their folder's `__init__`: it is for those who mustn't start MPI.
+DIRECT = {"chainermn_comm.trace.recorder"}
+
+
+def imports(package: str) -> Iterator[tuple[str, str, str]]:
+    """Where an import stands, and the modules, below the package, that imports and is imported."""
+    root = PACKAGES / f"chainermn-{package}" / "src" / f"chainermn_{package}"
+    for path in root.rglob("*.py"):
+        inner = path.relative_to(root).with_suffix("").parts
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.relative_to(PACKAGES)}:{getattr(node, 'lineno', 0)}"
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = [root.name, *inner[: len(inner) - node.level]] if node.level else []
+                module = ".".join([*base, *filter(None, [node.module])])
+                names = [f"{module}.{alias.name}" for alias in node.names]
+            for name in names:
+                if name.startswith(f"{root.name}."):
+                    yield where, ".".join(inner), name.partition(".")[2]
+
+
+@cache
+def exports(package: str, folder: str) -> set[str] | None:
+    """What a folder's `__init__` re-exports; None if it isn't a folder, or has no ``__all__``."""
+    init = PACKAGES / f"chainermn-{package}/src/chainermn_{package}/{folder}/__init__.py"
+    for node in ast.parse(init.read_text()).body if init.exists() else []:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return None
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_folder_imports_only_those_below_it(package):
+    place = {name: n for n, line in enumerate(ORDER[package]) for name in line.split()}
+    wrong = []
+    for where, importing, imported in imports(package):
+        above, below = importing.split(".")[0], imported.split(".")[0]
+        if package in COMPLETE and not {above, below} <= place.keys():
+            wrong.append(f"{where}: no place for {above} or {below}")
+        elif above != below and place.get(above, -1) > place.get(below, len(place)):
+            wrong.append(f"{where}: {above} imports {below}, which stands above it")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", RE_EXPORTING)
+def test_a_folder_is_imported_by_what_it_re_exports(package):
+    wrong = []
+    for where, importing, imported in imports(package):
+        folder, _, rest = imported.partition(".")
+        offered = exports(package, folder)
+        if folder == importing.split(".")[0] or offered is None or not rest:
+            continue
+        if rest not in offered and f"chainermn_{package}.{imported}" not in DIRECT:
+            wrong.append(f"{where}: {imported} isn't re-exported by {folder}")
+    assert not wrong, "\n".join(wrong)
