@@ -7,6 +7,7 @@ exchanged: the bytes of a ring allreduce (Patarasuk and Yuan, 2009). See docs/de
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -132,30 +133,32 @@ class PairwiseAllreduce:
         """
         if self._size == 1:
             return
-        rounds: list[Buffer] = []
+        large = []
         for buffer in buffers:
             if (self._size - 1) * buffer.nbytes > self._gather_bytes:
-                rounds.extend(self._rounds(buffer))
+                large.append(buffer)
             elif buffer.size:
                 sum_rows(self._gather(buffer), buffer, divisor)
+        rounds = (shards for buffer in large for shards in self._rounds(buffer))
+        in_flight: dict[int, list[Buffer]] = {}
         scattered: dict[int, list[MPI.Request]] = {}
         gathered: dict[int, list[MPI.Request]] = {}
-        pipeline, count = self._pipeline, len(rounds)
-        for tick in range(count + pipeline.wait_delay if rounds else 0):
-            if tick < count:
-                shards = self._shards(rounds[tick])
+        for tick in itertools.count():
+            shards = next(rounds, None)
+            if shards is not None:
+                in_flight[tick] = shards
                 scattered[tick] = self._start_reduce_scatter(shards, self._rows(tick, shards))
-            number = tick - pipeline.sum_delay
-            if 0 <= number < count:
+            elif not in_flight:
+                return
+            if (number := tick - self._pipeline.sum_delay) in in_flight:
                 self._wait(scattered.pop(number))
-                shards = self._shards(rounds[number])
+                shards = in_flight[number]
                 self._sum(self._rows(number, shards), shards[self._rank], divisor)
-            number = tick - pipeline.gather_delay
-            if 0 <= number < count:
-                gathered[number] = self._start_allgather(self._shards(rounds[number]))
-            number = tick - pipeline.wait_delay
-            if 0 <= number < count:
+            if (number := tick - self._pipeline.gather_delay) in in_flight:
+                gathered[number] = self._start_allgather(in_flight[number])
+            if (number := tick - self._pipeline.wait_delay) in in_flight:
                 self._wait(gathered.pop(number))
+                del in_flight[number]
 
     def reserve(self, nbytes: int) -> None:
         """Allocate now what buffers of so many bytes need; none may be in flight."""
@@ -169,13 +172,12 @@ class PairwiseAllreduce:
         self._received = [self._allocate(0)] * len(self._received)
         self._gathered.clear()
 
-    def _rounds(self, buffer: Buffer) -> Iterator[Buffer]:
+    def _rounds(self, buffer: Buffer) -> Iterator[list[Buffer]]:
+        """Yield the shards of each round, by rank."""
         step = self._size * max(1, self._shard_bytes // buffer.itemsize)
         for start in range(0, buffer.size, step):
-            yield buffer[start : start + step]
-
-    def _shards(self, whole: Buffer) -> list[Buffer]:
-        return [whole[shard_slice(whole.size, self._size, rank)] for rank in range(self._size)]
+            whole = buffer[start : start + step]
+            yield [whole[shard_slice(whole.size, self._size, rank)] for rank in range(self._size)]
 
     def _rows(self, number: int, shards: list[Buffer]) -> list[Buffer]:
         """Return every rank's terms of this rank's shard: its own, and memory for the others'."""

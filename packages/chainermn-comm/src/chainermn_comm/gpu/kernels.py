@@ -210,17 +210,17 @@ def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
     return np.array(table, np.int64).reshape(-1, 3)
 
 
-def launch(verb: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -> None:
+def launch(name: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -> None:
     """Pack or unpack one chunk on the current stream; returns at once.
 
     Args:
-        verb: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
+        name: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
         table: the chunk's :func:`segment_table`, on the GPU.
         chunk: its dtype is one of ``DTYPE_CODES``.
         buffer: GPU memory of at least ``chunk.nbytes``.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
-    kernel = devices.kernel(source(), f"{verb}_{DTYPE_CODES[chunk.dtype.name]}")
+    kernel = devices.kernel(source(), f"{name}_{DTYPE_CODES[chunk.dtype.name]}")
     blocks = min(-(-chunk.size // TILE), MAX_BLOCKS)
     kernel(
         (blocks,),

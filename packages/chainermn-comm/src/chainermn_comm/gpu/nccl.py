@@ -19,7 +19,7 @@ OLDEST_WITH_BFLOAT16 = (2, 10)
 class NcclCommunicator:
     """NCCL among the GPUs of some ranks.
 
-    Each verb puts its work on a stream and returns at once; the result lies in ``buffer`` when
+    Each method enqueues its work on a stream and returns at once; the result is in ``buffer`` when
     the stream gets there. Buffers are contiguous GPU arrays of float16, float32, float64 or the
     bits of bfloat16 in uint16, of equal sizes on all ranks. Sums are NCCL's: in an order and with
     roundings of its own, the same bits on every rank.
