@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-# Chainer names setuptools, of which it wants a module that `_chainermn_requirements` replaces.
+# Chainer names setuptools, of which it wants a module that `_chainermn_startup` replaces.
 NOT_NEEDED = {("chainer", "setuptools")}
 
 
