@@ -14,7 +14,7 @@ from tests.support.tracing import traced_into
 
 @pytest.fixture(params=by_name(*WAYS))
 def comm(request: pytest.FixtureRequest) -> Iterator:
-    """A communicator of each way, and in the full tier of each name."""
+    """A communicator of each algorithm, and in the full tier of each name."""
     with create_communicator(request.param) as communicator:
         yield communicator
 

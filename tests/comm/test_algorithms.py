@@ -1,4 +1,4 @@
-"""Every plan gives the mean over any topology, to the last bit the same on all ranks and again."""
+"""Every algorithm gives the mean over any topology: the same bits on all ranks, and again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.topologies import IMPOSED, on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 
-# The numbers of ranks, in the default tier, on which a name has a way that no other name has there.
+# The numbers of ranks, in the default tier, on which a name's algorithm is no other name's.
 NAMES = {
     "naive": (2,),
     "flat": (1, 2, 3),

@@ -119,7 +119,7 @@ def test_any_dtype_with_a_buffer_travels(naive):
     same(total, (np.arange(5) * naive.size).astype(">f4"))
 
 
-# Around what goes with the frame or the note, which other arrays and the frame share.
+# Around what is inline with header and metadata, which other arrays and the header share.
 SIZES = (0, 1, 16_000, 16_383, 16_384, 16_385, 40_000, 65_000, 65_536, 65_537)
 
 
@@ -178,7 +178,7 @@ def test_a_note_of_any_length_and_a_number_travel_beside_arrays(naive, kind):
     notes = (b"", b"x", bytes(range(256)) * 100, bytes(range(256)) * 300)
     data = ((), arrays, (*arrays, large), (large[::2], arrays[0]))
     cases = [(note, some, len(note) - 1) for note, some in itertools.product(notes, data)]
-    # Numbers of 64 bits with the same note, which is worked out once.
+    # Ids of 64 bits with the same metadata, which are encoded once.
     numbers = (0, 1, -1, 2**63 - 1, -(2**63), True)
     cases += [(b"the same", (np.full(2, number),), number) for number in numbers]
     for note, some, number in cases:
@@ -222,13 +222,13 @@ def test_what_is_no_note_no_tuple_or_no_number_raises_at_once(naive, kind):
 
 @two_ranks
 def test_what_was_sent_in_another_way_is_refused_by_name(naive):
-    ways = {
+    sends = {
         "send": lambda: naive.send(np.ones(100_000), 1, 0),
         "send_noted": lambda: naive.send_noted(b"note", (np.ones(2),), 1, 0),
         "send_obj": lambda: naive.send_obj("text", 1, 0),
     }
-    for sent, send in ways.items():
-        for received in (name for name in ways if name != sent):
+    for sent, send in sends.items():
+        for received in (name for name in sends if name != sent):
             if naive.rank == 0:
                 send()
             else:
@@ -238,7 +238,7 @@ def test_what_was_sent_in_another_way_is_refused_by_name(naive):
                 with pytest.raises(TypeError, match=text):
                     getattr(naive, name)(0, 0)
     if naive.rank == 0:
-        ways["send"]()
+        sends["send"]()
     else:
         with pytest.raises(TypeError, match="rank 1: recv_noted got a ndarray that rank 0"):
             CommunicatorBase.recv_noted(naive, 0, 0)
@@ -258,7 +258,7 @@ def test_a_message_for_which_there_is_no_memory_is_discarded_whole(naive, how):
         all_same(naive.recv(0, 3), arrays)
 
 
-def test_many_arrays_need_a_long_frame(naive):
+def test_many_arrays_need_a_long_header(naive):
     mine = [np.full((2, 3), i + naive.rank) for i in range(200)]
     for rank, found in enumerate(naive.allgather(mine)):
         all_same(found, [np.full((2, 3), i + rank) for i in range(200)])

@@ -18,19 +18,19 @@ pytestmark = pytest.mark.world
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MANY_RANKS = (2, 3, 4, 5, 6, 8)
-# The first takes the way of all of them.
+# The first takes the algorithm of all of them.
 OTHERS = ("two_dimensional", "single_node", "non_cuda_aware")
 ON_ONE_NODE = ["hierarchical", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
-# After so many calls both ways of large arrays were tried, and the faster one taken again.
+# After so many calls both algorithms of large arrays were tried, and the faster one taken again.
 ENOUGH_CALLS = 4
-# Each rank's record in an agreement, and what the ways tell each other: not the gradients' bytes.
-TALK = 4096
-# Arrays of less than 1 MiB go through the window; larger ones now and then in place.
+# Each rank's entry in a handshake, and the autotuner's choice: not the gradients' bytes.
+OVERHEAD = 4096
+# Arrays of less than 1 MiB go through the window; larger ones now and then pairwise.
 SHARED = {f"p{i}": 100_003 for i in range(8)}
 TINY = {f"p{i:03}": 100 for i in range(700)}
 FEW = {f"p{i}": 100 for i in range(40)}
 ONE = {"p": 1000}
-IN_PLACE = {f"p{i}": (1 << 18) + i for i in range(6)}
+LARGE = {f"p{i}": (1 << 18) + i for i in range(6)}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def nbytes_of(sizes: dict[str, int]) -> int:
 def test_a_rank_writes_and_reads_shared_memory_a_few_times(world, counted, name, sizes, wire):
     nbytes = nbytes_of(sizes)  # whatever the wire: there is none
     (counts,) = counts_of_calls(counted, world, name, sizes, wire)
-    assert counts.sent + counts.received < TALK
+    assert counts.sent + counts.received < OVERHEAD
     if world.size == 2:  # packed; and the other's, with what is packed of one's own
         assert counts.written == nbytes
         assert nbytes <= counts.read <= 2 * nbytes
@@ -79,7 +79,7 @@ def test_a_rank_writes_and_reads_shared_memory_a_few_times(world, counted, name,
 @pytest.mark.sizes(*MANY_RANKS)
 @pytest.mark.parametrize("sizes", [FEW, ONE], ids=["few", "one"])
 def test_each_rank_sums_few_numbers_itself(world, counted, sizes):
-    """Without the meeting that shards take; its own term it may take from its gradient."""
+    """Without the barrier that shards take; its own term it may take from its gradient."""
     nbytes = nbytes_of(sizes)
     (counts,) = counts_of_calls(counted, world, "single_node", sizes)
     assert counts.written == nbytes
@@ -89,10 +89,10 @@ def test_each_rank_sums_few_numbers_itself(world, counted, sizes):
 @pytest.mark.sizes(*MANY_RANKS)
 @pytest.mark.parametrize("name", ["naive", "flat", *ON_ONE_NODE])
 def test_large_gradients_are_moved_at_most_four_times_on_any_number_of_ranks(world, counted, name):
-    nbytes = nbytes_of(IN_PLACE)
-    found = counts_of_calls(counted, world, name, IN_PLACE, calls=ENOUGH_CALLS)
-    assert all(counts.moved <= 4 * nbytes + TALK for counts in found)
-    # Both ways were taken where there are two, and counted.
+    nbytes = nbytes_of(LARGE)
+    found = counts_of_calls(counted, world, name, LARGE, calls=ENOUGH_CALLS)
+    assert all(counts.moved <= 4 * nbytes + OVERHEAD for counts in found)
+    # Both algorithms were taken where there are two, and counted.
     in_messages = [counts.sent + counts.received > nbytes for counts in found]
     assert any(in_messages)
     assert all(in_messages) == (name in ("naive", "flat"))

@@ -1,4 +1,4 @@
-"""The size of chunks that the user asks for: every way of gradients keeps to it."""
+"""The size of chunks that the user asks for: every algorithm keeps to it."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def test_no_chunk_is_larger(world, monkeypatch, name):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_large_arrays_keep_to_it_on_each_way_that_is_tried(world, monkeypatch):
+def test_large_arrays_keep_to_it_by_each_algorithm_that_is_tried(world, monkeypatch):
     chunk_bytes = 65536
     monkeypatch.setenv(VARIABLE, str(chunk_bytes))
     with noted_sizes() as used, create_communicator("hierarchical") as comm:
-        for _ in range(6):  # of two ways; each is new twice, since its first use isn't timed
+        for _ in range(6):  # of two; each is new twice, since its first use isn't timed
             check_mean(comm, 300_001)
     assert all(0 < max(nbytes) <= chunk_bytes for nbytes in used.values())
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.world
 
 # Beside common shapes: 0-d, empty, one element, and sizes on both sides of each threshold.
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7, 5), (4096,), (4097,), (513, 515), (1 << 19,)]
-# One that looks at gradients before ranks agree, and one that doesn't.
+# One that looks at gradients before the handshake, and one that doesn't.
 before_any_data_move = pytest.mark.parametrize(
     "comm", by_name("naive", "hierarchical"), indirect=True
 )

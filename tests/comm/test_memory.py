@@ -46,7 +46,7 @@ WHERE = {
 }
 
 
-# The other names take, on one node, the way of `hierarchical`.
+# The other names take, on one node, the algorithm of `hierarchical`.
 @pytest.mark.parametrize(
     ("name", "where", "wire"),
     [

@@ -10,8 +10,8 @@ from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from tests.support.models import with_grads
 from tests.support.shortage import no_memory_for
 
-# Three ranks show all that two do, and that several have the same view. Ranks agree before any way
-# is chosen, so the communicator's name makes no difference.
+# Three ranks show all that two do, and that several have the same signature. The handshake comes
+# before any algorithm is made, so the communicator's name makes no difference.
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4), pytest.mark.ranks(3)]
 
 ZEROS, UNPICKLABLE = np.zeros(2, "f4"), RuntimeError("can't be pickled")
@@ -221,7 +221,7 @@ def test_finalize_against_another_call_raises_on_all(world):
 
 
 def test_an_allocation_that_fails_on_one_rank_raises_on_all(naive):
-    big = np.zeros(64 << 20, np.int8)  # from here on, ranks agree before it travels
+    big = np.zeros(64 << 20, np.int8)  # from here on, a handshake precedes the data
     wrong = naive.rank == 1
     for call in (lambda: naive.bcast(big), lambda: naive.scatter([big] * naive.size)):
         with no_memory_for("a message", wrong), raises_on_all(wrong, MemoryError, "no room here"):

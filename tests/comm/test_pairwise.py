@@ -1,4 +1,4 @@
-"""Large arrays of ranks that share no memory get the bits that all other ways give them."""
+"""Large arrays of ranks that share no memory get the bits that all other algorithms give them."""
 
 from __future__ import annotations
 

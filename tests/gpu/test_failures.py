@@ -22,7 +22,7 @@ WAYS = ("flat", "pure_nccl", "hierarchical", "two_dimensional")
 
 @pytest.fixture(params=WAYS)
 def name(request, gpu, world) -> str:
-    """A communicator's name for each way that gradients can take."""
+    """A communicator's name for each algorithm."""
     if request.param in NCCL:
         gpus.one_each(world)
     return request.param
@@ -68,7 +68,7 @@ def test_pure_nccl_refuses_numpy_gradients(world, one_each):
         assert_mean(comm)
 
 
-# All names ask before they choose a way.
+# All names check before they make an algorithm.
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in WAYS[1:3] else pytest.mark.full) for n in NCCL]
 )
@@ -112,7 +112,9 @@ def test_one_rank_on_another_device_than_before_raises_on_all(world, gpu, name):
         assert_mean(comm)
 
 
-@pytest.mark.parametrize("place", ["stream", "pinned memory"])  # when the way is made; each call
+@pytest.mark.parametrize(
+    "place", ["stream", "pinned memory"]
+)  # when the algorithm is made; each call
 def test_a_device_that_fails_at_first_raises_on_every_rank(world, one_each, place):
     with create_communicator("pure_nccl") as comm:
         failing = comm.rank == 1

@@ -1,4 +1,4 @@
-"""Means of gradients on GPUs: any model over any topology, by the ways that names promise."""
+"""Means of gradients on GPUs: any model over any topology, by the algorithms that names promise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.world
 # Small beside those on CPUs: the double is slow, and its chunks can be small too. Numbers of an
 # array are alike, since NCCL's sums of others are worse than the bound: the manual says so.
 MODELS = models([(20_001,), (70, 60)], 40, DTYPES[:3], (0,))
-# By default a name runs on as few ranks as tell something of it: two lanes of two nodes take four.
+# By default a name runs on as few ranks as tell something of it: two leaders on two nodes take 4.
 RANKS = dict(naive=2, single_node=2, flat=3, hierarchical=3, non_cuda_aware=3, two_dimensional=4)
 BY_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 
@@ -37,7 +37,7 @@ def named(*names: str):
 
 
 ALL = named(*STAGED, *NCCL)
-# Each name of these takes a way of its own.
+# Each name of these has an algorithm of its own.
 WAYS = named("flat", "hierarchical", "two_dimensional", "pure_nccl")
 BETWEEN_NODES = named("flat", "hierarchical", "two_dimensional")
 
@@ -94,7 +94,7 @@ def check_models(world, name: str, examples: int) -> None:
 @pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.full)])
 @ALL
 def test_any_model_over_any_topology(world, gpu, name, at_length):
-    # The names with fewer examples take the ways of others.
+    # The names with fewer examples take the algorithms of others.
     few = 5 if name in ("naive", "single_node", "non_cuda_aware") else 20
     check_models(world, name, 200 if at_length else few)
 

@@ -1,4 +1,4 @@
-"""Ranks that now and then come late to where they meet, or go late from it."""
+"""Ranks that now and then enter a barrier late, or leave it late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_SECONDS = 0.004
 
 @contextmanager
 def late_ranks(rank: int, likelihood: float) -> Iterator[None]:
-    """Meanwhile this rank pauses before and after meetings, as its number decides."""
+    """Meanwhile this rank pauses before and after barriers, as its number decides."""
     rng = random.Random(rank)
 
     def pause() -> None:
@@ -27,7 +27,7 @@ def late_ranks(rank: int, likelihood: float) -> Iterator[None]:
     def late(method: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **how: (pause(), method(*args, **how), pause())[1]
 
-    # The agreement is the first meeting of a call.
+    # The handshake is the first barrier of a call.
     with (
         mock.patch.object(SharedWindow, "barrier", late(SharedWindow.barrier)),
         mock.patch.object(Handshake, "__call__", late(Handshake.__call__)),

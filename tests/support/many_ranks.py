@@ -34,9 +34,9 @@ TOPOLOGIES = {
 SHAPES = {"a": (), "b": (3, 7), "c": (0,), "d": (1,), "e": (257,), "f": (16,)}
 DTYPES = ("float32", "float64", "float16")
 # By the bytes of a chunk, a float32 array that stands beside these: they have many of the smallest
-# chunks by themselves; some chunks; two of the default size, or it is exchanged in place.
+# chunks by themselves; some chunks; two of the default size, or it is exchanged pairwise.
 LARGER = {"64": 0, "8192": 9001, "": 280_000}
-# The ways that differ; the other names take one of these.
+# The algorithms that differ; the other names take one of these.
 WAYS = ("flat", "hierarchical", "two_dimensional")
 CALLS = 2
 
@@ -107,7 +107,7 @@ if __name__ == "__main__":
     wrong, means = [], 0
     for chunk_bytes, name, nodes in runs(WORLD.size):
         os.environ[CHUNK_VARIABLE] = chunk_bytes
-        wires = ("float16", None, "float64") if chunk_bytes else (None,)  # others aren't in place
+        wires = ("float16", None, "float64") if chunk_bytes else (None,)  # others aren't pairwise
         wire = wires[means // (CALLS + 1) % len(wires)]
         with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
             found = wrong_means(comm, wire, LARGER[chunk_bytes])

@@ -13,7 +13,7 @@ from chainermn_comm.registry import make_communicator
 
 # All that give a mean on CPUs.
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
-# On one node there are no more ways than these; the other names take the last.
+# On one node there are no more algorithms than these; the other names take the last.
 WAYS = ("naive", "flat", "hierarchical")
 
 
@@ -43,7 +43,7 @@ def on_nodes(
 
 
 def telling(name: str, size: int) -> list[tuple[int, ...]]:
-    """The imposed topologies that say something new of a communicator's way on CPUs."""
+    """The imposed topologies that say something new of a communicator's algorithm on CPUs."""
     if name in ("naive", "flat", "single_node"):  # nodes make no difference, or there is one
         return IMPOSED[size][:1]
     if name == "two_dimensional":  # elsewhere one rank of a node exchanges: that is `hierarchical`
