@@ -17,7 +17,7 @@ from chainermn_comm import RankMismatchError
 from chainermn_comm.config import Settings
 from chainermn_comm.gradients import call as gradient_call
 from chainermn_comm.messaging import Handshake
-from chainermn_comm.runtime.progress import barrier
+from chainermn_comm.runtime import barrier
 from chainermn_comm.topology import Topology
 
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB

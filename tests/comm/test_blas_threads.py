@@ -7,12 +7,17 @@ import os
 
 import pytest
 
-from chainermn_comm.runtime.blas_threads import Share, allowed_threads, tightest_group, usable_cores
+from chainermn_comm.runtime.blas_threads import (
+    RankResources,
+    allowed_threads,
+    tightest_cgroup,
+    usable_cores,
+)
 from tests.support import jobs
 
 
-def share(cores, threads=1, group=None, chosen=False) -> Share:
-    return Share(frozenset(cores), group, threads, chosen)
+def share(cores, threads=1, group=None, chosen=False) -> RankResources:
+    return RankResources(frozenset(cores), group, threads, chosen)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_the_limit_of_a_cgroup(tmp_path, membership, files, group, cores):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     expected = cores and (str(tmp_path / group), cores)
-    assert tightest_group(membership, tmp_path) == expected
+    assert tightest_cgroup(membership, tmp_path) == expected
 
 
 # NumPy's wheel brings a BLAS, and SciPy's another, which is loaded later.
@@ -111,7 +116,9 @@ found = world.gather({"before": before, "first": first, "after": after, "late": 
 if world.rank == 0:
     print("FOUND", json.dumps(found))
 """
-CORES = usable_cores([Share(frozenset(os.sched_getaffinity(0)), tightest_group(), 0, False)])
+CORES = usable_cores(
+    [RankResources(frozenset(os.sched_getaffinity(0)), tightest_cgroup(), 0, False)]
+)
 UNSET = {f"{name}_NUM_THREADS": "" for name in ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 
 import pytest
@@ -34,6 +35,26 @@ def test_calls_are_written_together(world, folder, monkeypatch):
         (text,) = written
         assert text.count('"name":"bcast_obj"') == 300
         monkeypatch.undo()
+
+
+def test_where_the_disk_is_too_slow_memory_is_bounded_and_calls_are_dropped(
+    world, folder, monkeypatch
+):
+    monkeypatch.setattr(file, "FLUSH_SECONDS", 3600.0)
+    with create_communicator("naive") as comm:
+        flush_trace()
+        monkeypatch.setattr(file, "MOST_QUEUED", 100)
+        for _ in range(300):
+            comm.bcast_obj(0)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            own_file().end()
+    (text,) = {str(one.message) for one in said}
+    missing = re.search(r"(\d+) calls are missing: the disk is too slow", text)
+    assert missing is not None, text
+    kept = [call for call in calls(folder, world.rank) if call["name"] == "bcast_obj"]
+    assert 0 < len(kept) <= 100
+    assert len(kept) + int(missing[1]) == 300
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_training(world, folder):

@@ -167,13 +167,13 @@ def check_repaired_modules_are_not_cached():
     import chainer
     from chainer import reporter
 
-    import _chainermn_repairs
+    from _chainermn_startup import repairs
 
     folder = os.path.dirname(chainer.__file__)
-    for name in _chainermn_repairs.MODULES:
+    for name in repairs.MODULES:
         spec: Any = sys.modules[name].__spec__
-        repaired = isinstance(spec.loader, _chainermn_repairs.RepairingLoader)
-        rows = [row for row in _chainermn_repairs.TABLE if row.module == name]
+        repaired = isinstance(spec.loader, repairs.RepairingLoader)
+        rows = [row for row in repairs.TABLE if row.module == name]
         assert repaired == any(row.since.is_broken() for row in rows), name
         *parents, module = name.split(".")[1:]
         cache = f"{module}.{sys.implementation.cache_tag}.pyc"
@@ -187,11 +187,11 @@ def check_repaired_modules_are_not_cached():
 def main():
     names = sys.argv[1:]
     if names[0] == "--without":
-        import _chainermn_repairs
+        from _chainermn_startup import repairs
 
         left_out = {int(row) for row in names[1].split(",")}
-        table = enumerate(_chainermn_repairs.TABLE)
-        _chainermn_repairs.TABLE = tuple(each for row, each in table if row not in left_out)
+        table = enumerate(repairs.TABLE)
+        repairs.TABLE = tuple(each for row, each in table if row not in left_out)
         names = names[2:]
     print(json.dumps({name: outcome(name) for name in names}))
 

@@ -111,7 +111,7 @@ def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
     """Start-up imports one module of ours and none besides; it reads no other file."""
     asked = "import sys, json; print(json.dumps(sorted(sys.modules)))"
     with_us = set(json.loads(everything.run("-I", "-c", asked)))
-    text = (everything.site_packages / "_chainermn_startup.py").read_text()
+    text = (everything.site_packages / "_chainermn_startup" / "__init__.py").read_text()
     assert len(text.splitlines()) <= 60
     pth = everything.site_packages / "chainermn.pth"
     away = pth.rename(pth.with_suffix(".away"))
@@ -121,7 +121,7 @@ def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
         away.rename(pth)
     assert with_us - without == {"_chainermn_startup"}
     unrelated = "import json, argparse, importlib.metadata, sys;"
-    everything.run("-c", f"{unrelated} assert '_chainermn_repairs' not in sys.modules")
+    everything.run("-c", f"{unrelated} assert '_chainermn_startup.repairs' not in sys.modules")
 
 
 def test_start_file_names_what_the_pth_file_calls(everything):

@@ -8,13 +8,13 @@ from pathlib import Path
 import chainer
 import pytest
 
-import _chainermn_repairs
+from _chainermn_startup import repairs
 from tests.support.interpreters import found_combinations
 from tests.support.pairwise import tiered
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "check_chainer.py"
-TABLE = _chainermn_repairs.TABLE
+TABLE = repairs.TABLE
 CHECKS = re.findall(r"^def check_(\w+)", SCRIPT.read_text(), re.M)
 # What fails without each row, on the newest Python and NumPy found here.
 NEEDED = """
@@ -72,7 +72,7 @@ TOGETHER = [row for row in ROWS if NEEDED_FOR[row] != "import"]
 def test_each_repair_is_needed(newest, rows):
     """Left out where its table says that Chainer is broken, something fails."""
     asked = (
-        "import json, _chainermn_repairs as r;"
+        "import json, _chainermn_startup.repairs as r;"
         f"print(json.dumps([r.TABLE[row].since.is_broken() for row in {rows}]))"
     )
     broken = json.loads(newest.run("-W", "ignore", "-c", asked))
@@ -90,14 +90,14 @@ def test_repairs_keep_line_numbers_and_say_why():
 
 def test_nothing_is_repaired_where_nothing_is_broken(monkeypatch):
     name, path = "chainer.iterators.multiprocess_iterator", chainer.iterators.__path__
-    found = _chainermn_repairs.repaired_spec(name, path)  # broken on every Python
+    found = repairs.repaired_spec(name, path)  # broken on every Python
     assert found is not None
-    assert isinstance(found.loader, _chainermn_repairs.RepairingLoader)
-    never = _chainermn_repairs.Since("never", lambda: False)
+    assert isinstance(found.loader, repairs.RepairingLoader)
+    never = repairs.Since("never", lambda: False)
     intact = tuple(row._replace(since=never) for row in TABLE)
-    monkeypatch.setattr(_chainermn_repairs, "TABLE", intact)
-    assert _chainermn_repairs.repaired_spec(name, path) is None
-    assert _chainermn_repairs.repaired_spec("chainer.links", chainer.__path__) is None
+    monkeypatch.setattr(repairs, "TABLE", intact)
+    assert repairs.repaired_spec(name, path) is None
+    assert repairs.repaired_spec("chainer.links", chainer.__path__) is None
 
 
 def test_source_that_does_not_match_is_left_alone_with_a_warning(newest, tmp_path):

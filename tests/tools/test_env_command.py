@@ -35,7 +35,7 @@ def test_json_holds_every_section_and_real_values():
         assert packages[name] == metadata.version(name)
     assert imports["finder"] == "registered"
     assert "chainermn_facade" in imports["chainermn"]
-    assert imports["_chainermn_startup"].endswith("_chainermn_startup.py")
+    assert imports["_chainermn_startup"].endswith("_chainermn_startup/__init__.py")
     assert mpi["library"]["vendor"] == mpi["launcher"]["vendor"]
     assert (mpi["match"], mpi["mpicc"]) == (True, str(BIN / "mpicc"))
     assert topology["size"] == 2

@@ -4,9 +4,9 @@ from _chainermn_startup import register as _register_finder
 
 from .communicator import CommunicatorBase
 from .errors import CommunicationError, FinalizedError, PeerError, RankMismatchError
-from .faults.abort import install_if_forced as _install_if_forced
+from .faults import install_if_forced as _install_if_forced
 from .registry import create_communicator
-from .runtime.progress import patient_waits
+from .runtime import patient_waits
 from .topology import Topology
 
 __all__ = [

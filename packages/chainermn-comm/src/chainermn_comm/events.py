@@ -4,6 +4,13 @@ It lies outside of this package because a rank imports it before the script: imp
 `chainermn_comm` loads NumPy, and MPI where the abort hook is forced.
 """
 
-from _chainermn_events import active_job, emit, encode, event_frames, write_frames
+from _chainermn_events import (
+    RANK_VARIABLES,
+    active_job,
+    emit,
+    encode,
+    event_frames,
+    write_frames,
+)
 
-__all__ = ["active_job", "emit", "encode", "event_frames", "write_frames"]
+__all__ = ["RANK_VARIABLES", "active_job", "emit", "encode", "event_frames", "write_frames"]

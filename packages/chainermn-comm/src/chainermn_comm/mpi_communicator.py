@@ -93,7 +93,7 @@ class MpiCommunicator(CommunicatorBase):
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
         watchdogs = register(own, MPI.COMM_WORLD.rank, settings.limit)
-        self._record = traced.record(own, watchdogs, settings.trace)
+        self._record = traced.call_recorder(own, watchdogs, settings.trace)
         topology = topology or Topology.discover(own)
         self._topology = topology
         # Users have all tags but the two largest: for `send_noted` of the library's own functions,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import watchdog
+from . import faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
-from .faults import abort, forks, job_abort
-from .runtime import blas_threads
 from .topology import Topology
 from .trace import TRACE_VARIABLE, trace_folder
 
@@ -130,7 +128,7 @@ def make_communicator(
     from .mpi_communicator import MpiCommunicator
 
     # First: whatever fails on one rank below must not leave the others waiting.
-    abort.install_by_default()
+    faults.install_by_default()
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
@@ -153,10 +151,10 @@ def make_communicator(
         (watchdog.TIMEOUT_VARIABLE, str(found and found[1].limit)),
         (TRACE_VARIABLE, "set" if found and found[1].trace else "unset"),
     )
-    payload = blas_threads.note(comm.size)
+    payload = runtime.blas_payload(comm.size)
     wait = found[1].limit if found else watchdog.Timeout()
     with (
-        watchdog.enforce_init_timeout(wait, _numbers(comm), lambda: job_abort.mpi_abort(1)),
+        watchdog.enforce_init_timeout(wait, _numbers(comm), lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
     ):
         traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
@@ -165,8 +163,8 @@ def make_communicator(
         finally:
             traffic.Free()
         if any(payloads):
-            blas_threads.limit_blas_threads(comm)
-        forks.skip_finalize_in_forks()
+            runtime.limit_blas_threads(comm)
+        faults.skip_finalize_in_forks()
         entry, settings = found
         factories = _resolve(entry.host, allreduce.FACTORIES), _resolve(entry.gpu, gpu.FACTORIES)
         made = MpiCommunicator(comm, factories, settings, topology)

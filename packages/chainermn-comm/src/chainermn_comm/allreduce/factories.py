@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ..faults.abort import abort_if_desynchronized
+from ..faults import abort_if_desynchronized
 from ..messaging import Context, capture_error
 from .algorithm import Algorithm, Factory, NoOp
 from .autotuner import Autotuner

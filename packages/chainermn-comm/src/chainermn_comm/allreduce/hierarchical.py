@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..arrays import accumulator
-from ..runtime.progress import wait_all
+from ..runtime import wait_all
 from ..topology import Topology
 from .chunks import Chunk
 from .float16 import cast_into

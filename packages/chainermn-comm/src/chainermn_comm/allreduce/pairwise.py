@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..messaging import Buffer, start_exchange
-from ..runtime.progress import wait_all
+from ..runtime import wait_all
 from .summation import sum_blocked, sum_rows
 
 # A function that overwrites 1-D contiguous arrays by their sums over ranks, divided by a number.

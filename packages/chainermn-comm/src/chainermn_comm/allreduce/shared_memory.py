@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..arrays import accumulator
-from ..runtime.progress import barrier
+from ..runtime import barrier
 from ..topology import Topology
 from .algorithm import Algorithm, Arrays, Dtypes
 from .chunks import Chunk, plan_chunks

@@ -11,7 +11,7 @@ import secrets
 import numpy as np
 from mpi4py import MPI
 
-from ..runtime import progress
+from .. import runtime
 
 # Windows lie here on MPICH and on Open MPI. A page that can't be allocated is SIGBUS at its
 # first access, not an exception, so there must be room for all of it before. The reserve is for
@@ -109,7 +109,7 @@ class SharedWindow:
         """Wait for the node's ranks; what each wrote before is then visible to all."""
         # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both syncs.
         self.sync()
-        progress.barrier(self._comm)
+        runtime.barrier(self._comm)
         self.sync()
 
     def sync(self) -> None:

@@ -1,7 +1,7 @@
 """Ends the whole job, non-zero, when one rank ends in failure while others may wait for it.
 
 MPI leaves the other ranks waiting when a rank ends by an uncaught exception or by
-`sys.exit(3)`: it goes on to `MPI_Finalize`, which waits for them. Here that rank says what
+`sys.exit(3)`: it goes on to `MPI_Finalize`, which waits for them. Here that rank prints what
 happened and calls `MPI_Abort`. A signal or a kill is the launcher's to notice, and it does.
 """
 
@@ -20,19 +20,20 @@ from typing import Any, NoReturn
 from ..errors import PeerError
 from ..watchdog import mark_finalizing
 from . import exit_status
-from .job_abort import end_job, headline, real_exit, say
+from .job_abort import abort_job, headline, real_exit, write_stderr
 
 VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 # Tells the child processes of a rank that they are no ranks: they inherit the launcher's
 # variables, but a second MPI_Init under the same rank number fails.
 RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
-# How long a rank whose error may only be the echo of another's waits to be ended silently.
-ECHO_SECONDS = 1.5
+# How long a rank with a secondary error, which may only follow from another rank's, waits to be
+# ended silently.
+SECONDARY_ERROR_SECONDS = 1.5
 
 
 @dataclass(frozen=True)
 class _Replaced:
-    """What stood where our hooks are, and the process that they are for."""
+    """The hooks that ours stand in place of, and the process that ours are for."""
 
     process: int
     excepthook: Any
@@ -83,7 +84,7 @@ def remove_hook() -> None:
 
 
 def install_by_default() -> None:
-    """What creating a communicator does: :func:`add_hook`, unless refused or alone.
+    """Do :func:`add_hook`, unless refused or alone; called when a communicator is created.
 
     Nothing is done in a world of one rank, nor where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is
     ``0``. The communicator's own size doesn't count: others may wait for a rank that is alone
@@ -96,7 +97,7 @@ def install_by_default() -> None:
 
 
 def install_if_forced() -> None:
-    """What importing the package does: :func:`add_hook` if the environment asks for it.
+    """Do :func:`add_hook` if the environment asks for it; called when the package is imported.
 
     ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1`` asks; otherwise importing doesn't initialize MPI.
     """
@@ -105,21 +106,21 @@ def install_if_forced() -> None:
 
 
 def abort_if_desynchronized() -> None:
-    """End the job because of the exception that is being handled, if others may wait for this rank.
+    """Abort the job because of the exception being handled, if others may wait for this rank.
 
-    For what comes in the middle of several steps that only all ranks take together, such as an
-    exception of a signal's handler: the others are in a step of their own, and can't be told.
+    It is for exceptions between steps that only all ranks take together, such as those of a
+    signal's handler: the other ranks are in a step of their own, and can't be told.
     """
     kind, value, trace = sys.exc_info()
     if kind is None or value is None or not _others_may_wait():
         return
     if isinstance(value, SystemExit):
-        end_job(f"sys.exit({value.code})", exit_status.as_status(value.code) or 1)
+        abort_job(f"sys.exit({value.code})", exit_status.exit_code(value.code) or 1)
     _excepthook(kind, value, trace)
 
 
 def _wanted() -> bool | None:
-    """What the environment says: True, False, or None for nothing."""
+    """Return what the environment says: True, False, or None for nothing."""
     value = os.environ.get(VARIABLE, "").strip().lower()
     return None if not value else value not in ("0", "false", "no", "off")
 
@@ -141,7 +142,7 @@ def _is_interactive() -> bool:
 
 
 def _others_may_wait() -> bool:
-    """Whether this process is a rank among several, with MPI running."""
+    """Return whether this process is a rank among several, with MPI running."""
     mpi = sys.modules.get("mpi4py.MPI")
     return (
         _replaced is not None
@@ -154,7 +155,7 @@ def _others_may_wait() -> bool:
     )
 
 
-# The ends that are watched.
+# How a process ends.
 
 
 def _excepthook(
@@ -170,18 +171,18 @@ def _excepthook(
     details = ""
     try:
         if isinstance(value, (PeerError, sys.modules["mpi4py.MPI"].Exception)):
-            time.sleep(ECHO_SECONDS)
+            time.sleep(SECONDARY_ERROR_SECONDS)
         if previous is sys.__excepthook__:
             details = "".join(traceback.format_exception(kind, value, trace))
         else:  # what it prints can't be collected first: it may not return
-            say(f"{headline(what)}:\n")
+            write_stderr(f"{headline(what)}:\n")
             previous(kind, value, trace)
     finally:
-        end_job(what, code, details)
+        abort_job(what, code, details)
 
 
 def _threading_excepthook(args: threading.ExceptHookArgs) -> None:
-    """Name the rank; the job goes on, as a Python process does when a thread ends."""
+    """Print the rank's number; the job goes on, as a Python process does when a thread ends."""
     previous = _replaced.threading_excepthook if _replaced else threading.__excepthook__
     if args.exc_type is SystemExit or not _others_may_wait():
         previous(args)
@@ -189,17 +190,17 @@ def _threading_excepthook(args: threading.ExceptHookArgs) -> None:
     what = headline(f"exception in thread {args.thread.name if args.thread else '?'}") + ":\n"
     if previous is threading.__excepthook__:
         trace = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        say(what + "".join(trace))
+        write_stderr(what + "".join(trace))
     else:
-        say(what)
+        write_stderr(what)
         previous(args)
 
 
 def _on_system_exit(code: object) -> None:
-    status = exit_status.as_status(code)
+    status = exit_status.exit_code(code)
     if status and _others_may_wait():
         is_number = isinstance(code, int)
-        end_job(
+        abort_job(
             f"sys.exit({code})" if is_number else "sys.exit with a message",
             status,
             "" if is_number else f"{code}\n",
@@ -210,9 +211,9 @@ def _os_exit(status: int) -> NoReturn:
     try:
         if _others_may_wait():
             # MPICH's launcher kills the other ranks and reports success after os._exit(0).
-            end_job(
+            abort_job(
                 f"os._exit({status}) before MPI was finalized",
-                exit_status.as_status(status) or 1,
+                exit_status.exit_code(status) or 1,
                 "Where this is meant, call mpi4py.MPI.Finalize() first.\n",
             )
         mark_finalizing()
@@ -224,4 +225,4 @@ def _at_exit() -> None:
     """Catch an exception whose report went to an excepthook that somebody set after ours."""
     trace = getattr(sys, "last_traceback", None)
     if trace is not None and trace.tb_frame.f_back is None and _others_may_wait():
-        end_job(f"uncaught {type(sys.last_value).__name__}", 1)
+        abort_job(f"uncaught {type(sys.last_value).__name__}", 1)

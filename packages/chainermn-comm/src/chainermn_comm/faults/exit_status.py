@@ -1,11 +1,11 @@
-"""Tells when the interpreter is about to end because of `SystemExit`, and with which code.
+"""Notices when the interpreter is about to end because of `SystemExit`, and with which code.
 
 Python calls no hook for this: `sys.exit(3)` reaches neither `sys.excepthook` nor, with its
 code, `atexit`; and wrapping `sys.exit` misses `raise SystemExit(3)` and `exit(3)`, and is
 fooled when the exception is caught. From 3.12 on `sys.monitoring` sees the exception leave
 the outermost frame. On 3.10 and 3.11, which no longer change, the interpreter reads the
-attribute `code` of the exception when no frame is left, and there we listen (see
-docs/decisions/abort.md).
+attribute `code` of the exception when no frame is left, and a descriptor of ours is called then
+(see docs/decisions/abort.md).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 Listener = Callable[[object], None]  # is given SystemExit.code
 
 
-def as_status(code: object) -> int:
-    """The exit status, 0 to 255, that `SystemExit(code)` stands for.
+def exit_code(code: object) -> int:
+    """Return the exit status, 0 to 255, that `SystemExit(code)` stands for.
 
     A number that the operating system would cut down to 0, such as 256, gives 1: the
     program said failure.

@@ -1,7 +1,7 @@
 """Lets a child that a rank forked end without touching the rank's MPI.
 
-mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. There it meets the
-other ranks in the parent's place: on MPICH that ends the job, on Open MPI the child hangs. And
+mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. There it takes the
+parent's place among the ranks: on MPICH that ends the job, on Open MPI the child hangs. And
 MPI's own exit handlers release what the parent still uses. So such a child runs Python's exit
 functions and leaves by `os._exit`, as those of `multiprocessing` do.
 """
@@ -19,12 +19,12 @@ from . import exit_status
 from .job_abort import real_exit
 
 _registered = False
-_code: object = None  # of the SystemExit that ends this child
-_earlier: Any = None  # the exception that sys.last_value told before the fork
+_exit_code: object = None  # of the SystemExit that ends this child
+_last_value: Any = None  # sys.last_value before the fork
 
 
 def skip_finalize_in_forks() -> None:
-    """Have every child that this process forks from now on leave MPI alone when it ends."""
+    """Keep every child that this process forks from now on from finalizing MPI when it ends."""
     global _registered
     if not _registered:
         os.register_at_fork(after_in_child=_in_child)
@@ -32,47 +32,47 @@ def skip_finalize_in_forks() -> None:
 
 
 def _in_child() -> None:
-    global _code, _earlier
+    global _exit_code, _last_value
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
-    _code, _earlier = None, getattr(sys, "last_value", None)
+    _exit_code, _last_value = None, getattr(sys, "last_value", None)
     exit_status.unwatch()  # what the abort hook watches for is not for a child
-    exit_status.watch(_remember)
+    exit_status.watch(_record_exit_code)
     try:
         # Runs before all exit functions, and only it does whatever else is registered.
-        threading._register_atexit(_prepare_to_leave)  # type: ignore[attr-defined]
+        threading._register_atexit(_register_exit)  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):  # it isn't promised; or Python is ending already
-        _prepare_to_leave()
+        _register_exit()
 
 
-def _prepare_to_leave() -> None:
-    atexit.unregister(_leave)  # a child's child inherits its parent's
-    atexit.register(_leave)
+def _register_exit() -> None:
+    atexit.unregister(_exit_without_mpi)  # a child's child inherits its parent's
+    atexit.register(_exit_without_mpi)
 
 
-def _remember(code: object) -> None:
-    global _code
-    _code = code
+def _record_exit_code(code: object) -> None:
+    global _exit_code
+    _exit_code = code
 
 
-def _leave() -> None:
-    """Do what is left of the interpreter's end without MPI. The first of all exit functions."""
+def _exit_without_mpi() -> None:
+    """Do the rest of the interpreter's exit without MPI; runs before all other exit functions."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         return  # it leaves by os._exit itself
-    atexit.unregister(_leave)
+    atexit.unregister(_exit_without_mpi)
     try:
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
     finally:
-        real_exit(_status())
+        real_exit(_exit_status())
 
 
-def _status() -> int:
+def _exit_status() -> int:
     error = getattr(sys, "last_value", None)
-    if error is not _earlier:
+    if error is not _last_value:
         return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return exit_status.as_status(_code)
+    return exit_status.exit_code(_exit_code)

@@ -1,4 +1,4 @@
-"""Says why this rank fails, and aborts the job."""
+"""Aborts the job: prints why this rank fails, sends an event, and calls MPI_Abort."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from ..events import emit
 from ..trace import flush_trace
 from ..watchdog import mark_aborting
 
-# Between the report and MPI_Abort. MPICH's launcher drops what it has not read by then (lost
-# were 1,200 of 5,000 lines in one of five runs without a pause), and ranks that fail at the same
-# time get to say why.
+# Between the report and MPI_Abort. MPICH's launcher drops what it has not read by then, and ranks
+# that fail at the same time get to print theirs; see docs/decisions/abort.md.
 FORWARDING_SECONDS = 0.5
 # Ranks that fail at the same time write one after the other: Open MPI's launcher reads 4 kB at
 # a time and mixes longer texts. Only so many turns, so that the last isn't late.
@@ -27,8 +26,8 @@ LAST_RESORT_SECONDS = 3.0
 real_exit = os._exit  # abort.py replaces the one in os
 
 
-def end_job(what: str, code: int, details: str = "") -> NoReturn:
-    """Say why this rank fails and abort the job.
+def abort_job(what: str, code: int, details: str = "") -> NoReturn:
+    """Print why this rank fails and abort the job.
 
     Args:
         what: what happened, to follow "rank 1 of 2: ".
@@ -38,20 +37,20 @@ def end_job(what: str, code: int, details: str = "") -> NoReturn:
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
         emit("aborted", what=what, status=code)
-        say(f"{headline(what)}, ending the job.\n{details}")
+        write_stderr(f"{headline(what)}, ending the job.\n{details}")
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
         mpi_abort(code)
 
 
 def headline(what: str) -> str:
-    """The first line of what a rank says before it ends the job."""
+    """Return the first line of what a rank prints before it aborts the job."""
     world = sys.modules["mpi4py.MPI"].COMM_WORLD
     return f"\nChainerMN: rank {world.rank} of {world.size}: {what}"
 
 
-def say(text: str) -> None:
-    """Write in one piece, so that the launcher doesn't mix it with other ranks' words."""
+def write_stderr(text: str) -> None:
+    """Write in one piece, so that the launcher doesn't mix it with other ranks' output."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     try:
@@ -64,19 +63,19 @@ def say(text: str) -> None:
 
 
 def mpi_abort(code: int) -> NoReturn:
-    """End the job by MPI; this process, whatever MPI does."""
+    """End the job by MPI_Abort, and this process whatever MPI does."""
     try:
         mark_aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         flush_trace()
-        _end_workers()
+        _terminate_workers()
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
     finally:
         real_exit(code)
 
 
-def _end_workers() -> None:
-    """End the worker processes of this one: MPICH's launcher may miss them on a busy machine."""
+def _terminate_workers() -> None:
+    """Terminate this rank's worker processes, which MPICH's launcher may miss on a busy machine."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         with contextlib.suppress(Exception):  # MPI_Abort must be called

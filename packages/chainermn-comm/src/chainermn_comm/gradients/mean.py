@@ -11,7 +11,7 @@ from .. import devices
 from ..allreduce import AlgorithmCache
 from ..config import Settings
 from ..errors import describe_exception
-from ..faults.abort import abort_if_desynchronized
+from ..faults import abort_if_desynchronized
 from ..messaging import Context, capture_error
 from .call import GradientCall, call_of, select, wire_dtypes_of
 

@@ -26,34 +26,34 @@ USERS_VARIABLES = (
 # child processes read these; OMP_NUM_THREADS isn't among them, since it rules more than BLAS.
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
-_most_ranks = 1  # that a communicator had so far for which threads were counted
-_set_here: dict[str, str] = {}  # variables that we set, so as not to take them for the user's
+_largest_size = 1  # that a communicator had so far for which threads were counted
+_set_by_us: dict[str, str] = {}  # variables that we set, so as not to take them for the user's
 
 
 @dataclass(frozen=True)
-class Share:
+class RankResources:
     """What one rank may use of its node.
 
     Attributes:
         cores: numbers of the cores on which it may run.
-        group: the cgroup that limits it most, and the cores' worth of time that its processes
+        cgroup: the one that limits it most, and the cores' worth of time that its processes
             get together; None for no limit.
         threads: of its BLAS, the most of any that is loaded.
-        chosen: whether its user set the number.
+        is_user_set: whether its user set the number.
     """
 
     cores: frozenset[int]
-    group: tuple[str, float] | None
+    cgroup: tuple[str, float] | None
     threads: int
-    chosen: bool
+    is_user_set: bool
 
 
-def note(ranks: int) -> bytes:
-    """What a rank tells the others before a communicator of so many ranks is made.
+def blas_payload(ranks: int) -> bytes:
+    """Return what a rank adds to the handshake that creates a communicator of so many ranks.
 
-    Unless all ranks' notes are empty, all call :func:`limit_blas_threads`.
+    Unless all ranks' payloads are empty, all call :func:`limit_blas_threads`.
     """
-    return b"count" if ranks > _most_ranks else b""
+    return b"count" if ranks > _largest_size else b""
 
 
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
@@ -68,56 +68,56 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     """
     from mpi4py import MPI
 
-    global _most_ranks
-    _most_ranks = max(_most_ranks, mpi_comm.size)
+    global _largest_size
+    _largest_size = max(_largest_size, mpi_comm.size)
     node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        shares = node.allgather(_own_share())
+        ranks = node.allgather(_own_resources())
     finally:
         node.Free()
-    threads = allowed_threads(shares)
+    threads = allowed_threads(ranks)
     if threads is not None:
         _limit(threads)
-    said = mpi_comm.gather(
-        threads and f"{threads} for each of {len(shares)} ranks on {usable_cores(shares)} cores"
+    texts = mpi_comm.gather(
+        threads and f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"
     )
-    if said and any(said):
+    if texts and any(texts):
         print(
-            f"ChainerMN: limited BLAS threads to {'; '.join(dict.fromkeys(filter(None, said)))} "
+            f"ChainerMN: limited BLAS threads to {'; '.join(dict.fromkeys(filter(None, texts)))} "
             "(set OMP_NUM_THREADS to choose yourself)",
             file=sys.stderr,
             flush=True,
         )
 
 
-def allowed_threads(shares: Sequence[Share]) -> int | None:
-    """The BLAS threads that each rank of a node gets; None to leave them as they are."""
-    cores = usable_cores(shares)
-    threads = max(1, cores // len(shares))
+def allowed_threads(ranks: Sequence[RankResources]) -> int | None:
+    """Return the BLAS threads that each rank of a node gets; None to leave them as they are."""
+    cores = usable_cores(ranks)
+    threads = max(1, cores // len(ranks))
     if (
-        len(shares) == 1
-        or any(share.chosen for share in shares)
-        or sum(share.threads for share in shares) <= cores
-        or all(share.threads <= threads for share in shares)
+        len(ranks) == 1
+        or any(rank.is_user_set for rank in ranks)
+        or sum(rank.threads for rank in ranks) <= cores
+        or all(rank.threads <= threads for rank in ranks)
     ):
         return None
     return threads
 
 
-def usable_cores(shares: Sequence[Share]) -> int:
-    """How many cores the ranks of a node can keep busy together, at least 1."""
-    cores = len(frozenset[int]().union(*(share.cores for share in shares)))
-    groups = [share.group for share in shares]
-    limited = [group for group in groups if group is not None]
-    if len(limited) == len(groups):  # else a rank is free to use them all
+def usable_cores(ranks: Sequence[RankResources]) -> int:
+    """Return how many cores the ranks of a node can keep busy together, at least 1."""
+    cores = len(frozenset[int]().union(*(rank.cores for rank in ranks)))
+    cgroups = [rank.cgroup for rank in ranks]
+    limited = [cgroup for cgroup in cgroups if cgroup is not None]
+    if len(limited) == len(cgroups):  # else a rank is free to use them all
         cores = min(cores, int(sum(dict(limited).values())))
     return max(1, cores)
 
 
-def tightest_group(
+def tightest_cgroup(
     membership: str | None = None, root: Path = _chainermn_cgroups.ROOT
 ) -> tuple[str, float] | None:
-    """The cgroup with the least CPU time above this process, and that time in cores.
+    """Return the cgroup with the least CPU time above this process, and that time in cores.
 
     Args:
         membership: text of ``/proc/self/cgroup``; read from there when None.
@@ -126,16 +126,16 @@ def tightest_group(
     folders = _chainermn_cgroups.folders("cpu", membership, root)
     quotas = ((str(folder), _chainermn_cgroups.cpu_quota(folder)) for folder in folders)
     found = [(name, quota) for name, quota in quotas if quota is not None]
-    return min(found, key=lambda group: group[1], default=None)
+    return min(found, key=lambda cgroup: cgroup[1], default=None)
 
 
-def _own_share() -> Share:
-    chosen = any(
-        os.environ.get(name, "").strip() not in ("", _set_here.get(name))
+def _own_resources() -> RankResources:
+    is_set = any(
+        os.environ.get(name, "").strip() not in ("", _set_by_us.get(name))
         for name in USERS_VARIABLES
     )
     cores = frozenset(os.sched_getaffinity(0))
-    return Share(cores, tightest_group(), 0 if chosen else _blas_threads(), chosen)
+    return RankResources(cores, tightest_cgroup(), 0 if is_set else _blas_threads(), is_set)
 
 
 def _blas_threads() -> int:
@@ -150,4 +150,4 @@ def _limit(threads: int) -> None:
 
     threadpoolctl.threadpool_limits(threads, user_api="blas")
     for name in LATE_VARIABLES:
-        os.environ[name] = _set_here[name] = str(threads)
+        os.environ[name] = _set_by_us[name] = str(threads)

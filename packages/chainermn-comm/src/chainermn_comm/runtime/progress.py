@@ -1,7 +1,7 @@
 """How a thread waits for messages: at once and with all of a core, or leaving the core to others.
 
 MPI's own blocking calls poll without pause. That is fastest, and takes a core; a thread that
-communicates while others compute had better look now and then.
+communicates while others compute had better test for messages now and then.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# Between two looks. A link of 1 Gbit/s brings 250 KB meanwhile, which the sockets' buffers hold.
-LOOK_SECONDS = 2e-3
-# Times MPI is asked in a look: each time it moves what it finds, up to some amount. Asked once
-# every 2 ms, 102 MB took 1785 ms over a link of 1 Gbit/s, asked 12 times 859, which is the link's
-# limit; see docs/decisions/double_buffering.md.
-ASKS = 12
+# A link of 1 Gbit/s brings 250 KB meanwhile, which the sockets' buffers hold.
+POLL_INTERVAL = 2e-3  # seconds
+# Each test of the requests moves what MPI finds, up to some amount; so many keep a link of 1 Gbit/s
+# busy, see docs/decisions/double_buffering.md.
+TESTS_PER_POLL = 12
 
 _thread = threading.local()
 
@@ -51,14 +50,13 @@ def wait_all(requests: Sequence[MPI.Request]) -> None:
 
     hurry = getattr(_thread, "hurry", None)
     if hurry is not None:
-        while not any(MPI.Request.Testall(requests) for _ in range(ASKS)):
-            if hurry.wait(LOOK_SECONDS):
+        while not any(MPI.Request.Testall(requests) for _ in range(TESTS_PER_POLL)):
+            if hurry.wait(POLL_INTERVAL):
                 break
     MPI.Request.Waitall(requests)
 
 
 def barrier(comm: MPI.Intracomm) -> None:
     """Wait for all ranks, of which some may be patient and some not (collective)."""
-    # MPI matches no Ibarrier with a Barrier. Waited for at once it takes as long: 11.5 us against
-    # 11.4 with two ranks on two cores.
+    # MPI matches no Ibarrier with a Barrier. Waited for at once it takes as long.
     wait_all([comm.Ibarrier()])

@@ -1,7 +1,7 @@
 """Writes what communicators do into files, one a rank, where CHAINERMN_TRACE names a folder.
 
-See docs/trace.md for the format. Which record a communicator notes its calls in is chosen when it
-is made (`records`, which imports MPI and so isn't imported here): where nothing is traced, calls
+See docs/trace.md for the format. Which recorder a communicator has is chosen when it is made
+(`recorder`, which imports MPI and so isn't imported here): where nothing is traced, calls
 pass no line of this package.
 """
 

@@ -1,4 +1,4 @@
-"""What a trace file says, as lines of JSON in Chrome's trace event format.
+"""The contents of a trace file, as lines of JSON in Chrome's trace event format.
 
 The file is an array whose closing bracket may be missing; each line is an event and a comma.
 """
@@ -18,23 +18,30 @@ OPENING = "[\n"
 FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
 
 
-# What a call is, of which there are few kinds: operation, name of the communicator, whether it is
-# collective, bytes, root or peer, tag. And one call, as cheap to make as can be: its kind; number
-# of the collective call; start, end, and when all ranks had come (0: not noted), in seconds of
-# this process's clock; the thread; name of the exception that ended it.
+# Operation, name of the communicator, whether it is collective, bytes, root or peer, tag: there are
+# few kinds of calls. A call is a tuple, which is cheap to make: its kind; number of the collective
+# call; start, end, and when all ranks had arrived (0: unknown), in seconds of this process's clock;
+# the thread; name of the exception that ended it.
 Kind = tuple[str, str, bool, int, int, int]
 Call = tuple[Kind, int, float, float, float, int, str | None]
 
 
-def of_call(call: Call, rank: int, zero: float, thread: int) -> str:
-    """The line of a call; ``zero`` is the time that the file counts from."""
-    kind, sequence, start, end, met, _, error = call
+def format_call(call: Call, rank: int, zero: float, thread: int) -> str:
+    """Return the line of a call.
+
+    Args:
+        call: see `Call`.
+        rank: in MPI.COMM_WORLD.
+        zero: the time that the file counts from, in seconds of this process's clock.
+        thread: number of the thread in the file.
+    """
+    kind, sequence, start, end, arrived, _, error = call
     head, middle, tail = _parts(kind, rank, thread)
     line = f"{head}{(start - zero) * 1e6:.3f}{middle}{(end - start) * 1e6:.3f}{tail}"
     if kind[2]:
         line += f',"sequence":{sequence}'
-        if met:
-            line += f',"waited":{(met - start) * 1e6:.3f}'
+        if arrived:
+            line += f',"waited":{(arrived - start) * 1e6:.3f}'
     if error is not None:
         line += f',"error":{json.dumps(error)}'
     return line + "}},\n"
@@ -42,9 +49,9 @@ def of_call(call: Call, rank: int, zero: float, thread: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _parts(kind: Kind, rank: int, thread: int) -> tuple[str, str, str]:
-    """What lines have in common, before, between and after their times.
+    """Return what lines have in common, before, between and after their times.
 
-    Made once for many lines, since of all that tracing costs writing them is the most.
+    It is made once for many lines, since formatting is most of what tracing costs.
     """
     operation, communicator, collective, nbytes, peer, tag = kind
     head = (
@@ -59,10 +66,7 @@ def _parts(kind: Kind, rank: int, thread: int) -> tuple[str, str, str]:
     return head, ',"dur":', tail
 
 
-def metadata(event: str, rank: int, thread: int = 0, /, **said: Any) -> str:
-    """The line of an event that has no time of its own."""
-    return _line({"name": event, "ph": "M", "pid": rank, "tid": thread, "args": said})
-
-
-def _line(event: dict[str, Any]) -> str:
-    return json.dumps(event, separators=(",", ":")) + ",\n"
+def metadata(event: str, rank: int, thread: int = 0, /, **args: Any) -> str:
+    """Return the line of an event that has no time of its own."""
+    line = {"name": event, "ph": "M", "pid": rank, "tid": thread, "args": args}
+    return json.dumps(line, separators=(",", ":")) + ",\n"

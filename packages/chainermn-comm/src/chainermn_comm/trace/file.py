@@ -1,7 +1,7 @@
 """This process's trace file: calls are put into a queue, which a thread writes now and then.
 
-Nothing here ever raises into a training: where the file can't be written, a warning says so, and
-calls are dropped from then on.
+Nothing here ever raises into a training: where the file can't be written, or not fast enough, a
+warning says so, and calls are dropped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from . import events
 from .events import Call
 
 TRACE_VARIABLE = "CHAINERMN_TRACE"
-# So much is lost at most when the process is killed.
+# Calls of so long a time are lost at most when the process is killed.
 FLUSH_SECONDS = 0.25
+# Calls that wait to be written, of some 250 bytes each: a hanging network disk must not take all
+# memory. And so many are written at a time.
+MOST_QUEUED, BATCH = 100_000, 10_000
 # For the thread to write its last at the end: a hanging network disk must not keep the job.
 END_SECONDS = 5.0
 # CLOCK_MONOTONIC, which all processes of a machine share.
@@ -33,17 +36,17 @@ _file: TraceFile | None = None
 
 
 def trace_folder() -> str | None:
-    """Where the environment wants traces; None where it wants none."""
+    """Return the folder for traces that the environment names; None where it names none."""
     return os.environ.get(TRACE_VARIABLE) or None
 
 
 def new_run() -> str:
-    """A name for this run of the job, which sorts by time."""
+    """Return a name for this run of the job, which sorts by time."""
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def current() -> TraceFile | None:
-    """This process's file, if it has one."""
+    """Return this process's file, if it has one."""
     return _file
 
 
@@ -52,7 +55,7 @@ def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
     global _file
     if _file is None:
         _file = TraceFile(folder, run, rank, ranks)
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(after_in_child=_reset_in_child)
         atexit.register(_end, os.getpid())
     return _file
 
@@ -69,13 +72,14 @@ class TraceFile:
     def __init__(self, folder: str, run: str, rank: int, ranks: int) -> None:
         self.run, self.rank = run, rank
         self.zero = now()
-        self.calls: deque[Call | str] = deque()
+        self._queue: deque[Call | str] = deque()
+        self._num_dropped = 0
         self._threads: dict[int, int] = {threading.main_thread().ident or 0: 0}
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._descriptor: int | None = None
         host = socket.gethostname()
-        about: dict[str, Any] = {
+        header: dict[str, Any] = {
             "schema": events.SCHEMA,
             "run": run,
             "rank": rank,
@@ -95,7 +99,7 @@ class TraceFile:
         else:
             self._write(
                 events.OPENING
-                + events.metadata(events.FILE, rank, **about)
+                + events.metadata(events.FILE, rank, **header)
                 + events.metadata("process_name", rank, name=f"rank {rank} on {host}")
                 + events.metadata("process_sort_index", rank, sort_index=rank)
                 + events.metadata("thread_name", rank, name="main thread")
@@ -103,33 +107,43 @@ class TraceFile:
         self._thread = threading.Thread(target=self._keep_writing, name="trace", daemon=True)
         self._thread.start()
 
-    def note(self, event: str, /, **said: Any) -> None:
-        """Write an event that is no call."""
-        self.calls.append(events.metadata(event, self.rank, **said))
+    def add_call(self, call: Call) -> None:
+        """Have a call written."""
+        if len(self._queue) < MOST_QUEUED:
+            self._queue.append(call)
+        else:
+            self._num_dropped += 1
+
+    def add_metadata(self, event: str, /, **args: Any) -> None:
+        """Have an event written that is no call."""
+        self._queue.append(events.metadata(event, self.rank, **args))
 
     def since_zero(self, seconds: float) -> float:
-        """Microseconds, as the file counts them."""
+        """Return a time in microseconds, as the file counts them."""
         return round((seconds - self.zero) * 1e6, 3)
 
     def flush(self) -> None:
         """Write all calls that ended."""
         with self._lock:
-            lines = []
-            with suppress(IndexError):
-                while True:
-                    item = self.calls.popleft()
-                    lines.append(item if isinstance(item, str) else self._line(item))
-            self._write("".join(lines))
+            for _ in range(0, len(self._queue), BATCH):
+                lines = []
+                with suppress(IndexError):
+                    for _ in range(BATCH):
+                        item = self._queue.popleft()
+                        lines.append(item if isinstance(item, str) else self._line(item))
+                self._write("".join(lines))
 
     def end(self) -> None:
         """Write what is left, and wait for it, but not for ever."""
         self._ended.set()
         self._thread.join(END_SECONDS)
+        if self._num_dropped:
+            _warn(self.rank, f"{self._num_dropped} calls are missing: the disk is too slow")
 
-    def forget(self) -> None:
-        """In a forked child: the file is its parent's."""
+    def detach(self) -> None:
+        """Leave the file to its parent, in a forked child."""
         self._descriptor = None
-        self.calls.clear()
+        self._queue.clear()
 
     def _keep_writing(self) -> None:
         while not self._ended.wait(FLUSH_SECONDS):
@@ -142,7 +156,7 @@ class TraceFile:
         if thread is None:
             thread = self._threads[call[5]] = len(self._threads)
             head = events.metadata("thread_name", self.rank, thread, name=f"thread {thread}")
-        return head + events.of_call(call, self.rank, self.zero, thread)
+        return head + events.format_call(call, self.rank, self.zero, thread)
 
     def _write(self, text: str) -> None:
         data = text.encode()
@@ -157,7 +171,7 @@ class TraceFile:
 
 
 def _clock() -> str:
-    """The same where processes share a clock: that of a machine, since it was started."""
+    """Return a text that processes have in common which share a clock: the machine's boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/time').st_ino}"
@@ -171,10 +185,10 @@ def _warn(rank: int, text: str) -> None:
         warnings.warn(f"rank {rank}: {text} ({TRACE_VARIABLE})", RuntimeWarning, stacklevel=4)
 
 
-def _forget() -> None:
+def _reset_in_child() -> None:
     global _file
     if _file is not None:
-        _file.forget()
+        _file.detach()
         _file = None
 
 

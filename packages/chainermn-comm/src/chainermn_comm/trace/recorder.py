@@ -1,4 +1,4 @@
-"""Notes the calls of a traced communicator, where the watchdog notes those of every one."""
+"""Records the calls of traced communicators, beside the watchdog, which records those of all."""
 
 from __future__ import annotations
 
@@ -19,50 +19,52 @@ if TYPE_CHECKING:  # importing it starts MPI
 NEXT_COMPARISON = 64
 FINALIZE = "finalize"
 # Communicators that this process made, to give each a name.
-_made = 0
+_num_traced = 0
 
 
-def record(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
-    """Where a communicator's calls are to be noted (collective where it is traced).
+def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
+    """Return what records a communicator's calls (collective where it is traced).
 
     Args:
         comm: of the communicator, for its own traffic.
-        watchdogs: where they are noted in any case.
+        watchdogs: the watchdog's recorder, which records them in any case.
         folder: of the trace; None on all ranks where there is none.
     """
-    global _made
+    global _num_traced
     if folder is None:
         return watchdogs
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    _made += 1
+    _num_traced += 1
     mine = file.current()
     proposal = mine.run if mine is not None else file.new_run()
-    everyone = comm.allgather((world.rank, _made, proposal))
+    everyone = comm.allgather((world.rank, _num_traced, proposal))
     name = f"{everyone[0][0]}.{everyone[0][1]}"
     mine = file.begin(folder, everyone[0][2], world.rank, world.size)
     # A process that was in another communicator before may have a file of that one's run.
     run, members = everyone[0][2], [rank for rank, *_ in everyone]
-    mine.note(events.COMMUNICATOR, communicator=name, rank=comm.rank, ranks=members, run=run)
+    mine.add_metadata(
+        events.COMMUNICATOR, communicator=name, rank=comm.rank, ranks=members, run=run
+    )
     made = TracedCallRecorder(watchdogs, mine, name)
     made.compare_clocks(comm)
     return made
 
 
 def handshake(comm: MPI.Intracomm, record: CallRecorder) -> Handshake:
-    """The handshake of a communicator whose calls are noted in this record."""
+    """Return the handshake of a communicator whose calls ``record`` records."""
     kind = TracedHandshake if isinstance(record, TracedCallRecorder) else Handshake
     return kind(comm, record)
 
 
 class TracedCallRecorder(CallRecorder):
-    """Notes each call for the trace, too."""
+    """Records each call for the trace, too."""
 
     __slots__ = (
+        "_arrived",
         "_file",
         "_kind",
-        "_met",
         "_name",
         "_queue",
         "_start",
@@ -72,8 +74,8 @@ class TracedCallRecorder(CallRecorder):
     def __init__(self, watchdogs: CallRecorder, into: TraceFile, name: str) -> None:
         super().__init__()
         self._watchdogs, self._file, self._name = watchdogs, into, name
-        self._queue = into.calls.append
-        self._start = self._met = 0.0
+        self._queue = into.add_call
+        self._start = self._arrived = 0.0
         self._kind: Kind = ("", name, True, 0, NOBODY, NOBODY)
 
     def collective(
@@ -83,7 +85,7 @@ class TracedCallRecorder(CallRecorder):
         if not self._start:  # else it is a further step of the same call
             self.sequence = sequence
             self._kind = (operation, self._name, True, nbytes, root, NOBODY)
-            self._met = 0.0
+            self._arrived = 0.0
             self._start = now()
 
     def message(
@@ -93,10 +95,10 @@ class TracedCallRecorder(CallRecorder):
         self._kind = (operation, self._name, False, nbytes, peer, tag)
         self._start = now()
 
-    def met(self) -> None:
-        """Note that all ranks have come to the collective call."""
-        if not self._met:
-            self._met = now()
+    def mark_arrived(self) -> None:
+        """Record that all ranks have come to the collective call."""
+        if not self._arrived:
+            self._arrived = now()
 
     def leave(self) -> None:
         self._watchdogs.leave()
@@ -106,7 +108,7 @@ class TracedCallRecorder(CallRecorder):
             self._start = 0.0
             raised = sys.exc_info()[0]
             error = None if raised is None else raised.__name__
-            self._queue((self._kind, self.sequence, start, end, self._met, get_ident(), error))
+            self._queue((self._kind, self.sequence, start, end, self._arrived, get_ident(), error))
 
     def release(self) -> None:
         self._watchdogs.release()
@@ -116,18 +118,18 @@ class TracedCallRecorder(CallRecorder):
         from mpi4py import MPI
 
         found = clocks.measure(comm, int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
-        self._file.note(
+        self._file.add_metadata(
             events.CLOCK,
             communicator=self._name,
             at=self._file.since_zero(found.at),
-            # What is to be added to a time of this file, to have one of rank 0's clock.
+            # To be added to a time of this file for the time of rank 0's clock.
             ahead=round((found.ahead + self._file.zero) * 1e6, 3),
             round_trip=round(found.round_trip * 1e6, 3),
         )
 
 
 class TracedHandshake(Handshake):
-    """Tells a traced record when all ranks have come."""
+    """Tells a traced recorder when all ranks have come."""
 
     _record: TracedCallRecorder
 
@@ -142,7 +144,7 @@ class TracedHandshake(Handshake):
         try:
             payloads = _handshake(self, operation, signature, payload, error, nbytes)
         finally:
-            self._record.met()
+            self._record.mark_arrived()
         count = self._calls
         if operation == FINALIZE or (count >= NEXT_COMPARISON and not count & (count - 1)):
             self._record.compare_clocks(self._comm)

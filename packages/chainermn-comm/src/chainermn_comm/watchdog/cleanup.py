@@ -31,7 +31,7 @@ MADE_FOR_A_JOB = (
 LAUNCHER_SECONDS = 1.0
 # For processes that were ended to be gone: until then a file is in use.
 WAIT_SECONDS = 3.0
-# For a daemon of the launcher to hear from it that the job is over, unless a link is cut.
+# For a daemon of the launcher to learn from it that the job is over, unless a link is cut.
 DAEMON_SECONDS = 5.0
 # For `chainermn launch`, or whoever started it, to end a launcher that a cut link keeps waiting.
 FOLDER_SECONDS = 20.0

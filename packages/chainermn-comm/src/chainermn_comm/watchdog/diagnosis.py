@@ -23,7 +23,7 @@ class Rank:
         state: RUNNING, STOPPED or GONE.
         calls: what it does, or did last, on each of its communicators.
         stacks: of its threads, as text; empty where they weren't asked for or didn't come.
-        scope: what its calls are part of, if it said so.
+        scope: what its calls are part of; None for nothing.
     """
 
     world: int
@@ -46,7 +46,7 @@ class Rank:
 
     @property
     def is_exempt(self) -> bool:
-        """Whether it is busy with what it said may take long."""
+        """Whether it does work for which the others may have to wait for long."""
         return self.is_outside and self.scope is not None and self.scope.exempt
 
     @property
@@ -61,7 +61,7 @@ class Rank:
 
 
 def ranks_from_reply(reply: dict[str, Any]) -> list[Rank]:
-    """Return the ranks of another machine, as its monitor tells of them.
+    """Return the ranks of another machine, from its monitor's reply.
 
     Raises:
         KeyError, TypeError: the reply is malformed.

@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..events import emit
+from ..events import RANK_VARIABLES, emit
 from . import processes, recorder
 from .diagnosis import Rank, WaitGraph
 from .report import next_step, reason, report, warning
 from .status_region import REGION_BYTES, WORLD, Call, read_calls
 from .timeout import Timeout
 
-# In which MPICH, Open MPI and Slurm tell a process its rank.
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# In which launchers tell a process its rank. Here MPI is running, so Slurm's may count.
+RANK_NAMES = (*(rank for rank, _ in RANK_VARIABLES), "SLURM_PROCID")
 # From a report to the end, for the launcher to forward it; the other ranks wait for longer.
 REPORTER_SECONDS, OTHERS_SECONDS = 0.5, 2.0
 
@@ -96,7 +96,7 @@ def _local_ranks(members: list[int]) -> WaitGraph:
 
 def _pids_by_rank() -> dict[int, int]:
     """Return the processes of this job on this machine: those that its launcher has started."""
-    name = next((name for name in RANK_VARIABLES if name in os.environ), None)
+    name = next((name for name in RANK_NAMES if name in os.environ), None)
     if name is None:
         return {}
     launcher = os.getppid()

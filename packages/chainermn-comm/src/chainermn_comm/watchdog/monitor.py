@@ -42,8 +42,7 @@ TICK_SECONDS = 0.5
 STACKS_SECONDS = 1.5
 # For so long stacks are not asked for again.
 FRESH_SECONDS = 2.0
-# For somebody to take what is printed, of all who are tried: a launcher that is stopped reads
-# nothing.
+# For one of all readers that are tried to take what is printed; a stopped launcher reads nothing.
 PRINT_SECONDS = 4.0
 # Between the report and the end, for the launcher to forward it.
 FORWARDING_SECONDS = 0.5
@@ -180,7 +179,7 @@ class Monitor:
                 return
 
     def report_first_failure(self) -> None:
-        """Report which rank ended badly and said nothing, before all others."""
+        """Report which rank ended badly first, without having called MPI_Abort."""
         rank, self.exits.first_failure = self.exits.first_failure, None
         if rank is None:
             return
@@ -188,7 +187,7 @@ class Monitor:
         ages = query.replies()
         now = time.monotonic()
         own = self.exits.since_failure(now) or 0.0
-        # Of a machine where all is over the launcher has heard before this one.
+        # The end of a machine's last rank has reached the launcher before this one.
         is_over = len(ages) < len(self.peers) and any(peer.has_finished for peer in self.peers)
         if not is_over and all(age <= own for age in ages):
             lost = rank.look(now)

@@ -37,7 +37,10 @@ Answer = Callable[[str], dict[str, Any]]
 def own_addresses() -> list[str]:
     """Return this machine's IPv4 and global IPv6 addresses, but for the loopback's."""
     found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with (
+        contextlib.suppress(OSError),  # no file is left
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+    ):
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
@@ -52,7 +55,7 @@ def own_addresses() -> list[str]:
 
 
 def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
-    """Return those of this machine's addresses that its packets to other hosts come from.
+    """Return the addresses of this machine that its packets to other hosts come from.
 
     Args:
         own: what `own_addresses` returned here.
@@ -63,17 +66,18 @@ def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
         # An address that both have is a bridge's, unless they share all (containers of a machine).
         theirs = [address for address in addresses if address not in own] or addresses
         found |= {_source_address(address) for address in theirs}
-    return [address for address in own if address in found]
+    return sorted(found - {""})
 
 
 def _source_address(destination: str) -> str:
     """Return the address that packets to another one come from; "" if there is no route."""
-    with socket.socket(_family(destination), socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((destination, 9))  # nothing is sent
-        except OSError:
-            return ""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(_family(destination), socket.SOCK_DGRAM) as probe,
+    ):
+        probe.connect((destination, 9))  # nothing is sent
         return str(probe.getsockname()[0])
+    return ""
 
 
 def _family(address: str) -> socket.AddressFamily:

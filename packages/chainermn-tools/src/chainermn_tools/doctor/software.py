@@ -21,7 +21,7 @@ from chainermn_tools.jobs import Unavailable
 OLDEST, NEWEST = (3, 10), (3, 13)
 FACADE = "chainermn_facade"
 INSTALL_ALL = "install ChainerMN's packages together, from its repository or its wheels"
-# Chainer names setuptools, of which it wants a module that `_chainermn_requirements` replaces.
+# Chainer names setuptools, of which it wants a module that `_chainermn_startup` replaces.
 NOT_NEEDED = {("chainer", "setuptools")}
 
 checks = Checks()

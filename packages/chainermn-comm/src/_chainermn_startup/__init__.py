@@ -6,7 +6,7 @@ chainermn-comm. It puts one finder before the others, which answers for two name
 - `chainermn` is the meta-package's facade, where that is installed, although Chainer ships a
   folder of that name (CHAINERMN_USE_BUNDLED=1 gives Chainer's);
 - the modules of `chainer` that break on newer Python, NumPy or setuptools are repaired in
-  memory, from the table in `_chainermn_repairs` (CHAINERMN_NO_COMPAT=1 leaves them alone).
+  memory, from the table in `repairs` (CHAINERMN_NO_COMPAT=1 leaves them alone).
 
 It opens no connection, starts no process, and writes no file.
 """
@@ -31,9 +31,9 @@ class Finder:
         if name == "chainermn" and os.environ.get("CHAINERMN_USE_BUNDLED") != "1":
             return facade_spec()
         if name.startswith("chainer.") and os.environ.get("CHAINERMN_NO_COMPAT") != "1":
-            import _chainermn_repairs
+            from . import repairs
 
-            return _chainermn_repairs.repaired_spec(name, path)
+            return repairs.repaired_spec(name, path)
         return None  # the next finder is asked
 
 

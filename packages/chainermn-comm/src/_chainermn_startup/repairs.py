@@ -55,7 +55,9 @@ def cannot_import(module: str, words: str) -> Since:
 
 
 NO_PKG_RESOURCES = cannot_import("pkg_resources", "setuptools 82, or none installed")
-PKG_RESOURCES = (("import pkg_resources\n", "import _chainermn_requirements as pkg_resources\n"),)
+PKG_RESOURCES = (
+    ("import pkg_resources\n", "import _chainermn_startup.requirements as pkg_resources\n"),
+)
 PADDING = "numpy.array(self.padding).astype(y.dtype)[()]"
 
 TABLE: tuple[Repair, ...] = (
