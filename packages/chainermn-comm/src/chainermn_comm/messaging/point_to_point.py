@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from itertools import compress
 from operator import not_
@@ -26,7 +25,7 @@ from ..arrays import as_bytes
 from ..watchdog import CallRecorder
 from . import messages
 from .messages import OBJECT, TUPLE, WITH_METADATA, ArraySpec, Message
-from .transfer import MAX_MESSAGE_BYTES, split_large
+from .transfer import discard, split_large
 
 # The size of the first of MPI's messages. Longer ones are faster out of line.
 INLINE_BYTES = 64 << 10
@@ -242,9 +241,7 @@ def _recv_out_of_line(
         arrays = [messages.empty_array(*spec) for spec in specs]
     except MemoryError:
         for dtype, shape, _ in specs:
-            for _ in range(0, dtype.itemsize * math.prod(shape), MAX_MESSAGE_BYTES):
-                with suppress(MPI.Exception):  # MPI_ERR_TRUNCATE
-                    comm.Recv([bytearray(1), MPI.BYTE], source, tag)
+            discard(dtype.itemsize * math.prod(shape), comm, source, tag)
         raise
     for array in arrays:
         for piece in split_large(as_bytes(array)):
