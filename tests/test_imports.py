@@ -30,13 +30,29 @@ ORDER = {
         "events watchdog runtime",
         "arrays devices errors topology",
     ],
-    "train": ["__init__", "extensions", "optimizers iterators checkpoint datasets"],
+    "train": [
+        "__init__",
+        "extensions",
+        "checkpoint",
+        "optimizers iterators datasets",
+        "persistents profiling trainer_introspection",
+        "collective_errors host_arrays mixins",
+    ],
     "modelparallel": ["__init__", "links", "functions"],
-    "tools": ["cli", "doctor launch bench trace explain", "jobs"],
+    "tools": [
+        "__init__ __main__",
+        "cli",
+        "doctor",
+        "bench",
+        "launch trace",
+        "explain environment",
+        "jobs",
+        "formatting",
+    ],
 }
-COMPLETE = {"comm"}
+COMPLETE = {"comm", "train", "modelparallel", "tools"}
 # The packages whose folders are imported only by what their `__init__` re-exports.
-RE_EXPORTING = ["comm"]
+RE_EXPORTING = ["comm", "train", "modelparallel"]
 # Modules that are imported past their folder's `__init__`: it is for those who mustn't start MPI.
 DIRECT = {"chainermn_comm.trace.recorder"}
 
@@ -62,12 +78,19 @@ def imports(package: str) -> Iterator[tuple[str, str, str]]:
 
 @cache
 def exports(package: str, folder: str) -> set[str] | None:
-    """What a folder's `__init__` re-exports; None if it isn't a folder, or has no ``__all__``."""
+    """What a folder's `__init__` re-exports; None if it isn't a folder, or has no ``__all__``.
+
+    Names ``x as x`` are for other folders, and those in ``__all__`` for users, too.
+    """
     init = PACKAGES / f"chainermn-{package}/src/chainermn_{package}/{folder}/__init__.py"
-    for node in ast.parse(init.read_text()).body if init.exists() else []:
+    body = ast.parse(init.read_text()).body if init.exists() else []
+    public, inner = None, {"*"}
+    for node in body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return set(ast.literal_eval(node.value))
-    return None
+            public = set(ast.literal_eval(node.value))
+        elif isinstance(node, ast.ImportFrom):
+            inner |= {alias.name for alias in node.names if alias.asname == alias.name}
+    return None if public is None else public | inner
 
 
 @pytest.mark.parametrize("package", ORDER)
