@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError
 from chainermn_comm.config import Settings
-from chainermn_comm.gradients import call as gradient_call
+from chainermn_comm.gradients import gradient_call as gradient_call
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime import barrier
 from chainermn_comm.topology import Topology

@@ -36,7 +36,7 @@ ORDER = {
         "checkpoint",
         "optimizers iterators datasets",
         "persistents profiling trainer_introspection",
-        "collective_errors host_arrays mixins",
+        "collective_errors host_arrays wrappers",
     ],
     "modelparallel": ["__init__", "links", "functions"],
     "tools": [

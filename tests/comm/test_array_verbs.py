@@ -183,9 +183,9 @@ def test_a_note_of_any_length_and_a_number_travel_beside_arrays(naive, kind):
     cases += [(b"the same", (np.full(2, number),), number) for number in numbers]
     for note, some, number in cases:
         if naive.rank == 0:
-            kind(naive).send_noted(naive, note, some, 1, 3, number=number)
+            kind(naive).send_with_metadata(naive, note, some, 1, 3, message_id=number)
         else:
-            found, received, its_number = kind(naive).recv_noted(naive, 0, 3)
+            found, received, its_number = kind(naive).recv_with_metadata(naive, 0, 3)
             assert (found, its_number) == (note, number)
             all_same(received, some)
             assert all(array.flags.owndata for array in received)
@@ -196,9 +196,9 @@ def test_a_long_note_is_not_kept(naive):
     note = bytes(100_000)
     before = sys.getrefcount(note)
     if naive.rank == 0:
-        naive.send_noted(note, (np.ones(2),), 1, 3)
+        naive.send_with_metadata(note, (np.ones(2),), 1, 3)
     else:
-        naive.recv_noted(0, 3)
+        naive.recv_with_metadata(0, 3)
     assert sys.getrefcount(note) == before
 
 
@@ -207,24 +207,34 @@ def test_a_long_note_is_not_kept(naive):
 def test_what_is_no_note_no_tuple_or_no_number_raises_at_once(naive, kind):
     arrays = (np.ones(2),)
     for note, data, number, text in [
-        ("text", (), 0, "the note of send_noted must be bytes, got str"),
-        (None, arrays, 0, "the note of send_noted must be bytes, got NoneType"),
-        (b"", np.ones((2, 2)), 0, "send_noted takes a tuple of arrays, got ndarray"),
-        (b"", np.float64(1), 0, "send_noted takes a tuple of arrays, got float64"),
-        (b"", (), "1", "the number of send_noted must be an int, got str"),
-        (b"", arrays, 2**63, "the number of send_noted must have 64 bits, got 92"),
-        (b"", (), 2**63, "the number of send_noted must have 64 bits, got 9223372036854775808"),
-        (b"", (), -(2**63) - 1, "the number of send_noted must have 64 bits, got -9223372036854"),
+        ("text", (), 0, "the metadata of send_with_metadata must be bytes, got str"),
+        (None, arrays, 0, "the metadata of send_with_metadata must be bytes, got NoneType"),
+        (b"", np.ones((2, 2)), 0, "send_with_metadata takes a tuple of arrays, got ndarray"),
+        (b"", np.float64(1), 0, "send_with_metadata takes a tuple of arrays, got float64"),
+        (b"", (), "1", "the message_id of send_with_metadata must be an int, got str"),
+        (b"", arrays, 2**63, "the message_id of send_with_metadata must have 64 bits, got 92"),
+        (
+            b"",
+            (),
+            2**63,
+            "the message_id of send_with_metadata must have 64 bits, got 9223372036854775808",
+        ),
+        (
+            b"",
+            (),
+            -(2**63) - 1,
+            "the message_id of send_with_metadata must have 64 bits, got -9223372036854",
+        ),
     ]:
         with pytest.raises((TypeError, ValueError), match=f"^rank {naive.rank}: {text}"):
-            kind(naive).send_noted(naive, note, data, 1 - naive.rank, 3, "", number)
+            kind(naive).send_with_metadata(naive, note, data, 1 - naive.rank, 3, "", number)
 
 
 @two_ranks
 def test_what_was_sent_in_another_way_is_refused_by_name(naive):
     sends = {
         "send": lambda: naive.send(np.ones(100_000), 1, 0),
-        "send_noted": lambda: naive.send_noted(b"note", (np.ones(2),), 1, 0),
+        "send_with_metadata": lambda: naive.send_with_metadata(b"note", (np.ones(2),), 1, 0),
         "send_obj": lambda: naive.send_obj("text", 1, 0),
     }
     for sent, send in sends.items():
@@ -240,15 +250,15 @@ def test_what_was_sent_in_another_way_is_refused_by_name(naive):
     if naive.rank == 0:
         sends["send"]()
     else:
-        with pytest.raises(TypeError, match="rank 1: recv_noted got a ndarray that rank 0"):
-            CommunicatorBase.recv_noted(naive, 0, 0)
+        with pytest.raises(TypeError, match="rank 1: recv_with_metadata got a ndarray that rank 0"):
+            CommunicatorBase.recv_with_metadata(naive, 0, 0)
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("how", ["", "_noted", "_obj"])
+@pytest.mark.parametrize("how", ["", "_with_metadata", "_obj"])
 def test_a_message_for_which_there_is_no_memory_is_discarded_whole(naive, how):
     arrays = np.ones(300_000), np.zeros(2), np.ones((500, 400), order="F")
-    value = (b"x", arrays) if how == "_noted" else (arrays,)
+    value = (b"x", arrays) if how == "_with_metadata" else (arrays,)
     if naive.rank == 0:
         getattr(naive, f"send{how}")(*value, 1, 3)
         naive.send(arrays, 1, 3)

@@ -61,9 +61,9 @@ def test_the_function_that_a_message_is_made_for_is_noted(monkeypatch):
             return np.zeros(9, np.uint8), np.ones(2)
 
     monkeypatch.setattr(communicator, "annotate", annotate)
-    Seen().send_noted(b"x", (np.ones(2),), 1, 0, "functions: send")
-    assert Seen().recv_noted(1, 0, "functions: recv")[0] == bytes(1)
-    Seen().send_noted(b"x", (), 1, 0)
+    Seen().send_with_metadata(b"x", (np.ones(2),), 1, 0, "functions: send")
+    assert Seen().recv_with_metadata(1, 0, "functions: recv")[0] == bytes(1)
+    Seen().send_with_metadata(b"x", (), 1, 0)
     labelled = ["functions: send", "send", "end", "functions: recv", "recv", "end"]
     assert found == [*labelled, "send"]
 

@@ -101,7 +101,7 @@ def test_the_errors_of_messages_are_noted_too(world, folder):
             comm.send_obj("text", 1)
             comm.send(np.ones(2), 1)
             comm.send_obj(Unreadable(), 1)
-        for receive in (comm.recv, comm.recv_noted, comm.recv_obj)[: 3 * world.rank]:
+        for receive in (comm.recv, comm.recv_with_metadata, comm.recv_obj)[: 3 * world.rank]:
             with pytest.raises((TypeError, ValueError)):
                 receive(0)
     found = [call["args"].get("error") for call in calls(folder, world.rank)]

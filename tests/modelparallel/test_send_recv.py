@@ -245,8 +245,8 @@ def test_no_backprop_mode_sends_no_gradients(comm):
 def nothing_is_left(comm):
     """No message that nobody received lies between ranks 0 and 1, in either direction."""
     if comm.rank < 2:
-        comm.send_noted(b"last", (), 1 - comm.rank, comm.reserved_tag)
-        assert comm.recv_noted(1 - comm.rank, comm.reserved_tag)[0] == b"last"
+        comm.send_with_metadata(b"last", (), 1 - comm.rank, comm.reserved_tag)
+        assert comm.recv_with_metadata(1 - comm.rank, comm.reserved_tag)[0] == b"last"
 
 
 def test_the_delegate_is_reached_through_what_has_no_gradient(comm):
@@ -323,7 +323,7 @@ def test_other_kinds_of_messages_are_refused_by_name(comm):
         comm.send_obj({"not": "a variable"}, 1, 4)
         comm.send(np.ones(2), 1, 4)
         for note in (b"", b"CMNMSG of mine", b"another"):
-            comm.send_noted(note, (np.ones(2),), 1, 4)
+            comm.send_with_metadata(note, (np.ones(2),), 1, 4)
         send(Variable(np.ones(2)), comm, 1, tag=4).backward()
     else:
         told = r"rank 1: .*rank 0 .*tag 4, but .*got an? (obj|dict|array|ndarray)"

@@ -37,7 +37,7 @@ def _array_module(*arrays: Any) -> Any:
 @contextlib.contextmanager
 def received_on_devices(comm: Any) -> Iterator[None]:
     """What this rank receives of `comm` is on its device."""
-    original = comm.recv_noted
+    original = comm.recv_with_metadata
 
     def on_device(source: int, tag: int = 0, label: str = "") -> Any:
         note, arrays, number = original(source, tag, label)
@@ -56,5 +56,5 @@ def received_on_devices(comm: Any) -> Iterator[None]:
         patch.setattr(chainer, "is_arrays_compatible", compatible)
         for module in (ordered_function, control_dependencies, messages):
             patch.setattr(module, "backend", ours)
-        patch.setattr(comm, "recv_noted", on_device)
+        patch.setattr(comm, "recv_with_metadata", on_device)
         yield

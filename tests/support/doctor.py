@@ -30,10 +30,10 @@ from chainermn_tools.doctor import (
     Stage,
     gpus,
     machine,
-    memory,
     mpi,
     rank_job,
     ranks,
+    shared_memory,
     software,
 )
 from chainermn_tools.doctor.check import Check, failed, ok, skipped, warning
@@ -209,7 +209,7 @@ class Machine:
         (self.folder / "shm").mkdir()
         for name, nbytes in files.items():
             (self.folder / "shm" / name).write_bytes(b"x" * nbytes)
-        self._patch.setattr(memory, "SHM_FOLDER", self.folder / "shm")
+        self._patch.setattr(shared_memory, "SHM_FOLDER", self.folder / "shm")
 
     def cores(self, usable: int, load: float = 0.0) -> None:
         """So many cores, and so many processes that want them."""

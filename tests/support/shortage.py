@@ -6,15 +6,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.allreduce import array_sums, factories
-from chainermn_comm.gradients import call, mean
+from chainermn_comm.allreduce import factories, user_arrays
+from chainermn_comm.gradients import gradient_call, mean
 from chainermn_comm.messaging import messages
 
 # What is allocated, and where.
 MOMENTS: dict[str, tuple[Any, str]] = {
-    "replaced gradients": (call, "_targets"),
+    "replaced gradients": (gradient_call, "_targets"),
     "gradients of zeros": (mean, "_zeros"),
-    "copies to sum in": (array_sums, "_copied"),
+    "copies to sum in": (user_arrays, "_copied"),
     "a message": (messages, "allocate"),
     "a received array": (messages, "empty_array"),
     "the first use": (factories, "_through_shared_memory"),

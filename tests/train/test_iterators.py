@@ -265,11 +265,11 @@ def master_shares(iterator, comm):
     return of_master(comm, iterator, comm.size - 1)
 
 
-all_in_step = create_synchronized_iterator
-SHARES = master_shares, all_in_step
+all_run_or_abort = create_synchronized_iterator
+SHARES = master_shares, all_run_or_abort
 
 
-@pytest.mark.parametrize(("share", "shuffle"), [(master_shares, False), (all_in_step, True)])
+@pytest.mark.parametrize(("share", "shuffle"), [(master_shares, False), (all_run_or_abort, True)])
 def test_copies_go_on_by_themselves_and_pickles_are_refused(comm, share, shuffle):
     iterator = share(serial(np.arange(25), shuffle=shuffle), comm)
     next(iterator)
@@ -313,7 +313,8 @@ def regression(named=False):
 
 
 @pytest.mark.parametrize(
-    ("share", "named"), tiered([(master_shares, True), (all_in_step, False)], SHARES, (True, False))
+    ("share", "named"),
+    tiered([(master_shares, True), (all_run_or_abort, False)], SHARES, (True, False)),
 )
 @every_kind
 def test_weights_and_evaluations_are_those_of_one_process(comm, kind, share, named, tmp_path):
@@ -346,7 +347,7 @@ def test_weights_and_evaluations_are_those_of_one_process(comm, kind, share, nam
 
 
 # An interval before the end of an epoch, and one after it.
-@pytest.mark.parametrize(("share", "interval"), [(master_shares, 3), (all_in_step, 2)])
+@pytest.mark.parametrize(("share", "interval"), [(master_shares, 3), (all_run_or_abort, 2)])
 @every_kind
 @pytest.mark.usefixtures("unsynced")
 def test_a_checkpointed_run_ends_with_the_bits_of_an_uninterrupted_one(

@@ -55,7 +55,7 @@ def test_orders_are_the_same_across_epochs_and_resets(comm, kind):
     assert len(set(map(tuple, orders))) == len(orders)  # each is another one
 
 
-def test_ranks_may_use_different_classes_and_their_generators_stay_in_step(naive):
+def test_ranks_may_use_different_classes_and_their_generators_stay_run_or_abort(naive):
     """What ranks draw after making it, they also draw where the iterator is made on one only."""
     np.random.seed(5)
     kind = [serial, threads][naive.rank % 2]

@@ -15,8 +15,8 @@ from .watchdog import annotate
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# `send_noted` takes numbers from -NUMBERS on that are less than NUMBERS.
-NUMBERS = 2**63
+# Message ids are from -MESSAGE_IDS on and less than MESSAGE_IDS.
+MESSAGE_IDS = 2**63
 
 
 class CommunicatorBase(ABC):
@@ -33,7 +33,7 @@ class CommunicatorBase(ABC):
 
     Attributes:
         reserved_tag: tag of messages between the library's own functions, such as the gradients
-            that ``functions.recv`` sends back by :meth:`send_noted`. Communicators made by
+            that ``functions.recv`` sends back by :meth:`send_with_metadata`. Communicators made by
             ``create_communicator`` have one that :meth:`send` and :meth:`recv` refuse; elsewhere
             it is the greatest tag that every MPI has, less one, and not for users.
     """
@@ -128,51 +128,51 @@ class CommunicatorBase(ABC):
             ValueError: there is no such rank or tag.
         """
 
-    def send_noted(
+    def send_with_metadata(
         self,
-        note: bytes,
+        metadata: bytes,
         data: tuple[Any, ...],
         dest: int,
         tag: int,
         label: str = "",
-        number: int = 0,
+        message_id: int = 0,
     ) -> None:
-        """Send arrays with metadata to rank ``dest``, which calls :meth:`recv_noted`.
+        """Send arrays with metadata to rank ``dest``, which calls :meth:`recv_with_metadata`.
 
         Cheaper than sending one array more. What differs from message to message is best put into
-        the number: much is cached for messages of the same metadata and the same dtypes and shapes.
+        the message id: much is cached for messages of the same metadata, dtypes and shapes.
 
         Args:
-            note: the metadata; some kilobytes at most, since they are copied.
+            metadata: some kilobytes at most, since they are copied.
             data: a tuple of arrays, which may be empty, as for :meth:`send`.
             dest: the rank that receives it; not this one.
             tag: an int from 0 on, or ``reserved_tag``; a message is received with the tag with
                 which it was sent.
             label: what the call is made for, for the watchdog's reports.
-            number: an id of the message; 64 bits, signed.
+            message_id: 64 bits, signed.
 
         Raises:
-            TypeError: the note is not bytes, ``data`` no tuple, or the number no int; nothing has
-                been sent then.
-            ValueError: the number is too large, or there is no such rank or tag.
+            TypeError: the metadata are not bytes, ``data`` no tuple, or the message id no int;
+                nothing has been sent then.
+            ValueError: the message id is too large, or there is no such rank or tag.
         """
-        check_noted(note, data, number, self.rank)
-        head = np.frombuffer(number.to_bytes(8, "little", signed=True) + note, np.uint8)
+        check_metadata(metadata, data, message_id, self.rank)
+        head = np.frombuffer(message_id.to_bytes(8, "little", signed=True) + metadata, np.uint8)
         with annotate(label) if label else nullcontext():
             self.send((head, *data), dest, tag)
 
-    def recv_noted(
+    def recv_with_metadata(
         self, source: int, tag: int, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
-        """Receive what rank ``source`` sends with :meth:`send_noted` and ``tag``.
+        """Receive what rank ``source`` sends with :meth:`send_with_metadata` and ``tag``.
 
         Args:
-            source: the rank that calls :meth:`send_noted`; not this one.
+            source: the rank that calls :meth:`send_with_metadata`; not this one.
             tag: the tag with which it sends.
             label: what the call is made for, for the watchdog's reports.
 
         Returns:
-            The metadata, a tuple of new arrays, and the number.
+            The metadata, a tuple of new arrays, and the message id.
 
         Raises:
             TypeError: it sent something else, which is then discarded.
@@ -186,8 +186,9 @@ class CommunicatorBase(ABC):
             or len(head) < 8
         ):
             raise TypeError(
-                f"rank {self.rank}: recv_noted got a {type(found).__name__} that rank {source} "
-                "didn't send with send_noted (now discarded); receive it with recv"
+                f"rank {self.rank}: recv_with_metadata got a {type(found).__name__} that rank "
+                f"{source} didn't send with send_with_metadata (now discarded); "
+                "receive it with recv"
             )
         written = head.tobytes()
         return written[8:], found[1:], int.from_bytes(written[:8], "little", signed=True)
@@ -540,16 +541,22 @@ def check_payload(payload: Any, operation: str, rank: int) -> TypeError | None:
     return TypeError(f"rank {rank}: the payload of {operation} must be bytes, got {kind}")
 
 
-def check_noted(note: Any, data: Any, number: Any, rank: int) -> None:
-    """Raise unless ``send_noted`` can send these; the text names ``rank``."""
-    if not isinstance(note, bytes):
-        kind = type(note).__name__
-        raise TypeError(f"rank {rank}: the note of send_noted must be bytes, got {kind}")
+def check_metadata(metadata: Any, data: Any, message_id: Any, rank: int) -> None:
+    """Raise unless ``send_with_metadata`` can send these; the text names ``rank``."""
+    if not isinstance(metadata, bytes):
+        kind = type(metadata).__name__
+        raise TypeError(
+            f"rank {rank}: the metadata of send_with_metadata must be bytes, got {kind}"
+        )
     if not isinstance(data, (tuple, list)):
         kind = type(data).__name__
-        raise TypeError(f"rank {rank}: send_noted takes a tuple of arrays, got {kind}")
-    if not isinstance(number, int):
-        kind = type(number).__name__
-        raise TypeError(f"rank {rank}: the number of send_noted must be an int, got {kind}")
-    if not -NUMBERS <= number < NUMBERS:
-        raise ValueError(f"rank {rank}: the number of send_noted must have 64 bits, got {number}")
+        raise TypeError(f"rank {rank}: send_with_metadata takes a tuple of arrays, got {kind}")
+    if not isinstance(message_id, int):
+        kind = type(message_id).__name__
+        raise TypeError(
+            f"rank {rank}: the message_id of send_with_metadata must be an int, got {kind}"
+        )
+    if not -MESSAGE_IDS <= message_id < MESSAGE_IDS:
+        raise ValueError(
+            f"rank {rank}: the message_id of send_with_metadata must have 64 bits, got {message_id}"
+        )

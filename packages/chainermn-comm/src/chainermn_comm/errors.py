@@ -1,8 +1,8 @@
-"""The errors that communication raises."""
+"""The errors that communication raises, and how one rank's error becomes one of all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 
@@ -92,3 +92,15 @@ def _by_ranks(values: list[str]) -> str:
         f"{value} on rank{'s' if len(those) > 1 else ''} {', '.join(those)}"
         for value, those in ranks.items()
     )
+
+
+def capture_error(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Return what ``make`` returns and None, or None and the exception that it raised.
+
+    The exception is for the next handshake. `KeyboardInterrupt` and `SystemExit` are captured too:
+    the other ranks are about to wait for this one.
+    """
+    try:
+        return make(), None
+    except BaseException as error:
+        return None, error

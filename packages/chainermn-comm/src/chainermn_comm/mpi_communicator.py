@@ -14,9 +14,9 @@ from mpi4py import MPI
 
 from .allreduce import AlgorithmCache, Factory, PairwiseAllreduce, mean_arrays, sum_arrays
 from .arrays import as_integer
-from .communicator import CommunicatorBase, check_noted, check_payload
+from .communicator import CommunicatorBase, check_metadata, check_payload
 from .config import Settings
-from .errors import CommunicationError, FinalizedError
+from .errors import CommunicationError, FinalizedError, capture_error
 from .gradients import bcast_parameters, mean_gradients
 from .messaging import (
     ARRAY,
@@ -27,7 +27,6 @@ from .messaging import (
     Context,
     Message,
     Peer,
-    capture_error,
     collectives,
     message_of_array,
     message_of_object,
@@ -96,9 +95,9 @@ class MpiCommunicator(CommunicatorBase):
         self._record = traced.call_recorder(own, watchdogs, settings.trace)
         topology = topology or Topology.discover(own)
         self._topology = topology
-        # Users have all tags but the two largest: for `send_noted` of the library's own functions,
-        # and for the messages of collectives. Open MPI's communicators that were split don't know
-        # the largest tag.
+        # Users have all tags but the two largest: one for the messages of the library's own
+        # functions, one for those of collectives. Open MPI's communicators that were split don't
+        # know the largest tag.
         self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
         self._max_tag = self.reserved_tag - 1
         self._interruption = ""
@@ -167,27 +166,27 @@ class MpiCommunicator(CommunicatorBase):
         peer = self._peer(source, tag, "source")
         return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)[1]
 
-    def send_noted(
+    def send_with_metadata(
         self,
-        note: bytes,
+        metadata: bytes,
         data: tuple[Any, ...],
         dest: int,
         tag: int = 0,
         label: str = "",
-        number: int = 0,
+        message_id: int = 0,
     ) -> None:
-        if type(note) is not bytes or type(data) is not tuple or type(number) is not int:
-            check_noted(note, data, number, self._rank)
+        if type(metadata) is not bytes or type(data) is not tuple or type(message_id) is not int:
+            check_metadata(metadata, data, message_id, self._rank)
             data = tuple(data)
         peer = self._peer(dest, tag, "dest", self.reserved_tag)
         try:
             message = message_with_metadata(data, self._rank)
-            point_to_point.send("send", message, peer, self._record, label, note, number)
+            point_to_point.send("send", message, peer, self._record, label, metadata, message_id)
         except struct.error:
-            check_noted(note, data, number, self._rank)
+            check_metadata(metadata, data, message_id, self._rank)
             raise
 
-    def recv_noted(
+    def recv_with_metadata(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
         peer = self._peer(source, tag, "source", self.reserved_tag)

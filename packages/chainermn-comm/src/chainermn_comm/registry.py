@@ -124,7 +124,8 @@ def make_communicator(
     from mpi4py import MPI
 
     from . import allreduce, gpu
-    from .messaging import Handshake, capture_error
+    from .errors import capture_error
+    from .messaging import Handshake
     from .mpi_communicator import MpiCommunicator
 
     # First: whatever fails on one rank below must not leave the others waiting.

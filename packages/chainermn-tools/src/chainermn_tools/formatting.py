@@ -7,7 +7,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(nbytes: float) -> str:
-    """Formats bytes, durations, and text of foreign origin for a terminal."""
+    """Return a number of bytes as text, such as ``1.5 MiB``."""
     power = 0
     while nbytes >= KIB and power < len(UNITS) - 1:
         nbytes /= KIB
@@ -16,7 +16,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Formats bytes, durations, and text of foreign origin for a terminal."""
+    """Return a duration in seconds as text, such as ``12 ms``."""
     if not seconds:
         return "0"
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
@@ -26,5 +26,5 @@ def format_duration(seconds: float) -> str:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Formats bytes, durations, and text of foreign origin for a terminal."""
+    """Return the text with unprintable characters, except ``kept``, replaced by spaces."""
     return "".join(c if c.isprintable() or c in kept else " " for c in text)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm.errors import capture_error as capture_error
 
 # Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
@@ -157,18 +158,6 @@ def require_same(
     finally:
         del error
     return found
-
-
-def capture_error(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what ``action`` returns, or None, and the exception that it raises, or None.
-
-    KeyboardInterrupt and SystemExit are captured too: the other ranks are about to wait for this
-    rank, which has to tell them of the error before it raises it.
-    """
-    try:
-        return action(), None
-    except BaseException as error:
-        return None, error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .mixins import AttributeProxy
+from .wrappers import AttributeProxy
 
 # Kernels run asynchronously. A step whose shares are measured has to wait for them, which costs
 # a little overlap, so on GPUs only one step in so many is measured.

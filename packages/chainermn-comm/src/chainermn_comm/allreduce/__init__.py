@@ -1,12 +1,12 @@
 """Sums and means of flat arrays over ranks in host memory: the algorithms, and their arithmetic."""
 
 from .algorithm import Algorithm, Factory, NoOp
-from .array_sums import mean_arrays, sum_arrays
 from .bucketed import Bucketed
 from .chunks import Chunk, plan_chunks
 from .factories import FACTORIES, AlgorithmCache
 from .pairwise import Allreduce, PairwiseAllreduce
 from .summation import overflow_errstate
+from .user_arrays import mean_arrays, sum_arrays
 
 __all__ = [
     "FACTORIES",

@@ -7,8 +7,8 @@ import numpy as np
 from ..arrays import accumulator
 from ..messaging import Context
 from .algorithm import Algorithm, Arrays, Dtypes
+from .casts import cast_into
 from .chunks import Chunk, plan_chunks
-from .float16 import cast_into
 from .pairwise import Allreduce
 from .summation import overflow_errstate
 from .wire_format import absmax, choose_wire_format, ldexp_into

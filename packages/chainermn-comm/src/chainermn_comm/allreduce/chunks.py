@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .float16 import FLOAT16, FLOAT32, cast_into
+from .casts import FLOAT16, FLOAT32, cast_into
 
 # Arrays of at most a chunk's bytes divided by this are packed together: three quarters of each such
 # chunk are full then, and the copies that packing takes are few bytes of most models.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from ..errors import capture_error
 from ..faults import abort_if_desynchronized
-from ..messaging import Context, capture_error
+from ..messaging import Context
 from .algorithm import Algorithm, Factory, NoOp
 from .autotuner import Autotuner
 from .bucketed import Bucketed

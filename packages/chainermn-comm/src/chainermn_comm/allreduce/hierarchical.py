@@ -18,14 +18,14 @@ from mpi4py import MPI
 from ..arrays import accumulator
 from ..runtime import wait_all
 from ..topology import Topology
+from .casts import cast_into
 from .chunks import Chunk
-from .float16 import cast_into
 from .pairwise import shard_slice, start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage, slot_of
 from .summation import scaled_sum, sum_rows
 from .wire_format import WireFormat, absmax, choose_wire_format, ldexp_into
 
-# A slot is written again so many chunks later; what is sent at one tick is waited for at the next.
+# Chunks n and n + SLOTS use the same slot. What is sent at one tick is waited for at the next.
 SLOTS, IN_FLIGHT = 4, 2
 # The widest numbers that are summed: complex256.
 WIDEST_BYTES = 32

@@ -1,8 +1,10 @@
 """The sum over ranks by messages: pairwise reduce-scatter, sum in rank order, allgather.
 
-This is the one place where ranks that share no memory sum. MPI's own reduction promises neither the
-order of a sum nor 16-bit types. So ranks exchange shards, each sums its own, and the sums are
-exchanged: the bytes of a ring allreduce (Patarasuk and Yuan, 2009). See docs/decisions/sums.md.
+Every algorithm sums this way where it doesn't go through shared memory; between nodes,
+:mod:`hierarchical` uses the two exchanges and takes the sum itself. MPI's own reduction promises
+neither the order of a sum nor 16-bit types. So ranks exchange shards, each sums its own, and the
+sums are exchanged: the bytes of a ring allreduce (Patarasuk and Yuan, 2009). See
+docs/decisions/sums.md.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ class Pipeline:
 
     Attributes:
         chunk_bytes: a shard's size at most.
-        received_chunks: so many chunks at most come from all other ranks together in a round.
-        sum_delay: so many rounds after its shards are sent a round is summed.
-        gather_delay: so many rounds after its shards are sent a round's sums are sent.
-        wait_delay: so many rounds after its shards are sent a round's sums are waited for.
+        received_chunks: the most that a rank receives from all others in a round, in chunks.
+        sum_delay: rounds between sending a round's shards and summing them.
+        gather_delay: rounds between sending a round's shards and sending its sums.
+        wait_delay: rounds between sending a round's shards and waiting for its sums.
     """
 
     chunk_bytes: int
@@ -70,7 +72,7 @@ def shard_slice(size: int, shards: int, index: int) -> slice:
 def start_reduce_scatter(
     comm: MPI.Intracomm, shards: Sequence[Buffer], rows: Sequence[Buffer], tag: int
 ) -> list[MPI.Request]:
-    """Start to send ``shards[i]`` to rank i, and to receive its terms of this rank's into rows[i].
+    """Start to send ``shards[i]`` to rank i, and to receive rank i's part of the sum into rows[i].
 
     The sum is the caller's to take, once the requests are done.
     """

@@ -23,11 +23,12 @@ from .summation import overflow_errstate, sum_rows
 # A chunk stays in a core's cache from packing to unpacking. Across nodes it is a message too, and
 # must outweigh its latency.
 CHUNK_BYTES = 1 << 20
-# A slot is written again so many chunks later; a chunk is read at the tick after it was written.
+# Chunks n and n + SLOTS use the same slot; a chunk is read at the tick after it was written.
 SLOTS = 2
-# With so few ranks in one node each sums all slots itself, which saves a barrier; with more that
-# would move n times the bytes, so each sums a shard for all, except for a single chunk of which all
-# ranks together have no more than the bytes below. See docs/decisions/stream.md.
+# Up to so many ranks in a node, each rank sums the whole chunk itself: one barrier less. With more
+# ranks, each sums one shard for all, since n times the bytes would move. A lone chunk is still
+# summed by every rank if its bytes over all ranks fit the second limit. See
+# docs/decisions/stream.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
 
@@ -160,7 +161,7 @@ class SharedMemoryAllreduce(Algorithm):
         if accumulator(chunk.dtype) != chunk.dtype:
             sum_rows(rows, out, self._size)
         elif flats[index] is inputs[index] and self._intra_rank < 2:
-            # A rank takes its own term from its gradient, which the sum overwrites.
+            # This rank's own values are read from its gradient, which the sum overwrites.
             terms = list(rows)
             terms[self._intra_rank] = out
             sum_rows(terms, out, self._size, out, rows)

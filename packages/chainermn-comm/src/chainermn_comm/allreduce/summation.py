@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from ..arrays import accumulator
-from .float16 import add_into, cast_into
+from .casts import add_into, cast_into
 
 # Elements of a block: what NumPy allocates for one stays in cache and costs no page faults.
 BLOCK = 1 << 16

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import accumulator
-from .float16 import FLOAT16
+from .casts import FLOAT16
 
 # float16 numbers are below 2^16, so scaled sums below 2^15 don't round to infinity; from 2^11 on
 # they travel in float32.

@@ -18,8 +18,8 @@ from mpi4py import MPI
 
 from .. import devices
 from ..allreduce import Algorithm, Chunk, plan_chunks
-from ..errors import CommunicationError
-from ..messaging import Context, capture_error
+from ..errors import CommunicationError, capture_error
+from ..messaging import Context
 from ..topology import Topology
 from . import cuda_aware, kernels
 from .error_broadcast import ErrorBroadcast

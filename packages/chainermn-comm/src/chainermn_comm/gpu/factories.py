@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from .. import devices
 from ..allreduce import Algorithm, Factory, NoOp
-from ..messaging import Context, capture_error
+from ..errors import capture_error
+from ..messaging import Context
 from ..topology import Topology
 from . import nccl
 from .device_allreduce import DeviceAllreduce

@@ -8,7 +8,8 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices
-from ..messaging import Handshake, capture_error
+from ..errors import capture_error
+from ..messaging import Handshake
 
 # The first version that reports asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..errors import RankMismatchError
-from ..messaging import Context, bcast_buffer, capture_error
+from ..errors import RankMismatchError, capture_error
+from ..messaging import Context, bcast_buffer
 from . import parameters
 
 # Shape and dtype of a parameter.

@@ -10,10 +10,10 @@ import numpy as np
 from .. import devices
 from ..allreduce import AlgorithmCache
 from ..config import Settings
-from ..errors import describe_exception
+from ..errors import capture_error, describe_exception
 from ..faults import abort_if_desynchronized
-from ..messaging import Context, capture_error
-from .call import GradientCall, call_of, select, wire_dtypes_of
+from ..messaging import Context
+from .gradient_call import GradientCall, call_of, select, wire_dtypes_of
 
 
 def mean_gradients(
@@ -46,7 +46,7 @@ def mean_gradients(
     if any(payloads):
         _add_zeros(context, call, payloads)
     elif call.finish:
-        _in_step(context, call.finish)
+        _run_or_abort(context, call.finish)
         _assign(call)
         return
     for on_gpu in (False, True):
@@ -54,11 +54,11 @@ def mean_gradients(
         if members[0]:
             mean = algorithms.get(on_gpu).mean
             # The algorithms for GPUs send failures to the other ranks themselves.
-            mean(*members) if on_gpu else _in_step(context, mean, *members)
+            mean(*members) if on_gpu else _run_or_abort(context, mean, *members)
     _assign(call)
 
 
-def _in_step(context: Context, step: Callable[..., None], *args: Any) -> None:
+def _run_or_abort(context: Context, step: Callable[..., None], *args: Any) -> None:
     """Take steps that all ranks take together; an exception ends the job, as the others can't know.
 
     Where the user refused that, the interruption is recorded: the communicator can't be used any

@@ -2,7 +2,7 @@
 
 from . import collectives, point_to_point
 from .context import Context
-from .handshake import Handshake, Signature, capture_error
+from .handshake import Handshake, Signature
 from .messages import ARRAY, OBJECT, SCALAR, TUPLE, WITH_METADATA, Message
 from .messages import of_array as message_of_array
 from .messages import of_object as message_of_object
@@ -24,7 +24,6 @@ __all__ = [
     "Peer",
     "Signature",
     "bcast_buffer",
-    "capture_error",
     "collectives",
     "message_of_array",
     "message_of_object",

@@ -13,9 +13,10 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from ..arrays import as_integer
+from ..errors import capture_error
 from . import messages, transfer
 from .context import Context
-from .handshake import Signature, capture_error
+from .handshake import Signature
 from .messages import Message
 
 # From so many bytes on, ranks check that all of them could allocate before any data move: next to

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -135,15 +135,3 @@ class Handshake:
             gathered[end - length : end].tobytes()
             for end, length in zip(ends, lengths, strict=True)
         ]
-
-
-def capture_error(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what ``make`` returns and None, or None and the exception that it raised.
-
-    The exception is for the next handshake. `KeyboardInterrupt` and `SystemExit` are captured too:
-    the other ranks are about to wait for this one.
-    """
-    try:
-        return make(), None
-    except BaseException as error:
-        return None, error

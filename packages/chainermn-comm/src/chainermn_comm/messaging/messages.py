@@ -15,7 +15,7 @@ from ..arrays import as_array, as_bytes
 
 # What a message's arrays stand for: one array, one scalar, several, several sent with metadata, or
 # a pickle followed by its out-of-band buffers (pickle protocol 5).
-ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT = "array", "scalar", "tuple", "noted", "object"
+ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT = "array", "scalar", "tuple", "with_metadata", "object"
 
 # Dtype, shape, and whether the array is C-contiguous (else it is Fortran-contiguous).
 ArraySpec: TypeAlias = tuple[np.dtype, tuple[int, ...], bool]

@@ -253,10 +253,10 @@ def _wrong_kind(
     method: str, kind: str, kinds: tuple[str, ...], rank: int, source: int
 ) -> TypeError:
     if WITH_METADATA in kinds:
-        method += "_noted"
+        method += "_with_metadata"
     what, suffix = {
         OBJECT: ("an object", "_obj"),
-        WITH_METADATA: ("a note with arrays (as of functions.send)", "_noted"),
+        WITH_METADATA: ("arrays with metadata (as of functions.send)", "_with_metadata"),
     }.get(kind, ("an array", ""))
     return TypeError(
         f"rank {rank}: {method} got {what} that rank {source} sent with send{suffix} "

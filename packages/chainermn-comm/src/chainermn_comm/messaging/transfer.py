@@ -1,4 +1,7 @@
-"""Moves buffers among ranks that know all sizes: the one place that posts non-blocking messages."""
+"""Exchanges of buffers whose sizes all ranks know, without blocking; also large broadcasts.
+
+Blocking sends of messages are in point_to_point.py.
+"""
 
 from __future__ import annotations
 

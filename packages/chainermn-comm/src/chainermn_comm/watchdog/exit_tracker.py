@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .monitor import MonitoredRank
 
 
-# For a process whose files are closed to be gone.
+# Time for a process whose files are closed to be gone.
 GONE_SECONDS = 0.3
 
 
@@ -26,8 +26,8 @@ class ExitTracker:
     """The exits of ranks.
 
     Attributes:
-        first_failure: the rank that ended badly without a word before any other had failed; None
-            so far.
+        first_failure: the first rank to fail, if it died without calling MPI_Abort; None if there
+            is none so far.
     """
 
     def __init__(self, ranks: list[MonitoredRank], wakeup: int) -> None:

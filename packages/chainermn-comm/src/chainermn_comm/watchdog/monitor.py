@@ -36,29 +36,29 @@ from .report import (
 )
 from .status_region import REGION_BYTES, Call, read_abort_time, read_calls, read_scope
 
-# Often enough for a report to come in time, seldom enough to take nothing from the ranks.
+# Time between two looks: short enough for a report in time, and nothing taken from the ranks.
 TICK_SECONDS = 0.5
-# For a rank to write its stacks; where it can't, such as in the kernel, the report goes without.
+# Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
 STACKS_SECONDS = 1.5
-# For so long stacks are not asked for again.
+# Age up to which a rank's stacks are not asked for again.
 FRESH_SECONDS = 2.0
-# For one of all readers that are tried to take what is printed; a stopped launcher reads nothing.
+# Total time for printing, over all standard errors that are tried: a stopped launcher reads none.
 PRINT_SECONDS = 4.0
-# Between the report and the end, for the launcher to forward it.
+# Time between the report and the end of the job, for the launcher to forward the report.
 FORWARDING_SECONDS = 0.5
-# From SIGTERM to SIGKILL.
+# Time between SIGTERM and SIGKILL.
 TERM_SECONDS = 1.0
-# For the monitors of other machines, which may have to ask for stacks.
+# Time for the monitors of other machines to reply; they may have to ask for stacks.
 REPLY_SECONDS = 2.2
-# For them to say whether a rank of theirs has failed; and for this one to be asked that.
+# Time for other monitors to say whether a rank of theirs failed, and for them to ask this one.
 FAILED_SECONDS, LINGER_SECONDS = 1.0, 1.5
-# Between two heartbeats.
+# Time between two heartbeats.
 HEARTBEAT_SECONDS = 1.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
 PAUSE_SECONDS = 2.0
-# From MPI_Abort, which can't cross a cut link, to our own end of the ranks.
+# Time between MPI_Abort, which can't cross a cut link, and our own end of the ranks.
 ABORT_SECONDS = 3.0
-# For so long a call may wait for a rank whose work is exempt, whatever the time-out.
+# Time that a call may wait for a rank whose work is exempt, whatever the time-out.
 EXEMPT_SECONDS = 600.0
 # How many monitors are started, one after another, where each fails.
 ATTEMPTS = 3

@@ -9,9 +9,9 @@ from .diagnosis import Rank, WaitGraph
 from .processes import GONE, STOPPED
 from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
 
-# Of each rank's stacks; a deep recursion would bury the rest.
+# The most lines of a rank's stacks: a deep recursion would bury the rest.
 STACK_LINES = 60
-# Of those that wait.
+# The most ranks that are listed.
 MOST_RANKS = 32
 PREFIX = "ChainerMN: "
 

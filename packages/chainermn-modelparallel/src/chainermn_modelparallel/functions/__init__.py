@@ -1,15 +1,8 @@
 """Differentiable communication between ranks, as functions of Chainer's graph."""
 
-from .collectives import (
-    allgather,
-    allreduce,
-    alltoall,
-    bcast,
-    gather,
-    reduce_scatter,
-    scatter,
-)
-from .consensus import capture_error as capture_error
+from chainermn_comm.errors import capture_error as capture_error
+
+from .collectives import allgather, allreduce, alltoall, bcast, gather, reduce_scatter, scatter
 from .consensus import check_communicator as check_communicator
 from .consensus import check_consistent as check_consistent
 from .control_dependencies import connect_outputs as connect_outputs

@@ -26,7 +26,7 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_ops import Inputs, Variables, apply_collective, array_specs
+from .collective_nodes import Inputs, Variables, apply_collective, array_specs
 from .ordered_function import check_variable
 
 

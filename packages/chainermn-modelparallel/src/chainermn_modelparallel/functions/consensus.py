@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
@@ -98,14 +97,6 @@ def check_consistent(
             "or on none"
         )
     return ConsistentCall(numbers[0], any_requires_grad, payloads)
-
-
-def capture_error(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what ``make`` returns, or else the exception that it raises, for the handshake."""
-    try:
-        return make(), None
-    except BaseException as error:  # Ctrl-C too: the other ranks are about to wait
-        return None, error
 
 
 def check_communicator(comm: Any) -> None:

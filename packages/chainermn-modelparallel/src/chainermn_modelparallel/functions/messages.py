@@ -74,7 +74,7 @@ def _encode_header(header: Header) -> bytes:
 def _decode_header(metadata: bytes) -> Header:
     if len(metadata) < _FIXED.size or not metadata.startswith(_MAGIC):
         raise TypeError(
-            f"got metadata {metadata[:20]!r} (now discarded); receive it with recv_noted"
+            f"got metadata {metadata[:20]!r} (now discarded); receive it with recv_with_metadata"
         )
     _, graph, cancellation, last, reply_id, count = _FIXED.unpack_from(metadata)
     mask, rest = metadata[_FIXED.size :][:count], metadata[_FIXED.size + count :]
@@ -94,10 +94,10 @@ def send_message(
     """Send a message to ``rank``; reports of the watchdog name the call by the label."""
     metadata = _encode_header(header)
     if not arrays or type(arrays[0]) is np.ndarray:  # then all are
-        communicator.send_noted(metadata, arrays, rank, tag, label, message_id)
+        communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
     else:
         with chainer.using_device(backend.get_device_from_array(*arrays)):
-            communicator.send_noted(metadata, arrays, rank, tag, label, message_id)
+            communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
 
 
 def receive_message(
@@ -109,7 +109,7 @@ def receive_message(
         TypeError: it sent something else with this tag.
     """
     try:
-        metadata, arrays, message_id = communicator.recv_noted(rank, tag, label)
+        metadata, arrays, message_id = communicator.recv_with_metadata(rank, tag, label)
         return message_id, _decode_header(metadata), arrays
     except TypeError as error:
         raise TypeError(

@@ -26,14 +26,7 @@ from .cancellation import (
     warn_dropped_send,
 )
 from .control_dependencies import keep_control_dependencies, zeros_for_input
-from .messages import (
-    Header,
-    Message,
-    check_peer,
-    make_header,
-    receive_message,
-    send_message,
-)
+from .messages import Header, Message, check_peer, make_header, receive_message, send_message
 from .ordered_function import (
     SCOPE,
     OrderedFunctionNode,

@@ -18,7 +18,7 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_ops import Inputs, Variables, apply_collective, array_specs
+from .collective_nodes import Inputs, Variables, apply_collective, array_specs
 
 
 def copy_to_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:

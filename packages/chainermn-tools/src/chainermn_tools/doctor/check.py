@@ -101,7 +101,7 @@ class Context:
     def remaining(self) -> float:
         """Return the seconds for which a program may run that is started now; at least 0.1.
 
-        They leave time to end the program, so that a check that waits no longer is in time.
+        This is less than the time to the deadline: the difference is for ending the program.
         """
         seconds = self.deadline - time.monotonic()
         return max(0.1, seconds - min(CLEANUP_SECONDS, CLEANUP_SHARE * seconds))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from dataclasses import replace
 
-from chainermn_tools.doctor import cluster, gpus, machine, memory, mpi, ranks, software
+from chainermn_tools.doctor import cluster, gpus, machine, mpi, ranks, shared_memory, software
 from chainermn_tools.doctor.check import Check, CheckResult, Context, Stage, failed, skipped
 from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_error, hint_for_output
 from chainermn_tools.formatting import printable
@@ -18,7 +18,7 @@ from chainermn_tools.jobs import Unavailable
 LOCAL = Stage(
     "here",
     "This machine",
-    (*software.checks, *mpi.checks, *memory.checks, *machine.checks, *gpus.checks),
+    (*software.checks, *mpi.checks, *shared_memory.checks, *machine.checks, *gpus.checks),
     share=0.4,
 )
 RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), share=0.5)

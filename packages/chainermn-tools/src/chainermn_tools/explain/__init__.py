@@ -1,4 +1,4 @@
-"""ErrorRule failures of a cluster, and how they are found in a log."""
+"""Known failures of a cluster, and how they are found in a log."""
 
 from chainermn_tools.explain.rules import RULES, ErrorRule, Kind
 from chainermn_tools.explain.search import Match, search

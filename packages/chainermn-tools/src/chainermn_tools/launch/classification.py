@@ -33,9 +33,14 @@ class JobResult:
 def classify(output: JobOutput, ranks: int) -> JobResult:
     """Classify a job by the events of its ranks, and by what mpiexec reports.
 
-    A job succeeds when mpiexec says so and no rank reports a failure. What is blamed for a
-    failure, best first: a rank's own error; the watchdog's reason; a rank that exited at once or
-    was lost; an error that may be a consequence of another rank's.
+    A job succeeds when mpiexec says so and no rank reports a failure. Otherwise the first of these
+    that there is gets the blame:
+
+    1. an error of a rank's own, which is not secondary (see jobs/rank.py);
+    2. the watchdog's reason (``watchdog_abort``, sent by chainermn_comm's monitor);
+    3. a rank that exited at once (``exited``), or was lost: the monitor (``rank_lost``), or mpiexec
+       on its standard error, says which;
+    4. a secondary error, which may be a consequence of another rank's.
 
     Args:
         output: how it ended.

@@ -17,9 +17,9 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_same, run_on_all_ranks
-from ..mixins import UnpicklableMixin
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import iterators_of
+from ..wrappers import UnpicklableMixin
 from .snapshot_files import TAKEN_BY, find, read
 from .state_dict import RESERVED_PREFIX, StateError, load_state_dict, state_dict
 

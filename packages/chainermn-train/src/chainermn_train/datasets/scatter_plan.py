@@ -1,4 +1,7 @@
-"""What each rank gets of a data set, and how that becomes bytes."""
+"""A data set divided by given indices into rows of arrays and pickles, one part for each rank.
+
+Which rank gets which examples is decided in scatter.py.
+"""
 
 from __future__ import annotations
 

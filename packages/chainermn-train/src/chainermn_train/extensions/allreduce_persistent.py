@@ -12,8 +12,8 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from ..collective_errors import require_communicator, run_on_all_ranks
 from ..host_arrays import to_host
-from ..mixins import UnpicklableMixin
 from ..persistents import Persistent, persistents
+from ..wrappers import UnpicklableMixin
 
 
 class AllreducePersistent(UnpicklableMixin, training.Extension):

@@ -12,7 +12,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, run_on_all_ranks
 from ..host_arrays import to_host
-from ..mixins import UnpicklableMixin
+from ..wrappers import UnpicklableMixin
 
 
 class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):

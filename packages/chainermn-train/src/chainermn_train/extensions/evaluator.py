@@ -13,7 +13,7 @@ from chainermn_comm.watchdog import alone
 
 from ..collective_errors import add_mismatch_hint, require_communicator, run_on_all_ranks
 from ..host_arrays import as_number
-from ..mixins import UnpicklableMixin
+from ..wrappers import UnpicklableMixin
 
 
 def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
@@ -52,7 +52,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         )
     # The same object has to come back, so composition is out. A subclass made for the
     # evaluator's own class, under the same name, rather than a method put into the
-    # instance: `super()`, copies (see mixins.py) and `isinstance` all go on working.
+    # instance: `super()`, copies (see wrappers.py) and `isinstance` all go on working.
     cls = type(actual_evaluator)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     actual_evaluator.__class__ = type(cls.__name__, (_MultiNodeEvaluator, cls), names)

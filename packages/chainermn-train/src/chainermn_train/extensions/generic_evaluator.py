@@ -25,7 +25,7 @@ from ..collective_errors import (
     require_same,
 )
 from ..host_arrays import to_host
-from ..mixins import UnpicklableMixin
+from ..wrappers import UnpicklableMixin
 
 _OPERATION = "GenericMultiNodeEvaluator"
 _HAS_BATCH = b"1"

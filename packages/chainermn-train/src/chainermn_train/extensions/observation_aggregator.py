@@ -13,7 +13,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import bcast_checked, require_communicator, run_on_all_ranks
 from ..host_arrays import as_number
-from ..mixins import UnpicklableMixin
+from ..wrappers import UnpicklableMixin
 
 
 class ObservationAggregator(UnpicklableMixin, training.Extension):

@@ -9,7 +9,7 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import alone
 
 from ..collective_errors import require_communicator
-from ..mixins import AttributeProxy, UnpicklableMixin
+from ..wrappers import AttributeProxy, UnpicklableMixin
 
 
 def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExtension:

@@ -12,8 +12,8 @@ from chainer.backends import cuda
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, run_on_all_ranks
-from ..mixins import UnpicklableMixin
 from ..profiling import StepClock, TimedUpdater
+from ..wrappers import UnpicklableMixin
 
 
 class ThroughputReport(UnpicklableMixin, training.Extension):

@@ -9,7 +9,7 @@ from chainer.dataset import Iterator
 
 from chainermn_comm import CommunicatorBase
 
-from ..mixins import AttributeProxy, UnpicklableMixin
+from ..wrappers import AttributeProxy, UnpicklableMixin
 
 
 class SharedIterator(AttributeProxy, UnpicklableMixin, Iterator):

@@ -17,7 +17,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, patient_waits
 
-from ..mixins import UnpicklableMixin
+from ..wrappers import UnpicklableMixin
 from .background_thread import BackgroundThread
 from .detached_gradients import DetachedGradients
 

@@ -9,8 +9,8 @@ from typing import Any
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, capture_error, chain_cause
-from ..mixins import AttributeProxy, UnpicklableMixin
 from ..profiling import region
+from ..wrappers import AttributeProxy, UnpicklableMixin
 from .delayed_exchange import DelayedGradientExchange
 from .detached_gradients import DetachedGradients
 from .gradient_accumulator import GradientAccumulator

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import add_mismatch_hint, allgather_checked, require_same, run_on_all_ranks
-from ..mixins import UnpicklableMixin
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
+from ..wrappers import UnpicklableMixin
 from .mixed_precision import broadcast_master_weights, describe_loss_scaling, loss_scaling
 
 _OPERATION = "update"

@@ -16,7 +16,7 @@ from chainermn_tools.doctor.cluster.facts import (
     over_hosts,
     subject_of,
 )
-from chainermn_tools.doctor.memory import DEFAULT_RANKS, MIB, RESIZE_HINT, shm_needs
+from chainermn_tools.doctor.shared_memory import DEFAULT_RANKS, MIB, RESIZE_HINT, shm_needs
 from chainermn_tools.environment import OUR_PACKAGES, PACKAGE_FAMILIES
 from chainermn_tools.jobs import influences_jobs, is_forwarded, parse_mpi_version
 

@@ -1,12 +1,12 @@
 """The rules by which failures are recognized: a tuple for each kind of software, and all."""
 
 from chainermn_tools.explain.rules import (
+    chainermn,
     gpus,
     mpi4py,
     mpich,
     network,
     ompi,
-    ours,
     python,
     system,
     watchdog,
@@ -16,7 +16,7 @@ from chainermn_tools.explain.rules.rule import ErrorRule, Kind
 __all__ = ["RULES", "ErrorRule", "Kind"]
 
 RULES: tuple[ErrorRule, ...] = (
-    *ours.RULES,
+    *chainermn.RULES,
     *watchdog.RULES,
     *mpi4py.RULES,
     *mpich.RULES,

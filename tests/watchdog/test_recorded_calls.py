@@ -46,17 +46,21 @@ OF_BOTH = {
     "split": (lambda comm: comm.split(0, 0).finalize(), NOBODY, None),
     "finalize": (lambda comm: comm.finalize(), NOBODY, None),
 }
-NOTED_AS = {"multi_node_mean_grad": "allreduce_grad", "send_noted": "send", "recv_noted": "recv"}
+NOTED_AS = {
+    "multi_node_mean_grad": "allreduce_grad",
+    "send_with_metadata": "send",
+    "recv_with_metadata": "recv",
+}
 MESSAGES = {
     "send": (lambda comm: comm.send(x, 1, TAG), lambda comm: comm.recv(0, TAG)),
     "recv": (lambda comm: comm.recv(1, TAG), lambda comm: comm.send(x, 0, TAG)),
-    "send_noted": (
-        lambda comm: comm.send_noted(b"x", (x,), 1, TAG),
-        lambda comm: comm.recv_noted(0, TAG),
+    "send_with_metadata": (
+        lambda comm: comm.send_with_metadata(b"x", (x,), 1, TAG),
+        lambda comm: comm.recv_with_metadata(0, TAG),
     ),
-    "recv_noted": (
-        lambda comm: comm.recv_noted(1, TAG),
-        lambda comm: comm.send_noted(b"x", (x,), 0, TAG),
+    "recv_with_metadata": (
+        lambda comm: comm.recv_with_metadata(1, TAG),
+        lambda comm: comm.send_with_metadata(b"x", (x,), 0, TAG),
     ),
     "send_obj": (lambda comm: comm.send_obj(bytes(x), 1, TAG), lambda comm: comm.recv_obj(0, TAG)),
     "recv_obj": (lambda comm: comm.recv_obj(1, TAG), lambda comm: comm.send_obj("x", 0, TAG)),

@@ -75,7 +75,8 @@ class GradientCall:
     Attributes:
         params: the parameters.
         grads: their gradients; None where there is none.
-        targets: where the means are to be written; ``grads`` itself where that serves.
+        targets: where the means are to be written; the list ``grads`` itself if all can be
+            overwritten.
         signature: what must be equal on all ranks.
         complete: whether no gradient is missing.
         wire_dtypes: the dtypes in which all gradients travel, if none is missing and all are
@@ -156,8 +157,8 @@ def _checked(
         common, names, dtypes, shapes, annotations if any(annotations) else ()
     )
     complete = not any([grad is None for grad in grads])
-    # Whether there are wire dtypes decides what precedes the handshake, so it must follow from what
-    # is equal on all ranks.
+    # Where there are wire dtypes, packing starts before the handshake. All ranks must decide alike,
+    # so this uses only what is equal on all.
     wire_dtypes = None
     if _all_numpy(grads):
         wire_dtypes = wire_dtypes_of([grad.dtype for grad in grads], settings, in_memory)
@@ -225,9 +226,9 @@ def wire_dtypes_of(
 ) -> Sequence[np.dtype]:
     """Return the dtypes in which gradients of these dtypes travel.
 
-    Those that stay in memory travel in no narrower dtype than their own. In host memory those of
-    the wire dtype's width keep their own: as bfloat16 the largest numbers of float16 would become
-    infinite when they are float16 again, and the other way round even more would.
+    Those that stay in memory travel in no narrower dtype than their own. In host memory a gradient
+    as wide as the wire dtype is not cast: float16 as bfloat16 and back can overflow, and bfloat16
+    as float16 more so.
     """
     wire = settings.allreduce_grad_dtype
     if wire is None:

@@ -14,16 +14,12 @@ import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.errors import capture_error
 from chainermn_comm.watchdog import annotate
 
-from .consensus import NO_CALL, Signature, capture_error, check_communicator, check_consistent
+from .consensus import NO_CALL, Signature, check_communicator, check_consistent
 from .control_dependencies import keep_control_dependencies, pseudo_connect
-from .ordered_function import (
-    SCOPE,
-    OrderedFunctionNode,
-    empty_on_device_of,
-    requires_grad_mask,
-)
+from .ordered_function import SCOPE, OrderedFunctionNode, empty_on_device_of, requires_grad_mask
 
 Arrays = tuple[Any, ...]
 Variables = tuple[Variable, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_comm.allreduce import float16
+from chainermn_comm.allreduce import casts
 
 EVERY_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 
@@ -18,7 +18,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 def check(source: np.ndarray, dtype: str) -> None:
     out = np.empty(source.size, dtype)
     with np.errstate(all="ignore"):
-        float16.cast_into(source, out)
+        casts.cast_into(source, out)
         np.testing.assert_array_equal(bits(out), bits(source.astype(dtype)))
 
 
@@ -42,7 +42,7 @@ def test_float32_of_any_bits_and_below_float16():
     check(np.concatenate([near, -near]), "float16")
 
 
-@pytest.mark.parametrize("size", [0, 1, float16.BLOCK - 1, float16.BLOCK + 1])
+@pytest.mark.parametrize("size", [0, 1, casts.BLOCK - 1, casts.BLOCK + 1])
 def test_any_length_and_one_number_too_large_among_others(size):
     numbers = np.random.default_rng(2).standard_normal(size, "f4")
     for last in (1, 65520, np.nextafter(np.float32(65520), np.float32(0))):
@@ -53,8 +53,8 @@ def test_any_length_and_one_number_too_large_among_others(size):
 @pytest.mark.parametrize(("total", "term"), [("f4", "f2"), ("f4", "f4"), ("f8", "f4")])
 def test_add(total, term):
     rng = np.random.default_rng(3)
-    sums, terms = rng.standard_normal((2, float16.BLOCK + 9))
+    sums, terms = rng.standard_normal((2, casts.BLOCK + 9))
     sums, terms = sums.astype(total), terms.astype(term)
     expected = sums + terms.astype(total)
-    float16.add_into(sums, terms)
+    casts.add_into(sums, terms)
     np.testing.assert_array_equal(sums, expected)

@@ -8,7 +8,8 @@ import numpy as np
 
 from .. import devices
 from ..arrays import can_be_summed
-from ..messaging import Context, Message, capture_error, message_of_array
+from ..errors import capture_error
+from ..messaging import Context, Message, message_of_array
 from .pairwise import Allreduce
 from .summation import overflow_errstate
 
