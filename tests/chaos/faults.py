@@ -84,13 +84,13 @@ class Moment:
 
 
 MOMENTS = {
-    "scatter_dataset": Moment("scatter", ("allgather_obj", "scatter_dataset")),
+    "scatter_dataset": Moment("scatter", ("scatter_dataset",)),
     "bcast_data": Moment("share", ("bcast_data",)),
     "first update": Moment("first_mean", ("allreduce_grad",)),
     "collective": Moment("agree", ("allreduce",), (1, 4, 8)),
-    "user code": Moment("forward", ("allreduce", "allreduce_grad"), (2, 5, 9)),
-    "checkpoint": Moment("save", ("allgather_obj", "checkpoint"), (3, 6, 9)),
-    "writing": Moment("write", ("allgather_obj",), (3, 6, 9)),
+    "user code": Moment("forward", ("update", "allreduce_grad"), (2, 5, 9)),
+    "checkpoint": Moment("save", ("checkpoint",), (3, 6, 9)),
+    "writing": Moment("write", ("checkpoint",), (3, 6, 9)),
     "finalize": Moment("main", ("finalize",)),
 }
 # Before any checkpoint can have been committed.
