@@ -2,7 +2,7 @@
 
 float16 has few exponents. A sum of several ranks' numbers can be too large for it where their mean
 is not, and dividing before rounding can make zeros of small numbers. So the numbers of a chunk are
-multiplied by a power of two that brings them to where float16 has its full precision, and that
+divided by a power of two that brings them to where float16 has its full precision, and its
 exponent travels with them. Where one number is so large that small ones would lose precision, all
 travel in float32.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from ..arrays import accumulator
 from .casts import FLOAT16
 
-# float16 numbers are below 2^16, so scaled sums below 2^15 don't round to infinity; from 2^11 on
-# they travel in float32.
+# Scaled sums are below 2^15, which float16 holds (its limit is 2^16). Chunks in which a number is
+# 2^11 or more before it is scaled travel in float32.
 TOP_EXPONENT, LARGE = 15, 2.0**11
 # 2^100 times the smallest number is in the range of float32.
 LEAST_EXPONENT = -100

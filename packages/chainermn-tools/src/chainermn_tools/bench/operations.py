@@ -43,10 +43,10 @@ class Operation:
     Attributes:
         title: for people.
         bus_factor: from the number of ranks, bus bandwidth over algorithm bandwidth.
-        make_invocation: from a communicator and two arrays of float32 of the same size: what
-            is sent, and room.
+        make_invocation: takes a communicator, the array to send, and an array of the same size
+            for results; both float32.
         each: transfers that follow one another in a call.
-        ranks: that take part: None for all, or how many at least.
+        min_ranks: the operation is skipped in jobs of fewer ranks.
     """
 
     title: str
