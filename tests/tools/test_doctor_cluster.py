@@ -160,6 +160,13 @@ def test_not_all_hosts_are_logged_in_to_at_the_same_time(machine):
     assert found.details["hosts"] == dict.fromkeys(hosts, "no answer")
 
 
+def test_what_ssh_says_last_is_waited_for(machine):
+    machine.quick_here()
+    ssh = "exec 1>&-; sleep 0.3; echo Connection refused >&2; exit 255"
+    found = machine.look("ssh", hosts="a", mpi="MPICH", ssh=ssh)
+    assert found.details["hosts"] == {"a": "refused"}
+
+
 @pytest.mark.parametrize("part", ["programs", "answers", "logins", "connections", "job"])
 def test_with_a_longer_time_out_each_part_of_the_work_gets_more(machine, part):
     """So that the hint to use `--timeout` helps wherever it is given."""

@@ -203,6 +203,7 @@ def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
         return HostReply(None, failure)
     if "python" in answer:
         return HostReply(answer)
+    session.receive(deadline)  # a shell ends after its answer; then its stderr has been read
     message = without_verbose_lines(session.stderr())
     return HostReply({**parse_shell_answer(answer), "stderr": message})
 

@@ -163,12 +163,9 @@ class Session:
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._stderr = ""
         # Nobody waits for them to end: an orphan may hold their pipes for ever.
-        self._readers = [
-            threading.Thread(target=read, daemon=True)
-            for read in (self._read_answers, self._read_stderr)
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._stderr_reader.start()
+        threading.Thread(target=self._read_answers, daemon=True).start()
 
     def send(self, text: str) -> None:
         """Send lines; without effect if the program has ended."""
@@ -190,8 +187,6 @@ class Session:
 
     def stderr(self) -> str:
         """Return what came over standard error, the end of it if it is long."""
-        if self.process.poll() is not None:
-            self._readers[1].join(GRACE_SECONDS)
         return self._stderr
 
     def _read_answers(self) -> None:
@@ -203,6 +198,8 @@ class Session:
                     with contextlib.suppress(ValueError):
                         self._answers.put(json.loads(text[len(agent.MARK) :]))
                         self.answered.set()
+        # Whoever hears that the program has ended asks why.
+        self._stderr_reader.join(GRACE_SECONDS)
         self._answers.put(None)
         self.answered.set()
 
