@@ -20,7 +20,7 @@ pytestmark = pytest.mark.world
 @pytest.mark.parametrize(
     ("what", "line"),
     [
-        ("has_room", "no room for shared memory in /dev/shm on some node"),
+        ("obstacle", "no room for shared memory in /dev/shm on some node"),
         ("prefault", "no room for shared memory in /dev/shm on some node"),
         ("__init__", "shared memory could not be allocated on some node: no such memory"),
         ("is_shared", "the memory that MPI calls shared is not, on some node"),
@@ -30,15 +30,17 @@ def test_where_one_node_has_no_window_mpi_serves_and_one_line_says_why(
     world, monkeypatch, capfd, name, nodes, what, line
 ):
     unlucky = world.rank == world.size - 1
-    real: Any = getattr(SharedWindow, what, lambda _: True)  # has_room is a function
+    real: Any = getattr(SharedWindow, what, lambda _: "")  # obstacle is a function
 
     def fail(*args):
         result = real(*args)
         if unlucky and what == "__init__":
             raise MemoryError("no such memory")
+        if what == "obstacle":
+            return shared_window.NO_ROOM if unlucky else ""
         return result and not unlucky
 
-    monkeypatch.setattr(shared_window if what == "has_room" else SharedWindow, what, fail)
+    monkeypatch.setattr(shared_window if what == "obstacle" else SharedWindow, what, fail)
     with on_nodes(nodes, name) as comm:
         check_mean(comm, calls=2)
     said = capfd.readouterr().err

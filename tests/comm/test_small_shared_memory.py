@@ -9,10 +9,13 @@ import pytest
 
 from tests.support import jobs
 
-FEW_MIB = 38  # for few windows of two ranks: 8 MiB each, 11 for MPI, and 8 that must stay free
+COMMUNICATORS = 12
+FEW_MIB = 38  # for few of their windows: 4 MiB each, up to 11 for MPI, and 8 that must stay free
 MOUNT = 'mount --make-rprivate / && mount -t tmpfs -o size=$0m tmpfs /dev/shm && exec "$@"'
 SMALL = ["unshare", "--mount", "sh", "-c", MOUNT, str(FEW_MIB)]
-MANY = """
+MANY = (
+    f"COMMUNICATORS = {COMMUNICATORS}"
+    + """
 import os, sys
 from chainermn_comm import create_communicator
 from tests.support.models import check_mean
@@ -24,7 +27,7 @@ if kernel == "old":
 if others == "take it after the check":
     taken_after_the_check()
 free = [os.statvfs("/dev/shm")]
-comms = [create_communicator() for _ in range(8)]  # of 4 MiB each
+comms = [create_communicator() for _ in range(COMMUNICATORS)]  # of 4 MiB each
 for comm in comms:
     check_mean(comm, 300_000)
 for comm in comms:
@@ -33,6 +36,7 @@ for comm in comms:
 free.append(os.statvfs("/dev/shm"))
 print("FREE", *[one.f_bavail * one.f_frsize >> 20 for one in free], flush=True)
 """
+)
 FILES = """
 import contextlib, os, resource, numpy.testing
 from tests.support.models import check_mean
@@ -70,7 +74,7 @@ def test_many_communicators_take_what_is_there_and_give_it_back(tmp_path, kernel
     command = [*SMALL, str(jobs.MPIEXEC), "-n", "2", sys.executable, str(path), kernel, others]
     job = jobs.run_command(command, jobs.variables(), jobs.SECONDS)
     assert job.returncode == 0, job
-    assert 0 < job.err.count("no room for shared memory") < 8, job
+    assert 0 < job.err.count("no room for shared memory") < COMMUNICATORS, job
     frees = [line.split()[1:] for line in job.out.splitlines() if line.startswith("FREE")]
     assert len(frees) == 2, job
     # Windows are gone, those tried in vain too.

@@ -23,10 +23,11 @@ from tests.support.processes import is_gone
 FORCED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.full)])
-def test_on_where_a_rank_is_alone_in_its_communicator(rank):
-    words = ("ChainerMN: rank {} of 3: uncaught", "Traceback", "ValueError")
-    failed(3, 1, words, end=RAISE, failing=(rank,), install=ALONE)
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.full)])
+def test_on_where_a_rank_is_alone_in_its_communicator(ranks):
+    """Of three ranks one that isn't alone fails; of two both are alone."""
+    words = (f"ChainerMN: rank 0 of {ranks}: uncaught", "Traceback", "ValueError")
+    failed(ranks, 1, words, end=RAISE, failing=(0,), install=ALONE)
 
 
 def test_on_before_the_first_communicator_is_finished():

@@ -23,7 +23,7 @@ def repository(tmp_path):
 
 
 def make(folder, *arguments):
-    return run("make", *arguments, cwd=folder, MAKEFLAGS="", MAKELEVEL="")
+    return run("make", *arguments, cwd=folder, MAKEFLAGS="", MAKELEVEL="", MPI="mpich")
 
 
 def would_do(folder, *arguments):

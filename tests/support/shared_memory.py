@@ -26,4 +26,4 @@ def on_an_old_kernel() -> None:
 
 def taken_after_the_check() -> None:
     """From now on others take the memory between the check that there is some and its use."""
-    shared_window.has_room = lambda nbytes: True
+    shared_window.obstacle = lambda nbytes: ""

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.support import commands
 from tests.support import doctor as of_doctor
 from tests.support.doctor import STAGES, Machine, failed, ok, skipped, warning
+from tests.support.jobs import MPIEXEC
 from tests.support.processes import is_gone, soon
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
@@ -127,7 +128,7 @@ def test_a_signal_ends_all_that_was_started(tmp_path, number):
 
 def test_what_is_on_standard_input_is_left_to_others(tmp_path):
     """As in a shell's `while read host; do chainermn doctor ...; done < hosts`."""
-    version = 'if [ "$1" = --version ]; then echo HYDRA Version: 5.0.2; exit; fi'
+    version = f'if [ "$1" = --version ]; then exec "{MPIEXEC}" --version; fi'
     script = f"#!/bin/sh\n{version}\ncat > {tmp_path}/read\n"
     path = commands.with_program(tmp_path, "mpiexec", script)
     ours, theirs = os.pipe()

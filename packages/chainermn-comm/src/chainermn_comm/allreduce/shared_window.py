@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import secrets
+import tempfile
 
 import numpy as np
 from mpi4py import MPI
@@ -18,8 +20,11 @@ from .. import runtime
 # what MPI itself puts there.
 FOLDER = "/dev/shm"
 RESERVE_BYTES = 8 << 20
+# Files that a rank must be able to open: where one can not, Open MPI lets the others wait for ever.
+RESERVE_FILES = 8
 MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
 
+NOT_ALLOCATED = "shared memory could not be allocated on some node"
 NO_ROOM = f"no room for shared memory in {FOLDER} on some node"
 NOT_SHARED = "the memory that MPI calls shared is not, on some node"
 
@@ -63,13 +68,13 @@ class SharedWindow:
         Raises:
             NoSharedMemory: on all ranks, when it can't be made on some node; none is left then.
         """
-        _raise_on_all(comm, reason or ("" if has_room(sum(sizes)) else NO_ROOM))
+        _raise_on_all(comm, reason or obstacle(sum(sizes)))
         window, reason = None, ""
         try:
             window = cls(node, sizes)
         except (MPI.Exception, MemoryError) as error:
             last = str(error).strip().splitlines()[-1:]
-            reason = ": ".join(["shared memory could not be allocated on some node", *last])
+            reason = ": ".join([NOT_ALLOCATED, *last])
         # A window that only some ranks of the node have can't be freed, which takes all of them.
         everywhere = node.allreduce(window is not None, MPI.LAND)
         try:
@@ -142,10 +147,13 @@ def _raise_on_all(comm: MPI.Intracomm, reason: str) -> None:
         raise NoSharedMemory(reason)
 
 
-def has_room(nbytes: int) -> bool:
-    """Return whether this node has room for a window of that size."""
+def obstacle(nbytes: int) -> str:
+    """Return what keeps this rank from making a window of that size; "" if nothing."""
     try:
         found = os.statvfs(FOLDER)
-    except OSError:
-        return False
-    return found.f_bavail * found.f_frsize >= nbytes + RESERVE_BYTES
+        with contextlib.ExitStack() as files:
+            for _ in range(RESERVE_FILES):
+                files.enter_context(tempfile.TemporaryFile(dir=FOLDER))
+    except OSError as error:
+        return f"{NOT_ALLOCATED}: {FOLDER}: {error.strerror}"
+    return "" if found.f_bavail * found.f_frsize >= nbytes + RESERVE_BYTES else NO_ROOM
