@@ -26,8 +26,8 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
+from .arguments import check_variable
 from .collective_nodes import Inputs, Variables, apply_collective, array_specs
-from .ordered_function import check_variable
 
 
 def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:

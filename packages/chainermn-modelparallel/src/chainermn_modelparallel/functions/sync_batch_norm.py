@@ -14,8 +14,8 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
 
+from .call_handshake import handshake
 from .collectives import allreduce
-from .consensus import ConsistentCall, check_consistent
 from .control_dependencies import keep_control_dependencies, pseudo_connect
 from .ordered_function import (
     OrderedFunctionNode,
@@ -114,7 +114,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         large; the sums over ranks are taken in float64.
         """
         shape = local.shape[1:]
-        self._call: ConsistentCall = check_consistent(
+        self._call = handshake(
             self._comm,
             NAME,
             (("dtype and channels", local.dtype, shape),),
@@ -172,7 +172,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             xp.multiply(scale, ggamma, out=local[0, ...])
             xp.multiply(scale, gbeta, out=local[1, ...])
             host = cuda.to_cpu(local)
-            call = check_consistent(
+            call = handshake(
                 self._comm,
                 f"backward of {NAME}",
                 payload=host.tobytes(),

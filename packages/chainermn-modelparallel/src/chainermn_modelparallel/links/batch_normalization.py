@@ -16,8 +16,8 @@ from ..functions import (
     SyncBatchNormFunction,
     capture_error,
     check_communicator,
-    check_consistent,
     check_variable,
+    handshake,
     sync_batch_norm,
 )
 
@@ -119,7 +119,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             return super().forward(x, finetune=finetune)
         arguments, error = capture_error(lambda: self._arguments(x))
         if error is not None:
-            check_consistent(self.comm, NAME, error=error)  # raises
+            handshake(self.comm, NAME, error=error)  # raises
         y, node = sync_batch_norm(self.comm, *arguments)
         if not chainer.config.in_recomputing:
             self._update_running_statistics(node, finetune)
