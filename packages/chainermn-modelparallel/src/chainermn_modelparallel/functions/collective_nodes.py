@@ -72,20 +72,13 @@ OPS: dict[str, tuple[Operation, str]] = {
 
 
 class Inputs(NamedTuple):
-    """What this rank gives to a collective operation.
-
-    Attributes:
-        variables: the operation's inputs on this rank.
-        control_inputs: variables that the operation doesn't use, but that backward is to visit
-            too; they get gradients of zeros.
-        root: for operations that have one.
-        signature: what else must be equal on all ranks.
-    """
+    """What this rank gives to a collective operation."""
 
     variables: Variables
+    # Not used by the operation; backward is to visit them too, and gives them zeros.
     control_inputs: Variables = ()
-    root: int | None = None
-    signature: Signature = ()
+    root: int | None = None  # of operations that have one
+    signature: Signature = ()  # what else must be equal on all ranks
 
 
 def apply_collective(

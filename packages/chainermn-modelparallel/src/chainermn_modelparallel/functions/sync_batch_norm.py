@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from typing import Any
 
@@ -38,16 +37,9 @@ def sync_batch_norm(
 ) -> tuple[Variable, SyncBatchNormFunction]:
     """Normalize this rank's part of the batch (collective; so is backward, if an x needs it).
 
-    Args:
-        comm: the ranks that share the batch.
-        x: floats of any shape; parts may be of different sizes, or empty.
-        gamma: scale, of the shape that is left of x's without ``axis``; the same on all ranks.
-        beta: added after the scale; likewise.
-        eps: added to the variance.
-        axis: the axes that are averaged over, in ascending order.
-
-    Returns:
-        The result, of x's shape and dtype, and the function, which knows the statistics.
+    Parts may be of different sizes, or empty. ``gamma`` and ``beta``, the same on all ranks, have
+    the shape that is left of x's without the axes that are averaged over, which ascend. Returns y,
+    of x's shape and dtype, and the function, which knows the statistics.
     """
     node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
     inputs: tuple[Variable, ...] = (x, gamma, beta)
@@ -60,14 +52,9 @@ class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
     Inputs: x, gamma, beta, and an empty leaf if none of them needs a gradient, since one may be
-    needed elsewhere. Output: y.
-
-    After ``forward``, the same on all ranks:
-
-    Attributes:
-        count: how many values each channel has, over all ranks.
-        mean: of the whole batch; float32 or wider, of gamma's shape.
-        var: likewise, without correction for the count.
+    needed elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of values in a
+    channel, and the whole batch's ``mean`` and ``var`` (without correction for the count), float32
+    or wider, of gamma's shape.
     """
 
     def __init__(
@@ -87,7 +74,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         x, gamma, beta = inputs[:3]
         self.empty_array = empty_on_device_of(x)
         xp = self._xp
-        self._dtype = _common_dtype(x.dtype, gamma.dtype)
+        self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
         # Where gamma's axes lie among x's.
         self._expander = tuple(
             None if axis in self._axis else slice(None) for axis in range(x.ndim)
@@ -220,12 +207,6 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             # A second backward from any of the three then takes part in the exchanges above.
             ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
         return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _common_dtype(*dtypes: np.dtype) -> np.dtype:
-    """Return the dtype of the arithmetic: float32 or wider."""
-    return np.result_type(*dtypes, np.float32)
 
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:

@@ -23,12 +23,12 @@ from .collective_nodes import Inputs, Variables, apply_collective, array_specs
 
 def copy_to_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:
     """Return ``x``, the same on all ranks; backward sums the ranks' gradients."""
-    return _apply(comm, "copy_to_region", make_x, lambda x: (x,))
+    return _apply(comm, "copy_to_region", make_x)
 
 
 def reduce_from_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:
     """Return the sum of the ranks' ``x``; backward gives each of them its gradient as it is."""
-    return _apply(comm, "reduce_from_region", make_x, lambda x: (x,))
+    return _apply(comm, "reduce_from_region", make_x)
 
 
 def split_to_region(
@@ -55,7 +55,7 @@ def _apply(
     comm: CommunicatorBase,
     op: str,
     make_x: Callable[[], Variable],
-    split: Callable[[Variable], Variables],
+    split: Callable[[Variable], Variables] = lambda x: (x,),
 ) -> Variable:
     def make_inputs() -> Inputs:
         x = make_x()
