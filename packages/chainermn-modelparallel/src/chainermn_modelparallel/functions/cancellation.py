@@ -97,13 +97,10 @@ def unknown_gradient_error(waiting_id: int, message_id: int, rank: int, peer: in
     Its own gradients, which are yet to come, are then nobody's error: see :func:`is_failed_send`.
     """
     _failed_sends.append(waiting_id)
-    call = dict(_dropped_sends).get(message_id)
-    if call is None:
-        reason = (
-            f"its delegate variable was dropped, or backward ran more often on rank {peer} than "
-            "here"
-        )
-    else:
+    reason = (
+        f"its delegate variable was dropped, or backward ran more often on rank {peer} than here"
+    )
+    if call := dict(_dropped_sends).get(message_id):
         reason = f"the delegate variable that {call} returned was dropped"
     return RuntimeError(
         f"rank {rank}: rank {peer} ran backward through a variable whose send on "

@@ -33,25 +33,19 @@ message_ids = itertools.count()
 
 
 class Header(NamedTuple):
-    """What the metadata of a message say.
+    """What the metadata of a message say; all but the first field is of gradients."""
 
-    Attributes:
-        requires_grad_mask: a byte for each array: 1 where the sender's backward will wait for its
-            gradient.
-        positions: for each array, which of the answered message's arrays it belongs to, if some of
-            these are left out because they have no gradient; else empty.
-        differentiable: whether backward made a graph of these gradients.
-        cancellation: if there will be no gradients, why: a key of ``cancellation.REASONS``; else 0.
-        not_twice_differentiable: of differentiable gradients, whether a second backward must not
-            reach the rank that sent them, because it has no variable from which it could take part.
-        reply_id: id by which these gradients may themselves be answered; else NO_REPLY.
-    """
-
+    # A byte for each array: 1 where the sender's backward will wait for its gradient.
     requires_grad_mask: bytes
+    # For each array, which of the answered message's it belongs to; empty if to all in turn.
     positions: tuple[int, ...] = ()
+    # Whether backward made a graph of them.
     differentiable: bool = False
+    # If there will be none, why: a key of `cancellation.REASONS`.
     cancellation: int = 0
+    # Whether a second backward must not reach their sender, which has no variable to start from.
     not_twice_differentiable: bool = False
+    # By which they may themselves be answered.
     reply_id: int = NO_REPLY
 
 

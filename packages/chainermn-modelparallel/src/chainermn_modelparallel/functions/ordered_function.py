@@ -134,9 +134,9 @@ def _is_unobserved(function: chainer.FunctionNode, inputs: tuple[Any, ...]) -> b
         or chainer_config("schedule_func") is not None
     ):
         return False
-    for variable in inputs:
-        if not isinstance(variable, Variable) or type(variable.raw_array) is not np.ndarray:
-            return False
-        if variable.layout is not None:
-            return False
-    return True
+    return all(
+        [
+            isinstance(x, Variable) and type(x.raw_array) is np.ndarray and x.layout is None
+            for x in inputs
+        ]
+    )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import chainer
 import chainer.functions as F
 import numpy as np
-from chainer import Variable, backend
+from chainer import Variable
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.errors import capture_error
 
 from .call_handshake import handshake
 from .collectives import allreduce
@@ -29,30 +31,31 @@ _COUNT = struct.Struct("<Q")
 
 def sync_batch_norm(
     comm: CommunicatorBase,
-    x: Variable,
-    gamma: Variable,
-    beta: Variable,
     eps: float,
-    axis: tuple[int, ...],
+    make_inputs: Callable[[], tuple[Variable, Variable, Variable, tuple[int, ...]]],
 ) -> tuple[Variable, SyncBatchNormFunction]:
     """Normalize this rank's part of the batch (collective; so is backward, if an x needs it).
 
-    Parts may be of different sizes, or empty. ``gamma`` and ``beta``, the same on all ranks, have
-    the shape that is left of x's without the axes that are averaged over, which ascend. Returns y,
-    of x's shape and dtype, and the function, which knows the statistics.
+    ``make_inputs`` returns x, gamma, beta and the axes that are averaged over, which ascend; what
+    it raises is raised here, and as PeerError on the other ranks. Parts of the batch may be of
+    different sizes, or empty. gamma and beta, the same on all ranks, have the shape that is left of
+    x's without the axes. Returns y, of x's shape and dtype, and the function, which knows the
+    statistics.
     """
+    made, error = capture_error(make_inputs)
+    if made is None:
+        handshake(comm, NAME, error=error)
+    x, gamma, beta, axis = made
     node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
-    inputs: tuple[Variable, ...] = (x, gamma, beta)
-    if not any(each.requires_grad for each in inputs):
-        inputs += (Variable(backend.get_array_module(x.array).empty(0, np.float32)),)
-    return node.apply(inputs)[0], node
+    leaf = make_variable(empty_on_device_of(x.array), True)
+    return node.apply((x, gamma, beta, leaf))[0], node
 
 
 class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
-    Inputs: x, gamma, beta, and an empty leaf if none of them needs a gradient, since one may be
-    needed elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of values in a
+    Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since one may be needed
+    elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of values in a
     channel, and the whole batch's ``mean`` and ``var`` (without correction for the count), float32
     or wider, of gamma's shape.
     """
