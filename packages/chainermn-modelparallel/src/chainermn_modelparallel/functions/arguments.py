@@ -26,7 +26,8 @@ def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
     """
     check_communicator(communicator, "communicator")
     this_rank, size = communicator.rank, communicator.size
-    rank, tag = as_integer("rank", rank, this_rank), as_integer("tag", tag, this_rank)
+    if type(rank) is not int or type(tag) is not int:
+        rank, tag = as_integer("rank", rank, this_rank), as_integer("tag", tag, this_rank)
     if not 0 <= rank < size:
         raise ValueError(
             f"rank {this_rank}: there is no rank {rank}; ranks go from 0 to {size - 1}"

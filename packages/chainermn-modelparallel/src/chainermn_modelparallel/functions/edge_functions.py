@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 from chainer import Variable
@@ -29,7 +29,15 @@ from .control_dependencies import (
     keep_control_dependencies,
     zeros_for_input,
 )
-from .messages import NO_REPLY, Header, Message, message_ids, receive_message, send_message
+from .messages import (
+    NO_REPLY,
+    Header,
+    Message,
+    make_header,
+    message_ids,
+    receive_message,
+    send_message,
+)
 from .ordered_function import (
     EMPTY,
     SCOPE,
@@ -40,7 +48,11 @@ from .ordered_function import (
     requires_grad_mask,
 )
 
+BACKWARD = SCOPE + "backward of "
 Edge = tuple[CommunicatorBase, int, int]  # of this rank: the communicator, the other rank, the tag
+
+# The sends whose gradients may still come, by message id.
+_pending_sends: dict[int, ref[SendFunction]] = {}
 
 
 class EdgeFunction(OrderedFunctionNode):
@@ -52,7 +64,6 @@ class EdgeFunction(OrderedFunctionNode):
     def __init__(self, name: str, edge: Edge) -> None:
         self._communicator, self._peer, tag = edge
         self._call = f"{name}(rank={self._peer}, tag={tag})"
-        self._label = f"{SCOPE}backward of {self._call}"
         self._gradient_edge = self._communicator, self._peer, self._communicator.reserved_tag
 
 
@@ -64,9 +75,10 @@ class SendFunction(EdgeFunction):
         self._message_id = message_id
         self._requires_grad_mask = mask
         self._received: deque[Message] = deque()
-        _pending_sends[message_id] = self
+        _pending_sends[message_id] = ref(self)
 
-    def __del__(self) -> None:
+    def __del__(self, forget: Any = _pending_sends.pop) -> None:  # a global may be gone at exit
+        forget(self._message_id, None)
         if self.backward_expected:
             warn_dropped_send(self._message_id, self._communicator.rank, self._call)
 
@@ -80,24 +92,24 @@ class SendFunction(EdgeFunction):
     ) -> tuple[Variable | None, ...]:
         self.backward_expected = False
         differentiable = bool(chainer_config("enable_backprop"))
-        gradients: dict[int, Variable] = {}
+        results: tuple[Variable, ...] = ()
+        positions: tuple[int, ...] = ()
         if 1 in self._requires_grad_mask:
             message = self._receive_gradients()
-            _, header, arrays = message
+            header = message[1]
             if header.differentiable != differentiable or header.cancellation:
                 raise self._no_gradients_error(header, differentiable)
             # A second backward through the gradients asks for this edge's gradients again.
             delegate = self.control_output() if 1 in header.requires_grad_mask else None
-            received, _ = make_outputs(message, self._gradient_edge, delegate)
-            gradients = dict(zip(header.positions or range(len(arrays)), received, strict=True))
-        # Zeros and not None elsewhere, so that backward reaches what lies before this edge: other
-        # ranks may wait for it.
-        results = tuple(
-            [
-                gradients[i] if i in gradients else zeros_for_input(self, i, self._xp)
-                for i in indexes
-            ]
-        )
+            results, _ = make_outputs(message, self._gradient_edge, delegate)
+            positions = header.positions
+        if positions or len(results) != len(indexes):
+            given = dict(zip(positions or range(len(results)), results, strict=True))
+            # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
+            # other ranks may wait for it.
+            results = tuple(
+                [given[i] if i in given else zeros_for_input(self, i, self._xp) for i in indexes]
+            )
         return keep_control_dependencies(grad_outputs, results) if differentiable else results
 
     def _receive_gradients(self) -> Message:
@@ -110,11 +122,12 @@ class SendFunction(EdgeFunction):
         if self._received:
             return self._received.popleft()
         while True:
-            message = receive_message(*self._gradient_edge, self._label)
+            message = receive_message(*self._gradient_edge, BACKWARD + self._call)
             message_id, header, _ = message
             if message_id == self._message_id:
                 return message
-            owner = _pending_sends.get(message_id)
+            reference = _pending_sends.get(message_id)
+            owner = reference() if reference else None
             if owner is not None:
                 owner._received.append(message)
             elif not header.cancellation and not is_failed_send(message_id):
@@ -135,10 +148,6 @@ class SendFunction(EdgeFunction):
             f"it with enable_double_backprop=True and rank {without} without, so a second "
             "derivative would lack a part; use it on both ranks"
         )
-
-
-# The sends whose gradients may still come, by message id.
-_pending_sends: WeakValueDictionary[int, SendFunction] = WeakValueDictionary()
 
 
 class RecvFunction(EdgeFunction):
@@ -176,43 +185,41 @@ class RecvFunction(EdgeFunction):
     ) -> tuple[Variable | None, ...]:
         self.backward_expected = False
         mask = self._requires_grad_mask
-        gradients = {
-            i: gradient
-            for i, (is_needed, gradient) in enumerate(zip(mask, grad_outputs, strict=False))
-            if is_needed and gradient is not None
-        }
+        given = [i for i, needed in enumerate(mask) if needed and grad_outputs[i] is not None]
         sent: Variable | None = None
         if not self._is_last_derivative and 1 in mask:
-            sent = self._send_gradients(
-                gradients, self.not_twice_differentiable or 0 not in indexes
-            )
-        elif gradients:
+            last = self.not_twice_differentiable or 0 not in indexes
+            sent = self._send_gradients(given, tuple([grad_outputs[i] for i in given]), last)
+        elif given:
             raise self._last_derivative_error()
         if len(self.inputs) == 1:
             return (None,) * len(indexes)
-        others = [gradient for i, gradient in enumerate(grad_outputs) if i not in gradients]
+        others = [gradient for i, gradient in enumerate(grad_outputs) if i not in given]
         (zeros,) = keep_control_dependencies((sent, *others), (zeros_for_input(self, 0, self._xp),))
         return tuple(None if index else zeros for index in indexes)
 
     def _send_gradients(
-        self, gradients: dict[int, Variable], not_twice_differentiable: bool
+        self, given: list[int], gradients: tuple[Any, ...], not_twice_differentiable: bool
     ) -> Variable | None:
-        """Send gradients, by index; return a delegate variable if they can be differentiated."""
-        positions = () if len(gradients) == len(self._requires_grad_mask) else tuple(gradients)
+        """Send the gradients of the outputs ``given``; see :class:`Header`.
+
+        Returns a delegate variable where they can be differentiated again, else None.
+        """
+        positions = () if len(given) == len(self._requires_grad_mask) else tuple(given)
+        mask, last, reply_id = bytes(len(given)), False, NO_REPLY
         differentiable = bool(chainer_config("enable_backprop"))
-        variables, reply_id = tuple(gradients.values()), NO_REPLY
         if differentiable:
+            if gradients:
+                gradients = connect_all(self.control_output(), gradients)
+            mask, last = requires_grad_mask(gradients), not_twice_differentiable
             reply_id = next(message_ids)
-            if variables:
-                variables = connect_all(self.control_output(), variables)
-        mask = requires_grad_mask(variables)
-        last = differentiable and not_twice_differentiable
-        header = Header(mask, positions, differentiable, 0, last, reply_id)
-        arrays = tuple([variable.array for variable in variables])
-        send_message(header, arrays, *self._gradient_edge, self._message_id, self._label)
+        header = make_header(mask, positions, differentiable, 0, last, reply_id)
+        arrays = tuple([gradient.array for gradient in gradients])
+        label = BACKWARD + self._call
+        send_message(header, arrays, *self._gradient_edge, self._message_id, label)
         if not differentiable:
             return None
-        return SendFunction(self._gradient_edge, reply_id, mask).apply(variables)[0]
+        return SendFunction(self._gradient_edge, reply_id, mask).apply(gradients)[0]
 
     def _last_derivative_error(self) -> RankMismatchError:
         rank, peer = self._communicator.rank, self._peer

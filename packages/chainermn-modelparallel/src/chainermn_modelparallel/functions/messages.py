@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -54,7 +53,11 @@ class Header(NamedTuple):
 Message: TypeAlias = tuple[int, Header, tuple[Any, ...]]
 
 
-@lru_cache(maxsize=256)  # loops send the same few again and again
+# Loops send the same few again and again.
+make_header = lru_cache(maxsize=256)(Header)
+
+
+@lru_cache(maxsize=256)
 def _encode_header(header: Header) -> bytes:
     mask, positions, *flags, reply_id = header
     fixed = _FIXED.pack(_MAGIC, *flags, reply_id, len(mask))
@@ -83,10 +86,12 @@ def send_message(
     label: str = SCOPE + "send",
 ) -> None:
     """Send a message to ``rank``; reports of the watchdog name the call by the label."""
-    on_host = not arrays or type(arrays[0]) is np.ndarray  # then all are
     metadata = _encode_header(header)
-    with nullcontext() if on_host else chainer.using_device(backend.get_device_from_array(*arrays)):
+    if not arrays or type(arrays[0]) is np.ndarray:  # then all are
         communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
+    else:
+        with chainer.using_device(backend.get_device_from_array(*arrays)):
+            communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
 
 
 def receive_message(

@@ -134,9 +134,7 @@ def _is_unobserved(function: chainer.FunctionNode, inputs: tuple[Any, ...]) -> b
         or chainer_config("schedule_func") is not None
     ):
         return False
-    return all(
-        [
-            isinstance(x, Variable) and type(x.raw_array) is np.ndarray and x.layout is None
-            for x in inputs
-        ]
-    )
+    for x in inputs:
+        if not isinstance(x, Variable) or type(x.raw_array) is not np.ndarray or x.layout:
+            return False
+    return True

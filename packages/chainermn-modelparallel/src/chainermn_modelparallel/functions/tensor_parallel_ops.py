@@ -38,12 +38,9 @@ def split_to_region(
 
     ``x`` has shape ``(N, ends[-1])``, and ``ends`` says where each rank's columns end.
     """
-
-    def split(x: Variable) -> Variables:
-        columns: Variables = F.split_axis(x, ends[:-1], axis=1, force_tuple=True)
-        return columns
-
-    return _apply(comm, "split_to_region", make_x, split)
+    return _apply(
+        comm, "split_to_region", make_x, lambda x: F.split_axis(x, ends[:-1], 1, force_tuple=True)
+    )
 
 
 def gather_from_region(comm: CommunicatorBase, x: Variable) -> Variable:
