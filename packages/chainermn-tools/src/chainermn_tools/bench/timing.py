@@ -197,15 +197,17 @@ def time_in_turn(
     seconds = np.zeros((warm_up + rounds, len(cases), in_a_row))
     gc.collect()
     gc.disable()
-    for turn, place, again in np.ndindex(seconds.shape):
-        index = (place + turn) % len(cases)
-        case = cases[index]
-        case.prepare()
-        mine = not case.alone or world is None or world.rank == 0
-        with realtime_priority() if realtime else contextlib.nullcontext():
-            took = time_call(world, case.call if mine else None, calls, sleep=case.alone)
-        seconds[turn, index, again] = took
-    gc.enable()
+    try:
+        for turn, place, again in np.ndindex(seconds.shape):
+            index = (place + turn) % len(cases)
+            case = cases[index]
+            case.prepare()
+            mine = not case.alone or world is None or world.rank == 0
+            with realtime_priority() if realtime else contextlib.nullcontext():
+                took = time_call(world, case.call if mine else None, calls, sleep=case.alone)
+            seconds[turn, index, again] = took
+    finally:
+        gc.enable()
     if world is not None:
         seconds = np.max(world.allgather(seconds), axis=0)
     return seconds[warm_up:]
