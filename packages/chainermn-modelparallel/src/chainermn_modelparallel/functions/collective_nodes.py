@@ -197,6 +197,6 @@ class CollectiveFunction(OrderedFunctionNode):
             return None
         if index < self._num_inputs:
             return results[index]
-        zeros = zeros_for_input(self, index, self._xp)
+        zeros = zeros_for_input(self, index)
         # A second backward comes to this rank's part through it.
         return pseudo_connect(results[0], zeros) if results else zeros

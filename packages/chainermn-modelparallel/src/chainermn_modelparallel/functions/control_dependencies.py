@@ -84,10 +84,10 @@ def delegate_on_device_of(array: Any, delegate: Variable) -> Variable:
     return PseudoConnect(empty_on_device_of(array)).apply((delegate,))[0]
 
 
-def zeros_for_input(function: chainer.FunctionNode, index: int, xp: Any) -> Variable:
-    """Return a gradient of zeros for an input of the function, made by array module ``xp``."""
+def zeros_for_input(function: Any, index: int) -> Variable:
+    """Return a gradient of zeros for an input of the function, which has an array module."""
     node = function.inputs[index]
-    return Variable(xp.zeros(node.shape, node.dtype), requires_grad=False)
+    return Variable(function._xp.zeros(node.shape, node.dtype), requires_grad=False)
 
 
 class PseudoConnect(chainer.FunctionNode):
@@ -105,8 +105,8 @@ class PseudoConnect(chainer.FunctionNode):
     ) -> tuple[Variable | None, ...]:
         zeros: tuple[Variable, ...] = ()
         if 0 in indexes:
-            zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0, self._xp),))
+            zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0),))
         if len(self.inputs) == 2 and grad_outputs[0] is None:
             # Backward starts here, without a gradient as from delegates, and has to go both ways.
-            grad_outputs = (zeros_for_input(self, 1, self._xp),)
+            grad_outputs = (zeros_for_input(self, 1),)
         return tuple(grad_outputs[index - 1] if index > 0 else zeros[0] for index in indexes)

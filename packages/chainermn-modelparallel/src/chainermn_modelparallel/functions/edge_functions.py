@@ -107,9 +107,7 @@ class SendFunction(EdgeFunction):
             given = dict(zip(positions or range(len(results)), results, strict=True))
             # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
             # other ranks may wait for it.
-            results = tuple(
-                [given[i] if i in given else zeros_for_input(self, i, self._xp) for i in indexes]
-            )
+            results = tuple([given[i] if i in given else zeros_for_input(self, i) for i in indexes])
         return keep_control_dependencies(grad_outputs, results) if differentiable else results
 
     def _receive_gradients(self) -> Message:
@@ -195,7 +193,7 @@ class RecvFunction(EdgeFunction):
         if len(self.inputs) == 1:
             return (None,) * len(indexes)
         others = [gradient for i, gradient in enumerate(grad_outputs) if i not in given]
-        (zeros,) = keep_control_dependencies((sent, *others), (zeros_for_input(self, 0, self._xp),))
+        (zeros,) = keep_control_dependencies((sent, *others), (zeros_for_input(self, 0),))
         return tuple(None if index else zeros for index in indexes)
 
     def _send_gradients(

@@ -135,6 +135,8 @@ def _is_unobserved(function: chainer.FunctionNode, inputs: tuple[Any, ...]) -> b
     ):
         return False
     for x in inputs:
-        if not isinstance(x, Variable) or type(x.raw_array) is not np.ndarray or x.layout:
+        if not isinstance(x, Variable) or type(x.raw_array) is not np.ndarray:
+            return False
+        if x.layout is not None:
             return False
     return True
