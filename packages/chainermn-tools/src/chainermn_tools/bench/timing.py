@@ -118,8 +118,8 @@ def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
 
 def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
     """Return the seconds that each of so many calls took on the slowest rank."""
-    slowest: float = max(world.allgather(time_call(world, invocation.call, calls, sleep=True)))
-    return slowest
+    took = time_call(world, invocation.call, calls, sleep=True)
+    return float(max(world.allgather(took)))
 
 
 def time_call(
@@ -154,17 +154,11 @@ def time_call(
 
 @dataclass(frozen=True)
 class Timed:
-    """What is timed beside others.
-
-    Attributes:
-        call: what is timed, on every rank.
-        prepare: called before each call, not timed.
-        alone: only rank 0 calls it, while the other ranks sleep.
-    """
+    """What is timed beside others."""
 
     call: Callable[[], object]
-    prepare: Callable[[], object] = lambda: None
-    alone: bool = False
+    prepare: Callable[[], object] = lambda: None  # before each call, not timed
+    alone: bool = False  # only rank 0 calls it, while the other ranks sleep
 
 
 def time_in_turn(
