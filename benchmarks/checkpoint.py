@@ -16,7 +16,6 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jobs
@@ -45,9 +44,11 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     """What every rank does; the slowest rank counts."""
     import chainer
     import numpy as np
-    from measure import priority
+    from rich.console import Console
 
     from chainermn_comm import create_communicator
+    from chainermn_tools.bench.text import make_table
+    from chainermn_tools.bench.timing import Timed, time_in_turn
     from chainermn_train import create_multi_node_checkpointer
 
     comm = create_communicator("naive")
@@ -59,35 +60,38 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     blocking = make("blocking", comm, 2, 1, folder)
     background = make("background", comm, 2, 1, folder, background=True)
 
-    def slowest(action: Callable[[], None]) -> float:
-        comm.allgather_obj(None)
-        with priority(realtime):
-            begin = time.perf_counter()
-            action()
-            took = time.perf_counter() - begin
-        return float(max(comm.allgather_obj(took)))
+    saves = 0  # in the background
 
-    first, seconds = 0.0, []
-    for number in range(rounds + 1):
-        at_once = slowest(lambda: blocking.save(target))
-        held = slowest(lambda: background.save(target))
-        while not (folder / f"background.{comm.rank}.{number + 1}.new").exists():
+    def save_in_background() -> None:
+        nonlocal saves
+        background.save(target)
+        saves += 1
+
+    def end_writing() -> None:
+        while saves and not (folder / f"background.{comm.rank}.{saves}.new").exists():
             time.sleep(POLL_SECONDS)
         time.sleep(POLL_SECONDS)
-        if number == 0:  # its copy goes into fresh memory
-            first = held
-        else:
-            seconds.append((at_once, held))
+
+    cases = [
+        Timed(lambda: blocking.save(target), end_writing),
+        Timed(save_in_background, end_writing),
+    ]
+    seconds = time_in_turn(comm.mpi_comm, cases, rounds + 1, realtime=realtime)[:, :, 0]
     blocking.finalize()
     background.finalize()
-    times = np.array(seconds)
+    first, times = seconds[0, 1], seconds[1:]  # the first copy goes into fresh memory
     ratio = float(np.median(times[:, 1] / times[:, 0]))
     if comm.rank == 0:
-        at_once, held = 1000 * np.median(times, axis=0)
-        print(f"{megabytes} MB a rank, {comm.size} ranks, {rounds} rounds, medians")
-        print(f"written at once          {at_once:8.1f} ms")
-        print(f"in the background: held  {held:8.1f} ms (the first time {1000 * first:.1f} ms)")
-        print(f"ratio                    {ratio:8.3f}, at most {LIMIT}")
+        at_once, held = (
+            f"{milliseconds:.1f} ms" for milliseconds in 1e3 * np.median(times, axis=0)
+        )
+        rows = [
+            ("written at once", at_once, ""),
+            ("in the background: held", held, f"the first time {1000 * first:.1f} ms"),
+            ("ratio", f"{ratio:.3f}", f"at most {LIMIT}"),
+        ]
+        title = f"{megabytes} MB a rank, {comm.size} ranks, {rounds} rounds, medians"
+        Console().print(make_table("", ("", ""), rows, title))
     return int(ratio > LIMIT)
 
 

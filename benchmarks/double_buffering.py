@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -112,14 +111,15 @@ class Step:
 
 def timed(step: Step, work: Callable[[int], None], units: int, count: int) -> tuple[float, float]:
     """Seconds a step took, and the processor's seconds of this rank."""
+    from chainermn_tools.bench.timing import time_call
+
     step.optimizer.communicator.allgather_obj(None)
     step(work, units)  # fills the buffer
-    start, processor = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        step(work, units)
-    seconds, processor = time.perf_counter() - start, time.process_time() - processor
+    start = time.process_time()
+    seconds = time_call(None, lambda: step(work, units), count)
+    processor = time.process_time() - start
     step.optimizer.flush()
-    return seconds / count, processor / count
+    return seconds, processor / count
 
 
 def units_for(comm: Any, step: Step, work: Callable[[int], None], seconds: float) -> int:
@@ -188,26 +188,30 @@ def summary(kind: str, rounds: list[dict[str, tuple[float, float]]]) -> dict[str
 
 
 def print_table(results: dict[str, Any]) -> None:
+    from statistics import median
+
     from report import limits_table
     from rich.console import Console
 
+    from chainermn_tools.bench.text import make_table
+
+    console = Console(highlight=False)
     for kind, row in results.items():
-        print(f"{kind}: milliseconds a step, median (min - max); of the processor")
+        rows = []
         for mode in MODES:
             wall, processor = row["milliseconds"][mode], row["processor"][mode]
-            print(
-                f"  {mode:17} {statistics.median(wall):6.0f} ({min(wall):.0f} - {max(wall):.0f})"
-                f"  {statistics.median(processor):6.0f}"
-            )
-        print(
-            f"  hidden {statistics.median(row['hidden']):.2f}"
-            f" ({min(row['hidden']):.2f} - {max(row['hidden']):.2f}), step over synchronous "
-            f"{statistics.median(row['over synchronous']):.2f}",
-            flush=True,
+            extremes = f"{min(wall):.0f} - {max(wall):.0f}"
+            rows.append((mode, f"{median(wall):.0f}", extremes, f"{median(processor):.0f}"))
+        hidden = row["hidden"]
+        rows.append(
+            ("hidden", f"{median(hidden):.2f}", f"{min(hidden):.2f} - {max(hidden):.2f}", "")
         )
-    Console().print(limits_table([limit for row in results.values() for limit in row["limits"]]))
+        rows.append(("step over synchronous", f"{median(row['over synchronous']):.2f}", "", ""))
+        columns = "median", "min - max", "of the processor"
+        console.print(make_table("milliseconds a step", columns, rows, f"steps in {kind}"))
+    console.print(limits_table([limit for row in results.values() for limit in row["limits"]]))
 
 
 if __name__ == "__main__":
-    threads = {"OMP_NUM_THREADS": "1"}
-    sys.exit(jobs.start_on_hosts_and_run(arguments(), RANKS, run, ["json"], threads))
+    variables = {"OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "110"}
+    sys.exit(jobs.start_on_hosts_and_run(arguments(), RANKS, run, ["json"], variables))

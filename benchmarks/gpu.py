@@ -10,7 +10,6 @@ cases take turns, round after round, and ratios are taken round by round.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ import numpy as np
 import peers
 from limits import AT_LEAST, judge
 from mpi4py import MPI
-from report import limits_table, new_table, number
+from report import limits_table, number
 from rich.console import Console
 from rich.table import Table
 from shapes import Shapes, resnet50
@@ -29,6 +28,8 @@ from chainermn_comm import create_communicator, devices
 from chainermn_comm.allreduce.chunks import SMALL_FRACTION, plan_chunks
 from chainermn_comm.gpu import kernels
 from chainermn_comm.gpu.nccl import NcclCommunicator
+from chainermn_tools.bench.text import make_table
+from chainermn_tools.bench.timing import Timed, time_in_turn
 
 ROUNDS = 20
 # Launches in a row: the device then has the next one before it is done with the one before.
@@ -159,19 +160,13 @@ def whole_calls(
         call, note = bundled(world, grads, wire)
         calls |= {BUNDLED: call} if call else {}
         notes += [note] * bool(note)
-    seconds = np.zeros((ROUNDS + 1, len(calls)))
-    for turn, i in np.ndindex(seconds.shape):
-        world.Barrier()
-        start = time.perf_counter()
-        list(calls.values())[i]()
-        wait_for_device()
-        seconds[turn, i] = time.perf_counter() - start
-    world.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
+    cases = [Timed(partial(call_and_wait, call)) for call in calls.values()]
+    seconds = time_in_turn(world, cases, ROUNDS, warm_up=1)[:, :, 0]
     if nccl is not None:
         nccl.close()
     for comm in comms.values():
         comm.finalize()
-    return dict(zip(calls, 1e3 * seconds[1:].T, strict=True)), notes
+    return dict(zip(calls, 1e3 * seconds.T, strict=True)), notes
 
 
 def is_mean(world: MPI.Intracomm, grads: Sequence[Any], call: Callable[[], Any]) -> bool:
@@ -185,8 +180,9 @@ def is_mean(world: MPI.Intracomm, grads: Sequence[Any], call: Callable[[], Any])
     return bool(world.allreduce(near, MPI.LAND))
 
 
-def wait_for_device() -> None:
-    """Until all that was given to the current stream is done."""
+def call_and_wait(call: Callable[[], Any]) -> None:
+    """Return when all that was given to the current stream is done."""
+    call()
     event = devices.new_event()
     event.record(devices.current_stream())
     while not event.done:
@@ -216,15 +212,16 @@ def bundled(
 
 
 def _kernels_table(rates: dict[str, dict[str, np.ndarray]]) -> Table:
-    table = new_table("GB/s read and written", ("median",))
-    for wire, found in rates.items():
-        for name, rate in found.items():
-            table.add_row(f"{name}, wire {wire}", f"{np.median(rate):.0f}")
-    return table
+    rows = [
+        (f"{name}, wire {wire}", f"{np.median(rate):.0f}")
+        for wire, found in rates.items()
+        for name, rate in found.items()
+    ]
+    return make_table("GB/s read and written", ("median",), rows)
 
 
 def _calls_table(title: str, ms: dict[str, np.ndarray]) -> Table:
-    table = new_table("milliseconds", ("median", "x NCCL", "x bundled"), title)
+    table = make_table("milliseconds", ("median", "x NCCL", "x bundled"), title=title)
     for name, times in ms.items():
         ratios = [
             number(float(np.median(times / ms[peer]))) if peer in ms else ""

@@ -14,6 +14,8 @@ from plot import COLORS, draw_rows
 from report import environment, limits_table, sizes_table, times_table
 from rich.console import Console
 
+from chainermn_tools.bench.plot import saved_figure
+
 STREAMS = ("two_dimensional", "hierarchical")
 # At least this part of what the link allows; float16 so many times as fast as float32; the
 # whole call at most so many times its messages alone.
@@ -110,19 +112,12 @@ def heading(results: dict[str, Any], what: str | None = None) -> str:
 
 def draw(results: dict[str, Any], file: Path) -> None:
     """Draw medians with quartiles and extremes into an image file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     rows = results["contestants"]
-    figure, axes = plt.subplots(figsize=(9, 1.5 + 0.3 * len(rows)), layout="constrained")
-    figure.suptitle(heading(results), fontsize=8, x=0.01, ha="left", wrap=True)
-    draw_rows(axes, rows, lambda row: f"{row['median_ms'] / 1e3:.3f} s", scale=1e-3)
     limit = next(row["median_ms"] for row in rows if row["name"] == LINK) / 1e3
-    axes.axvline(limit, color=COLORS["copy"], ls=":", lw=1.2, zorder=0)
-    axes.axvline(limit / OF_THE_LINK, color=COLORS["copy"], ls="--", lw=1.2, zorder=0)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("seconds   ·   dotted: the link's limit; dashed: 90 % of it", fontsize=8)
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
+    size = 9, 1.5 + 0.3 * len(rows)
+    with saved_figure(file, heading(results), figsize=size) as (_, ((axes,),)):
+        draw_rows(axes, rows, lambda row: f"{row['median_ms'] / 1e3:.3f} s", scale=1e-3)
+        axes.axvline(limit, color=COLORS["copy"], ls=":", lw=1.2, zorder=0)
+        axes.axvline(limit / OF_THE_LINK, color=COLORS["copy"], ls="--", lw=1.2, zorder=0)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("seconds   ·   dotted: the link's limit; dashed: 90 % of it", fontsize=8)

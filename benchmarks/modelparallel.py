@@ -15,7 +15,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,22 +179,9 @@ def compare(
     import numpy as np
     from measure import measure
 
-    def row_of(call: Callable[[], object]) -> Callable[[], None]:
-        def calls() -> None:
-            for _ in range(in_a_row):
-                call()
-
-        return calls
-
-    rows = measure(
-        [replace(one, call=row_of(one.call)) for one in cases],
-        comm,
-        max(3, args.repeat // 10),
-        args.realtime,
-    )
-    for row in rows:
-        row["ms"] = np.array(row["ms"]) / in_a_row
-    reference, *_, ours = (row["ms"] for row in rows)
+    rounds = max(3, args.repeat // 10)
+    rows = measure(cases, comm, rounds, args.realtime, calls=in_a_row)
+    reference, *_, ours = (np.array(row["ms"]) for row in rows)
     return {
         "title": title,
         "right": all(row["right"] for row in rows),
@@ -237,15 +223,22 @@ def run(args: argparse.Namespace) -> bool:
 
 
 def report(results: list[Any]) -> None:
-    """Print a line for each comparison, with quartiles of the differences, beside its limit."""
+    """Print a table of the comparisons, with quartiles of the differences, beside their limits."""
+    from rich.console import Console
+
+    from chainermn_tools.bench.text import make_table
+
+    rows: list[tuple[str, ...]] = []
     for result in results:
-        times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in result["ms"].items())
         low, over, high = result["over_us"]
-        print(
-            f"{result['title']}: {times}; {over:.0f} us more ({low:.0f} - {high:.0f}), "
-            f"{result['of_raw'][1]:.0%} of the speed; limit: {result['limit']}: "
-            f"{'ok' if result['ok'] else 'not ok'}{'' if result['right'] else ', and WRONG'}"
-        )
+        beside = f"{over:.0f} ({low:.0f} - {high:.0f})", f"{result['of_raw'][1]:.0%}"
+        rows.append((result["title"], "", "", ""))
+        rows += [(f"  {name}", f"{ms:.3f}", "", "") for name, ms in result["ms"].items()]
+        rows[-1] = (*rows[-1][:2], *beside)
+        verdict = ("ok" if result["ok"] else "not ok") + ", and WRONG" * (not result["right"])
+        rows.append((f"  limit: {result['limit']}: {verdict}", "", "", ""))
+    columns = "ms", "us more (quartiles)", "of the speed"
+    Console(highlight=False).print(make_table("", columns, rows))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from chainermn_comm.gradients import gradient_call as gradient_call
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime import barrier
 from chainermn_comm.topology import Topology
+from chainermn_tools.bench.timing import Timed
 
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
 ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
@@ -47,6 +48,10 @@ class Case:
     call: Callable[[], object]
     right: Callable[[], bool]
     alone: bool = False
+
+    @property
+    def timed(self) -> Timed:
+        return Timed(self.call, self.prepare, self.alone)
 
 
 def probes() -> list[Case]:

@@ -9,6 +9,8 @@ from typing import Any
 from peers import ALL_RANKS, HANDOFF
 from report import cores, heading, number, title
 
+from chainermn_tools.bench.plot import plain_axes, saved_figure
+
 COLORS = {"copy": "#8a8f98", "mpi": "#b08a3e", "bundled": "#c2543d", "ours": "#2f6fb3"}
 FLOORS = {ALL_RANKS: ":", HANDOFF: "--"}  # drawn as lines through the panel
 MEANING = {
@@ -21,33 +23,21 @@ MEANING = {
 
 def draw(results: dict[str, Any], file: Path) -> None:
     """Draw medians with quartiles and extremes into an image file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
     from matplotlib.lines import Line2D
 
     models = results["models"]
-    rows = len(_shown(models[0]))
-    figure, panels = plt.subplots(
-        len(models),
-        figsize=(9, 1.3 + len(models) * (0.9 + 0.27 * rows)),
-        squeeze=False,
-        layout="constrained",
-    )
-    figure.suptitle(heading(results), fontsize=10, x=0.01, ha="left")
-    for axes, model in zip(panels[:, 0], models, strict=True):
-        _panel(axes, model)
-        axes.set_title(title(model), loc="left", fontsize=11, fontweight="bold")
-        axes.set_xlabel("milliseconds   ·   " + cores(model, results["rounds"]), fontsize=8)
+    size = 9, 1.3 + len(models) * (0.9 + 0.27 * len(_shown(models[0])))
     marks = [Line2D([], [], marker="o", ls="", color=COLORS[k], label=MEANING[k]) for k in COLORS]
     marks += [
         Line2D([], [], ls=style, color=COLORS["copy"], label=f"median of {name}")
         for name, style in FLOORS.items()
     ]
-    figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
+    with saved_figure(file, heading(results), len(models), figsize=size) as (figure, panels):
+        for axes, model in zip(panels[:, 0], models, strict=True):
+            _panel(axes, model)
+            axes.set_title(title(model), loc="left", fontsize=11, fontweight="bold")
+            axes.set_xlabel("milliseconds   ·   " + cores(model, results["rounds"]), fontsize=8)
+        figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
 
 
 def _shown(model: dict[str, Any]) -> list[dict[str, Any]]:
@@ -109,6 +99,7 @@ def draw_rows(
     right.set_yticks(range(len(rows)), texts, fontsize=9)
     right.tick_params(length=0)
     right.spines.right.set_visible(False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    plain_axes(axes)
+    axes.spines.left.set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", alpha=0.25)
+    axes.grid(visible=False, axis="y")

@@ -10,13 +10,14 @@ note can do without), and the agreement of the ranks that every collective call 
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable
 
 import numpy as np
+from rich.console import Console
 
 from chainermn_comm import create_communicator
 from chainermn_comm.watchdog import NOBODY, watched
+from chainermn_tools.bench.text import make_table
+from chainermn_tools.bench.timing import Timed, time_in_turn
 
 BLOCKS, CALLS = 200, 100
 
@@ -35,17 +36,6 @@ class Noted:
         self._record.collective("allreduce", 1, NOBODY, 400)  # type: ignore[attr-defined]
 
 
-def microseconds(call: Callable[[], object]) -> np.ndarray:
-    """Of a call, the mean over each block."""
-    found = np.zeros(BLOCKS)
-    for block in range(BLOCKS):
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        found[block] = (time.perf_counter() - start) / CALLS * 1e6
-    return found
-
-
 def main() -> None:
     with create_communicator("naive") as comm:
         methods, memory, pack = Noted(comm._record), bytearray(64), struct.Struct("<BdQq").pack_into
@@ -55,11 +45,15 @@ def main() -> None:
             "packed": lambda: pack(memory, 0, 1, 1.0, 1, 1),
             "agreement": lambda: comm.allgather_bytes(b""),
         }
-        seconds = {name: microseconds(way) for name, way in ways.items()}
+        seconds = time_in_turn(None, [Timed(way) for way in ways.values()], BLOCKS, calls=CALLS)
+        micros = dict(zip(ways, 1e6 * seconds[:, :, 0].T, strict=True))
         if comm.rank == 0:
-            for name, each in seconds.items():
-                print(f"{name:10} best {each.min():.2f} us, median {np.median(each):.2f} us")
-            cost = seconds["noted"].min() - seconds["empty"].min()
+            rows = [
+                (name, f"{each.min():.2f}", f"{np.median(each):.2f}")
+                for name, each in micros.items()
+            ]
+            Console().print(make_table("microseconds", ("best", "median"), rows))
+            cost = micros["noted"].min() - micros["empty"].min()
             print(f"a note costs {cost:.2f} us at best")
 
 

@@ -6,7 +6,6 @@ import datetime
 import math
 import platform
 import re
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import numpy as np
 from limits import quartiles
 from mpi4py import MPI
 from peers import ALL_COUNT, ALL_RANKS, BUNDLED, HANDOFF, ONE_COUNTS, ONE_RANK
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from chainermn_tools.bench.text import make_table
 from chainermn_tools.formatting import format_bytes
 
 # All ranks at once take twice as long as one alone where two of them share a core, or the way
@@ -64,21 +63,6 @@ def environment() -> dict[str, Any]:
             **{name: version(name) for name in ("mpi4py", "chainer", "chainermn-comm")},
         },
     }
-
-
-def new_table(first: str, columns: Sequence[str], title: str | None = None) -> Table:
-    """Return a table without rows: a column of names, and columns of numbers."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
 
 
 def machine() -> str:
@@ -176,7 +160,7 @@ def show(results: dict[str, Any], console: Console) -> None:
 
 def limits_table(rows: list[dict[str, Any]]) -> Table:
     """What `limits.judge` said, line by line."""
-    table = new_table("limit", ("must be", "median", "quartiles", ""))
+    table = make_table("limit", ("must be", "median", "quartiles", ""))
     for row in rows:
         found = ["-", "", "not measured"]
         if row["ratio"] is not None:
@@ -245,16 +229,13 @@ def times_table(
 ) -> Table:
     """Return the times of all cases; see :func:`cells` for ``reference``, named ``peer``."""
     columns = ("median", "min - max", f"x {peer}", "x bundled", "+ MB", "right")
-    table = new_table("milliseconds", columns, title)
-    for row in rows:
-        table.add_row(*cells(row, reference))
-    return table
+    return make_table("milliseconds", columns, [cells(row, reference) for row in rows], title)
 
 
 def sizes_table(sizes: list[dict[str, Any]]) -> Table:
     """Median times, a column for each number of bytes; an exclamation mark is a wrong result."""
     columns = [format_bytes(size["bytes"]) for size in sizes]
-    table = new_table("", columns, "one array of float32, median milliseconds")
+    table = make_table("", columns, title="one array of float32, median milliseconds")
     for rows in zip(*(size["contestants"] for size in sizes), strict=True):
         times = [
             number(row["median_ms"]) if row["right"] else f"[red]{number(row['median_ms'])}!"

@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def cases(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
+def make_calls(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
     """What is timed, by name; each returns what holds the memory."""
     os.environ["CHAINERMN_USE_BUNDLED"] = "1"  # `import chainermn` is Chainer's own
     import chainermn  # type: ignore[import-untyped,unused-ignore]
@@ -69,15 +69,6 @@ def cases(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
             whole, bundled, shuffle=True, seed=1
         ),
     }
-
-
-def seconds(comm: Any, call: Callable[[], Any], alone: bool) -> float:
-    """Return the seconds of the slowest rank (collective)."""
-    from measure import time_call
-
-    took = time_call(call, comm, sleeps=alone)
-    gc.collect()
-    return float(max(comm.allgather(took)))
 
 
 def grown(comm: Any, call: Callable[[], Any]) -> float:
@@ -130,33 +121,30 @@ def run(args: argparse.Namespace) -> bool:
     """
     import numpy as np
     from mpi4py import MPI
-    from report import limits_table, new_table
+    from report import limits_table
     from rich.console import Console
+
+    from chainermn_tools.bench.text import make_table
+    from chainermn_tools.bench.timing import Timed, time_in_turn
 
     comm = MPI.COMM_WORLD.Dup()
     rows = max(1, int(args.megabytes * 1e6 / 4 / ROW_FLOATS))
     shape = rows, ROW_FLOATS
     whole = np.random.default_rng(0).random(shape, np.float32) if comm.rank == 0 else None
     nbytes = rows * ROW_FLOATS * 4
-    calls = cases(comm, whole)
+    calls = make_calls(comm, whole)
     memory = {name: grown(comm, call) / nbytes for name, call in calls.items()}
-    took: dict[str, list[list[float]]] = {name: [] for name in calls}
-    names = list(calls)
-    for turn in range(args.repeat):
-        for i in range(len(names)):
-            name = names[(i + turn) % len(names)]
-            took[name].append(
-                [seconds(comm, calls[name], name in (COPY, SHARED)) for _ in range(2)]
-            )
+    cases = [Timed(call, gc.collect, name in (COPY, SHARED)) for name, call in calls.items()]
+    seconds = time_in_turn(comm, cases, args.repeat, in_a_row=2)
     if comm.rank:
         return True
-    table = new_table(
+    table = make_table(
         "",
         ("ms", "x copy", "at once again, ms", "x copy", "memory added, x size"),
-        f"{nbytes / 1e6:.0f} MB over {comm.size} ranks, {args.repeat} rounds",
+        title=f"{nbytes / 1e6:.0f} MB over {comm.size} ranks, {args.repeat} rounds",
     )
-    times = {name: np.array(rounds) for name, rounds in took.items()}
-    for name in names:
+    times = {name: seconds[:, i] for i, name in enumerate(calls)}
+    for name in calls:
         cells = []
         for time_of, copy_of in zip(times[name].T, times[COPY].T, strict=True):
             low, middle, high = np.percentile(time_of, (25, 50, 75)) * 1e3

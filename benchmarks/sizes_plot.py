@@ -8,6 +8,7 @@ from typing import Any
 from peers import ALL_RANKS, BUNDLED, GLOO, HANDOFF, LINK, RAW
 from report import number
 
+from chainermn_tools.bench.plot import plain_axes, saved_figure, size_axis
 from chainermn_tools.formatting import format_bytes
 
 # Okabe and Ito's colours, which all eyes tell apart; ours in colour, peers dark, limits grey.
@@ -39,49 +40,29 @@ def draw(results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, f
         heading: when, on what, and how.
         file: is overwritten.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(2, 1, figsize=(9, 10.5), sharex=True, layout="constrained")
-    figure.suptitle(heading, fontsize=9, x=0.01, ha="left", wrap=True)
     sizes = [size["bytes"] for size in results]
     lines: dict[str, list[float]] = {}
     for size in results:
         for row in size["contestants"]:
             lines.setdefault(row["name"], []).append(row["median_ms"])
-    for name, ms in lines.items():
-        style = {"ms": 5.5} | STYLES[name]
-        panels[0].plot(sizes, ms, **style)
-        rates = [nbytes / time / 1e6 for nbytes, time in zip(sizes, ms, strict=True)]
-        label = f"{name}{' (limit)' * (name in limits)}  {number(ms[-1])} ms"
-        panels[1].plot(sizes, rates, label=label, **style)
-    panels[0].set_yscale("log")
     # Linear, for what differs little beside three orders of magnitude. A copy that stays in a
     # cache leaves the panel.
     fastest = max(nbytes / time / 1e6 for nbytes, time in zip(sizes, lines[limits[0]], strict=True))
-    panels[1].set_ylim(0, 1.25 * fastest)
-    for axes, title in zip(panels, PANELS, strict=True):
-        axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-        _decorate(axes)
-    panels[1].set_xscale("log", base=2)
-    panels[1].set_xticks(sizes, [format_bytes(nbytes) for nbytes in sizes], fontsize=9)
-    panels[1].set_xlabel("gradients, one array of float32", fontsize=9)
-    _legend(panels[0], panels[1], lines, sizes[-1])
-    figure.savefig(file, dpi=130)
-    plt.close(figure)
-
-
-def _decorate(axes: Any) -> None:
-    from matplotlib.ticker import NullFormatter
-
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(axis="x", which="minor", length=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    with saved_figure(file, heading, 2, figsize=(9, 10.5), sharex=True) as (_, panels):
+        upper, lower = panels[:, 0]
+        for name, ms in lines.items():
+            style = {"ms": 5.5} | STYLES[name]
+            upper.plot(sizes, ms, **style)
+            rates = [nbytes / time / 1e6 for nbytes, time in zip(sizes, ms, strict=True)]
+            label = f"{name}{' (limit)' * (name in limits)}  {number(ms[-1])} ms"
+            lower.plot(sizes, rates, label=label, **style)
+        for axes, title in zip((upper, lower), PANELS, strict=True):
+            axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+            size_axis(axes, sizes)
+            plain_axes(axes, log_y=axes is upper)
+        lower.set_ylim(0, 1.25 * fastest)
+        lower.set_xlabel("gradients, one array of float32", fontsize=9)
+        _legend(upper, lower, lines, sizes[-1])
 
 
 def _legend(axes: Any, labelled: Any, lines: dict[str, list[float]], largest: int) -> None:

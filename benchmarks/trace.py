@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
+from functools import partial
 from typing import Any
 
 import chainer
@@ -20,8 +20,11 @@ import numpy as np
 import sklearn.datasets
 from chainer import functions as F
 from chainer import links as L
-from measure import priority
+from rich.console import Console
 from threadpoolctl import threadpool_limits
+
+from chainermn_tools.bench.text import make_table
+from chainermn_tools.bench.timing import Timed, time_in_turn
 
 
 def network() -> Any:
@@ -54,23 +57,18 @@ def main() -> None:
             )
             optimizer.setup(model)
             ways.append((model, optimizer))
-        seconds = np.zeros((args.steps + 20, 2))
-        for step in range(len(seconds)):
-            # Who comes first has the other's leavings in the caches: each in turn.
-            for way in (0, 1) if step % 2 else (1, 0):
-                with priority(args.realtime):
-                    plain.mpi_comm.Barrier()
-                    start = time.perf_counter()
-                    ways[way][1].update(ways[way][0], x, t)
-                    seconds[step, way] = time.perf_counter() - start
-        seconds = seconds[20:]
+        steps = [Timed(partial(optimizer.update, model, x, t)) for model, optimizer in ways]
+        world, realtime = plain.mpi_comm, args.realtime
+        seconds = time_in_turn(world, steps, args.steps, warm_up=20, realtime=realtime)[:, :, 0]
         ratios = seconds[:, 1] / seconds[:, 0] - 1
         if plain.rank == 0:
             medians = np.median(seconds, axis=0) * 1e6
             cost = np.percentile(ratios, (25, 50, 75))
-            print(f"step: {medians[0]:.1f} us, traced {medians[1]:.1f} us", end="; ")
-            print(f"cost {medians[1] / medians[0] - 1:.2%}", end="; ")
-            print("of neighbours, quartiles: " + ", ".join(f"{each:.2%}" for each in cost))
+            columns = "traced", "cost", "of neighbours, quartiles"
+            quartiles = ", ".join(f"{each:.2%}" for each in cost)
+            times = [f"{each:.1f} us" for each in medians]
+            row = *times, f"{medians[1] / medians[0] - 1:.2%}", quartiles
+            Console().print(make_table("step", columns, [row]))
 
 
 if __name__ == "__main__":

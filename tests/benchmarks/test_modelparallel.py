@@ -20,6 +20,10 @@ def test_each_comparison_is_made_and_right(tmp_path: Path) -> None:
     assert sum("batch normalization" in title for title in titles) == 3
     for result in results:
         assert result["right"]
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(result["title"])]
-        assert f"limit: {result['limit']}: {'ok' if result['ok'] else 'not ok'}" in line
+        after = done.stdout.split(result["title"])[1]
+        for name, ms in result["ms"].items():
+            assert f"  {name} " in after
+            assert f" {ms:.3f} " in after
+        said = after.split("limit: ")[1]
+        assert said.startswith(f"{result['limit']}: {'ok' if result['ok'] else 'not ok'} ")
         assert min(result["ms"].values()) > 0

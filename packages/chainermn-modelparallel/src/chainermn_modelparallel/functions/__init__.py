@@ -1,19 +1,14 @@
 """Differentiable communication between ranks, as functions of Chainer's graph."""
 
-from chainermn_comm.errors import capture_error as capture_error
-
+from .arguments import as_integer as as_integer
+from .arguments import check_communicator as check_communicator
+from .arguments import check_peer as check_peer
+from .arguments import check_variable as check_variable
 from .collectives import allgather, allreduce, alltoall, bcast, gather, reduce_scatter, scatter
-from .consensus import check_communicator as check_communicator
-from .consensus import check_consistent as check_consistent
 from .control_dependencies import connect_outputs as connect_outputs
 from .control_dependencies import pseudo_connect
-from .messages import as_integer as as_integer
-from .messages import check_peer as check_peer
-from .ordered_function import check_variable as check_variable
-from .recv_function import recv
-from .recv_function import recv_variables as recv_variables
-from .send_function import send
-from .sync_batch_norm import NAME as NAME
+from .send_recv import recv, send
+from .send_recv import recv_variables as recv_variables
 from .sync_batch_norm import SyncBatchNormFunction as SyncBatchNormFunction
 from .sync_batch_norm import sync_batch_norm as sync_batch_norm
 from .tensor_parallel_ops import copy_to_region as copy_to_region

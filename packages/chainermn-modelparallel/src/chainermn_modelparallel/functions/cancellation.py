@@ -49,22 +49,21 @@ def send_cancellation(
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:
     """Tell other ranks what was dropped here; called before each call that may wait for them."""
     global _num_sent
-    if not _pending:  # nearly always
-        return
     for _ in range(len(_pending)):
         entry = reference, peer, message_id = _pending.popleft()
-        if reference() is communicator and _num_sent < MAX_CANCELLATIONS:
+        if reference() is None or _num_sent >= MAX_CANCELLATIONS:
+            continue
+        if reference() is communicator:
             _num_sent += 1
             send_cancellation(communicator, peer, message_id, DROPPED)
-        elif reference() is not None and _num_sent < MAX_CANCELLATIONS:
+        else:
             _pending.append(entry)
 
 
-def warn_dropped_send(message_id: int, rank: int, peer: int, tag: int) -> None:
+def warn_dropped_send(message_id: int, rank: int, call: str) -> None:
     """Warn; called by ``__del__``, in the line that drops the last reference."""
     if sys.is_finalizing():  # what lives until the end was not dropped
         return
-    call = f"send(rank={peer}, tag={tag})"
     _dropped_sends.append((message_id, call))
     warnings.warn(
         f"rank {rank}: the delegate variable that {call} returned was dropped before "
@@ -76,13 +75,15 @@ def warn_dropped_send(message_id: int, rank: int, peer: int, tag: int) -> None:
     )
 
 
-def warn_dropped_recv(communicator: CommunicatorBase, peer: int, tag: int, message_id: int) -> None:
+def warn_dropped_recv(
+    communicator: CommunicatorBase, peer: int, call: str, message_id: int
+) -> None:
     """Warn likewise; the next call sends the cancellation, as nothing may be sent here."""
     if sys.is_finalizing():
         return
     _pending.append((ref(communicator), peer, message_id))
     warnings.warn(
-        f"rank {communicator.rank}: what recv(rank={peer}, tag={tag}) returned was dropped before "
+        f"rank {communicator.rank}: what {call} returned was dropped before "
         f"backward came to it: backward on rank {peer} gets no gradients. Run backward through "
         "it, or send without gradients, in no_backprop_mode or the variable's array",
         RuntimeWarning,
@@ -96,13 +97,10 @@ def unknown_gradient_error(waiting_id: int, message_id: int, rank: int, peer: in
     Its own gradients, which are yet to come, are then nobody's error: see :func:`is_failed_send`.
     """
     _failed_sends.append(waiting_id)
-    call = dict(_dropped_sends).get(message_id)
-    if call is None:
-        reason = (
-            f"its delegate variable was dropped, or backward ran more often on rank {peer} than "
-            "here"
-        )
-    else:
+    reason = (
+        f"its delegate variable was dropped, or backward ran more often on rank {peer} than here"
+    )
+    if call := dict(_dropped_sends).get(message_id):
         reason = f"the delegate variable that {call} returned was dropped"
     return RuntimeError(
         f"rank {rank}: rank {peer} ran backward through a variable whose send on "

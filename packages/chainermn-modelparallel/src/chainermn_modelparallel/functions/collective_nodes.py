@@ -17,39 +17,21 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import capture_error
 from chainermn_comm.watchdog import annotate
 
-from .consensus import NO_CALL, Signature, check_communicator, check_consistent
-from .control_dependencies import keep_control_dependencies, pseudo_connect
+from .arguments import check_communicator
+from .call_handshake import NO_CALL, Signature, handshake
+from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
 from .ordered_function import SCOPE, OrderedFunctionNode, empty_on_device_of, requires_grad_mask
 
 Arrays = tuple[Any, ...]
 Variables = tuple[Variable, ...]
-
-
-class CollectiveOp(NamedTuple):
-    """An operation on arrays, and the one on their gradients.
-
-    Attributes:
-        run: takes the communicator, this rank's arrays and the root; returns this rank's
-            results. Either is empty on ranks that give or get nothing. Collective.
-        adjoint: the name of the operation for the gradients.
-    """
-
-    run: Callable[[CommunicatorBase, Arrays, int], Arrays]
-    adjoint: str
-
-
-def _bcast(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
-    return (comm.bcast(arrays[0] if arrays else None, root=root),)
+# Takes the communicator, this rank's arrays and the root; returns this rank's results. Either is
+# empty on ranks that give or get nothing. Collective.
+Operation = Callable[[CommunicatorBase, Arrays, int], Arrays]
 
 
 def _reduce(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
     total = comm.allreduce(arrays[0])
     return (total,) if comm.rank == root else ()
-
-
-def _gather(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
-    gathered = comm.gather(arrays[0], root=root)
-    return tuple(gathered) if comm.rank == root else ()
 
 
 def _allgather(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
@@ -70,41 +52,33 @@ def _reduce_scatter(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
     return (total.astype(dtype, copy=False),)
 
 
-OPS = {
-    "bcast": CollectiveOp(_bcast, "reduce"),
-    "reduce": CollectiveOp(_reduce, "bcast"),
-    "gather": CollectiveOp(_gather, "scatter"),
-    "scatter": CollectiveOp(
-        lambda comm, xs, root: (comm.scatter(xs or None, root=root),), "gather"
-    ),
-    "alltoall": CollectiveOp(lambda comm, xs, _: tuple(comm.alltoall(xs)), "alltoall"),
-    "allgather": CollectiveOp(_allgather, "reduce_scatter"),
-    "reduce_scatter": CollectiveOp(_reduce_scatter, "allgather"),
-    "allreduce": CollectiveOp(_allreduce, "allreduce"),
-    "mean": CollectiveOp(lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
+# By name: the operation, and the name of the one for its gradients.
+OPS: dict[str, tuple[Operation, str]] = {
+    "bcast": (lambda comm, xs, root: (comm.bcast(xs[0] if xs else None, root=root),), "reduce"),
+    "reduce": (_reduce, "bcast"),
+    "gather": (lambda comm, xs, root: tuple(comm.gather(xs[0], root=root) or ()), "scatter"),
+    "scatter": (lambda comm, xs, root: (comm.scatter(xs or None, root=root),), "gather"),
+    "alltoall": (lambda comm, xs, _: tuple(comm.alltoall(xs)), "alltoall"),
+    "allgather": (_allgather, "reduce_scatter"),
+    "reduce_scatter": (_reduce_scatter, "allgather"),
+    "allreduce": (_allreduce, "allreduce"),
+    "mean": (lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
     # For values that are equal on all ranks, whose loss counts once: see tensor_parallel_ops.py.
-    "copy_to_region": CollectiveOp(lambda comm, xs, _: xs, "reduce_from_region"),
-    "reduce_from_region": CollectiveOp(_allreduce, "copy_to_region"),
-    "split_to_region": CollectiveOp(lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
-    "gather_from_region": CollectiveOp(_allgather, "split_to_region"),
+    "copy_to_region": (lambda comm, xs, _: xs, "reduce_from_region"),
+    "reduce_from_region": (_allreduce, "copy_to_region"),
+    "split_to_region": (lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
+    "gather_from_region": (_allgather, "split_to_region"),
 }
 
 
 class Inputs(NamedTuple):
-    """What this rank gives to a collective operation.
-
-    Attributes:
-        variables: the operation's inputs on this rank.
-        control_inputs: variables that the operation doesn't use, but that backward is to visit
-            too; they get gradients of zeros.
-        root: for operations that have one.
-        signature: what else must be equal on all ranks.
-    """
+    """What this rank gives to a collective operation."""
 
     variables: Variables
+    # Not used by the operation; backward is to visit them too, and gives them zeros.
     control_inputs: Variables = ()
-    root: int | None = None
-    signature: Signature = ()
+    root: int | None = None  # of operations that have one
+    signature: Signature = ()  # what else must be equal on all ranks
 
 
 def apply_collective(
@@ -114,23 +88,15 @@ def apply_collective(
     operation: str = "",
     forward_id: int = NO_CALL,
 ) -> Variables:
-    """Apply a collective operation to variables (collective).
+    """Apply one of ``OPS`` to variables, and return this rank's results (collective).
 
-    Args:
-        comm: the ranks that take part.
-        op: one of ``OPS``.
-        make_inputs: returns what this rank gives. What it raises is raised here, and makes the
-            other ranks raise.
-        operation: the name in reports and errors; by default ``op``.
-        forward_id: for backward, the id of the call; see :func:`check_consistent`.
-
-    Returns:
-        This rank's results. A rank that gets none has an empty delegate variable instead if
-        backward has to run, else nothing.
+    What ``make_inputs`` raises is raised here, and makes the other ranks raise. Reports and errors
+    name the call ``operation``, by default ``op``. A rank that gets no result has an empty
+    delegate variable instead if backward has to run, else nothing.
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        PeerError, RankMismatchError: as for :func:`check_consistent`.
+        PeerError, RankMismatchError: as for :func:`handshake`, also for ``forward_id``.
     """
     check_communicator(comm)
     operation = operation or op
@@ -139,7 +105,7 @@ def apply_collective(
     if root is not None:
         signature = (("root", root), *signature)
     inputs = variables + control_inputs
-    call = check_consistent(
+    call = handshake(
         comm,
         operation,
         signature,
@@ -170,12 +136,10 @@ class CollectiveFunction(OrderedFunctionNode):
 
     Inputs: those of the operation, control inputs, and an empty leaf if backward will run.
     Outputs: this rank's results, or an empty one if there are none.
-
-    After ``forward``:
-
-    Attributes:
-        specs: shape and dtype of each result; none on ranks that get nothing.
     """
+
+    # After `forward`: shape and dtype of each result; none on ranks that get nothing.
+    specs: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
 
     def __init__(
         self,
@@ -188,11 +152,11 @@ class CollectiveFunction(OrderedFunctionNode):
     ) -> None:
         self._comm = comm
         self._op = op
+        self._run, self._adjoint = OPS[op]
         self._root = root
         self._num_inputs = num_inputs
         self._operation = operation
         self._call_id = call_id
-        self.specs: list[tuple[tuple[int, ...], np.dtype]] = []
 
     @property
     def label(self) -> str:
@@ -200,11 +164,10 @@ class CollectiveFunction(OrderedFunctionNode):
 
     def forward(self, inputs: Arrays) -> Arrays:
         with annotate(SCOPE + self._operation):
-            run = OPS[self._op].run
-            results = run(self._comm, inputs[: self._num_inputs], self._root or 0)
+            results = self._run(self._comm, inputs[: self._num_inputs], self._root or 0)
         outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in results)
         self.empty_array = empty_on_device_of((*outputs, *inputs, None)[0])
-        self.specs = [(y.shape, y.dtype) for y in outputs]
+        self.specs = tuple((y.shape, y.dtype) for y in outputs)
         return outputs or (self.empty_array,)
 
     def backward(
@@ -221,7 +184,7 @@ class CollectiveFunction(OrderedFunctionNode):
             gradients = tuple(pseudo_connect(*control, each) for each in gradients)
         results = apply_collective(
             self._comm,
-            OPS[self._op].adjoint,
+            self._adjoint,
             lambda: Inputs(gradients, control, self._root),
             f"backward of {self._operation}",
             self._call_id,
@@ -229,11 +192,11 @@ class CollectiveFunction(OrderedFunctionNode):
         return tuple(self._input_gradient(index, results) for index in indexes)
 
     def _input_gradient(self, index: int, results: Variables) -> Variable | None:
-        node = self.inputs[index]
-        if node.dtype.kind != "f" or index == len(self.inputs) - 1:  # the last is the empty leaf
+        # The last input is the empty leaf.
+        if self.inputs[index].dtype.kind != "f" or index == len(self.inputs) - 1:
             return None
         if index < self._num_inputs:
             return results[index]
-        zeros = Variable(self._xp.zeros(node.shape, node.dtype), requires_grad=False)
+        zeros = zeros_for_input(self, index)
         # A second backward comes to this rank's part through it.
         return pseudo_connect(results[0], zeros) if results else zeros

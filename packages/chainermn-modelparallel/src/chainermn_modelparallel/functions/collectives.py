@@ -26,8 +26,8 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
+from .arguments import check_variable
 from .collective_nodes import Inputs, Variables, apply_collective, array_specs
-from .ordered_function import check_variable
 
 
 def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
@@ -76,8 +76,7 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
     Raises:
         TypeError: ``comm`` is no communicator, or ``x`` no variable or array.
         ValueError: there is no rank ``root``, or ``x`` is not initialised.
-        PeerError: another rank raised one of these.
-        RankMismatchError: as for :func:`bcast`.
+        PeerError, RankMismatchError: as for :func:`bcast`.
     """
 
     def make_inputs() -> Inputs:
@@ -109,8 +108,7 @@ def scatter(comm: CommunicatorBase, xs: Sequence[Any] | None = None, root: int =
             or arrays.
         ValueError: there is no rank ``root``, or the root's ``xs`` are not ``comm.size``
             initialised variables.
-        PeerError: another rank raised one of these.
-        RankMismatchError: as for :func:`bcast`.
+        PeerError, RankMismatchError: as for :func:`bcast`.
     """
     return _apply_from_root(comm, "scatter", xs, root, lambda: _one_per_rank(comm, xs))
 
@@ -130,8 +128,7 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
     Raises:
         TypeError: ``comm`` is no communicator, or ``xs`` no tuple or list of variables or arrays.
         ValueError: ``xs`` are not ``comm.size`` initialised variables.
-        PeerError: another rank raised one of these.
-        RankMismatchError: as for :func:`bcast`.
+        PeerError, RankMismatchError: as for :func:`bcast`.
     """
     return apply_collective(comm, "alltoall", lambda: Inputs(_one_per_rank(comm, xs)))
 
@@ -151,8 +148,7 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
     Raises:
         TypeError: ``comm`` is no communicator, or ``x`` no variable or array.
         ValueError: ``x`` is not initialised.
-        PeerError: another rank raised one of these.
-        RankMismatchError: as for :func:`bcast`.
+        PeerError, RankMismatchError: as for :func:`bcast`.
     """
     return apply_collective(comm, "allgather", lambda: Inputs((_variable(comm, "x", x),)))
 

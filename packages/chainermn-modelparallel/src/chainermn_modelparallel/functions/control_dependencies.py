@@ -69,8 +69,7 @@ def keep_control_dependencies(
 ) -> tuple[Any, ...]:
     """Return what backward returns, depending also on gradients that it got but doesn't use.
 
-    Such a gradient of zeros may be what leads to a communication of the first backward, to which
-    the second one has to come. Nothing is changed where no gradients are differentiated again.
+    They may be what leads a second backward to a communication of the first one.
     """
     if chainer_config("enable_backprop"):
         for gradient in gradients:
@@ -80,24 +79,19 @@ def keep_control_dependencies(
 
 def delegate_on_device_of(array: Any, delegate: Variable) -> Variable:
     """Return a delegate that can be an input beside the array: Chainer mixes no array modules."""
-    if array is None or delegate.array is None:
-        return delegate
     if chainer.is_arrays_compatible((array, delegate.array)):
         return delegate
     return PseudoConnect(empty_on_device_of(array)).apply((delegate,))[0]
 
 
-def zeros_for_input(function: chainer.FunctionNode, index: int, xp: Any) -> Variable:
-    """Return a gradient of zeros for an input of the function, made by array module ``xp``."""
+def zeros_for_input(function: Any, index: int) -> Variable:
+    """Return a gradient of zeros for an input of the function, which has an array module."""
     node = function.inputs[index]
-    return Variable(xp.zeros(node.shape, node.dtype), requires_grad=False)
+    return Variable(function._xp.zeros(node.shape, node.dtype), requires_grad=False)
 
 
 class PseudoConnect(chainer.FunctionNode):
-    """Input 0 is the delegate; the outputs are the other inputs.
-
-    If there are none, the output is an array without data, of another module than the delegate's.
-    """
+    """Input 0 is the delegate; the outputs are the other inputs, or else the empty array."""
 
     def __init__(self, empty_array: Any = None) -> None:
         self._empty_array = empty_array
@@ -111,8 +105,8 @@ class PseudoConnect(chainer.FunctionNode):
     ) -> tuple[Variable | None, ...]:
         zeros: tuple[Variable, ...] = ()
         if 0 in indexes:
-            zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0, self._xp),))
+            zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0),))
         if len(self.inputs) == 2 and grad_outputs[0] is None:
             # Backward starts here, without a gradient as from delegates, and has to go both ways.
-            grad_outputs = (zeros_for_input(self, 1, self._xp),)
+            grad_outputs = (zeros_for_input(self, 1),)
         return tuple(grad_outputs[index - 1] if index > 0 else zeros[0] for index in indexes)

@@ -8,7 +8,7 @@ wait for each other, as MPI does.
 
 from __future__ import annotations
 
-import operator
+import itertools
 import struct
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -27,40 +27,34 @@ _MAGIC = b"CMNMSG"
 _FIXED = struct.Struct("<6s?B?qI")
 # Stands for an id where there is none.
 NO_REPLY = -1
-# How the calls are named in reports.
-SEND, RECV = SCOPE + "send", SCOPE + "recv"
+# Messages of this process are numbered.
+message_ids = itertools.count()
 
 
 class Header(NamedTuple):
-    """What the metadata of a message say.
+    """What the metadata of a message say; all but the first field is of gradients."""
 
-    Attributes:
-        requires_grad_mask: a byte for each array: 1 where the sender's backward will wait for its
-            gradient.
-        positions: for each array, which of the answered message's arrays it belongs to, if some of
-            these are left out because they have no gradient; else empty.
-        differentiable: whether backward made a graph of these gradients.
-        cancellation: if there will be no gradients, why: a key of ``cancellation.REASONS``; else 0.
-        not_twice_differentiable: of differentiable gradients, whether a second backward must not
-            reach the rank that sent them, because it has no variable from which it could take part.
-        reply_id: id by which these gradients may themselves be answered; else NO_REPLY.
-    """
-
+    # A byte for each array: 1 where the sender's backward will wait for its gradient.
     requires_grad_mask: bytes
+    # For each array, which of the answered message's it belongs to; empty if to all in turn.
     positions: tuple[int, ...] = ()
+    # Whether backward made a graph of them.
     differentiable: bool = False
+    # If there will be none, why: a key of `cancellation.REASONS`.
     cancellation: int = 0
+    # Whether a second backward must not reach their sender, which has no variable to start from.
     not_twice_differentiable: bool = False
+    # By which they may themselves be answered.
     reply_id: int = NO_REPLY
-
-
-# Loops send the same few again and again.
-make_header = lru_cache(maxsize=256)(Header)
 
 
 # What is received: the message's id, or that of the message that it answers; its header; and new
 # arrays of any shape, memory order and dtype.
 Message: TypeAlias = tuple[int, Header, tuple[Any, ...]]
+
+
+# Loops send the same few again and again.
+make_header = lru_cache(maxsize=256)(Header)
 
 
 @lru_cache(maxsize=256)
@@ -89,7 +83,7 @@ def send_message(
     rank: int,
     tag: int,
     message_id: int,
-    label: str = SEND,
+    label: str = SCOPE + "send",
 ) -> None:
     """Send a message to ``rank``; reports of the watchdog name the call by the label."""
     metadata = _encode_header(header)
@@ -101,7 +95,7 @@ def send_message(
 
 
 def receive_message(
-    communicator: CommunicatorBase, rank: int, tag: int, label: str = RECV
+    communicator: CommunicatorBase, rank: int, tag: int, label: str = SCOPE + "recv"
 ) -> Message:
     """Wait for a message of ``rank``; reports of the watchdog name the call by the label.
 
@@ -117,51 +111,3 @@ def receive_message(
             f"chainermn.functions.send and tag {tag}, but {error}, or use different tags for "
             "different kinds of messages"
         ) from error
-
-
-@lru_cache(maxsize=256)  # `isinstance` takes a tenth of all that a send does before it sends
-def _is_communicator(kind: type) -> bool:
-    return issubclass(kind, CommunicatorBase)
-
-
-def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
-    """Return the rank and the tag as plain integers.
-
-    Raises:
-        TypeError: an argument is of the wrong type; the text names this process's rank.
-        ValueError: there is no such other rank, or no such tag.
-    """
-    kind: type = type(communicator)
-    if not _is_communicator(kind):
-        raise TypeError(f"communicator must be a communicator, got {kind.__name__}")
-    this_rank, size = communicator.rank, communicator.size
-    if type(rank) is not int or type(tag) is not int:
-        rank, tag = as_integer("rank", rank, this_rank), as_integer("tag", tag, this_rank)
-    if not 0 <= rank < size:
-        raise ValueError(
-            f"rank {this_rank}: there is no rank {rank}; ranks go from 0 to {size - 1}"
-        )
-    if rank == this_rank:
-        raise ValueError(
-            f"rank {this_rank}: a rank can't send to itself or receive from itself; use the "
-            "variable as it is"
-        )
-    if tag < 0 or tag == communicator.reserved_tag:
-        raise ValueError(
-            f"rank {this_rank}: tag must be 0 or more and not {communicator.reserved_tag}, which "
-            f"gradients take; got {tag}"
-        )
-    return rank, tag
-
-
-def as_integer(name: str, value: Any, this_rank: int) -> int:
-    """Return the value as an int; raise TypeError, naming rank and argument, if it is none.
-
-    True and False are none: a ``force_tuple`` given as the tag would be waited for in vain.
-    """
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise TypeError(f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}")

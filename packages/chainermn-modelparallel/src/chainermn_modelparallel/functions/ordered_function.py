@@ -110,14 +110,6 @@ def make_variable(array: Any, requires_grad: bool) -> Variable:
     return Variable._init_unchecked(array, requires_grad=requires_grad, is_chainerx_array=False)
 
 
-def check_variable(name: str, x: Any, rank: int) -> Variable:
-    """Return the argument as a variable; raise TypeError if it is neither variable nor array."""
-    if not isinstance(x, (Variable, *chainer.get_array_types())):
-        kind = type(x).__name__
-        raise TypeError(f"rank {rank}: {name} must be a variable or an array, got {kind}")
-    return chainer.as_variable(x)
-
-
 def requires_grad_mask(variables: tuple[Variable, ...]) -> bytes:
     """Return a byte for each variable: 1 where this process needs its gradient."""
     builds_graph = bool(chainer_config("enable_backprop"))
@@ -142,9 +134,9 @@ def _is_unobserved(function: chainer.FunctionNode, inputs: tuple[Any, ...]) -> b
         or chainer_config("schedule_func") is not None
     ):
         return False
-    for variable in inputs:
-        if not isinstance(variable, Variable) or type(variable.raw_array) is not np.ndarray:
+    for x in inputs:
+        if not isinstance(x, Variable) or type(x.raw_array) is not np.ndarray:
             return False
-        if variable.layout is not None:
+        if x.layout is not None:
             return False
     return True

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import chainer
 import chainer.functions as F
 import numpy as np
-from chainer import Variable, backend
+from chainer import Variable
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.errors import capture_error
 
+from .call_handshake import handshake
 from .collectives import allreduce
-from .consensus import ConsistentCall, check_consistent
 from .control_dependencies import keep_control_dependencies, pseudo_connect
 from .ordered_function import (
     OrderedFunctionNode,
@@ -30,44 +31,33 @@ _COUNT = struct.Struct("<Q")
 
 def sync_batch_norm(
     comm: CommunicatorBase,
-    x: Variable,
-    gamma: Variable,
-    beta: Variable,
     eps: float,
-    axis: tuple[int, ...],
+    make_inputs: Callable[[], tuple[Variable, Variable, Variable, tuple[int, ...]]],
 ) -> tuple[Variable, SyncBatchNormFunction]:
     """Normalize this rank's part of the batch (collective; so is backward, if an x needs it).
 
-    Args:
-        comm: the ranks that share the batch.
-        x: floats of any shape; parts may be of different sizes, or empty.
-        gamma: scale, of the shape that is left of x's without ``axis``; the same on all ranks.
-        beta: added after the scale; likewise.
-        eps: added to the variance.
-        axis: the axes that are averaged over, in ascending order.
-
-    Returns:
-        The result, of x's shape and dtype, and the function, which knows the statistics.
+    ``make_inputs`` returns x, gamma, beta and the axes that are averaged over, which ascend; what
+    it raises is raised here, and as PeerError on the other ranks. Parts of the batch may be of
+    different sizes, or empty. gamma and beta, the same on all ranks, have the shape that is left of
+    x's without the axes. Returns y, of x's shape and dtype, and the function, which knows the
+    statistics.
     """
+    made, error = capture_error(make_inputs)
+    if made is None:
+        handshake(comm, NAME, error=error)
+    x, gamma, beta, axis = made
     node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
-    inputs: tuple[Variable, ...] = (x, gamma, beta)
-    if not any(each.requires_grad for each in inputs):
-        inputs += (Variable(backend.get_array_module(x.array).empty(0, np.float32)),)
-    return node.apply(inputs)[0], node
+    leaf = make_variable(empty_on_device_of(x.array), True)
+    return node.apply((x, gamma, beta, leaf))[0], node
 
 
 class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
-    Inputs: x, gamma, beta, and an empty leaf if none of them needs a gradient, since one may be
-    needed elsewhere. Output: y.
-
-    After ``forward``, the same on all ranks:
-
-    Attributes:
-        count: how many values each channel has, over all ranks.
-        mean: of the whole batch; float32 or wider, of gamma's shape.
-        var: likewise, without correction for the count.
+    Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since one may be needed
+    elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of values in a
+    channel, and the whole batch's ``mean`` and ``var`` (without correction for the count), float32
+    or wider, of gamma's shape.
     """
 
     def __init__(
@@ -87,7 +77,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         x, gamma, beta = inputs[:3]
         self.empty_array = empty_on_device_of(x)
         xp = self._xp
-        self._dtype = _common_dtype(x.dtype, gamma.dtype)
+        self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
         # Where gamma's axes lie among x's.
         self._expander = tuple(
             None if axis in self._axis else slice(None) for axis in range(x.ndim)
@@ -114,7 +104,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         large; the sums over ranks are taken in float64.
         """
         shape = local.shape[1:]
-        self._call: ConsistentCall = check_consistent(
+        self._call = handshake(
             self._comm,
             NAME,
             (("dtype and channels", local.dtype, shape),),
@@ -172,7 +162,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             xp.multiply(scale, ggamma, out=local[0, ...])
             xp.multiply(scale, gbeta, out=local[1, ...])
             host = cuda.to_cpu(local)
-            call = check_consistent(
+            call = handshake(
                 self._comm,
                 f"backward of {NAME}",
                 payload=host.tobytes(),
@@ -220,12 +210,6 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             # A second backward from any of the three then takes part in the exchanges above.
             ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
         return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _common_dtype(*dtypes: np.dtype) -> np.dtype:
-    """Return the dtype of the arithmetic: float32 or wider."""
-    return np.result_type(*dtypes, np.float32)
 
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:

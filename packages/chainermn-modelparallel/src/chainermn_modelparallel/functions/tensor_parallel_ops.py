@@ -23,12 +23,12 @@ from .collective_nodes import Inputs, Variables, apply_collective, array_specs
 
 def copy_to_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:
     """Return ``x``, the same on all ranks; backward sums the ranks' gradients."""
-    return _apply(comm, "copy_to_region", make_x, lambda x: (x,))
+    return _apply(comm, "copy_to_region", make_x)
 
 
 def reduce_from_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:
     """Return the sum of the ranks' ``x``; backward gives each of them its gradient as it is."""
-    return _apply(comm, "reduce_from_region", make_x, lambda x: (x,))
+    return _apply(comm, "reduce_from_region", make_x)
 
 
 def split_to_region(
@@ -38,12 +38,9 @@ def split_to_region(
 
     ``x`` has shape ``(N, ends[-1])``, and ``ends`` says where each rank's columns end.
     """
-
-    def split(x: Variable) -> Variables:
-        columns: Variables = F.split_axis(x, ends[:-1], axis=1, force_tuple=True)
-        return columns
-
-    return _apply(comm, "split_to_region", make_x, split)
+    return _apply(
+        comm, "split_to_region", make_x, lambda x: F.split_axis(x, ends[:-1], 1, force_tuple=True)
+    )
 
 
 def gather_from_region(comm: CommunicatorBase, x: Variable) -> Variable:
@@ -55,7 +52,7 @@ def _apply(
     comm: CommunicatorBase,
     op: str,
     make_x: Callable[[], Variable],
-    split: Callable[[Variable], Variables],
+    split: Callable[[Variable], Variables] = lambda x: (x,),
 ) -> Variable:
     def make_inputs() -> Inputs:
         x = make_x()

@@ -12,11 +12,8 @@ from chainer import Variable, backend
 from chainermn_comm import CommunicatorBase
 
 from ..functions import (
-    NAME,
     SyncBatchNormFunction,
-    capture_error,
     check_communicator,
-    check_consistent,
     check_variable,
     sync_batch_norm,
 )
@@ -117,16 +114,12 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         """
         if not chainer.config.train:
             return super().forward(x, finetune=finetune)
-        arguments, error = capture_error(lambda: self._arguments(x))
-        if error is not None:
-            check_consistent(self.comm, NAME, error=error)  # raises
-        y, node = sync_batch_norm(self.comm, *arguments)
+        y, node = sync_batch_norm(self.comm, self.eps, lambda: self._make_inputs(x))
         if not chainer.config.in_recomputing:
             self._update_running_statistics(node, finetune)
         return y
 
-    def _arguments(self, x: Any) -> tuple[Variable, Variable, Variable, float, tuple[int, ...]]:
-        """Return x, gamma, beta, eps and axis of :func:`sync_batch_norm`, checked."""
+    def _make_inputs(self, x: Any) -> tuple[Variable, Variable, Variable, tuple[int, ...]]:
         x = self._check_input(x)
         axis = self.axis
         if axis is None:  # channels are from the axis after the first on
@@ -143,7 +136,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             self._initialize_params(shape)
         gamma = self._constant(1, shape) if self.gamma is None else self.gamma
         beta = self._constant(0, shape) if self.beta is None else self.beta
-        return x, chainer.as_variable(gamma), chainer.as_variable(beta), self.eps, axis
+        return x, chainer.as_variable(gamma), chainer.as_variable(beta), axis
 
     def _constant(self, value: int, shape: tuple[int, ...]) -> Any:
         with chainer.using_device(self.device):

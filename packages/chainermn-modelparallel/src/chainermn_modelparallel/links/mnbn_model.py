@@ -53,7 +53,13 @@ def create_mnbn_model(
         if kind is L.BatchNormalization:
             kind = MultiNodeBatchNormalization
         elif not isinstance(part, chainer.Sequential):  # whose copy method refuses lambdas
-            _warn_about_subclass(path, part)
+            already = isinstance(part, MultiNodeBatchNormalization)
+            if isinstance(part, L.BatchNormalization) and not already:
+                warnings.warn(
+                    f"create_mnbn_model leaves {path} as it is: {kind.__name__} is a subclass of "
+                    "BatchNormalization, which may compute something else",
+                    stacklevel=2,
+                )
             continue
         if id(part) not in memo:
             replacement = memo[id(part)] = kind.__new__(kind)
@@ -63,12 +69,3 @@ def create_mnbn_model(
         if type(part) is L.BatchNormalization:
             vars(replacement).update(comm=comm, communication_backend=communication_backend)
     return copy.deepcopy(link, memo)
-
-
-def _warn_about_subclass(path: str, part: chainer.Link) -> None:
-    if isinstance(part, L.BatchNormalization) and not isinstance(part, MultiNodeBatchNormalization):
-        warnings.warn(
-            f"create_mnbn_model leaves {path} as it is: {type(part).__name__} is a subclass of "
-            "BatchNormalization, which may compute something else",
-            stacklevel=3,
-        )

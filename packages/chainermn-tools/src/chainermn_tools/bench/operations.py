@@ -45,14 +45,14 @@ class Operation:
         bus_factor: from the number of ranks, bus bandwidth over algorithm bandwidth.
         make_invocation: takes a communicator, the array to send, and an array of the same size
             for results; both float32.
-        each: transfers that follow one another in a call.
+        transfers_per_call: transfers that follow one another in a call.
         min_ranks: the operation is skipped in jobs of fewer ranks.
     """
 
     title: str
     bus_factor: Callable[[int], float]
     make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]
-    each: int = 1
+    transfers_per_call: int = 1
     min_ranks: int = 1
 
 
@@ -71,7 +71,7 @@ class _Model:
         yield "/w", self.parameter
 
 
-def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
+def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     model = _Model(sent)
 
     def call() -> Any:
@@ -89,7 +89,7 @@ def _is_sum(comm: CommunicatorBase, total: Any, size: int) -> bool:
     return matches_pattern(total, size, times=comm.size, plus=comm.size * (comm.size - 1) / 2)
 
 
-def _allreduce(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
+def _allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     return Invocation(
         lambda: fill_pattern(sent, comm.rank),
         lambda: comm.allreduce(sent),
@@ -97,7 +97,7 @@ def _allreduce(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> In
     )
 
 
-def _bcast(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
+def _bcast(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     mine = sent if comm.rank == 0 else None
     return Invocation(
         lambda: fill_pattern(sent, comm.rank),
@@ -106,7 +106,7 @@ def _bcast(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invoca
     )
 
 
-def _allgather(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
+def _allgather(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     mine = sent[: sent.size // comm.size]
     return Invocation(
         lambda: fill_pattern(mine, comm.rank),
@@ -118,7 +118,7 @@ def _allgather(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> In
     )
 
 
-def _send(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
+def _send(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     """From rank 0 to the last one and back."""
     last = comm.size - 1
 
@@ -139,12 +139,12 @@ def _send(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocat
     )
 
 
-def _copy(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
+def _copy(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     """All ranks at once copy from their own memory to their own memory."""
 
     def call() -> Any:
-        np.copyto(room, sent)
-        return room
+        np.copyto(result, sent)
+        return result
 
     return Invocation(
         lambda: fill_pattern(sent, comm.rank),
@@ -153,10 +153,10 @@ def _copy(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocat
     )
 
 
-def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, room: np.ndarray) -> Invocation:
+def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     def call() -> Any:
-        comm.mpi_comm.Allreduce(sent, room)
-        return room
+        comm.mpi_comm.Allreduce(sent, result)
+        return result
 
     return Invocation(
         lambda: fill_pattern(sent, comm.rank),
@@ -183,7 +183,7 @@ OPERATIONS = {
     "allreduce": Operation("allreduce", _there_and_back, _allreduce),
     "bcast": Operation("bcast", _as_it_is, _bcast),
     "allgather": Operation("allgather", _all_to_all_but_own, _allgather),
-    "send": Operation("send", _as_it_is, _send, each=2, min_ranks=2),
+    "send": Operation("send", _as_it_is, _send, transfers_per_call=2, min_ranks=2),
 }
 # What the machine and its MPI do without us.
 BASELINES = {

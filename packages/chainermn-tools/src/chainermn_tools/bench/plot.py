@@ -1,8 +1,10 @@
-"""Plots bus bandwidth against size: gradients by communicator, and the other operations."""
+"""Saves plots, and plots bus bandwidth against size: gradients, and the other operations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD
@@ -24,11 +26,6 @@ def draw(report: dict[str, Any], file: str) -> None:
         ValueError: the name ends in no kind of image that matplotlib knows.
         OSError: the file can't be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     rows = [row for row in report["results"] if row.get("seconds") and row["correct"]]
     value = "busbw" if report["ranks"] > 1 else "algbw"  # which is 0 for one rank
     baselines = [row for row in rows if row["operation"] in BASELINES]
@@ -36,23 +33,56 @@ def draw(report: dict[str, Any], file: str) -> None:
         ("Mean of gradients", [row for row in rows if row["operation"] == MEAN_GRAD]),
         ("Arrays", [row for row in rows if row["operation"] not in (MEAN_GRAD, *BASELINES)]),
     )
-    figure, places = plt.subplots(1, 2, figsize=(12, 5.6), sharey=True, layout="constrained")
-    figure.suptitle(heading(report), fontsize=9, x=0.01, ha="left", color="#444444")
-    for axes, (title, own) in zip(places, panels, strict=True):
-        _panel(axes, own, baselines, value)
-        axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
-        axes.set_xlabel("size")
-        axes.tick_params(labelleft=True)
-    places[0].set_ylabel(f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s")
+    with saved_figure(file, heading(report), 1, 2, figsize=(12, 5.6), sharey=True) as (_, places):
+        for axes, (title, own) in zip(places[0], panels, strict=True):
+            _panel(axes, own, baselines, value)
+            axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+            axes.set_xlabel("size")
+            axes.tick_params(labelleft=True)
+        ylabel = f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s"
+        places[0, 0].set_ylabel(ylabel)
+
+
+@contextmanager
+def saved_figure(
+    file: str | Path, heading: str, rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Give a figure and its axes, of shape (rows, columns), and save it; options of ``subplots``.
+
+    Raises:
+        ImportError, ValueError, OSError: as for :func:`draw`.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
+    figure.suptitle(heading, fontsize=9, x=0.01, ha="left", color="#444444", wrap=True)
+    yield figure, axes
     figure.savefig(file, dpi=130)
     plt.close(figure)
+
+
+def plain_axes(axes: Any, log_y: bool = False) -> None:
+    """Leave out the frame, and write the numbers of a logarithmic y as they are."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(which="major", alpha=0.25)
+    if log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+
+
+def size_axis(axes: Any, sizes: Sequence[int]) -> None:
+    """Make x logarithmic, with a label at each of the sizes, which are in bytes."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [format_bytes(size) for size in sizes], fontsize=8, rotation=45)
+    axes.set_xticks([], minor=True)
 
 
 def _panel(
     axes: Any, own: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]], value: str
 ) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
     for number, (name, line) in enumerate(_lines(baselines, value).items()):
         style = BASELINE_STYLES[number % len(BASELINE_STYLES)]
         axes.plot(*line, style, color=BASELINE_COLOR, lw=1.6, label=name, zorder=1)
@@ -61,16 +91,8 @@ def _panel(
         axes.plot(
             *line, marker=mark, color=color, lw=1.8, ms=5.5, label=name, zorder=2 + 1 / (number + 1)
         )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    sizes = sorted({row["size"] for row in (*own, *baselines)})
-    axes.xaxis.set_major_locator(FixedLocator(sizes))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(size)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
-    axes.tick_params(axis="x", labelsize=8, rotation=45)
-    axes.grid(which="major", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    size_axis(axes, sorted({row["size"] for row in (*own, *baselines)}))
+    plain_axes(axes, log_y=True)
     if own or baselines:
         axes.legend(loc="lower right", fontsize=9, frameon=False)
 

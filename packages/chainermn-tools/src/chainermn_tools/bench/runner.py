@@ -54,8 +54,8 @@ class Case:
     kind: Operation
     comm: CommunicatorBase
 
-    def make_invocation(self, sent: np.ndarray, room: np.ndarray) -> Invocation:
-        return self.kind.make_invocation(self.comm, sent, room)
+    def make_invocation(self, sent: np.ndarray, result: np.ndarray) -> Invocation:
+        return self.kind.make_invocation(self.comm, sent, result)
 
 
 def measure(
@@ -167,12 +167,12 @@ def _check(
     if world.rank == 0:
         say(f"checking {', '.join(comms)}")
     count = CHECK_BYTES // FLOAT_BYTES // world.size * world.size or world.size
-    sent, room = np.empty(count, np.float32), np.empty(count, np.float32)
+    sent, result = np.empty(count, np.float32), np.empty(count, np.float32)
     found = []
     for name, comm in comms.items():
         for operation, kind in OPERATIONS.items():
             if world.size >= kind.min_ranks:
-                correct, problem = is_correct(world, kind.make_invocation(comm, sent, room))
+                correct, problem = is_correct(world, kind.make_invocation(comm, sent, result))
                 row = {"communicator": name, "operation": operation, "correct": correct}
                 found.append(row if problem is None else {**row, "problem": problem})
     return found
@@ -234,12 +234,12 @@ def _result(case: Case, nbytes: int, size: int, times: Times) -> dict[str, Any]:
     if times.problem is not None:
         row["problem"] = times.problem
     if times.seconds:
-        seconds = times.median / case.kind.each
+        seconds = times.median / case.kind.transfers_per_call
         algbw = nbytes / seconds / 1e9
         row |= {
             "seconds": seconds,
-            "fastest_seconds": min(times.seconds) / case.kind.each,
-            "slowest_seconds": max(times.seconds) / case.kind.each,
+            "fastest_seconds": min(times.seconds) / case.kind.transfers_per_call,
+            "slowest_seconds": max(times.seconds) / case.kind.transfers_per_call,
             "calls": times.calls,
             "algbw": algbw,
             "busbw": algbw * case.kind.bus_factor(case.comm.size),

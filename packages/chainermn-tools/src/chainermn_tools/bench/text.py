@@ -1,9 +1,9 @@
-"""Prints the report as tables: a row for each operation, a column for each size."""
+"""Makes tables, and prints the report as tables of a row for each operation."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS
@@ -11,6 +11,7 @@ from chainermn_tools.formatting import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 # Of a column, with the space beside it: `123 MiB`, `1.23 ms`; and of the first one.
 CELL_WIDTH, NAME_WIDTH = 9, 22
@@ -43,6 +44,27 @@ def render(report: dict[str, Any], console: Console) -> None:
     console.print()
     for line, style in _notes(report):
         console.print(Text(line, style=style), soft_wrap=True)
+
+
+def make_table(
+    first: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]] = (),
+    title: str | None = None,
+) -> Table:
+    """Return a table: a column of names, whose heading is ``first``, and columns of numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+    )
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def heading(report: dict[str, Any]) -> str:

@@ -1,12 +1,17 @@
-"""Checks and times invocations in turn, in step on all ranks."""
+"""Times calls in turn, in step on all ranks; checks invocations and times them."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from chainermn_tools.bench.operations import Invocation
 
@@ -113,13 +118,110 @@ def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
 
 def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
     """Return the seconds that each of so many calls took on the slowest rank."""
-    world.Barrier()
-    start = time.perf_counter()
-    for _ in range(calls):
-        invocation.call()
-    took = time.perf_counter() - start
-    done = world.Ibarrier()
-    while not done.Test():
-        time.sleep(NAP_SECONDS)
-    slowest: float = max(world.allgather(took))
-    return slowest / calls
+    took = time_call(world, invocation.call, calls, sleep=True)
+    return float(max(world.allgather(took)))
+
+
+def time_call(
+    world: MPI.Intracomm | None,
+    call: Callable[[], object] | None,
+    calls: int = 1,
+    *,
+    sleep: bool = False,
+) -> float:
+    """Return the seconds that each of so many calls took on this rank.
+
+    Args:
+        world: the ranks that begin together; None for this rank by itself.
+        call: what is timed; None on ranks that have nothing to do.
+        calls: how often, in a row.
+        sleep: whether ranks sleep until all are done; in a barrier they would keep a core busy.
+    """
+    if world is not None:
+        world.Barrier()
+    took = 0.0
+    if call is not None:
+        start = time.perf_counter()
+        for _ in range(calls):
+            _kept = call()  # what it returned last is freed after the time was taken
+        took = time.perf_counter() - start
+    if sleep and world is not None:
+        done = world.Ibarrier()
+        while not done.Test():
+            time.sleep(NAP_SECONDS)
+    return took / calls
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What is timed beside others."""
+
+    call: Callable[[], object]
+    prepare: Callable[[], object] = lambda: None  # before each call, not timed
+    alone: bool = False  # only rank 0 calls it, while the other ranks sleep
+
+
+def time_in_turn(
+    world: MPI.Intracomm | None,
+    cases: Sequence[Timed],
+    rounds: int,
+    *,
+    warm_up: int = 0,
+    in_a_row: int = 1,
+    calls: int = 1,
+    realtime: bool = False,
+) -> np.ndarray:
+    """Time cases in turn, in another order each round (collective).
+
+    On a machine that others share, a figure is to be compared with its neighbours of a round.
+
+    Args:
+        world: all ranks; None for this rank by itself.
+        cases: the same on all ranks.
+        rounds: how often each case has its turn.
+        warm_up: rounds before, that don't count.
+        in_a_row: times that a case is timed in its turn; after the first, its code and what it
+            works on lie in the caches, whoever's turn was before.
+        calls: whose mean counts as one time.
+        realtime: whether nothing else may have this rank's core meanwhile; needs root.
+
+    Returns:
+        Seconds of a call on the slowest rank; float64, shape (rounds, cases, in_a_row).
+    """
+    seconds = np.zeros((warm_up + rounds, len(cases), in_a_row))
+    gc.collect()
+    gc.disable()
+    try:
+        for turn, place, again in np.ndindex(seconds.shape):
+            index = (place + turn) % len(cases)
+            case = cases[index]
+            case.prepare()
+            mine = not case.alone or world is None or world.rank == 0
+            with realtime_priority() if realtime else contextlib.nullcontext():
+                took = time_call(world, case.call if mine else None, calls, sleep=case.alone)
+            seconds[turn, index, again] = took
+    finally:
+        gc.enable()
+    if world is not None:
+        seconds = np.max(world.allgather(seconds), axis=0)
+    return seconds[warm_up:]
+
+
+@contextlib.contextmanager
+def realtime_priority() -> Iterator[None]:
+    """Let nothing else have this rank's core meanwhile.
+
+    Only for the milliseconds of one call: what shares the machine should hardly notice.
+    """
+    _schedule(os.SCHED_RR, 1)
+    try:
+        yield
+    finally:
+        _schedule(os.SCHED_OTHER, 0)
+
+
+def _schedule(policy: int, level: int) -> None:
+    # Every thread by itself: gloo's does the work while the main one waits.
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setscheduler(int(thread), policy, os.sched_param(level))

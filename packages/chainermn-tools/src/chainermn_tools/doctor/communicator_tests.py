@@ -124,7 +124,9 @@ def _time(world: MPI.Intracomm, comm: CommunicatorBase, verb: str) -> dict[str, 
     found: dict[str, Any] = {"right": times.correct, "problem": times.problem}
     if times.seconds and copies.seconds:
         nbytes = arrays[0].nbytes
-        found["bytes_per_second"] = round(nbytes * operation.each / min(times.seconds))
+        found["bytes_per_second"] = round(
+            nbytes * operation.transfers_per_call / min(times.seconds)
+        )
         found["copied_bytes_per_second"] = round(nbytes / min(copies.seconds))
     return found
 

@@ -1,4 +1,4 @@
-"""Checks that all ranks make the same collective call of a function, before it moves any data.
+"""The handshake before a collective call of a function, forward or backward, moves any data.
 
 Ranks that call different functions, or run backward through them in different orders, find out
 here, and all of them raise; so does every rank when one of them can't take part.
@@ -19,7 +19,7 @@ from .ordered_function import SCOPE, chainer_config
 Signature = tuple[tuple[Any, ...], ...]
 
 # The call whose gradients travel, this call's number, and flags.
-_HEADER = struct.Struct("<qQB")
+_PREFIX = struct.Struct("<qQB")
 NO_CALL = -1
 _REQUIRES_GRAD, _BUILDS_GRAPH = 1, 2
 _ADVICE = (
@@ -29,21 +29,15 @@ _ADVICE = (
 _call_numbers = itertools.count()
 
 
-class ConsistentCall(NamedTuple):
-    """What all ranks know of a call.
+class Handshake(NamedTuple):
+    """What all ranks know of a call after it."""
 
-    Attributes:
-        call_id: rank 0's count of calls, by which backward refers to this one.
-        requires_grad: whether some rank needs a gradient; backward is then collective.
-        payloads: each rank's bytes, in rank order.
-    """
-
-    call_id: int
-    requires_grad: bool
-    payloads: list[bytes]
+    call_id: int  # rank 0's count of calls, by which backward refers to this one
+    requires_grad: bool  # whether some rank needs a gradient; backward is then collective
+    payloads: list[bytes]  # each rank's bytes, in rank order
 
 
-def check_consistent(
+def handshake(
     comm: CommunicatorBase,
     operation: str,
     signature: Signature = (),
@@ -52,18 +46,12 @@ def check_consistent(
     requires_grad: bool = False,
     payload: bytes = b"",
     forward_id: int = NO_CALL,
-) -> ConsistentCall:
-    """Check that all ranks make the same call (collective: one handshake).
+) -> Handshake:
+    """Do the communicator's ``handshake``, and learn whether some rank needs a gradient.
 
-    Args:
-        comm: the ranks that take part.
-        operation: the function's name, without ``chainermn.functions``.
-        signature: what must be equal on all ranks.
-        error: why this rank can't take part.
-        requires_grad: whether this rank needs a gradient of the call.
-        payload: bytes for the other ranks, of any length.
-        forward_id: for backward, the ``call_id`` of the call whose gradients travel. It tells
-            calls that are alike from each other, so that their gradients are not swapped.
+    Collective. ``requires_grad`` says whether this rank does. Backward gives the ``call_id`` of the
+    call whose gradients travel as ``forward_id``: calls that are alike then don't swap them. The
+    operation is the function's name, without ``chainermn.functions``.
 
     Raises:
         RankMismatchError: on all ranks, when operations, signatures or those ids differ, or when
@@ -73,17 +61,17 @@ def check_consistent(
     """
     send_pending_cancellations(comm)
     flags = _REQUIRES_GRAD * requires_grad | _BUILDS_GRAPH * bool(chainer_config("enable_backprop"))
-    header = _HEADER.pack(forward_id, number := next(_call_numbers), flags)
+    prefix = _PREFIX.pack(forward_id, number := next(_call_numbers), flags)
     try:
-        rows = comm.handshake(SCOPE + operation, signature, error=error, payload=header + payload)
+        rows = comm.handshake(SCOPE + operation, signature, error=error, payload=prefix + payload)
     except RankMismatchError as mismatch:
         if mismatch.entry != "operation":
             raise
         raise RankMismatchError(f"{mismatch}{_ADVICE}", mismatch.entry) from None
-    payloads = [row[_HEADER.size :] for row in rows]
-    if all([row.startswith(header) for row in rows]):  # nearly always
-        return ConsistentCall(number, requires_grad, payloads)
-    forward_ids, numbers, all_flags = zip(*map(_HEADER.unpack_from, rows), strict=True)
+    payloads = [row[_PREFIX.size :] for row in rows]
+    if all([row.startswith(prefix) for row in rows]):  # nearly always
+        return Handshake(number, requires_grad, payloads)
+    forward_ids, numbers, all_flags = zip(*map(_PREFIX.unpack_from, rows), strict=True)
     where = f"{operation} on rank {comm.rank}"
     if len(set(forward_ids)) > 1:
         calls = "; ".join(f"{call} on rank {rank}" for rank, call in enumerate(forward_ids))
@@ -96,10 +84,4 @@ def check_consistent(
             "don't build a graph; use no_backprop_mode (and enable_double_backprop) on all ranks "
             "or on none"
         )
-    return ConsistentCall(numbers[0], any_requires_grad, payloads)
-
-
-def check_communicator(comm: Any) -> None:
-    """Raise TypeError unless ``comm`` is a communicator; other ranks can't learn of that error."""
-    if not isinstance(comm, CommunicatorBase):
-        raise TypeError(f"comm must be a communicator, got {type(comm).__name__}")
+    return Handshake(numbers[0], any_requires_grad, payloads)

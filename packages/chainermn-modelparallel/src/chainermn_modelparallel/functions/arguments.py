@@ -1,0 +1,66 @@
+"""Checks of what users give; errors name this process's rank."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import chainer
+from chainer import Variable
+
+from chainermn_comm import CommunicatorBase
+
+
+def check_communicator(comm: Any, name: str = "comm") -> None:
+    """Raise TypeError unless it is a communicator; other ranks can't learn of that error."""
+    if not isinstance(comm, CommunicatorBase):
+        raise TypeError(f"{name} must be a communicator, got {type(comm).__name__}")
+
+
+def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
+    """Return the rank and the tag as plain integers.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: there is no such other rank, or no such tag.
+    """
+    check_communicator(communicator, "communicator")
+    this_rank, size = communicator.rank, communicator.size
+    if type(rank) is not int or type(tag) is not int:
+        rank, tag = as_integer("rank", rank, this_rank), as_integer("tag", tag, this_rank)
+    if not 0 <= rank < size:
+        raise ValueError(
+            f"rank {this_rank}: there is no rank {rank}; ranks go from 0 to {size - 1}"
+        )
+    if rank == this_rank:
+        raise ValueError(
+            f"rank {this_rank}: a rank can't send to itself or receive from itself; use the "
+            "variable as it is"
+        )
+    if tag < 0 or tag == communicator.reserved_tag:
+        raise ValueError(
+            f"rank {this_rank}: tag must be 0 or more and not {communicator.reserved_tag}, which "
+            f"gradients take; got {tag}"
+        )
+    return rank, tag
+
+
+def as_integer(name: str, value: Any, this_rank: int) -> int:
+    """Return the value as an int; raise TypeError, naming rank and argument, if it is none.
+
+    True and False are none: a ``force_tuple`` given as the tag would be waited for in vain.
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}")
+
+
+def check_variable(name: str, x: Any, rank: int) -> Variable:
+    """Return the argument as a variable; raise TypeError if it is neither variable nor array."""
+    if not isinstance(x, (Variable, *chainer.get_array_types())):
+        kind = type(x).__name__
+        raise TypeError(f"rank {rank}: {name} must be a variable or an array, got {kind}")
+    return chainer.as_variable(x)

@@ -1,0 +1,171 @@
+"""`send` and `recv`: edges of the computational graph from one rank to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import Variable
+
+from chainermn_comm import CommunicatorBase, RankMismatchError
+
+from .arguments import check_peer
+from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
+from .edge_functions import RecvFunction, SendFunction, make_outputs, prebuild_output
+from .messages import make_header, message_ids, receive_message, send_message
+from .ordered_function import chainer_config, requires_grad_mask
+
+
+def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
+    """Send variables to another rank, which calls :func:`recv`.
+
+    Not collective: the two ranks take part. ``backward`` of the result waits for the gradients
+    from the other rank and continues with them; so the other rank has to run backward too. No
+    gradients are waited for, nor sent there, for variables that need none here: arrays,
+    integers, ``requires_grad=False``, and all of them under ``chainer.no_backprop_mode()``.
+    One ``backward`` comes to what was sent, received and communicated collectively in the reverse
+    of the order in which that was done. Call several of them in the reverse order of the sends, on
+    both ranks: gradients find their send in any order, but large ones keep the rank that sends
+    them until the other receives, so that two ranks could wait for each other.
+
+    Data do too: a large ``x`` keeps this rank until the other one receives it. Of two ranks that
+    exchange, let one receive first; if both send first, they wait for each other, which is
+    reported at ``CHAINERMN_TIMEOUT`` (use :func:`~chainermn.functions.alltoall` for exchanges
+    among all ranks).
+
+    Args:
+        x: a variable or an array, or a tuple or list of them; any shapes, memory orders and
+            dtypes, which may differ. Nothing is converted on the way.
+        communicator: the communicator to which both ranks belong.
+        rank: where to.
+        tag: tells apart messages between the same two ranks; from 0 on.
+
+    Returns:
+        A delegate variable: it holds no data (float32 of shape ``(0,)``), only the way back.
+        Keep it: make it the ``delegate_variable`` of the next :func:`recv` or of
+        :func:`pseudo_connect`, or call its ``backward``. If it is dropped before, and gradients
+        would have come, there is a ``RuntimeWarning``.
+
+    Raises:
+        TypeError: an argument is of the wrong type, arrays of CPU and GPU are mixed, or an array
+            holds Python objects.
+        ValueError: there is no such other rank or tag, ``x`` is empty, or a parameter in it is
+            not initialised. Nothing has been sent then, and the other rank still waits.
+        RankMismatchError: by ``backward`` of the result, when the other rank ran its ``recv`` in
+            ``chainer.no_backprop_mode()``, or dropped what that returned.
+    """
+    rank, tag = check_peer(communicator, rank, tag)
+    variables, arrays = _check_variables(x, communicator.rank)
+    send_pending_cancellations(communicator)
+    message_id, mask = next(message_ids), requires_grad_mask(variables)
+    send_message(make_header(mask), arrays, communicator, rank, tag, message_id)
+    # The graph is built while the other rank works on the message.
+    node = SendFunction((communicator, rank, tag), message_id, mask)
+    (delegate,) = node.apply(variables)
+    node.backward_expected = 1 in mask
+    return delegate
+
+
+def _check_variables(x: Any, rank: int) -> tuple[tuple[Variable, ...], tuple[Any, ...]]:
+    """Return what the user wants to send as variables, and their arrays."""
+    if type(x) is Variable and type(array := x.raw_array) is np.ndarray and x.layout is None:
+        return (x,), (array,)  # nearly always
+    items = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    if not items:
+        raise ValueError(f"rank {rank}: there is nothing to send: x is empty")
+    for item in items:
+        if not isinstance(item, (Variable, *chainer.get_array_types())):
+            raise TypeError(
+                f"rank {rank}: x must be a variable, an array, or a tuple or list of them, "
+                f"got {type(item).__name__}"
+            )
+        if isinstance(item, Variable) and item.array is None:
+            raise ValueError(f"rank {rank}: {item.name or 'a parameter'} is not initialised yet")
+    variables = tuple(map(chainer.as_variable, items))
+    arrays = tuple([variable.array for variable in variables])
+    if len(arrays) > 1 and not chainer.is_arrays_compatible(arrays):
+        raise TypeError(f"rank {rank}: x mixes arrays of CPU and GPU; move them to one device")
+    return variables, arrays
+
+
+def recv(
+    communicator: CommunicatorBase,
+    rank: int,
+    delegate_variable: Variable | None = None,
+    tag: int = 0,
+    force_tuple: bool = False,
+) -> Any:
+    """Receive the variables that another rank sends with :func:`send`.
+
+    Not collective: the two ranks take part. ``backward`` of the result sends the gradients to
+    the other rank, if that rank has use for them; then it continues to ``delegate_variable``.
+    Received variables without a gradient of their own count as having one of zeros there. Call
+    several ``backward`` in the reverse order of the sends, as for :func:`send`. The
+    gradient itself can be differentiated (``enable_double_backprop=True`` on both ranks); the
+    gradient of ``delegate_variable`` is then where this rank's second backward starts. Without
+    one, a second backward through these gradients raises RankMismatchError on the other
+    rank.
+
+    Args:
+        communicator: the communicator to which both ranks belong.
+        rank: where from.
+        delegate_variable: what backward of the result is to visit afterwards: the result of
+            an earlier :func:`send` of this process, or any other variable.
+        tag: the sender's.
+        force_tuple: return a tuple even if it holds one variable.
+
+    Returns:
+        A variable, or a tuple of them if several were sent; fresh arrays with the shapes and
+        dtypes of those sent. Variables that need no gradient at the sender need none here
+        either, unless there is a ``delegate_variable`` to be reached through them.
+
+    Raises:
+        TypeError: an argument is of the wrong type, or the other rank sent something else with
+            this tag (which is then discarded).
+        ValueError: there is no such other rank or tag.
+        RankMismatchError: this rank is in ``chainer.no_backprop_mode()``, and the other one, which
+            is not, would wait for gradients.
+    """
+    outputs, _ = recv_variables(communicator, rank, delegate_variable, tag)
+    return outputs[0] if len(outputs) == 1 and not force_tuple else outputs
+
+
+def recv_variables(
+    communicator: CommunicatorBase,
+    rank: int,
+    delegate_variable: Variable | None = None,
+    tag: int = 0,
+    not_twice_differentiable: bool = False,
+) -> tuple[tuple[Variable, ...], RecvFunction | None]:
+    """Return what :func:`recv` does as a tuple, and the function that sends the gradients.
+
+    That is None where there are none to send, and no delegate to continue to. If the delegate
+    variable is ``not_twice_differentiable``, because it leads to no variable of this rank's own, it
+    is as good as none for a second backward.
+    """
+    rank, tag = check_peer(communicator, rank, tag)
+    if delegate_variable is not None and not isinstance(delegate_variable, Variable):
+        raise TypeError(
+            f"rank {communicator.rank}: delegate_variable must be a chainer.Variable, "
+            f"got {type(delegate_variable).__name__}"
+        )
+    send_pending_cancellations(communicator)
+    edge = communicator, rank, tag
+    prebuilt = prebuild_output(edge, delegate_variable)  # while the message travels
+    message = receive_message(*edge)
+    message_id, header, _ = message
+    is_expected = 1 in header.requires_grad_mask
+    if is_expected and not chainer_config("enable_backprop"):
+        here = communicator.rank
+        send_cancellation(communicator, rank, message_id, NO_BACKPROP)
+        raise RankMismatchError(
+            f"rank {here}: recv(rank={rank}, tag={tag}) runs in no_backprop_mode, but rank {rank} "
+            f"called send(rank={here}, tag={tag}) outside of it and would wait for gradients; use "
+            "the mode on both ranks, or send what needs no gradient (the variable's array)"
+        )
+    variables, node = make_outputs(message, edge, delegate_variable, prebuilt)
+    if node is not None:
+        node.backward_expected = is_expected
+        node.not_twice_differentiable = not_twice_differentiable or delegate_variable is None
+    return variables, node
