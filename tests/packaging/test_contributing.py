@@ -6,11 +6,12 @@ import sys
 import pytest
 
 from tests.support.commands import BIN, run
+from tests.support.explained import explained, load_rules
 from tests.support.scripts import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # By the heading above each.
-BLOCKS = dict(re.findall(r"^### (.*?)\n.*?```python\n(.*?)```", TEXT, re.S | re.M))
+BLOCKS = dict(re.findall(r"^### (.*?)\n.*?```(?:python|toml)\n(.*?)```", TEXT, re.S | re.M))
 RUN = """
 import numpy as np
 import added
@@ -36,13 +37,13 @@ def test_a_file_makes_a_communicator(tmp_path, heading, name):
     assert done.stdout.count("mean [1.5, 1.5, 1.5, 1.5, 1.5]") == 2
 
 
-def test_a_function_is_a_check_and_a_rule_a_known_error():
+def test_a_function_is_a_check_and_a_table_a_known_error(tmp_path):
     names = {}
     exec(BLOCKS["A check of the doctor"], names)
     assert names["nice"].run(None).status in ("ok", "warning")
-    exec(BLOCKS["A known error"].replace("\nErrorRule(", "\nrule = ErrorRule("), names)
-    rule = names["rule"]
-    assert all(any(text in line for line in rule.examples) for text in rule.literals)
+    (tmp_path / "ours.toml").write_text(BLOCKS["A known error"])
+    (rule,) = rules = load_rules(tmp_path)
+    assert explained("\n".join(rule.examples), rules) == ["hyperspace-off"]
 
 
 def test_folders_that_are_named_exist():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from chainermn_tools.explain.rules import RULES, ErrorRule, Kind
+from chainermn_tools.explain.error_rules import ErrorRule, Kind, load_rules
 from chainermn_tools.formatting import printable
 
 BLOCK_BYTES = 1 << 20
@@ -41,12 +41,12 @@ class Match:
     times: int
 
 
-def search(log: BinaryIO, rules: Sequence[ErrorRule] = RULES) -> list[Match]:
+def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Match]:
     """Find known failures.
 
     Args:
         log: open for reading bytes; it may hold anything.
-        rules: of the failures to look for.
+        rules: of the failures to look for; None for all that are known.
 
     Returns:
         Each failure once: what says most first, and what only says that something else failed
@@ -57,7 +57,7 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] = RULES) -> list[Match]:
     """
     found: dict[str, Match] = {}
     for first_line, fresh, block in _blocks(log):
-        for rule in rules:
+        for rule in load_rules() if rules is None else rules:
             _look_for(rule, block, fresh, first_line, found)
     seen = [one for one in found.values() if one.times >= one.rule.times]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from chainermn_tools.explain.rules import Kind
+from chainermn_tools.explain.error_rules import Kind
 from chainermn_tools.explain.search import Match
 
 if TYPE_CHECKING:
