@@ -14,26 +14,17 @@ from chainermn_tools.trace.table import RankTrace, Run
 # drift less, and to go on with a slope that is all error would be worse than none.
 DRIFT = 1e-4
 
-Times = np.ndarray
-
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What turns times of one rank's clock into another's.
+    """What turns times of one rank's clock into another's; microseconds."""
 
-    Attributes:
-        to: the other rank.
-        at: microseconds of the rank's clock, growing.
-        add: what was to be added then.
-        error: microseconds.
-    """
-
-    to: int
-    at: Times
-    add: Times
+    to: int  # the other rank
+    at: np.ndarray  # times of the rank's clock, growing
+    add: np.ndarray  # what was to be added then
     error: float
 
-    def apply(self, times: Times) -> Times:
+    def apply(self, times: np.ndarray) -> np.ndarray:
         """Return times of the other rank's clock, interpolated; beyond comparisons with drift."""
         added = np.interp(times, self.at, self.add)
         span = float(self.at[-1] - self.at[0])
@@ -59,7 +50,7 @@ def align(run: Run) -> float:
     """
     offsets = _offsets(run)
     first = next(iter(run.ranks))
-    ways: dict[int, tuple[list[Callable[[Times], Times]], float]] = {first: ([], 0.0)}
+    ways: dict[int, tuple[list[Callable[[np.ndarray], np.ndarray]], float]] = {first: ([], 0.0)}
     todo = [first]
     while todo:
         known = todo.pop(0)

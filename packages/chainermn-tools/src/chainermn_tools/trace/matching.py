@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import numpy as np
 
-from chainermn_tools.trace.table import NONE, Names, Run
+from chainermn_tools.trace.table import NONE, Run
 
-# One collective call of several ranks, all of which are known, as a row of a table: the call of
-# the rank that came last, and the microseconds that all others waited for it.
+# A collective call of several ranks, all of which are known, as a row of a table.
 COLLECTIVE = np.dtype(
     [
-        ("operation", "i4"),
-        ("communicator", "i4"),
-        ("sequence", "i8"),
-        ("last", "i4"),
-        ("start", "f8"),
-        ("waited", "f8"),
+        ("operation", "i4"),  # its name, on the rank that came last
+        ("communicator", "i4"),  # its name
+        ("sequence", "i8"),  # its number
+        ("last", "i4"),  # the rank that came last
+        ("start", "f8"),  # microseconds when that came
+        ("waited", "f8"),  # microseconds that all others waited for it, in sum
     ]
 )
-
-
-class CollectiveCall(NamedTuple):
-    """One collective call of several ranks, all of which are known.
-
-    Attributes:
-        operation: its name, on the rank that came last.
-        communicator: its name.
-        sequence: its number.
-        last: the rank that came last.
-        start: microseconds when that came.
-        waited: microseconds that all others waited for it, in sum.
-    """
-
-    operation: str
-    communicator: str
-    sequence: int
-    last: int
-    start: float
-    waited: float
-
-
-def each_collective(rows: np.ndarray, names: Names) -> Iterator[CollectiveCall]:
-    """Return the rows of a table, shape (n,), dtype ``COLLECTIVE``, one by one."""
-    for operation, communicator, *numbers in rows.tolist():
-        yield CollectiveCall(names.names[operation], names.names[communicator], *numbers)
 
 
 def match(run: Run) -> tuple[np.ndarray, int]:
@@ -65,7 +35,8 @@ def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
     table = run.table
     members = {name: ranks for trace in run.ranks.values() for name, ranks in trace.members.items()}
     keys = ("communicator", "sequence", "rank")
-    order = _sorted(table, np.flatnonzero(table["sequence"] != NONE), keys)
+    order = np.flatnonzero(table["sequence"] != NONE)
+    order = order[np.lexsort([table[key][order] for key in reversed(keys)])]
     # Of several calls of a rank under one number the last one counts.
     order = order[np.append(_begins(table, order, keys)[1:], True)] if len(order) else order
     first = np.flatnonzero(_begins(table, order, keys[:2]))
@@ -74,7 +45,7 @@ def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
     complete = np.zeros(len(first), bool)
     wanted = np.zeros(len(first), np.int64)
     for communicator in np.unique(table["communicator"][order]):
-        ranks = sorted(set(members.get(run.names.names[communicator], ())))
+        ranks = sorted(set(members.get(run.names[communicator], ())))
         here = table["communicator"][order] == communicator
         known = np.isin(table["rank"][order[here]], ranks)
         strangers = np.bincount(group[here][~known], minlength=len(first)) > 0
@@ -105,14 +76,14 @@ def _match_messages(run: Run) -> None:
     message = np.flatnonzero((table["sequence"] == NONE) & (table["peer"] != NONE))
     peer = np.full(len(message), -1)
     for rank, communicator in np.unique(table[["rank", "communicator"]][message]).tolist():
-        ranks = np.array(run.ranks[rank].members.get(run.names.names[communicator], ()), np.int64)
+        ranks = np.array(run.ranks[rank].members.get(run.names[communicator], ()), np.int64)
         rows = table[message]
         here = (rows["rank"] == rank) & (rows["communicator"] == communicator)
         here &= (rows["peer"] >= 0) & (rows["peer"] < len(ranks))
         peer[here] = ranks[rows["peer"][here]]
     message, peer = message[peer >= 0], peer[peer >= 0]
     rows = table[message]
-    sends = np.array([name.startswith("send") for name in run.names.names], bool)
+    sends = np.array([name.startswith("send") for name in run.names], bool)
     receives = ~sends[rows["operation"]] if len(message) else np.empty(0, bool)
     source = np.where(receives, peer, rows["rank"])
     target = np.where(receives, rows["rank"], peer)
@@ -129,12 +100,6 @@ def _match_messages(run: Run) -> None:
     table["nbytes"][received[unknown]] = table["nbytes"][sent[unknown]]
     sent_first = table["start"][sent] < table["start"][received]
     _wait(table, np.where(sent_first, sent, received), np.where(sent_first, received, sent))
-
-
-def _sorted(table: np.ndarray, rows: np.ndarray, keys: tuple[str, ...]) -> np.ndarray:
-    """Return the rows' numbers, sorted by columns of the table; equals keep their order."""
-    order: np.ndarray = rows[np.lexsort([table[key][rows] for key in reversed(keys)])]
-    return order
 
 
 def _begins(table: np.ndarray, order: np.ndarray, keys: tuple[str, ...]) -> np.ndarray:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from chainermn_tools.formatting import format_bytes, format_duration, printable
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.table import Run
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
 # Elsewhere than on a terminal no line is broken for its width.
@@ -37,10 +38,12 @@ def render(
         console.width = PLAIN_WIDTH
     hosts = {trace.host for trace in run.ranks.values()}
     length = run.table["end"].max(initial=0.0) / 1e6
+    exact = f"clocks agree to within {format_duration(error / 1e6)}"
+    clocks = exact if error else "all share a clock"
     _title(
         f"Run {run.name}: {_number(len(run.ranks), 'rank')} on {_number(len(hosts), 'host')}, "
         f"{_number(len(run.table), 'call')} in "
-        f"{format_duration(length)}; {_clocks(error)}",
+        f"{format_duration(length)}; {clocks}",
         console,
     )
     _operations(run, console)
@@ -56,18 +59,14 @@ def render(
     _line(_most_waited_for(run, collectives), console, "bold")
 
 
-def _clocks(error: float) -> str:
-    if not error:
-        return "all share a clock"
-    return f"clocks agree to within {format_duration(error / 1e6)}"
-
-
 def _operations(run: Run, console: Console) -> None:
     _title("\nOperations, calls of all ranks together", console)
     columns = ("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
     cells, failed = [], []
     for row in summary.by_operation(run):
-        speed = "-" if row.bandwidth is None else _gigabytes(row.bandwidth)
+        speed = "-"
+        if row.bandwidth is not None:
+            speed = f"{row.bandwidth / 1e9:.3g}" if row.bandwidth >= 1e6 else "<0.001"
         times = (row.total, row.median, row.longest, row.waited)
         size = format_bytes(row.nbytes) if row.nbytes else "-"
         cells.append((row.operation, str(row.count), *map(format_duration, times), size, speed))
@@ -110,16 +109,17 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         _line(f"and {_number(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
     _title("\nLongest waits", console)
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
+    longest = np.argsort(-collectives["waited"], kind="stable")[:MOST_CALLS]
     calls = [
         (
-            f"{call.start / 1e6:.6f} s",
-            call.operation,
-            call.communicator,
-            str(call.sequence),
-            f"rank {call.last}",
-            format_duration(call.waited / 1e6),
+            f"{call['start'] / 1e6:.6f} s",
+            run.names[call["operation"]],
+            run.names[call["communicator"]],
+            str(call["sequence"]),
+            f"rank {call['last']}",
+            format_duration(float(call["waited"]) / 1e6),
         )
-        for call in summary.longest_waits(run, collectives, MOST_CALLS)
+        for call in collectives[longest]
     ]
     _table(headings, calls, console)
 
@@ -134,10 +134,6 @@ def _most_waited_for(run: Run, collectives: np.ndarray) -> str:
         f"Others wait most for rank {row.rank} on {row.host}: {format_duration(row.kept)} of the "
         f"{format_duration(total)} that ranks waited, together"
     )
-
-
-def _gigabytes(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.3g}" if nbytes >= 1e6 else "<0.001"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
