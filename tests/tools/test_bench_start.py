@@ -16,7 +16,7 @@ def job_of(tmp_path, monkeypatch):
 
     def measure(script: str, limit: float) -> dict[str, object]:
         (tmp_path / "script.py").write_text(script)
-        monkeypatch.setattr(start.rank, "__file__", str(tmp_path / "script.py"))
+        monkeypatch.setattr(start.worker, "__file__", str(tmp_path / "script.py"))
         return start.measure_on(2, ["flat"], [1024], 1.0, limit)
 
     return measure

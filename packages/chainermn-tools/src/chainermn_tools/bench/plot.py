@@ -24,7 +24,10 @@ def draw(report: dict[str, Any], file: str) -> None:
         ValueError: the name ends in no kind of image that matplotlib knows.
         OSError: the file can't be written.
     """
-    from matplotlib.figure import Figure
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
 
     rows = [row for row in report["results"] if row.get("seconds") and row["correct"]]
     value = "busbw" if report["ranks"] > 1 else "algbw"  # which is 0 for one rank
@@ -33,8 +36,7 @@ def draw(report: dict[str, Any], file: str) -> None:
         ("Mean of gradients", [row for row in rows if row["operation"] == MEAN_GRAD]),
         ("Arrays", [row for row in rows if row["operation"] not in (MEAN_GRAD, *BASELINES)]),
     )
-    figure = Figure(figsize=(12, 5.6), layout="constrained")
-    places = figure.subplots(1, 2, sharey=True)
+    figure, places = plt.subplots(1, 2, figsize=(12, 5.6), sharey=True, layout="constrained")
     figure.suptitle(heading(report), fontsize=9, x=0.01, ha="left", color="#444444")
     for axes, (title, own) in zip(places, panels, strict=True):
         _panel(axes, own, baselines, value)
@@ -43,6 +45,7 @@ def draw(report: dict[str, Any], file: str) -> None:
         axes.tick_params(labelleft=True)
     places[0].set_ylabel(f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s")
     figure.savefig(file, dpi=130)
+    plt.close(figure)
 
 
 def _panel(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainermn_tools import jobs
-from chainermn_tools.bench import rank
+from chainermn_tools.bench import worker
 from chainermn_tools.launch import run_script
 
 # Beyond the time that the ranks give themselves: to start, and to end by themselves first.
@@ -25,14 +25,7 @@ class Failed(Exception):
 def measure_on(
     ranks: int, names: Sequence[str], sizes: Sequence[int], seconds: float, limit: float
 ) -> dict[str, Any]:
-    """Start so many ranks, as `chainermn launch` would, and have them measure.
-
-    Args:
-        ranks: how many.
-        names: as for :func:`rank.measure_here`, like the others.
-        sizes: likewise.
-        seconds: likewise.
-        limit: likewise.
+    """Start so many ranks, as `chainermn launch` would, and have them call `worker.measure_here`.
 
     Raises:
         Failed: there is no mpiexec, or the job failed, was interrupted, or took too long.
@@ -42,19 +35,19 @@ def measure_on(
     except ValueError as error:
         raise Failed(str(error), 2) from None
     what = {"names": list(names), "sizes": list(sizes), "seconds": seconds, "limit": limit}
-    script = [rank.__file__, json.dumps(what)]
+    script = [worker.__file__, json.dumps(what)]
     timeout = limit + START_SECONDS
     try:
-        result, output = run_script(launcher, ranks, script, rank.say, timeout=timeout)
+        result, output = run_script(launcher, ranks, script, worker.say, timeout=timeout)
     except FileNotFoundError as error:
         raise Failed(f"mpiexec doesn't start: {error}", 2) from None
     if output.interrupted is not None:
         raise Failed(f"ended by signal {output.interrupted}", 128 + output.interrupted)
     if output.timed_out:
-        raise Failed(f"the job did not end within {timeout:g} s", rank.TIMED_OUT)
+        raise Failed(f"the job did not end within {timeout:g} s", worker.TIMED_OUT)
     if not result.success:
         raise Failed(result.message, result.status)
-    found = output.first_of(rank.EVENT)
+    found = output.first_of(worker.EVENT)
     if 0 not in found:
         raise Failed("all ranks ended well, but the result of rank 0 did not arrive here", 1)
     report: dict[str, Any] = found[0]["report"]

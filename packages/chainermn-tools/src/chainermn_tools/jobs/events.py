@@ -36,13 +36,7 @@ MAX_REPORTS = 100
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a rank.
-
-    Attributes:
-        rank: that reported it.
-        kind: see `_chainermn_events`.
-        fields: of that kind.
-    """
+    """An event that a rank reported; docs/decisions/events.md lists kinds and their fields."""
 
     rank: int
     kind: str
@@ -109,33 +103,20 @@ class Decoder:
 
 @dataclass
 class LostProcess:
-    """A process of which mpiexec reports that it ended badly.
+    """A process of which mpiexec reports that it ended badly, as far as it says."""
 
-    Attributes:
-        pid: on its host; None where mpiexec doesn't say.
-        rank: None where mpiexec doesn't say.
-        host: where it ran, as mpiexec calls it.
-        code: its exit code, if it had one.
-        signal: that ended it, if one did.
-    """
-
-    pid: int | None = None
+    pid: int | None = None  # on its host
     rank: int | None = None
-    host: str = ""
-    code: int | None = None
-    signal: int | None = None
+    host: str = ""  # as mpiexec calls it
+    code: int | None = None  # its exit code, if it had one
+    signal: int | None = None  # that ended it, if one did
 
 
 @dataclass
 class LauncherReports:
-    """Finds what mpiexec itself reports in a stream of its output.
+    """Finds what mpiexec itself reports in a stream of its output."""
 
-    Attributes:
-        tagged: whether lines of ranks begin with a tag, and so can't be taken for mpiexec's.
-        lost: the processes that it reports, in order.
-    """
-
-    tagged: bool
+    tagged: bool  # whether lines of ranks begin with a tag, and so can't be taken for mpiexec's
     lost: list[LostProcess] = field(default_factory=list)
     _line: bytes = b""
     _lines_to_search: int = 0

@@ -19,15 +19,10 @@ MAX_RANKS = 10**6
 
 @dataclass(frozen=True)
 class Host:
-    """A host, and how many ranks it may get.
+    """A host, and how many ranks it may get."""
 
-    Attributes:
-        name: a host name or an address.
-        slots: the number of ranks; None where none was given.
-    """
-
-    name: str
-    slots: int | None
+    name: str  # or an address
+    slots: int | None  # None where no number was given
 
 
 def parse_host_list(text: str) -> tuple[Host, ...]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,34 +24,22 @@ TERM_GRACE_SECONDS = 5.0
 LINGER_SECONDS = 1.0
 # The end of the output, which is searched for known errors where no rank has started.
 TAIL_BYTES = 1 << 16
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Events after which a job does not come to a good end; docs/decisions/events.md lists all.
 FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
 
 
 @dataclass
 class JobOutput:
-    """How a job ended, and what was reported of it.
+    """How a job ended, and what was reported of it."""
 
-    Attributes:
-        status: of mpiexec, as a shell would report it; 128 + n for signal n.
-        timed_out: whether it had to be ended because of its time limit.
-        interrupted: the first signal that this process got meanwhile; None for none.
-        events: of the ranks, in order of arrival.
-        lost: processes that mpiexec reports to have ended badly.
-        tail: the end of the output.
-        stdout: the output, without events; empty where it was passed on.
-        stderr: likewise.
-    """
-
-    status: int = 1
-    timed_out: bool = False
-    interrupted: int | None = None
-    events: list[Event] = field(default_factory=list)
-    lost: list[LostProcess] = field(default_factory=list)
-    tail: bytes = b""
-    stdout: str = ""
-    stderr: str = ""
+    status: int = 1  # of mpiexec, as a shell would report it; 128 + n for signal n
+    timed_out: bool = False  # whether it had to be ended because of its time limit
+    interrupted: int | None = None  # the first signal that this process got meanwhile
+    events: list[Event] = field(default_factory=list)  # of the ranks, in order of arrival
+    lost: list[LostProcess] = field(default_factory=list)  # which mpiexec reports
+    tail: bytes = b""  # the end of the output
+    stdout: str = ""  # without events; empty where it was passed on
+    stderr: str = ""  # likewise
 
     def first_of(self, kind: str) -> dict[int, Event]:
         """Return each rank's first event of a kind, in order of arrival."""
@@ -97,22 +83,6 @@ def _runs_here(pid: int, host: str) -> bool:
         return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def capture_signals() -> Iterator[list[int]]:
-    """Let signals that would end this process only go into the list that is given (main thread)."""
-    captured: list[int] = []
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    # Those that are ignored stay so: nohup's, or a background job's.
-    ours = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
-    for number in ours:
-        signal.signal(number, lambda number, _: captured.append(number))
-    try:
-        yield captured
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])
 
 
 def run_job(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 from chainermn_tools.jobs.tags import TAG_VARIABLE
@@ -29,17 +27,11 @@ class TimedOut(Unavailable):
 
 @dataclass(frozen=True)
 class CompletedProcess:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        returncode: its exit status, minus n after signal n; None when it had to be ended.
-        stdout: its standard output, as far as it got.
-        stderr: its standard error; empty where the two were merged.
-    """
-
-    returncode: int | None
-    stdout: str
-    stderr: str
+    returncode: int | None  # minus n after signal n; None when it had to be ended
+    stdout: str  # as far as it got
+    stderr: str  # empty where the two were merged
 
 
 def run(
@@ -113,26 +105,6 @@ def quote_output(text: str) -> str:
     if len(words) <= QUOTED_FIRST + QUOTED_LAST:
         return f": {words}"
     return f": {words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"
-
-
-@contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP raise SystemExit, so that clean-up runs (main thread only)."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    # Those that are ignored stay so: nohup's, or a background job's.
-    ours = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
-    for number in ours:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])
 
 
 def _describe_returncode(code: int) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 # Whatever a program starts inherits this variable, and so it is found again: Open MPI's ranks
@@ -32,38 +32,31 @@ def kill_children_on_exit() -> Iterator[None]:
     finally:
         _closed = True
         for variable, value in tuple(_running_tags):
-            kill_by_env_tag(variable, (value,))
+            kill_by_env_tag(variable, value)
 
 
-def kill_by_env_tag(variable: str, values: Collection[str]) -> None:
-    """Kill this user's processes on this machine that have one of the values in a variable.
+def kill_by_env_tag(variable: str, value: str) -> None:
+    """Kill this user's processes on this machine that were started with the value in a variable.
 
-    Args:
-        variable: of their environment, as it was when they were started.
-        values: each so random that no other process has it.
+    It must be so random that no other process has it.
     """
-    tags = {f"{variable}={value}".encode() for value in values}
-    found = bool(tags)
+    tag = f"{variable}={value}".encode()
     for _ in range(MAX_KILL_ROUNDS):
-        if not found:
-            return
         found = False
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
             with contextlib.suppress(OSError):  # it has ended, or is another user's
-                if not tags.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
+                if tag in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)
                     found = True
+        if not found:
+            return
 
 
 @contextlib.contextmanager
 def register_tag(tag: str, variable: str = TAG_VARIABLE) -> Iterator[None]:
     """Register a tag while programs run that have it, for `kill_children_on_exit` to end them.
-
-    Args:
-        tag: a value in the programs' environment.
-        variable: which has it.
 
     Raises:
         InterruptedError: programs are not started any more.
