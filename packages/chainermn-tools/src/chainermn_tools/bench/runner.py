@@ -40,19 +40,12 @@ EVEN_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """One operation of one communicator, which is measured.
+    """One operation of one communicator, which is measured."""
 
-    Attributes:
-        communicator: its name; None for a baseline.
-        operation: its name.
-        kind: the operation itself.
-        comm: that it is called on.
-    """
-
-    communicator: str | None
-    operation: str
+    communicator: str | None  # its name; None for a baseline
+    operation: str  # its name
     kind: Operation
-    comm: CommunicatorBase
+    comm: CommunicatorBase  # that it is called on
 
     def make_invocation(self, sent: np.ndarray, room: np.ndarray) -> Invocation:
         return self.kind.make_invocation(self.comm, sent, room)

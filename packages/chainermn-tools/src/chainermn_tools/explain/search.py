@@ -25,20 +25,12 @@ ORDER = list(Kind)
 
 @dataclass
 class Match:
-    """A known failure that is in a log.
-
-    Attributes:
-        rule: that recognizes it.
-        line: number of the first line that says so, from 1; progress bars' carriage returns
-            don't count.
-        text: that line, without control characters, shortened.
-        times: number of lines that say so.
-    """
+    """A known failure that is in a log."""
 
     rule: ErrorRule
-    line: int
-    text: str
-    times: int
+    line: int  # the first that says so, from 1; progress bars' carriage returns don't count
+    text: str  # that line, without control characters, shortened
+    times: int  # number of lines that say so
 
 
 def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Match]:

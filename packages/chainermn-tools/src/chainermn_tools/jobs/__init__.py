@@ -24,6 +24,7 @@ from chainermn_tools.jobs.process import Unavailable as Unavailable
 from chainermn_tools.jobs.process import check_output as check_output
 from chainermn_tools.jobs.process import quote_output as quote_output
 from chainermn_tools.jobs.process import run as run
+from chainermn_tools.jobs.signals import SIGNAL_NAMES as SIGNAL_NAMES
 from chainermn_tools.jobs.signals import capture_signals as capture_signals
 from chainermn_tools.jobs.signals import exit_on_signals as exit_on_signals
 from chainermn_tools.jobs.supervisor import TERM_GRACE_SECONDS as TERM_GRACE_SECONDS

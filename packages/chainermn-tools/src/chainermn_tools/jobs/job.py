@@ -114,14 +114,13 @@ def run_job(
     tag = (JOB_VARIABLE, secrets.token_hex(8))
     output = JobOutput()
     sinks = {1: BoundedOutput(), 2: BoundedOutput()}
-    decoders = {stream: Decoder(tag[1]) for stream in sinks}
+    decoders = {stream: Decoder(tag[1], output.events) for stream in sinks}
     reports = {stream: LauncherReports(tagged) for stream in sinks}
     deadline = None if timeout is None else time.monotonic() + timeout
     failed_at: float | None = None
 
     def take(stream: int, data: bytes) -> None:
         shown = decoders[stream].feed(data) if data else decoders[stream].close()
-        output.events += decoders[stream].events()
         reports[stream].feed(shown)
         output.lost = reports[1].lost + reports[2].lost
         if not shown:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from chainermn_tools.jobs.signals import SIGNAL_NAMES
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 from chainermn_tools.jobs.tags import TAG_VARIABLE
 
@@ -76,12 +76,8 @@ def run(
 def check_output(args: Sequence[str], timeout: float) -> str:
     """Run a command to its end, and return what it printed on both streams.
 
-    Args:
-        args: the program and its arguments.
-        timeout: after so many seconds the command and all that it started are ended.
-
     Raises:
-        TimedOut: it took too long.
+        TimedOut: it took more than so many seconds, and was ended with all that it started.
         Unavailable: it could not be started, failed or crashed.
     """
     name = os.path.basename(args[0])
@@ -91,8 +87,9 @@ def check_output(args: Sequence[str], timeout: float) -> str:
         raise Unavailable(f"{args[0]} does not start: {error.strerror}") from None
     if completed.returncode is None:
         raise TimedOut(f"{name} did not end within {timeout:g} s")
-    if completed.returncode:
-        how = _describe_returncode(completed.returncode)
+    if code := completed.returncode:
+        crash = SIGNAL_NAMES.get(-code, f"signal {-code}")
+        how = f"ended with exit code {code}" if code > 0 else f"crashed ({crash})"
         raise Unavailable(f"{name} {how}{quote_output(completed.stdout)}")
     return completed.stdout
 
@@ -105,12 +102,3 @@ def quote_output(text: str) -> str:
     if len(words) <= QUOTED_FIRST + QUOTED_LAST:
         return f": {words}"
     return f": {words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"
-
-
-def _describe_returncode(code: int) -> str:
-    if code > 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"crashed ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"crashed (signal {-code})"

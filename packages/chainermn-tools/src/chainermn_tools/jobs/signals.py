@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNAL_NAMES = {one.value: one.name for one in signal.Signals}
 
 
 @contextlib.contextmanager

@@ -19,23 +19,21 @@ def run_script(
     *,
     hosts: Mapping[str, int] | None = None,
     prefix: bool = False,
-    forward: bool = True,
     timeout: float | None = None,
     max_restarts: int = 0,
 ) -> tuple[JobResult, jobs.JobOutput]:
-    """Run a script on several ranks until it succeeds or may not start again.
+    """Run a Python script on several ranks until it succeeds or may not start again.
 
     A signal ends the job; the output's ``interrupted`` has it.
 
     Args:
         launcher: as :func:`chainermn_tools.jobs.find_mpiexec` returns it.
         ranks: the number of ranks.
-        script: a Python script and its arguments.
+        script: the script and its arguments.
         say: reports to the user.
         hosts: how many ranks each host gets; None or empty for this one alone.
         prefix: whether lines of output begin with their rank.
-        forward: whether the job's output is passed on.
-        timeout: seconds after which it is ended; None for no limit.
+        timeout: seconds after which a job is ended; None for no limit.
         max_restarts: how often to start again.
 
     Returns:
@@ -56,11 +54,9 @@ def run_script(
         for attempt in range(max_restarts + 1):
             if attempt:
                 say(f"starting again, {attempt} of {max_restarts}")
-            output = jobs.run_job(
-                args, env, timeout=timeout, signals=signals, tagged=prefix, forward=forward
-            )
+            output = jobs.run_job(args, env, timeout=timeout, signals=signals, tagged=prefix)
             result = classify(output, ranks)
-            if forward and output.tail and not output.tail.endswith(b"\n"):
+            if output.tail and not output.tail.endswith(b"\n"):
                 os.write(2, b"\n")
             if output.interrupted is not None or result.success or not result.restartable:
                 break
