@@ -53,19 +53,12 @@ class Case:
 
 def measure(
     world: MPI.Intracomm,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    seconds: float,
-    say: Callable[[str], None],
+    names: Sequence[str],  # of the communicators
+    sizes: Sequence[int],  # in bytes, growing
+    seconds: float,  # for everything; sizes for which no time is left are skipped
+    say: Callable[[str], None],  # called on rank 0 with what is being done
 ) -> dict[str, Any]:
-    """Check and time communicators (collective).
-
-    Args:
-        world: all ranks.
-        names: of the communicators.
-        sizes: in bytes, growing.
-        seconds: for everything; sizes for which no time is left are skipped.
-        say: called on rank 0 with what is being done.
+    """Check and time communicators (collective over ``world``).
 
     Returns:
         The report that docs/bench.md describes, the same on all ranks.

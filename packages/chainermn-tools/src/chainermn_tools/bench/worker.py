@@ -27,13 +27,9 @@ class NotStarted(Exception):
 def measure_here(
     names: Sequence[str], sizes: Sequence[int], seconds: float, limit: float
 ) -> dict[str, Any] | None:
-    """Measure as a rank of an MPI job (collective over all its ranks).
+    """Have a rank of an MPI job `measure` (collective over all its ranks).
 
-    Args:
-        names: of the communicators.
-        sizes: in bytes, growing.
-        seconds: that it should take.
-        limit: seconds after which this process ends, and with it the job.
+    After ``limit`` seconds this process ends, and with it the job.
 
     Returns:
         The report at rank 0, None elsewhere.

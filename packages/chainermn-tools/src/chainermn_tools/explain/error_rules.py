@@ -34,32 +34,22 @@ class ErrorRule:
 
     A line of a log means this failure when it holds one of the ``literals`` and matches the
     ``pattern``, if there is one.
-
-    Attributes:
-        name: unique; what tests and people call it.
-        kind: how much its message says.
-        component: the program or library that prints it.
-        literals: texts; specific enough that no healthy job prints them. Each is part of
-            one line (of which the launcher may have put a rank at the beginning).
-        pattern: regular expression that refines the literals; None where they are enough.
-        times: number of such lines that it takes.
-        examples: real output, as test: some line for every literal, and nothing in it may mean
-            another ROOT_CAUSE.
-        meaning: what happened, in a sentence or two.
-        fix: what to try, first things first; commands where possible.
-        source: where the lines come from.
     """
 
-    name: str
-    kind: Kind
-    component: str
+    name: str  # unique; what tests and people call it
+    kind: Kind  # how much its message says
+    component: str  # the program or library that prints it
+    # Texts, specific enough that no healthy job prints them. Each is part of one line (of which
+    # the launcher may have put a rank at the beginning).
     literals: tuple[str, ...]
+    # Real output, as test: some line for every literal, and nothing in it may mean another
+    # ROOT_CAUSE.
     examples: tuple[str, ...]
-    meaning: str
-    fix: tuple[str, ...]
-    source: str
-    pattern: re.Pattern[str] | None = None
-    times: int = 1
+    meaning: str  # what happened, in a sentence or two
+    fix: tuple[str, ...]  # what to try, first things first; commands where possible
+    source: str  # where the lines come from
+    pattern: re.Pattern[str] | None = None  # refines the literals where they aren't enough
+    times: int = 1  # number of such lines that it takes
 
 
 KIND = f"one of {', '.join(Kind.__members__)}"

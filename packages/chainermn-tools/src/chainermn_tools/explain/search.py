@@ -34,11 +34,7 @@ class Match:
 
 
 def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Match]:
-    """Find known failures.
-
-    Args:
-        log: open for reading bytes; it may hold anything.
-        rules: of the failures to look for; None for all that are known.
+    """Find the failures of some rules, or of all, in a log, which may hold anything.
 
     Returns:
         Each failure once: what says most first, and what only says that something else failed
@@ -102,7 +98,7 @@ def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
     """
     line, fresh, rest = 1, 0, b""
     while piece := log.read(BLOCK_BYTES):
-        block = _uncoloured(rest + piece)
+        block = COLOUR.sub(b"", rest + piece)
         cut = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
         if cut:
             whole, rest = block[:cut], block[cut:]
@@ -115,10 +111,6 @@ def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
         line += whole.count(b"\n")
         fresh = 0 if cut else len(rest)
     yield line, fresh, rest
-
-
-def _uncoloured(block: bytes) -> bytes:
-    return COLOUR.sub(b"", block) if b"\x1b" in block else block
 
 
 def _shown(text: str, literals: Sequence[str]) -> str:

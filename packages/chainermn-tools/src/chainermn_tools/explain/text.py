@@ -23,13 +23,7 @@ ECHOES_ONLY = (
 
 
 def render(found: Sequence[Match], console: Console) -> None:
-    """Print what was found.
-
-    Args:
-        found: as :func:`search` returns it.
-        console: where to. On a terminal sentences are wrapped to its width; elsewhere each is
-            one line.
-    """
+    """Print what `search` found: on a terminal wrapped to its width, elsewhere not at all."""
     for style, text in _lines(found):
         if console.is_terminal:
             _print_on_terminal(style, text, console)

@@ -35,11 +35,7 @@ def parse_host_list(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """Parse a hostfile: one host a line, as MPICH or Open MPI write it, and ``#`` comments.
-
-    Args:
-        text: the file's content.
-        path: the file's name, for errors.
+    """Parse the text of a hostfile: a host a line, as MPICH or Open MPI write it, and comments.
 
     Raises:
         ValueError: a line is no host, or there is none.
@@ -56,14 +52,9 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
-    """Return how many ranks each host gets.
+    """Return how many ranks each host gets that gets any; None for as many as they may get.
 
-    Args:
-        hosts: in the order in which they are filled.
-        ranks: the number of ranks; None for as many as the hosts may get.
-
-    Returns:
-        The hosts that get any; without numbers of slots they share the ranks evenly.
+    They are filled in their order; without numbers of slots they share the ranks evenly.
 
     Raises:
         ValueError: the ranks don't fit.

@@ -18,7 +18,7 @@ from chainermn_tools.jobs.variables import JOB_VARIABLE
 # abort hook ends it in about one second, but a rank that fails before MPI is initialized leaves
 # the others waiting, and mpiexec itself waits for ever for a host whose link is cut.
 FAILED_SECONDS = 4.0
-# Seconds from SIGTERM to SIGKILL.
+# From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 5.0
 # After mpiexec has ended, output of its helpers may still be on its way.
 LINGER_SECONDS = 1.0
@@ -89,24 +89,13 @@ def run_job(
     args: Sequence[str],
     env: Mapping[str, str],
     *,
-    timeout: float | None = None,
-    signals: Sequence[int] = (),
-    tagged: bool = False,
-    forward: bool = True,
+    timeout: float | None = None,  # seconds after which it is ended
+    signals: Sequence[int] = (),  # grows meanwhile: one signal ends the job, another kills it
+    tagged: bool = False,  # whether mpiexec was asked to begin each line with its rank
+    forward: bool = True,  # else the output is collected, and there is no input
     term_grace: float = TERM_GRACE_SECONDS,
 ) -> JobOutput:
-    """Run a job, and pass on or collect what it prints; none of its processes here is left.
-
-    Args:
-        args: as :func:`chainermn_tools.jobs.mpiexec_command` returns them.
-        env: all variables.
-        timeout: seconds after which it is ended; None for no limit.
-        signals: grows while the job runs, see :func:`capture_signals`: one signal ends the job,
-            another kills it.
-        tagged: whether mpiexec was asked to begin each line with its rank.
-        forward: whether this process's standard input and output are the job's; else the output
-            is collected, and there is no input.
-        term_grace: seconds from SIGTERM to SIGKILL.
+    """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.
 
     Raises:
         OSError: mpiexec can't be started, or the output can't be written.

@@ -43,12 +43,8 @@ def run(
 ) -> CompletedProcess:
     """Run a program to its end, and collect its output; no shell is involved.
 
-    Args:
-        args: the program and its arguments.
-        timeout: after so many seconds it and all that it started here are ended, which may take
-            another ``TERM_GRACE_SECONDS``.
-        env: all variables; those of this process when None.
-        merge_stderr: whether ``stdout`` gets both streams, in the order of their writing.
+    After ``timeout`` seconds it and all that it started here are ended, which may take another
+    ``TERM_GRACE_SECONDS``. ``merge_stderr`` keeps both streams in the order of their writing.
 
     Raises:
         OSError: it could not be started.

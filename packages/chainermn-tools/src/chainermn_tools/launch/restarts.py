@@ -17,24 +17,15 @@ def run_script(
     script: Sequence[str],
     say: Callable[[str], None],
     *,
-    hosts: Mapping[str, int] | None = None,
-    prefix: bool = False,
-    timeout: float | None = None,
+    hosts: Mapping[str, int] | None = None,  # ranks of each; None or empty for this one alone
+    prefix: bool = False,  # whether lines of output begin with their rank
+    timeout: float | None = None,  # seconds after which a job is ended
     max_restarts: int = 0,
 ) -> tuple[JobResult, jobs.JobOutput]:
-    """Run a Python script on several ranks until it succeeds or may not start again.
+    """Run a Python script with its arguments on several ranks, and again after failures.
 
-    A signal ends the job; the output's ``interrupted`` has it.
-
-    Args:
-        launcher: as :func:`chainermn_tools.jobs.find_mpiexec` returns it.
-        ranks: the number of ranks.
-        script: the script and its arguments.
-        say: reports to the user.
-        hosts: how many ranks each host gets; None or empty for this one alone.
-        prefix: whether lines of output begin with their rank.
-        timeout: seconds after which a job is ended; None for no limit.
-        max_restarts: how often to start again.
+    It is not started again where that can't help, or after a signal, which ends the job; the
+    output's ``interrupted`` has it.
 
     Returns:
         The last result, and the last job's output.

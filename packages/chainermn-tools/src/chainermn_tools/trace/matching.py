@@ -34,13 +34,15 @@ def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
     """Match the calls of a communicator that have a number."""
     table = run.table
     members = {name: ranks for trace in run.ranks.values() for name, ranks in trace.members.items()}
-    keys = ("communicator", "sequence", "rank")
     order = np.flatnonzero(table["sequence"] != NONE)
-    order = order[np.lexsort([table[key][order] for key in reversed(keys)])]
+    keys = np.stack([table[name][order] for name in ("communicator", "sequence", "rank")])
+    by_key = np.lexsort(keys[::-1])
+    order, keys = order[by_key], keys[:, by_key]
     # Of several calls of a rank under one number the last one counts.
-    order = order[np.append(_begins(table, order, keys)[1:], True)] if len(order) else order
-    first = np.flatnonzero(_begins(table, order, keys[:2]))
-    group = np.cumsum(_begins(table, order, keys[:2])) - 1
+    newest = np.append(_begins(keys), True)[1:]
+    order, keys = order[newest], keys[:, newest]
+    begins = _begins(keys[:2])
+    first, group = np.flatnonzero(begins), np.cumsum(begins) - 1
     sizes = np.diff(np.append(first, len(order)))
     complete = np.zeros(len(first), bool)
     wanted = np.zeros(len(first), np.int64)
@@ -57,8 +59,7 @@ def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
     order, group = order[kept], group[kept]
     # The call that came last of each group; of equals the first rank's.
     by_time = np.lexsort((table["rank"][order], -table["start"][order], group))
-    begins = np.flatnonzero(np.diff(group[by_time], prepend=-1))
-    last = order[by_time[begins]]
+    last = order[by_time[np.flatnonzero(np.diff(group[by_time], prepend=-1))]]
     number = np.cumsum(np.diff(group, prepend=-1) != 0) - 1 if len(group) else group
     mine = order[order != last[number]]
     _wait(table, mine, last[number[order != last[number]]])
@@ -102,24 +103,16 @@ def _match_messages(run: Run) -> None:
     _wait(table, np.where(sent_first, sent, received), np.where(sent_first, received, sent))
 
 
-def _begins(table: np.ndarray, order: np.ndarray, keys: tuple[str, ...]) -> np.ndarray:
-    """Return for each row in an order whether it differs in one of the columns from the one before.
-
-    The first one does.
-    """
-    begins = np.zeros(len(order), bool)
-    begins[:1] = True
-    for key in keys:
-        column = table[key][order]
-        begins[1:] |= column[1:] != column[:-1]
-    return begins
+def _begins(keys: np.ndarray) -> np.ndarray:
+    """Return for each column of keys, shape (k, n), whether it differs from the one before."""
+    begins: np.ndarray = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
+    return begins[: keys.shape[1]]
 
 
 def _count_within(keys: np.ndarray) -> np.ndarray:
     """Return how many of the same keys, shape (k, n) and sorted, come before each."""
     places = np.arange(keys.shape[1])
-    begins = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))[: len(places)]
-    counts: np.ndarray = places - np.maximum.accumulate(np.where(begins, places, 0))
+    counts: np.ndarray = places - np.maximum.accumulate(np.where(_begins(keys), places, 0))
     return counts
 
 

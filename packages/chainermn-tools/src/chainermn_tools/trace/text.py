@@ -25,15 +25,7 @@ GAP = 2  # between columns
 def render(
     run: Run, collectives: np.ndarray, incomplete: int, error: float, console: Console
 ) -> None:
-    """Print a run.
-
-    Args:
-        run: with times aligned and calls matched.
-        collectives: its collective calls, as `match` returns them.
-        incomplete: how many more there are of which ranks are missing.
-        error: microseconds by which clocks may differ.
-        console: where to.
-    """
+    """Print a run, and what `match` returned of it; clocks may differ by ``error`` microseconds."""
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     hosts = {trace.host for trace in run.ranks.values()}
