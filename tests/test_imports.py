@@ -53,10 +53,10 @@ ORDER = {
 COMPLETE = {"comm", "train", "modelparallel", "tools"}
 # The packages whose folders are imported only by what their `__init__` re-exports.
 RE_EXPORTING = ["comm", "train", "modelparallel", "tools"]
-# Modules that are imported past their folder's `__init__`, which must not load what they do: MPI,
-# or NumPy and chainermn_comm.
+# Modules that are imported past their folder's `__init__`: it is for those who mustn't start MPI.
 DIRECT = {
     "chainermn_comm.trace.recorder",
+    # And for those who mustn't load NumPy.
     *(f"chainermn_tools.bench.{name}" for name in ["operations", "timing", "values"]),
     *(f"chainermn_tools.bench.{name}" for name in ["plot", "sizes", "start", "text", "worker"]),
 }

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.support.commands import BIN, run
-from tests.support.explained import explained, load_rules
+from tests.support.explained import explained, rules_of
 from tests.support.scripts import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -37,12 +37,11 @@ def test_a_file_makes_a_communicator(tmp_path, heading, name):
     assert done.stdout.count("mean [1.5, 1.5, 1.5, 1.5, 1.5]") == 2
 
 
-def test_a_function_is_a_check_and_a_table_a_known_error(tmp_path):
+def test_a_function_is_a_check_and_a_rule_a_known_error():
     names = {}
     exec(BLOCKS["A check of the doctor"], names)
     assert names["nice"].run(None).status in ("ok", "warning")
-    (tmp_path / "ours.toml").write_text(BLOCKS["A known error"])
-    (rule,) = rules = load_rules(tmp_path)
+    (rule,) = rules = rules_of(BLOCKS["A known error"])
     assert explained("\n".join(rule.examples), rules) == ["hyperspace-off"]
 
 

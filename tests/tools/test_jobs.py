@@ -70,10 +70,9 @@ def test_only_marked_processes_are_killed():
     environment = {**os.environ, "CHAINERMN_TEST_MARK": "other"}
     bystander = subprocess.Popen(["sleep", str(LONG)], env=environment)
     try:
-        for value in ("mine", "othe", "other2"):
-            jobs.kill_by_env_tag("CHAINERMN_TEST_MARK", value)
+        jobs.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "othe", "other2"))
         assert bystander.poll() is None
-        jobs.kill_by_env_tag("CHAINERMN_TEST_MARK", "other")
+        jobs.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "other"))
         assert bystander.wait(LIMIT_SECONDS) == -9
     finally:
         bystander.kill()

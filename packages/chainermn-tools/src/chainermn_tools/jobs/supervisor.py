@@ -171,5 +171,5 @@ def _kill(process: subprocess.Popen[bytes], tag: tuple[str, str]) -> None:
     """Kill the program, and whatever has its tag."""
     if process.poll() is None:
         process.kill()
-    kill_by_env_tag(*tag)
+    kill_by_env_tag(tag[0], (tag[1],))
     process.wait()

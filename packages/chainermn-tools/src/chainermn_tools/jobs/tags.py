@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 # Whatever a program starts inherits this variable, and so it is found again: Open MPI's ranks
@@ -32,22 +32,22 @@ def kill_children_on_exit() -> Iterator[None]:
     finally:
         _closed = True
         for variable, value in tuple(_running_tags):
-            kill_by_env_tag(variable, value)
+            kill_by_env_tag(variable, (value,))
 
 
-def kill_by_env_tag(variable: str, value: str) -> None:
-    """Kill this user's processes on this machine that were started with the value in a variable.
+def kill_by_env_tag(variable: str, values: Collection[str]) -> None:
+    """Kill this user's processes on this machine that were started with one of the values.
 
-    It must be so random that no other process has it.
+    Each must be so random that no other process has it in that variable of its environment.
     """
-    tag = f"{variable}={value}".encode()
+    tags = {f"{variable}={value}".encode() for value in values}
     for _ in range(MAX_KILL_ROUNDS):
         found = False
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
             with contextlib.suppress(OSError):  # it has ended, or is another user's
-                if tag in (folder / "environ").read_bytes().split(b"\0"):
+                if not tags.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
                     os.kill(int(folder.name), signal.SIGKILL)
                     found = True
         if not found:

@@ -119,7 +119,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], tag: str) -> None:
     for process in processes:
         process.terminate()
     _wait(processes)
-    jobs.kill_by_env_tag(jobs.TAG_VARIABLE, tag)
+    jobs.kill_by_env_tag(jobs.TAG_VARIABLE, (tag,))
     for process in processes:
         process.wait()
 
