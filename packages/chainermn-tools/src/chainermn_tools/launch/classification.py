@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chainermn_tools.explain import Kind, search
+from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import SIGNAL_NAMES, Event, JobOutput
 
 MAX_LISTED_RANKS = 8
@@ -125,7 +126,4 @@ def _place(rank: int, output: JobOutput) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Return the ranks as text, shortened where there are many."""
-    shown = ", ".join(map(str, ranks[:MAX_LISTED_RANKS]))
-    more = ", ..." if len(ranks) > MAX_LISTED_RANKS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+    return f"rank{'s' * (len(ranks) > 1)} {join_first(ranks, MAX_LISTED_RANKS)}"

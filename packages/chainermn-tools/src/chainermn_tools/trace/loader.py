@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from chainermn_tools.formatting import format_count, join_first
 from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, RankTrace, Run
 
 FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
 # Names of the metadata events that are ours, as chainermn_comm.trace.events has them.
 FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
 SCHEMA = 1
-# Old runs that are listed by name.
-MAX_LISTED_RUNS = 5
+# Old runs, and ranks that are missing, that are listed.
+MAX_LISTED_RUNS, MAX_LISTED_RANKS = 5, 10
 # What is larger in a file is damage.
 MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 20
 # Of one line, which holds one event; a longer one is damaged.
@@ -81,13 +82,14 @@ def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
     number = max(trace.ranks for trace in ranks.values())
     missing = [rank for rank in range(number) if rank not in ranks]
     if missing:
-        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        found.append(f"no file of {len(missing)} of {number} ranks: {shown}")
+        found.append(
+            f"no file of {len(missing)} of {number} ranks: {join_first(missing, MAX_LISTED_RANKS)}"
+        )
     for trace in ranks.values():
         if trace.damaged:
-            s = "s" if trace.damaged > 1 else ""
+            lines = format_count(trace.damaged, "line")
             found.append(
-                f"rank {trace.rank}: {trace.damaged} line{s} of {trace.path.name} can't be read, "
+                f"rank {trace.rank}: {lines} of {trace.path.name} can't be read, "
                 "as after a kill or on a full disk"
             )
     if others:

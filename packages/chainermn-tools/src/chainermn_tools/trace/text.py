@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chainermn_tools.formatting import format_bytes, format_duration, printable
+from chainermn_tools.formatting import format_bytes, format_count, format_duration, printable
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.table import Run
 
@@ -28,23 +28,20 @@ def render(
     """Print a run, and what `match` returned of it; clocks may differ by ``error`` microseconds."""
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    hosts = {trace.host for trace in run.ranks.values()}
-    length = run.table["end"].max(initial=0.0) / 1e6
+    ranks = format_count(len(run.ranks), "rank")
+    hosts = format_count(len({trace.host for trace in run.ranks.values()}), "host")
+    calls = format_count(len(run.table), "call")
+    length = format_duration(run.table["end"].max(initial=0.0) / 1e6)
     exact = f"clocks agree to within {format_duration(error / 1e6)}"
     clocks = exact if error else "all share a clock"
-    _title(
-        f"Run {run.name}: {_number(len(run.ranks), 'rank')} on {_number(len(hosts), 'host')}, "
-        f"{_number(len(run.table), 'call')} in "
-        f"{format_duration(length)}; {clocks}",
-        console,
-    )
+    _line(f"Run {run.name}: {ranks} on {hosts}, {calls} in {length}; {clocks}", console, "bold")
     _operations(run, console)
     _ranks(run, collectives, console)
     _stragglers(run, collectives, console)
     console.print()
     if incomplete:
         run.warnings.append(
-            f"{_number(incomplete, 'collective call')} without all ranks, not counted above"
+            f"{format_count(incomplete, 'collective call')} without all ranks, not counted above"
         )
     for warning in run.warnings:
         _line(warning, console, "yellow")
@@ -52,7 +49,7 @@ def render(
 
 
 def _operations(run: Run, console: Console) -> None:
-    _title("\nOperations, calls of all ranks together", console)
+    _line("\nOperations, calls of all ranks together", console, "bold")
     columns = ("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
     cells, failed = [], []
     for row in summary.by_operation(run):
@@ -63,14 +60,14 @@ def _operations(run: Run, console: Console) -> None:
         size = format_bytes(row.nbytes) if row.nbytes else "-"
         cells.append((row.operation, str(row.count), *map(format_duration, times), size, speed))
         if row.failed:
-            failed.append(f"{row.operation} raised in {_number(row.failed, 'call')}")
+            failed.append(f"{row.operation} raised in {format_count(row.failed, 'call')}")
     _table(columns, cells, console)
     for line in failed:
         _line(line, console, "yellow")
 
 
 def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
-    _title("\nRanks", console)
+    _line("\nRanks", console, "bold")
     columns = ("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
     cells = []
     rows = summary.by_rank(run, collectives)
@@ -87,7 +84,11 @@ def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
 def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
     if not len(collectives):
         return
-    _title("\nWho is late: for whom others wait longest in each kind of collective call", console)
+    _line(
+        "\nWho is late: for whom others wait longest in each kind of collective call",
+        console,
+        "bold",
+    )
     columns = ("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
     cells = []
     kinds = summary.straggler_stats(run, collectives)
@@ -98,8 +99,8 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         cells.append((*who, share, *times))
     _table(columns, cells, console)
     if len(kinds) > MOST_KINDS:
-        _line(f"and {_number(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
-    _title("\nLongest waits", console)
+        _line(f"and {format_count(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
+    _line("\nLongest waits", console, "bold")
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
     longest = np.argsort(-collectives["waited"], kind="stable")[:MOST_CALLS]
     calls = [
@@ -155,15 +156,7 @@ def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
     yield part
 
 
-def _title(text: str, console: Console) -> None:
-    _line(text, console, "bold")
-
-
 def _line(text: str, console: Console, style: str = "") -> None:
     from rich.text import Text
 
     console.print(Text(printable(text, kept="\n"), style=style), soft_wrap=True)
-
-
-def _number(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
