@@ -21,7 +21,7 @@ def fill_pattern(out: np.ndarray, rank: int) -> None:
 
 
 def matches_pattern(array: object, size: int, times: float = 1, plus: float = 0) -> bool:
-    """Return whether what a call returned is the pattern of so many elements ``* times + plus``."""
+    """Return whether an array of this size is the pattern ``* times + plus``."""
     if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != (size,):
         return False
     bound = TOLERANCE * (times * PERIOD + abs(plus))

@@ -23,7 +23,7 @@ ECHOES_ONLY = (
 
 
 def render(found: Sequence[Match], console: Console) -> None:
-    """Print what `search` found: on a terminal wrapped to its width, elsewhere not at all."""
+    """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
     for style, text in _lines(found):
         if console.is_terminal:
             _print_on_terminal(style, text, console)

@@ -52,9 +52,10 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
-    """Return how many ranks each host gets that gets any; None for as many as they may get.
+    """Return how many ranks each host gets, without the hosts that get none.
 
-    They are filled in their order; without numbers of slots they share the ranks evenly.
+    Hosts are filled in their order; without numbers of slots they share the ranks evenly. None for
+    the ranks stands for all slots.
 
     Raises:
         ValueError: the ranks don't fit.

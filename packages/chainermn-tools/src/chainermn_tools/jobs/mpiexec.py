@@ -97,7 +97,7 @@ def mpiexec_command(
     threads: int | None = None,  # of each rank; None where the user chose
     variables: Iterable[str] = (),  # names of the environment's
 ) -> list[str]:
-    """Return the command line by which what `find_mpiexec` returned starts a job."""
+    """Return the command line that starts a job; `find_mpiexec` returns such a launcher."""
     args = [str(launcher["path"])]
     listed = ",".join(f"{host}:{share}" for host, share in (hosts or {}).items())
     if launcher["vendor"] == "Open MPI":

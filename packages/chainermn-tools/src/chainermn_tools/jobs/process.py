@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chainermn_tools.jobs.signals import SIGNAL_NAMES
@@ -34,13 +34,7 @@ class CompletedProcess:
     stderr: str  # empty where the two were merged
 
 
-def run(
-    args: Sequence[str],
-    timeout: float,
-    *,
-    env: Mapping[str, str] | None = None,
-    merge_stderr: bool = False,
-) -> CompletedProcess:
+def run(args: Sequence[str], timeout: float, *, merge_stderr: bool = False) -> CompletedProcess:
     """Run a program to its end, and collect its output; no shell is involved.
 
     After ``timeout`` seconds it and all that it started here are ended, which may take another
@@ -60,7 +54,7 @@ def run(
 
     returncode = supervise(
         args,
-        env=os.environ if env is None else env,
+        env=os.environ,
         tag=(TAG_VARIABLE, secrets.token_hex(8)),
         on_output=lambda stream, data: output[stream].feed(data),
         request=request,
