@@ -109,11 +109,11 @@ def _report(
         except worker.NotStarted as error:
             raise click.ClickException(str(error)) from None
     number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
-    try:
-        return start.measure_on(number, names, todo, seconds, limit)
-    except start.Failed as error:
-        worker.say(str(error))
-        raise click.exceptions.Exit(error.status) from None
+    result, report = start.measure_on(number, names, todo, seconds, limit)
+    if not result.success:
+        worker.say(result.message)
+        raise click.exceptions.Exit(result.status)
+    return report
 
 
 def _names(wanted: tuple[str, ...]) -> list[str]:

@@ -22,6 +22,7 @@ FAILED_SECONDS = 4.0
 TERM_GRACE_SECONDS = 5.0
 # After mpiexec has ended, output of its helpers may still be on its way.
 LINGER_SECONDS = 1.0
+TIMEOUT_STATUS = 124  # of what had to be ended at its time limit, as of timeout(1)
 # The end of the output, which is searched for known errors where no rank has started.
 TAIL_BYTES = 1 << 16
 # Events after which a job does not come to a good end; docs/decisions/events.md lists all.

@@ -24,14 +24,13 @@ def run_script(
 ) -> tuple[JobResult, jobs.JobOutput]:
     """Run a Python script with its arguments on several ranks, and again after failures.
 
-    It is not started again where that can't help, or after a signal, which ends the job; the
-    output's ``interrupted`` has it.
+    It is not started again where that can't help, after a signal or its time limit.
 
     Returns:
         The last result, and the last job's output.
 
     Raises:
-        OSError: mpiexec can't be started, or the output can't be written.
+        OSError: the output can't be written.
     """
     threads = jobs.threads_per_rank(ranks, hosts)
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
@@ -45,11 +44,19 @@ def run_script(
         for attempt in range(max_restarts + 1):
             if attempt:
                 say(f"starting again, {attempt} of {max_restarts}")
-            output = jobs.run_job(args, env, timeout=timeout, signals=signals, tagged=prefix)
-            result = classify(output, ranks)
+            try:
+                output = jobs.run_job(args, env, timeout=timeout, signals=signals, tagged=prefix)
+            except FileNotFoundError as error:
+                return JobResult(False, 2, f"mpiexec doesn't start: {error}"), jobs.JobOutput()
             if output.tail and not output.tail.endswith(b"\n"):
                 os.write(2, b"\n")
-            if output.interrupted is not None or result.success or not result.restartable:
+            if (number := output.interrupted) is not None:
+                return JobResult(False, 128 + number, f"ended by signal {number}"), output
+            if output.timed_out:
+                message = f"the job did not end within {timeout:g} s"
+                return JobResult(False, jobs.TIMEOUT_STATUS, message), output
+            result = classify(output, ranks)
+            if result.success or not result.restartable:
                 break
             if attempt < max_restarts:
                 say(result.message)
