@@ -7,11 +7,12 @@ import sys
 import pytest
 
 from tests.support.commands import BIN, run
+from tests.support.explained import explained, rules_of
 from tests.support.scripts import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # By the heading above each.
-BLOCKS = dict(re.findall(r"^### (.*?)\n.*?```python\n(.*?)```", TEXT, re.S | re.M))
+BLOCKS = dict(re.findall(r"^### (.*?)\n.*?```(?:python|toml)\n(.*?)```", TEXT, re.S | re.M))
 RUN = """
 import numpy as np
 import added
@@ -56,9 +57,8 @@ def test_a_function_is_a_check_and_a_rule_a_known_error():
     names = {}
     exec(BLOCKS["A check of the doctor"], names)
     assert names["nice"].run(None).status in ("ok", "warning")
-    exec(BLOCKS["A known error"].replace("\nErrorRule(", "\nrule = ErrorRule("), names)
-    rule = names["rule"]
-    assert all(any(text in line for line in rule.examples) for text in rule.literals)
+    (rule,) = rules = rules_of(BLOCKS["A known error"])
+    assert explained("\n".join(rule.examples), rules) == ["hyperspace-off"]
 
 
 def test_folders_that_are_named_exist():

@@ -85,6 +85,9 @@ def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chai
         assert len(str(info.get_payload())) > 300, f"{name} has no README to speak of"
         assert any(file.endswith("licenses/LICENSE") for file in files(wheel))
         assert f"{MODULES[name]}/py.typed" in files(wheel)
+        source = ROOT / "src" if name == "chainermn" else ROOT / "packages" / name / "src"
+        written = [file for file in source.glob("chainermn_*/**/*.*") if file.suffix != ".pyc"]
+        assert {str(file.relative_to(source)) for file in written} <= set(files(wheel))
         (sdist,) = wheel.parent.glob(f"{name.replace('-', '_')}-*.tar.gz")
         with tarfile.open(sdist) as archive:
             names = {member.name.partition("/")[2] for member in archive}

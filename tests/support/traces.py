@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,6 @@ def write_two(folder: Path, **changes: Any) -> None:
 unaligned = loader.read  # a run whose times are still those of each rank's own clock
 
 
-Collectives = list[matching.CollectiveCall]
-
-
 def matched(folder: Path, run: str | None = None) -> tuple[table.Run, np.ndarray, int]:
     """A run with its clocks aligned, the table of collective calls, and how many are incomplete."""
     found = loader.read(folder, run)
@@ -76,10 +74,9 @@ def matched(folder: Path, run: str | None = None) -> tuple[table.Run, np.ndarray
     return found, *matching.match(found)
 
 
-def read(folder: Path, run: str | None = None) -> tuple[table.Run, Collectives, int]:
-    """The same, with the collective calls one by one."""
-    found, rows, incomplete = matched(folder, run)
-    return found, list(matching.each_collective(rows, found.names)), incomplete
+def calls(run: table.Run) -> list[SimpleNamespace]:
+    """All ranks' calls, rank by rank."""
+    return [SimpleNamespace(**call) for call in table.each_call(run.table, run.names)]
 
 
 def tables(folder: Path) -> tuple[dict, dict, list]:

@@ -1,6 +1,10 @@
 """`chainermn explain`: each row on real lines, and no row on what healthy jobs print."""
 
+import ast
 import io
+import re
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -8,10 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from chainermn_tools import explain
-from chainermn_tools.explain import RULES, ErrorRule, Kind
+from chainermn_tools.explain import ErrorRule, Kind
 from tests.support import commands, jobs
 from tests.support.scripts import ROOT
 
+RULES = explain.load_rules()
 BY_NAME = {row.name: row for row in RULES}
 
 HEALTHY = """\
@@ -77,6 +82,97 @@ def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(row:
     for passed in PASSED:
         text = HEALTHY + "".join(map(passed.format, row.examples)) + HEALTHY
         assert names(text)[0] == row.name, passed
+
+
+@cache
+def our_texts() -> set[tuple[str, ...]]:
+    """The texts in our sources; of f-strings the parts between what is filled in."""
+    found: set[tuple[str, ...]] = set()
+    for path in ROOT.glob("packages/*/src/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.add((node.name,))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add((node.value.strip(),))
+            elif isinstance(node, ast.JoinedStr):
+                parts = (part for part in node.values if isinstance(part, ast.Constant))
+                found.add(tuple(str(part.value).strip() for part in parts))
+    return found
+
+
+def words_of_ours(line: str) -> Iterator[str]:
+    """The words of a line that stand so in texts of ours which are part of it."""
+    for parts in our_texts():
+        at = 0
+        for part in parts:
+            at = line.find(part, at) + len(part)
+            if at < len(part):
+                break
+        else:
+            yield from re.findall(r"\w+", " ".join(parts))
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in RULES if "chainermn" in row.component], ids=lambda row: row.name
+)
+def test_rows_of_ours_have_the_texts_that_our_packages_print(row: ErrorRule):
+    meant = [line for line in row.examples if row.pattern is None or row.pattern.search(line)]
+    printed = {word for line in meant for word in words_of_ours(line)}
+    pattern = row.pattern.pattern if row.pattern else ""
+    plain = re.sub(r"\\.|\w\?", " ", pattern)  # without `\d` and the like, and what may be absent
+    assert set(re.findall(r"\w+", " ".join((*row.literals, plain)))) <= printed
+
+
+RULE = r"""
+[hyperspace-off]
+kind = "ROOT_CAUSE"
+component = "hyperspace driver"
+literals = ["hyperspace: drive is off"]
+pattern = 'drive \w+ off'
+examples = ["[2] hyperspace: drive is off"]
+meaning = "The drive was switched off."
+fix = ["hyperspace --on"]
+source = "seen on our cluster, 2026"
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        ('source = "seen on our cluster, 2026"', "", "lacks source"),
+        ("fix =", "fixes =", "lacks fix"),
+        ("meaning =", 'why = "x"\nmeaning =', "unknown why; use kind, component,"),
+        ('"ROOT_CAUSE"', '"ROOT"', "kind must be one of ROOT_CAUSE, AMBIGUOUS,.* got 'ROOT'"),
+        ('"ROOT_CAUSE"', '["ROOT_CAUSE"]', "kind must be one of"),
+        ('["hyperspace --on"]', '"hyperspace --on"', "fix must be a list of texts"),
+        ('["hyperspace --on"]', "[]", "fix must be a list of texts"),
+        ('["hyperspace --on"]', "[1]", "fix must be a list of texts"),
+        ('"The drive was switched off."', "3", "meaning must be a text, got 3"),
+        ("'drive \\w+ off'", "'drive ('", "pattern: missing \\)"),
+        ("'drive \\w+ off'", "1", "pattern must be a regular expression, got 1"),
+        ("source =", "times = 0\nsource =", "times must be a positive integer, got 0"),
+        ("source =", 'times = "2"\nsource =', "times must be a positive integer, got '2'"),
+    ],
+)
+def test_a_damaged_rule_is_refused_with_its_file_and_name(tmp_path, written, instead, said):
+    (tmp_path / "drives.toml").write_text(RULE)
+    (rule,) = explain.load_rules(tmp_path)
+    assert (rule.name, rule.kind, rule.times) == ("hyperspace-off", Kind.ROOT_CAUSE, 1)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    assert written in RULE
+    (damaged / "drives.toml").write_text(RULE.replace(written, instead))
+    with pytest.raises(ValueError, match=rf"drives\.toml, rule 'hyperspace-off': .*{said}"):
+        explain.load_rules(damaged)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("x = ", "Invalid value"), ("x = 1", "rule 'x': it must be a table")]
+)
+def test_a_file_of_no_rules_is_refused_with_its_name(tmp_path, text, said):
+    (tmp_path / "drives.toml").write_text(text)
+    with pytest.raises(ValueError, match=rf"drives\.toml.*{said}"):
+        explain.load_rules(tmp_path)
 
 
 def test_a_healthy_log_shows_nothing_and_prose_nothing_but_what_it_quotes():

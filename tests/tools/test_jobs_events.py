@@ -21,8 +21,8 @@ def an_event(**fields):
     return {"version": 1, "event": "e", **fields}
 
 
-def taken(decoder):
-    return [(event.rank, event.fields) for event in decoder.events()]
+def fields(events):
+    return [(event.rank, event.fields) for event in events]
 
 
 @settings(max_examples=200)
@@ -34,22 +34,24 @@ def test_events_are_taken_out_wherever_the_stream_is_cut(said, last, data):
         text = text.rstrip(b"] ")
         stream += text + b"".join(encode(JOB, number, serial, an_event(**record)))
         shown += text
-    decoder, got = events.Decoder(JOB), b""
+    found = []
+    decoder, got = events.Decoder(JOB, found), b""
     stream, shown = io.BytesIO(stream + b"." + last), shown + b"." + last
     while piece := stream.read(data.draw(st.integers(1, 40))):
         got += decoder.feed(piece)
     got += decoder.close()
-    assert taken(decoder) == [(number, an_event(**record)) for _, number, record in said]
+    assert fields(found) == [(number, an_event(**record)) for _, number, record in said]
     assert got.translate(None, b"\r\n") == shown.translate(None, b"\r\n")
 
 
 @pytest.mark.parametrize("tag", [b"[3] ", b"[1,3]<stderr>: ", b"[prterun-a-1@1,3]<stderr>: "])
 def test_the_tag_of_an_event_goes_with_it(tag):
     (frame,) = encode(JOB, 3, 0, an_event(pid=1))
-    decoder = events.Decoder(JOB)
+    found = []
+    decoder = events.Decoder(JOB, found)
     shown = decoder.feed(tag + b"before\n" + tag + frame + tag + b"after\n")
     assert shown == tag + b"before\n" + tag + b"after\n"
-    assert taken(decoder) == [(3, an_event(pid=1))]
+    assert fields(found) == [(3, an_event(pid=1))]
     assert events.normalize_tags(shown) == b"[3] before\n[3] after\n"
 
 
@@ -59,29 +61,32 @@ def test_long_events_travel_in_frames_that_a_pipe_keeps_whole():
     assert len(frames) > 5
     assert max(map(len, frames)) < 4096
     assert {frame.count(b"\n") for frame in frames} == {1}
-    decoder = events.Decoder(JOB)
+    found = []
+    decoder = events.Decoder(JOB, found)
     other = encode(JOB, 2, 0, an_event(a=1))[0]
     assert decoder.feed(b"".join([*frames[:3], other, *frames[3:]])) == b""
-    assert sorted(taken(decoder), key=lambda one: one[0]) == [(1, record), (2, an_event(a=1))]
+    assert sorted(fields(found), key=lambda one: one[0]) == [(1, record), (2, an_event(a=1))]
 
 
 @pytest.mark.parametrize("text", [b"[" * 60_000, b"[1," * 20_000, b"\x1e" * 60_000])
 def test_output_that_looks_like_tags_or_marks_takes_no_longer(text):
     """Quadratic time would be minutes."""
-    decoder = events.Decoder(JOB)
+    decoder = events.Decoder(JOB, [])
     assert events.normalize_tags(decoder.feed(text) + decoder.close()) == text
 
 
 def test_anothers_events_and_a_lone_mark_are_shown():
     (frame,) = encode("other", 1, 0, {})
-    decoder = events.Decoder(JOB)
+    found = []
+    decoder = events.Decoder(JOB, found)
     text = frame + b"\x1e" + b"y" * 5000
     assert decoder.feed(text) + decoder.close() == text
-    assert taken(decoder) == []
+    assert fields(found) == []
 
 
 def test_a_damaged_frame_costs_no_more_than_its_event():
-    decoder = events.Decoder(JOB)
+    found = []
+    decoder = events.Decoder(JOB, found)
     whole = encode(JOB, 0, 1, an_event(a=1))[0]
     damaged = [
         whole.replace(b'"version"', b'"vers"on"'),
@@ -92,11 +97,11 @@ def test_a_damaged_frame_costs_no_more_than_its_event():
     ]
     after = encode(JOB, 0, 9, an_event(a=2))[0]
     assert decoder.feed(b"".join([*damaged, after])) == b""
-    assert taken(decoder) == [(0, an_event(a=2))]
+    assert fields(found) == [(0, an_event(a=2))]
 
 
 def test_events_that_never_become_whole_take_no_more_and_more_memory():
-    decoder = events.Decoder(JOB)
+    decoder = events.Decoder(JOB, [])
     first, *_ = encode(JOB, 0, 0, an_event(text="x" * 5000))
     for serial in range(5 * events.MAX_INCOMPLETE):
         decoder.feed(first.replace(b" 0 0 0 ", b" 0 %d 0 " % serial))

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.support.commands import invoke
-from tests.support.traces import RUN, Made, read, shown, tables, write_two
+from tests.support.traces import RUN, Made, calls, matched, shown, tables, write_two
 
 
 def refused(*arguments: object) -> str:
@@ -18,9 +18,9 @@ def refused(*arguments: object) -> str:
 
 def test_who_waited_for_whom(tmp_path):
     write_two(tmp_path)
-    run, collectives, incomplete = read(tmp_path)
+    run, collectives, incomplete = matched(tmp_path)
     assert incomplete == 0
-    waits = {(c.rank, c.operation, c.sequence): (c.waited, c.late) for c in run.calls}
+    waits = {(c.rank, c.operation, c.sequence): (c.waited, c.late) for c in calls(run)}
     assert waits == {
         (0, "allreduce", 1): (30, 1),
         (1, "allreduce", 1): (0, None),
@@ -29,7 +29,7 @@ def test_who_waited_for_whom(tmp_path):
         (0, "send", None): (20, 1),
         (1, "recv", None): (0, None),
     }
-    assert [(one.last, one.waited) for one in collectives] == [(1, 30), (0, 10)]
+    assert collectives[["last", "waited"]].tolist() == [(1, 30), (0, 10)]
     operations, ranks, stragglers = tables(tmp_path)
     total = operations["allreduce"]
     assert (total.count, total.nbytes, total.failed) == (4, 3200, 1)
@@ -51,8 +51,8 @@ def test_messages_are_matched_in_order_by_pair_and_tag(tmp_path):
     second = Made(tmp_path, 1, 2).communicator("0.1", [1, 0])
     second.call("recv", 40, 61, peer=1, tag=2).call("recv", 62, 63, peer=1, tag=1)
     second.call("recv_obj", 64, 75, peer=1, tag=1).write()
-    run, _, _ = read(tmp_path)
-    waits = [(c.rank, c.operation, c.tag, c.waited, c.late) for c in run.calls]
+    run, _, _ = matched(tmp_path)
+    waits = [(c.rank, c.operation, c.tag, c.waited, c.late) for c in calls(run)]
     assert waits == [
         (0, "send", 1, 1, 1),  # it left long before the receiver came
         (0, "send", 2, 30, 1),
@@ -68,7 +68,7 @@ def test_files_of_killed_ranks_are_read_as_far_as_they_go(tmp_path, cut):
     write_two(tmp_path)
     path = tmp_path / f"{RUN}.rank1.json"
     path.write_bytes(path.read_bytes()[:-cut])
-    run, collectives, incomplete = read(tmp_path)
+    run, collectives, incomplete = matched(tmp_path)
     assert len(collectives) + incomplete == 2
     assert len(run.ranks[1].rows) == 2 + (cut <= 2)
     assert any("1 line of" in warning for warning in run.warnings) == (cut > 2)
@@ -93,7 +93,7 @@ def test_damaged_lines_are_counted_and_left_out(tmp_path, line):
     write_two(tmp_path)
     with (tmp_path / f"{RUN}.rank0.json").open("a") as file:
         file.write(line + "\n")
-    run, collectives, _ = read(tmp_path)
+    run, collectives, _ = matched(tmp_path)
     assert len(collectives) == 2
     assert any("rank 0: 1 line" in warning for warning in run.warnings)
 
@@ -103,11 +103,11 @@ def test_the_newest_run_is_taken_and_others_are_named(tmp_path):
         name = f"20261120T{hour}0000-aaaaaa"
         for rank in range(ranks):
             Made(tmp_path, rank, ranks, run=name).call("a", 0, hour).write()
-    run = read(tmp_path)[0]
+    run = matched(tmp_path)[0]
     assert list(run.ranks) == [0, 1]
-    assert {call.end for call in run.calls} == {12}
+    assert {call.end for call in calls(run)} == {12}
     assert "20261120T100000-aaaaaa, 20261120T110000-aaaaaa" in run.warnings[0]
-    assert list(read(tmp_path, "20261120T100000-aaaaaa")[0].ranks) == [0, 1, 2, 3]
+    assert list(matched(tmp_path, "20261120T100000-aaaaaa")[0].ranks) == [0, 1, 2, 3]
     said = refused(tmp_path, "--run", "x")
     assert "no run 'x'" in said
     assert "there are 20261120T100000-aaaaaa" in said
@@ -121,7 +121,7 @@ def test_groups_of_ranks_that_met_later_are_one_run(tmp_path):
         made = Made(tmp_path, rank, 4, run=own).communicator(f"{pair[0]}.1", pair)
         made.communicator("0.2", [0, 1, 2, 3], "20261120T120000-aaaaaa").call("a", 0, 1).write()
     Made(tmp_path, 0, 1, run="20261119T120000-aaaaaa").call("a", 0, 1).write()
-    run = read(tmp_path)[0]
+    run = matched(tmp_path)[0]
     assert list(run.ranks) == [0, 1, 2, 3]
     assert len(run.warnings) == 1  # the older one
 
@@ -129,8 +129,8 @@ def test_groups_of_ranks_that_met_later_are_one_run(tmp_path):
 def test_missing_ranks_are_said(tmp_path):
     write_two(tmp_path)
     (tmp_path / f"{RUN}.rank0.json").unlink()
-    run, collectives, incomplete = read(tmp_path)
-    assert (collectives, incomplete) == ([], 2)
+    run, collectives, incomplete = matched(tmp_path)
+    assert (len(collectives), incomplete) == (0, 2)
     assert "no file of 1 of 2 ranks: 0" in run.warnings
 
 
@@ -140,7 +140,7 @@ def test_other_files_are_left_alone(tmp_path):
     (tmp_path / f"{RUN}.rank7.json").write_text("garbage")
     (tmp_path / f"{RUN}.rank8.json").write_text("")
     (tmp_path / f"{RUN}.rank9.json").mkdir()
-    run, _, _ = read(tmp_path)
+    run, _, _ = matched(tmp_path)
     assert list(run.ranks) == [0, 1]
     said = [warning for warning in run.warnings if "doesn't begin as a trace does" in warning]
     assert len(said) == 2
@@ -161,13 +161,13 @@ def test_merged_file_has_all_ranks_in_the_order_of_time(tmp_path):
     assert "Others wait most for rank 1" in done.output
     assert "<svg" in drawn.read_text()
     events = json.loads(output.read_text())
-    calls = [event for event in events if event["ph"] == "X"]
-    assert len(calls) == 6
-    assert [call["ts"] for call in calls] == sorted(call["ts"] for call in calls)
+    written = [event for event in events if event["ph"] == "X"]
+    assert len(written) == 6
+    assert [call["ts"] for call in written] == sorted(call["ts"] for call in written)
     assert {event["pid"] for event in events} == {0, 1}
     assert [event["name"] for event in events if event["ph"] == "M"] == ["process_name"] * 2
     said = {"communicator": "0.1", "bytes": 800, "sequence": 1, "waited": 30, "waited_for": 1}
-    assert calls[0]["args"] == said
+    assert written[0]["args"] == said
 
 
 def test_tables_say_what_took_the_time_and_who_was_late(tmp_path):

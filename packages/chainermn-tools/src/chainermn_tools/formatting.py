@@ -1,6 +1,8 @@
-"""Formats bytes, durations, and text of foreign origin for a terminal."""
+"""Formats bytes, durations, counts, and text of foreign origin for a terminal."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 KIB = 1 << 10
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -23,6 +25,16 @@ def format_duration(seconds: float) -> str:
     unit, scale = next((one for one in units if seconds >= one[1]), units[-1])
     value = seconds / scale
     return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
+
+
+def format_count(number: int, what: str) -> str:
+    """Return a number of things as text, such as ``3 ranks``."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def join_first(items: Sequence[object], limit: int) -> str:
+    """Return the first items as text, such as ``0, 1, ...``."""
+    return ", ".join(map(str, items[:limit])) + (", ..." if len(items) > limit else "")
 
 
 def printable(text: str, kept: str = "") -> str:

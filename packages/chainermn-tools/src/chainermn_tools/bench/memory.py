@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from pathlib import Path
 
@@ -28,21 +29,17 @@ def available_bytes(ranks: int) -> int:
 
 
 def _room(folder: Path) -> list[int]:
-    """Return what is left of a cgroup's limit; nothing where it has none."""
-    found = [
-        _left(folder, "memory.max", "memory.current"),
-        _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ]
-    return [room for room in found if room is not None]
-
-
-def _left(folder: Path, limit: str, used: str) -> int | None:
-    try:
-        bound = int((folder / limit).read_text())  # which may be "max"
-        lines = (folder / "memory.stat").read_text().splitlines()
-        stat = dict(line.split() for line in lines)
-        # Files' pages are given up when they are needed.
-        files = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-        return bound - int((folder / used).read_text()) + files
-    except (OSError, ValueError):
-        return None
+    """Return what is left of a cgroup's limit, of version 2 or 1; nothing where it has none."""
+    rooms = []
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it is "max"
+            bound = int((folder / limit).read_text())
+            lines = (folder / "memory.stat").read_text().splitlines()
+            stat = dict(line.split() for line in lines)
+            # Files' pages are given up when they are needed.
+            files = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+            rooms.append(bound - int((folder / used).read_text()) + files)
+    return rooms

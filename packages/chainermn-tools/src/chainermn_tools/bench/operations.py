@@ -23,17 +23,11 @@ ARRAYS = 4
 
 @dataclass(frozen=True)
 class Invocation:
-    """One operation on arrays of one size.
+    """One operation on arrays of one size."""
 
-    Attributes:
-        prepare: writes the values that the next call sends.
-        call: what is timed; returns the result.
-        is_correct: whether a result is what it must be.
-    """
-
-    prepare: Callable[[], None]
-    call: Callable[[], Any]
-    is_correct: Callable[[Any], bool]
+    prepare: Callable[[], None]  # writes the values that the next call sends
+    call: Callable[[], Any]  # what is timed; returns the result
+    is_correct: Callable[[Any], bool]  # whether a result is what it must be
 
 
 @dataclass(frozen=True)

@@ -40,19 +40,12 @@ EVEN_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """One operation of one communicator, which is measured.
+    """One operation of one communicator, which is measured."""
 
-    Attributes:
-        communicator: its name; None for a baseline.
-        operation: its name.
-        kind: the operation itself.
-        comm: that it is called on.
-    """
-
-    communicator: str | None
-    operation: str
+    communicator: str | None  # its name; None for a baseline
+    operation: str  # its name
     kind: Operation
-    comm: CommunicatorBase
+    comm: CommunicatorBase  # that it is called on
 
     def make_invocation(self, sent: np.ndarray, result: np.ndarray) -> Invocation:
         return self.kind.make_invocation(self.comm, sent, result)
@@ -60,19 +53,12 @@ class Case:
 
 def measure(
     world: MPI.Intracomm,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    seconds: float,
-    say: Callable[[str], None],
+    names: Sequence[str],  # of the communicators
+    sizes: Sequence[int],  # in bytes, growing
+    seconds: float,  # for everything; sizes for which no time is left are skipped
+    say: Callable[[str], None],  # called on rank 0 with what is being done
 ) -> dict[str, Any]:
-    """Check and time communicators (collective).
-
-    Args:
-        world: all ranks.
-        names: of the communicators.
-        sizes: in bytes, growing.
-        seconds: for everything; sizes for which no time is left are skipped.
-        say: called on rank 0 with what is being done.
+    """Check and time communicators (collective over ``world``).
 
     Returns:
         The report that docs/bench.md describes, the same on all ranks.

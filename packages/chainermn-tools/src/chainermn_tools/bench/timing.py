@@ -29,19 +29,12 @@ NAP_SECONDS = 2e-4
 
 @dataclass
 class Times:
-    """The result of one invocation.
+    """The result of one invocation."""
 
-    Attributes:
-        correct: whether the results before and after were.
-        problem: what a call raised, and on which rank; None for nothing.
-        seconds: of a call on the slowest rank, for each round.
-        calls: that were timed, in all.
-    """
-
-    correct: bool = True
-    problem: str | None = None
-    seconds: list[float] = field(default_factory=list)
-    calls: int = 0
+    correct: bool = True  # whether the results before and after were
+    problem: str | None = None  # what a call raised, and on which rank
+    seconds: list[float] = field(default_factory=list)  # of a call on the slowest rank, by round
+    calls: int = 0  # that were timed, in all
 
     @property
     def median(self) -> float:

@@ -21,14 +21,7 @@ def fill_pattern(out: np.ndarray, rank: int) -> None:
 
 
 def matches_pattern(array: object, size: int, times: float = 1, plus: float = 0) -> bool:
-    """Return whether an array is the pattern times a number, plus a number.
-
-    Args:
-        array: what a call returned.
-        size: number of elements that it must have.
-        times: by how much the places' numbers were multiplied.
-        plus: what was added to each.
-    """
+    """Return whether an array of this size is the pattern ``* times + plus``."""
     if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != (size,):
         return False
     bound = TOLERANCE * (times * PERIOD + abs(plus))

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from chainermn_tools.bench import sizes
-from chainermn_tools.cli import options, plotting
+from chainermn_tools.cli import options
 from chainermn_tools.jobs import available_cores, rank_from_env
 
 # What there is to be measured: `dummy` moves nothing.
@@ -73,7 +73,7 @@ def bench(
     if place is not None and ranks not in (None, place[1]):
         raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
     if plot is not None:
-        plotting.validate_plot_path(plot)
+        options.validate_plot_path(plot)
     limit = max(LEAST_LIMIT_SECONDS, PATIENCE * seconds)
     report = _report(place, ranks, names, todo, seconds, limit)
     if report is None:
@@ -86,7 +86,9 @@ def bench(
         # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
         render(report, Console(force_terminal=False if place else None, highlight=False))
     if plot is not None:
-        plotting.save_plot(plot, lambda: _draw(report, plot))
+        from chainermn_tools.bench.plot import draw
+
+        options.save_plot(plot, lambda: draw(report, plot))
     ctx.exit(0 if report["correct"] else 1)
 
 
@@ -99,19 +101,19 @@ def _report(
     limit: float,
 ) -> dict[str, Any] | None:
     """What was measured; None on all ranks but the first."""
-    from chainermn_tools.bench import rank, start
+    from chainermn_tools.bench import start, worker
 
     if place is not None:
         try:
-            return rank.measure_here(names, todo, seconds, limit)
-        except rank.NotStarted as error:
+            return worker.measure_here(names, todo, seconds, limit)
+        except worker.NotStarted as error:
             raise click.ClickException(str(error)) from None
     number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
-    try:
-        return start.measure_on(number, names, todo, seconds, limit)
-    except start.Failed as error:
-        rank.say(str(error))
-        raise click.exceptions.Exit(error.status) from None
+    result, report = start.measure_on(number, names, todo, seconds, limit)
+    if not result.success:
+        worker.say(result.message)
+        raise click.exceptions.Exit(result.status)
+    return report
 
 
 def _names(wanted: tuple[str, ...]) -> list[str]:
@@ -132,9 +134,3 @@ def _sizes(largest: str) -> list[int]:
     if number < sizes.SMALLEST:
         raise click.UsageError(f"--max-size: {largest} is less than the smallest size, 1K")
     return sizes.up_to(number)
-
-
-def _draw(report: dict[str, Any], file: str) -> None:
-    from chainermn_tools.bench import plot
-
-    plot.draw(report, file)

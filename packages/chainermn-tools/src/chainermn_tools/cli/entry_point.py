@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -56,34 +57,18 @@ def main() -> None:
         if error.filename is not None or error.errno not in WRITING_FAILED:
             raise
         failure = error
-    failure = failure or _write_error()
-    if failure is None:
-        sys.exit(status)  # type: ignore[arg-type]
-    if not isinstance(failure, BrokenPipeError):  # `chainermn env | head` is nobody's mistake
-        _complain(f"chainermn: the output could not be written: {failure.strerror}\n")
-    _discard_output()
-    sys.exit(NOT_WRITTEN)
-
-
-def _write_error() -> OSError | None:
-    """Why standard output doesn't take what was written to it; None when it does."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        return error
-    return None
-
-
-def _complain(text: str) -> None:
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except OSError:
-        pass  # there is nobody to tell
-
-
-def _discard_output() -> None:
-    """Let the interpreter's last flush go nowhere, since it would fail and say so."""
+        failure = failure or error
+    if failure is None:
+        sys.exit(status)  # type: ignore[arg-type]
+    if not isinstance(failure, BrokenPipeError):  # `chainermn env | head` is nobody's mistake
+        with contextlib.suppress(OSError):  # there may be nobody to tell
+            sys.stderr.write(f"chainermn: the output could not be written: {failure.strerror}\n")
+            sys.stderr.flush()
+    # The interpreter's last flush goes nowhere, since it would fail and say so.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
+    sys.exit(NOT_WRITTEN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import BinaryIO
+from contextlib import nullcontext
 
 import click
 from rich.console import Console
@@ -26,23 +26,14 @@ def explain(ctx: click.Context, file: str) -> None:
 
     Exit status: 0 when something was recognised, 1 when nothing was, 2 when FILE can't be read.
     """
-    if file == "-":
-        if sys.stdin.isatty():
-            click.echo("Reading a log from the terminal; Ctrl-D ends it.", err=True)
-        found = _search(sys.stdin.buffer, "standard input")
-    else:
-        try:
-            with open(file, "rb") as log:
-                found = _search(log, file)
-        except OSError as error:
-            raise click.UsageError(f"{file} can't be read: {error.strerror}") from None
+    if file == "-" and sys.stdin.isatty():
+        click.echo("Reading a log from the terminal; Ctrl-D ends it.", err=True)
+    try:
+        with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as log:
+            found = explaining.search(log)
+    except OSError as error:
+        name = "standard input" if file == "-" else file
+        raise click.UsageError(f"{name} can't be read: {error.strerror}") from None
     explaining.render(found, Console())
     if not found:
         ctx.exit(1)
-
-
-def _search(log: BinaryIO, name: str) -> list[explaining.Match]:
-    try:
-        return explaining.search(log)
-    except OSError as error:
-        raise click.UsageError(f"{name} can't be read: {error.strerror}") from None

@@ -61,22 +61,15 @@ def launch(
         launcher = jobs.find_mpiexec()
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    try:
-        result, output = run_script(
-            launcher,
-            sum(hosts.values()) if ranks is None else ranks,
-            [script, *arguments],
-            _say,
-            hosts=hosts,
-            prefix=prefix,
-            max_restarts=max_restarts,
-        )
-    except FileNotFoundError as error:
-        _say(f"mpiexec doesn't start: {error}")
-        ctx.exit(2)
-    if output.interrupted is not None:
-        _say(f"ended by signal {output.interrupted}")
-        ctx.exit(128 + output.interrupted)
+    result, _ = run_script(
+        launcher,
+        sum(hosts.values()) if ranks is None else ranks,
+        [script, *arguments],
+        _say,
+        hosts=hosts,
+        prefix=prefix,
+        max_restarts=max_restarts,
+    )
     if not result.success:
         _say(result.message)
     ctx.exit(result.status)

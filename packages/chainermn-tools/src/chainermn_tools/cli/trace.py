@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from chainermn_tools.cli import plotting
+from chainermn_tools.cli import options
 
 
 @click.command()
@@ -36,7 +36,7 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
     from chainermn_tools.formatting import printable
 
     if plot is not None:
-        plotting.validate_plot_path(plot)
+        options.validate_plot_path(plot)
     try:
         run = traces.read(Path(folder), wanted)
     except traces.NoTrace as error:
@@ -53,4 +53,4 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
                 f"--output: {output} can't be written: {error.strerror}"
             ) from None
     if plot is not None:
-        plotting.save_plot(plot, lambda: traces.draw(run, collectives, plot))
+        options.save_plot(plot, lambda: traces.draw(run, collectives, plot))

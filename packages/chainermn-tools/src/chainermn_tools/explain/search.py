@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from chainermn_tools.explain.rules import RULES, ErrorRule, Kind
+from chainermn_tools.explain.error_rules import ErrorRule, Kind, load_rules
 from chainermn_tools.formatting import printable
 
 BLOCK_BYTES = 1 << 20
@@ -25,28 +25,16 @@ ORDER = list(Kind)
 
 @dataclass
 class Match:
-    """A known failure that is in a log.
-
-    Attributes:
-        rule: that recognizes it.
-        line: number of the first line that says so, from 1; progress bars' carriage returns
-            don't count.
-        text: that line, without control characters, shortened.
-        times: number of lines that say so.
-    """
+    """A known failure that is in a log."""
 
     rule: ErrorRule
-    line: int
-    text: str
-    times: int
+    line: int  # the first that says so, from 1; progress bars' carriage returns don't count
+    text: str  # that line, without control characters, shortened
+    times: int  # number of lines that say so
 
 
-def search(log: BinaryIO, rules: Sequence[ErrorRule] = RULES) -> list[Match]:
-    """Find known failures.
-
-    Args:
-        log: open for reading bytes; it may hold anything.
-        rules: of the failures to look for.
+def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Match]:
+    """Find the failures of some rules, or of all, in a log, which may hold anything.
 
     Returns:
         Each failure once: what says most first, and what only says that something else failed
@@ -57,7 +45,7 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] = RULES) -> list[Match]:
     """
     found: dict[str, Match] = {}
     for first_line, fresh, block in _blocks(log):
-        for rule in rules:
+        for rule in load_rules() if rules is None else rules:
             _look_for(rule, block, fresh, first_line, found)
     seen = [one for one in found.values() if one.times >= one.rule.times]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))
@@ -110,7 +98,7 @@ def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
     """
     line, fresh, rest = 1, 0, b""
     while piece := log.read(BLOCK_BYTES):
-        block = _uncoloured(rest + piece)
+        block = COLOUR.sub(b"", rest + piece)
         cut = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
         if cut:
             whole, rest = block[:cut], block[cut:]
@@ -123,10 +111,6 @@ def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
         line += whole.count(b"\n")
         fresh = 0 if cut else len(rest)
     yield line, fresh, rest
-
-
-def _uncoloured(block: bytes) -> bytes:
-    return COLOUR.sub(b"", block) if b"\x1b" in block else block
 
 
 def _shown(text: str, literals: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from chainermn_tools.explain.rules import Kind
+from chainermn_tools.explain.error_rules import Kind
 from chainermn_tools.explain.search import Match
 
 if TYPE_CHECKING:
@@ -23,13 +23,7 @@ ECHOES_ONLY = (
 
 
 def render(found: Sequence[Match], console: Console) -> None:
-    """Print what was found.
-
-    Args:
-        found: as :func:`search` returns it.
-        console: where to. On a terminal sentences are wrapped to its width; elsewhere each is
-            one line.
-    """
+    """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
     for style, text in _lines(found):
         if console.is_terminal:
             _print_on_terminal(style, text, console)

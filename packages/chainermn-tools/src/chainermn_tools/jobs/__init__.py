@@ -1,84 +1,39 @@
 """Starting processes and `mpiexec` jobs, and the facts about launchers that this takes."""
 
-from chainermn_tools.jobs.cores import available_cores
-from chainermn_tools.jobs.events import Event, LostProcess
-from chainermn_tools.jobs.hosts import (
-    HOST_NAME,
-    Host,
-    assign_slots,
-    parse_host_list,
-    parse_hostfile,
-)
-from chainermn_tools.jobs.job import JobOutput, capture_signals, run_job
-from chainermn_tools.jobs.mpiexec import (
-    HYDRA_VENDORS,
-    find_launcher,
-    find_mpiexec,
-    mpiexec_command,
-    mpiexec_path,
-    parse_mpi_version,
-    rank_command,
-    threads_per_rank,
-)
-from chainermn_tools.jobs.process import (
-    CompletedProcess,
-    TimedOut,
-    Unavailable,
-    check_output,
-    exit_on_signals,
-    quote_output,
-    run,
-)
-from chainermn_tools.jobs.supervisor import TERM_GRACE_SECONDS
-from chainermn_tools.jobs.tags import (
-    TAG_VARIABLE,
-    kill_by_env_tag,
-    kill_children_on_exit,
-    register_tag,
-)
-from chainermn_tools.jobs.variables import (
-    JOB_VARIABLE,
-    THREAD_VARIABLES,
-    influences_jobs,
-    is_forwarded,
-    rank_from_env,
-)
-
-__all__ = [
-    "HOST_NAME",
-    "HYDRA_VENDORS",
-    "JOB_VARIABLE",
-    "TAG_VARIABLE",
-    "TERM_GRACE_SECONDS",
-    "THREAD_VARIABLES",
-    "CompletedProcess",
-    "Event",
-    "Host",
-    "JobOutput",
-    "LostProcess",
-    "TimedOut",
-    "Unavailable",
-    "assign_slots",
-    "available_cores",
-    "capture_signals",
-    "check_output",
-    "exit_on_signals",
-    "find_launcher",
-    "find_mpiexec",
-    "influences_jobs",
-    "is_forwarded",
-    "kill_by_env_tag",
-    "kill_children_on_exit",
-    "mpiexec_command",
-    "mpiexec_path",
-    "parse_host_list",
-    "parse_hostfile",
-    "parse_mpi_version",
-    "quote_output",
-    "rank_command",
-    "rank_from_env",
-    "register_tag",
-    "run",
-    "run_job",
-    "threads_per_rank",
-]
+from chainermn_tools.jobs.cores import available_cores as available_cores
+from chainermn_tools.jobs.events import Event as Event
+from chainermn_tools.jobs.events import LostProcess as LostProcess
+from chainermn_tools.jobs.hosts import HOST_NAME as HOST_NAME
+from chainermn_tools.jobs.hosts import Host as Host
+from chainermn_tools.jobs.hosts import assign_slots as assign_slots
+from chainermn_tools.jobs.hosts import parse_host_list as parse_host_list
+from chainermn_tools.jobs.hosts import parse_hostfile as parse_hostfile
+from chainermn_tools.jobs.job import TIMEOUT_STATUS as TIMEOUT_STATUS
+from chainermn_tools.jobs.job import JobOutput as JobOutput
+from chainermn_tools.jobs.job import run_job as run_job
+from chainermn_tools.jobs.mpiexec import HYDRA_VENDORS as HYDRA_VENDORS
+from chainermn_tools.jobs.mpiexec import find_launcher as find_launcher
+from chainermn_tools.jobs.mpiexec import find_mpiexec as find_mpiexec
+from chainermn_tools.jobs.mpiexec import mpiexec_command as mpiexec_command
+from chainermn_tools.jobs.mpiexec import mpiexec_path as mpiexec_path
+from chainermn_tools.jobs.mpiexec import parse_mpi_version as parse_mpi_version
+from chainermn_tools.jobs.mpiexec import rank_command as rank_command
+from chainermn_tools.jobs.mpiexec import threads_per_rank as threads_per_rank
+from chainermn_tools.jobs.process import CompletedProcess as CompletedProcess
+from chainermn_tools.jobs.process import TimedOut as TimedOut
+from chainermn_tools.jobs.process import Unavailable as Unavailable
+from chainermn_tools.jobs.process import check_output as check_output
+from chainermn_tools.jobs.process import quote_output as quote_output
+from chainermn_tools.jobs.process import run as run
+from chainermn_tools.jobs.signals import SIGNAL_NAMES as SIGNAL_NAMES
+from chainermn_tools.jobs.signals import capture_signals as capture_signals
+from chainermn_tools.jobs.signals import exit_on_signals as exit_on_signals
+from chainermn_tools.jobs.supervisor import TERM_GRACE_SECONDS as TERM_GRACE_SECONDS
+from chainermn_tools.jobs.tags import TAG_VARIABLE as TAG_VARIABLE
+from chainermn_tools.jobs.tags import kill_by_env_tag as kill_by_env_tag
+from chainermn_tools.jobs.tags import kill_children_on_exit as kill_children_on_exit
+from chainermn_tools.jobs.tags import register_tag as register_tag
+from chainermn_tools.jobs.variables import THREAD_VARIABLES as THREAD_VARIABLES
+from chainermn_tools.jobs.variables import influences_jobs as influences_jobs
+from chainermn_tools.jobs.variables import is_forwarded as is_forwarded
+from chainermn_tools.jobs.variables import rank_from_env as rank_from_env

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import deque
@@ -36,13 +37,7 @@ MAX_REPORTS = 100
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a rank.
-
-    Attributes:
-        rank: that reported it.
-        kind: see `_chainermn_events`.
-        fields: of that kind.
-    """
+    """An event that a rank reported; docs/decisions/events.md lists kinds and their fields."""
 
     rank: int
     kind: str
@@ -53,9 +48,10 @@ class Event:
 
 
 class Decoder:
-    """Takes the events out of a stream of mpiexec's output."""
+    """Takes the events out of a stream of mpiexec's output, and adds them to a list."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, events: list[Event]) -> None:
+        self._events = events
         mark = MARK.encode()
         self._frame = re.compile(
             rb"(?:%s)?%s%s (\d{1,9}) (\d{1,30}) (\d{1,9}) (\d{1,9}) ([ -~]*)%s\r?\n?"
@@ -64,7 +60,6 @@ class Decoder:
         self._partial = re.compile(rb"(?:%s)?%s[^%s]*\Z" % (TAG, mark, mark))
         self._pending = b""
         self._parts: dict[tuple[int, int], dict[int, str]] = {}
-        self._events: list[Event] = []
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream; return what is to be shown of them."""
@@ -81,11 +76,6 @@ class Decoder:
         pending, self._pending = self._pending, b""
         return pending
 
-    def events(self) -> list[Event]:
-        """Return the events since the last call."""
-        found, self._events = self._events, []
-        return found
-
     def _take(self, frame: re.Match[bytes]) -> bytes:
         """Add a frame to its event; what is damaged is dropped."""
         rank, serial, number, count = (int(one) for one in frame.groups()[-5:-1])
@@ -93,49 +83,31 @@ class Decoder:
         parts[number] = frame.groups()[-1].decode()
         if len(parts) >= count:
             del self._parts[rank, serial]
-            self._decode(rank, "".join(parts[number] for number in sorted(parts)))
+            with contextlib.suppress(ValueError):
+                event = json.loads("".join(parts[number] for number in sorted(parts)))
+                if isinstance(event, dict) and event.get("version") == VERSION:
+                    self._events.append(Event(rank, str(event.get("event")), event))
         elif len(self._parts) > MAX_INCOMPLETE:
             del self._parts[next(iter(self._parts))]
         return b""
 
-    def _decode(self, rank: int, text: str) -> None:
-        try:
-            event = json.loads(text)
-        except ValueError:
-            return
-        if isinstance(event, dict) and event.get("version") == VERSION:
-            self._events.append(Event(rank, str(event.get("event")), event))
-
 
 @dataclass
 class LostProcess:
-    """A process of which mpiexec reports that it ended badly.
+    """A process of which mpiexec reports that it ended badly, as far as it says."""
 
-    Attributes:
-        pid: on its host; None where mpiexec doesn't say.
-        rank: None where mpiexec doesn't say.
-        host: where it ran, as mpiexec calls it.
-        code: its exit code, if it had one.
-        signal: that ended it, if one did.
-    """
-
-    pid: int | None = None
+    pid: int | None = None  # on its host
     rank: int | None = None
-    host: str = ""
-    code: int | None = None
-    signal: int | None = None
+    host: str = ""  # as mpiexec calls it
+    code: int | None = None  # its exit code, if it had one
+    signal: int | None = None  # that ended it, if one did
 
 
 @dataclass
 class LauncherReports:
-    """Finds what mpiexec itself reports in a stream of its output.
+    """Finds what mpiexec itself reports in a stream of its output."""
 
-    Attributes:
-        tagged: whether lines of ranks begin with a tag, and so can't be taken for mpiexec's.
-        lost: the processes that it reports, in order.
-    """
-
-    tagged: bool
+    tagged: bool  # whether lines of ranks begin with a tag, and so can't be taken for mpiexec's
     lost: list[LostProcess] = field(default_factory=list)
     _line: bytes = b""
     _lines_to_search: int = 0

@@ -19,15 +19,10 @@ MAX_RANKS = 10**6
 
 @dataclass(frozen=True)
 class Host:
-    """A host, and how many ranks it may get.
+    """A host, and how many ranks it may get."""
 
-    Attributes:
-        name: a host name or an address.
-        slots: the number of ranks; None where none was given.
-    """
-
-    name: str
-    slots: int | None
+    name: str  # or an address
+    slots: int | None  # None where no number was given
 
 
 def parse_host_list(text: str) -> tuple[Host, ...]:
@@ -40,11 +35,7 @@ def parse_host_list(text: str) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """Parse a hostfile: one host a line, as MPICH or Open MPI write it, and ``#`` comments.
-
-    Args:
-        text: the file's content.
-        path: the file's name, for errors.
+    """Parse the text of a hostfile: a host a line, as MPICH or Open MPI write it, and comments.
 
     Raises:
         ValueError: a line is no host, or there is none.
@@ -61,14 +52,10 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
-    """Return how many ranks each host gets.
+    """Return how many ranks each host gets, without the hosts that get none.
 
-    Args:
-        hosts: in the order in which they are filled.
-        ranks: the number of ranks; None for as many as the hosts may get.
-
-    Returns:
-        The hosts that get any; without numbers of slots they share the ranks evenly.
+    Hosts are filled in their order; without numbers of slots they share the ranks evenly. None for
+    the ranks stands for all slots.
 
     Raises:
         ValueError: the ranks don't fit.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,40 +18,29 @@ from chainermn_tools.jobs.variables import JOB_VARIABLE
 # abort hook ends it in about one second, but a rank that fails before MPI is initialized leaves
 # the others waiting, and mpiexec itself waits for ever for a host whose link is cut.
 FAILED_SECONDS = 4.0
-# Seconds from SIGTERM to SIGKILL.
+# From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 5.0
 # After mpiexec has ended, output of its helpers may still be on its way.
 LINGER_SECONDS = 1.0
+TIMEOUT_STATUS = 124  # of what had to be ended at its time limit, as of timeout(1)
 # The end of the output, which is searched for known errors where no rank has started.
 TAIL_BYTES = 1 << 16
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Events after which a job does not come to a good end; docs/decisions/events.md lists all.
 FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
 
 
 @dataclass
 class JobOutput:
-    """How a job ended, and what was reported of it.
+    """How a job ended, and what was reported of it."""
 
-    Attributes:
-        status: of mpiexec, as a shell would report it; 128 + n for signal n.
-        timed_out: whether it had to be ended because of its time limit.
-        interrupted: the first signal that this process got meanwhile; None for none.
-        events: of the ranks, in order of arrival.
-        lost: processes that mpiexec reports to have ended badly.
-        tail: the end of the output.
-        stdout: the output, without events; empty where it was passed on.
-        stderr: likewise.
-    """
-
-    status: int = 1
-    timed_out: bool = False
-    interrupted: int | None = None
-    events: list[Event] = field(default_factory=list)
-    lost: list[LostProcess] = field(default_factory=list)
-    tail: bytes = b""
-    stdout: str = ""
-    stderr: str = ""
+    status: int = 1  # of mpiexec, as a shell would report it; 128 + n for signal n
+    timed_out: bool = False  # whether it had to be ended because of its time limit
+    interrupted: int | None = None  # the first signal that this process got meanwhile
+    events: list[Event] = field(default_factory=list)  # of the ranks, in order of arrival
+    lost: list[LostProcess] = field(default_factory=list)  # which mpiexec reports
+    tail: bytes = b""  # the end of the output
+    stdout: str = ""  # without events; empty where it was passed on
+    stderr: str = ""  # likewise
 
     def first_of(self, kind: str) -> dict[int, Event]:
         """Return each rank's first event of a kind, in order of arrival."""
@@ -99,44 +86,17 @@ def _runs_here(pid: int, host: str) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def capture_signals() -> Iterator[list[int]]:
-    """Let signals that would end this process only go into the list that is given (main thread)."""
-    captured: list[int] = []
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    # Those that are ignored stay so: nohup's, or a background job's.
-    ours = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
-    for number in ours:
-        signal.signal(number, lambda number, _: captured.append(number))
-    try:
-        yield captured
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])
-
-
 def run_job(
     args: Sequence[str],
     env: Mapping[str, str],
     *,
-    timeout: float | None = None,
-    signals: Sequence[int] = (),
-    tagged: bool = False,
-    forward: bool = True,
+    timeout: float | None = None,  # seconds after which it is ended
+    signals: Sequence[int] = (),  # grows meanwhile: one signal ends the job, another kills it
+    tagged: bool = False,  # whether mpiexec was asked to begin each line with its rank
+    forward: bool = True,  # else the output is collected, and there is no input
     term_grace: float = TERM_GRACE_SECONDS,
 ) -> JobOutput:
-    """Run a job, and pass on or collect what it prints; none of its processes here is left.
-
-    Args:
-        args: as :func:`chainermn_tools.jobs.mpiexec_command` returns them.
-        env: all variables.
-        timeout: seconds after which it is ended; None for no limit.
-        signals: grows while the job runs, see :func:`capture_signals`: one signal ends the job,
-            another kills it.
-        tagged: whether mpiexec was asked to begin each line with its rank.
-        forward: whether this process's standard input and output are the job's; else the output
-            is collected, and there is no input.
-        term_grace: seconds from SIGTERM to SIGKILL.
+    """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.
 
     Raises:
         OSError: mpiexec can't be started, or the output can't be written.
@@ -144,14 +104,13 @@ def run_job(
     tag = (JOB_VARIABLE, secrets.token_hex(8))
     output = JobOutput()
     sinks = {1: BoundedOutput(), 2: BoundedOutput()}
-    decoders = {stream: Decoder(tag[1]) for stream in sinks}
+    decoders = {stream: Decoder(tag[1], output.events) for stream in sinks}
     reports = {stream: LauncherReports(tagged) for stream in sinks}
     deadline = None if timeout is None else time.monotonic() + timeout
     failed_at: float | None = None
 
     def take(stream: int, data: bytes) -> None:
         shown = decoders[stream].feed(data) if data else decoders[stream].close()
-        output.events += decoders[stream].events()
         reports[stream].feed(shown)
         output.lost = reports[1].lost + reports[2].lost
         if not shown:

@@ -49,10 +49,7 @@ def find_mpiexec() -> dict[str, Any]:
 
 
 def find_launcher(timeout: float) -> dict[str, Any]:
-    """Ask the mpiexec on PATH for its version.
-
-    Args:
-        timeout: seconds that it may take.
+    """Ask the mpiexec on PATH for its version, which may take so many seconds.
 
     Returns:
         ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
@@ -95,22 +92,12 @@ def mpiexec_command(
     ranks: int,
     command: Sequence[str],
     *,
-    hosts: Mapping[str, int] | None = None,
-    prefix: bool = False,
-    threads: int | None = None,
-    variables: Iterable[str] = (),
+    hosts: Mapping[str, int] | None = None,  # ranks of each; None or empty for this one alone
+    prefix: bool = False,  # whether lines of output begin with their rank
+    threads: int | None = None,  # of each rank; None where the user chose
+    variables: Iterable[str] = (),  # names of the environment's
 ) -> list[str]:
-    """Return the command line that starts a job.
-
-    Args:
-        launcher: as :func:`find_mpiexec` returns it.
-        ranks: the number of ranks.
-        command: what each rank runs; :func:`rank_command` makes it of a script.
-        hosts: how many ranks each host gets; None or empty for this one alone.
-        prefix: whether lines of output begin with their rank.
-        threads: how many each rank computes with; None where the user chose.
-        variables: names of the environment's variables.
-    """
+    """Return the command line that starts a job; `find_mpiexec` returns such a launcher."""
     args = [str(launcher["path"])]
     listed = ",".join(f"{host}:{share}" for host, share in (hosts or {}).items())
     if launcher["vendor"] == "Open MPI":

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 
+from chainermn_tools.jobs.signals import SIGNAL_NAMES
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 from chainermn_tools.jobs.tags import TAG_VARIABLE
 
@@ -29,34 +27,18 @@ class TimedOut(Unavailable):
 
 @dataclass(frozen=True)
 class CompletedProcess:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        returncode: its exit status, minus n after signal n; None when it had to be ended.
-        stdout: its standard output, as far as it got.
-        stderr: its standard error; empty where the two were merged.
-    """
-
-    returncode: int | None
-    stdout: str
-    stderr: str
+    returncode: int | None  # minus n after signal n; None when it had to be ended
+    stdout: str  # as far as it got
+    stderr: str  # empty where the two were merged
 
 
-def run(
-    args: Sequence[str],
-    timeout: float,
-    *,
-    env: Mapping[str, str] | None = None,
-    merge_stderr: bool = False,
-) -> CompletedProcess:
+def run(args: Sequence[str], timeout: float, *, merge_stderr: bool = False) -> CompletedProcess:
     """Run a program to its end, and collect its output; no shell is involved.
 
-    Args:
-        args: the program and its arguments.
-        timeout: after so many seconds it and all that it started here are ended, which may take
-            another ``TERM_GRACE_SECONDS``.
-        env: all variables; those of this process when None.
-        merge_stderr: whether ``stdout`` gets both streams, in the order of their writing.
+    After ``timeout`` seconds it and all that it started here are ended, which may take another
+    ``TERM_GRACE_SECONDS``. ``merge_stderr`` keeps both streams in the order of their writing.
 
     Raises:
         OSError: it could not be started.
@@ -72,7 +54,7 @@ def run(
 
     returncode = supervise(
         args,
-        env=os.environ if env is None else env,
+        env=os.environ,
         tag=(TAG_VARIABLE, secrets.token_hex(8)),
         on_output=lambda stream, data: output[stream].feed(data),
         request=request,
@@ -84,12 +66,8 @@ def run(
 def check_output(args: Sequence[str], timeout: float) -> str:
     """Run a command to its end, and return what it printed on both streams.
 
-    Args:
-        args: the program and its arguments.
-        timeout: after so many seconds the command and all that it started are ended.
-
     Raises:
-        TimedOut: it took too long.
+        TimedOut: it took more than so many seconds, and was ended with all that it started.
         Unavailable: it could not be started, failed or crashed.
     """
     name = os.path.basename(args[0])
@@ -99,8 +77,9 @@ def check_output(args: Sequence[str], timeout: float) -> str:
         raise Unavailable(f"{args[0]} does not start: {error.strerror}") from None
     if completed.returncode is None:
         raise TimedOut(f"{name} did not end within {timeout:g} s")
-    if completed.returncode:
-        how = _describe_returncode(completed.returncode)
+    if code := completed.returncode:
+        crash = SIGNAL_NAMES.get(-code, f"signal {-code}")
+        how = f"ended with exit code {code}" if code > 0 else f"crashed ({crash})"
         raise Unavailable(f"{name} {how}{quote_output(completed.stdout)}")
     return completed.stdout
 
@@ -113,32 +92,3 @@ def quote_output(text: str) -> str:
     if len(words) <= QUOTED_FIRST + QUOTED_LAST:
         return f": {words}"
     return f": {words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"
-
-
-@contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP raise SystemExit, so that clean-up runs (main thread only)."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    # Those that are ignored stay so: nohup's, or a background job's.
-    ours = [number for number in numbers if before[number] not in (signal.SIG_IGN, None)]
-    for number in ours:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])
-
-
-def _describe_returncode(code: int) -> str:
-    if code > 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"crashed ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"crashed (signal {-code})"

@@ -16,7 +16,7 @@ from typing import Literal
 
 from chainermn_tools.jobs.tags import kill_by_env_tag, register_tag
 
-# Seconds from SIGTERM to SIGKILL.
+# From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 1.0
 POLL_SECONDS = 0.1
 READ_BYTES = 1 << 16
@@ -27,7 +27,7 @@ MAX_LINGER_SECONDS = 10.0
 # Of the beginning of a program's output, and of its end, what is kept.
 MAX_OUTPUT_BYTES = 8 << 20
 
-Request = Literal["terminate", "kill"]
+Request = Literal["terminate", "kill"]  # by SIGTERM, or SIGKILL
 
 # Asks the kernel for a SIGTERM when the parent is killed, and then becomes the program.
 # `preexec_fn` could do so too, but may deadlock where threads run.
@@ -70,34 +70,23 @@ def supervise(
     args: Sequence[str],
     *,
     env: Mapping[str, str],
+    # A variable and a random value, added to ``env``: whatever inherits it is killed at the end.
     tag: tuple[str, str],
+    # Called with 1 or 2, for standard output or error, and the next bytes; with none at its end.
     on_output: Callable[[int, bytes], None],
+    # Asked ten times a second, and after each output.
     request: Callable[[], Request | None],
     merge_stderr: bool = False,
-    pass_stdin: bool = False,
-    die_with_parent: bool = False,
+    pass_stdin: bool = False,  # else there is no input
+    die_with_parent: bool = False,  # whether it gets SIGTERM when this process is killed
     term_grace: float = TERM_GRACE_SECONDS,
+    # Seconds that a process which outlives the program may be silent before it is killed; its
+    # output is passed on meanwhile.
     linger: float = 0.0,
 ) -> int:
     """Run a program, pass on its output as it comes, and leave none of its processes here.
 
     It runs in a session of its own, so that Ctrl-C reaches only this process.
-
-    Args:
-        args: the program and its arguments.
-        env: all variables.
-        tag: a variable and a random value, added to ``env``: whatever inherits it is killed at
-            the end.
-        on_output: called with 1 or 2, for standard output or error, and the next bytes; with no
-            bytes at the end of a stream.
-        request: asked ten times a second, and after each output, whether to terminate the
-            program (by SIGTERM) or to kill it.
-        merge_stderr: whether standard error goes to standard output.
-        pass_stdin: whether the program gets this process's standard input; else it gets none.
-        die_with_parent: whether the program gets SIGTERM when this process is killed.
-        term_grace: seconds from SIGTERM to SIGKILL.
-        linger: for how long a process that outlives the program may be silent before it is
-            killed; its output is passed on meanwhile.
 
     Returns:
         The exit status, minus n after signal n.

@@ -36,17 +36,12 @@ def kill_children_on_exit() -> Iterator[None]:
 
 
 def kill_by_env_tag(variable: str, values: Collection[str]) -> None:
-    """Kill this user's processes on this machine that have one of the values in a variable.
+    """Kill this user's processes on this machine that were started with one of the values.
 
-    Args:
-        variable: of their environment, as it was when they were started.
-        values: each so random that no other process has it.
+    Each must be so random that no other process has it in that variable of its environment.
     """
     tags = {f"{variable}={value}".encode() for value in values}
-    found = bool(tags)
     for _ in range(MAX_KILL_ROUNDS):
-        if not found:
-            return
         found = False
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
@@ -55,15 +50,13 @@ def kill_by_env_tag(variable: str, values: Collection[str]) -> None:
                 if not tags.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
                     os.kill(int(folder.name), signal.SIGKILL)
                     found = True
+        if not found:
+            return
 
 
 @contextlib.contextmanager
 def register_tag(tag: str, variable: str = TAG_VARIABLE) -> Iterator[None]:
     """Register a tag while programs run that have it, for `kill_children_on_exit` to end them.
-
-    Args:
-        tag: a value in the programs' environment.
-        variable: which has it.
 
     Raises:
         InterruptedError: programs are not started any more.

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import io
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chainermn_tools.explain import Kind, search
-from chainermn_tools.jobs import Event, JobOutput
+from chainermn_tools.formatting import join_first
+from chainermn_tools.jobs import SIGNAL_NAMES, Event, JobOutput
 
 MAX_LISTED_RANKS = 8
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of a job.
-
-    Attributes:
-        success: whether it came to a good end.
-        status: what the launcher exits with: the failed rank's own status where it is known.
-        message: what went wrong; empty after a success.
-        restartable: whether starting again may help: the ranks had begun.
-    """
+    """What became of a job."""
 
     success: bool
-    status: int
-    message: str = ""
-    restartable: bool = True
+    status: int  # what the launcher exits with: the failed rank's own where it is known
+    message: str = ""  # what went wrong
+    restartable: bool = True  # whether starting again may help: the ranks had begun
 
 
 def classify(output: JobOutput, ranks: int) -> JobResult:
@@ -41,10 +34,6 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     3. a rank that exited at once (``exited``), or was lost: the monitor (``rank_lost``), or mpiexec
        on its standard error, says which;
     4. a secondary error, which may be a consequence of another rank's.
-
-    Args:
-        output: how it ended.
-        ranks: how many were started.
     """
     if not output.events:
         return JobResult(False, output.status or 1, _why_none_began(output.tail), restartable=False)
@@ -106,13 +95,9 @@ def _of_failure(first: Event, output: JobOutput) -> JobResult:
 def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
     """Return the rank that ended first without an error of its own, how, and its exit status."""
     failed = output.first_of("failed")
-    left = [
-        event
-        for event in output.events
-        if event.kind in ("aborted", "exited") and event.rank not in failed
-    ]
-    if left:
-        return left[0].rank, str(left[0]["what"]), int(left[0]["status"] or output.status or 1)
+    for event in output.events:
+        if event.kind in ("aborted", "exited") and event.rank not in failed:
+            return event.rank, str(event["what"]), int(event["status"] or output.status or 1)
     lost = _lost(output)
     reported = next((event for event in output.events if event.kind == "rank_lost"), None)
     # MPICH's mpiexec kills the others at once, and then names the lowest of all that are dead.
@@ -127,26 +112,18 @@ def _lost(output: JobOutput) -> tuple[int, str, int] | None:
         return None
     for rank, lost in output.lost_ranks().items():
         if lost.signal is not None:
-            return rank, _describe_signal(lost.signal), 128 + lost.signal
+            name = SIGNAL_NAMES.get(lost.signal)
+            how = f"ended by signal {lost.signal}{f' ({name})' if name else ''}"
+            return rank, how, 128 + lost.signal
         if lost.code is not None:
             return rank, f"exit status {lost.code}", lost.code or 1
     return None
 
 
 def _place(rank: int, output: JobOutput) -> str:
-    started: Mapping[int, Event] = output.first_of("started")
+    started = output.first_of("started")
     return f"rank {rank} on {started[rank]['host']}" if rank in started else f"rank {rank}"
 
 
-def _describe_signal(number: int) -> str:
-    try:
-        return f"ended by signal {number} ({signal.Signals(number).name})"
-    except ValueError:
-        return f"ended by signal {number}"
-
-
 def _listed(ranks: Sequence[int]) -> str:
-    """Return the ranks as text, shortened where there are many."""
-    shown = ", ".join(map(str, ranks[:MAX_LISTED_RANKS]))
-    more = ", ..." if len(ranks) > MAX_LISTED_RANKS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+    return f"rank{'s' * (len(ranks) > 1)} {join_first(ranks, MAX_LISTED_RANKS)}"

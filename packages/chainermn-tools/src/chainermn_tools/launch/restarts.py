@@ -17,32 +17,20 @@ def run_script(
     script: Sequence[str],
     say: Callable[[str], None],
     *,
-    hosts: Mapping[str, int] | None = None,
-    prefix: bool = False,
-    forward: bool = True,
-    timeout: float | None = None,
+    hosts: Mapping[str, int] | None = None,  # ranks of each; None or empty for this one alone
+    prefix: bool = False,  # whether lines of output begin with their rank
+    timeout: float | None = None,  # seconds after which a job is ended
     max_restarts: int = 0,
 ) -> tuple[JobResult, jobs.JobOutput]:
-    """Run a script on several ranks until it succeeds or may not start again.
+    """Run a Python script with its arguments on several ranks, and again after failures.
 
-    A signal ends the job; the output's ``interrupted`` has it.
-
-    Args:
-        launcher: as :func:`chainermn_tools.jobs.find_mpiexec` returns it.
-        ranks: the number of ranks.
-        script: a Python script and its arguments.
-        say: reports to the user.
-        hosts: how many ranks each host gets; None or empty for this one alone.
-        prefix: whether lines of output begin with their rank.
-        forward: whether the job's output is passed on.
-        timeout: seconds after which it is ended; None for no limit.
-        max_restarts: how often to start again.
+    It is not started again where that can't help, after a signal or its time limit.
 
     Returns:
         The last result, and the last job's output.
 
     Raises:
-        OSError: mpiexec can't be started, or the output can't be written.
+        OSError: the output can't be written.
     """
     threads = jobs.threads_per_rank(ranks, hosts)
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
@@ -56,13 +44,19 @@ def run_script(
         for attempt in range(max_restarts + 1):
             if attempt:
                 say(f"starting again, {attempt} of {max_restarts}")
-            output = jobs.run_job(
-                args, env, timeout=timeout, signals=signals, tagged=prefix, forward=forward
-            )
-            result = classify(output, ranks)
-            if forward and output.tail and not output.tail.endswith(b"\n"):
+            try:
+                output = jobs.run_job(args, env, timeout=timeout, signals=signals, tagged=prefix)
+            except FileNotFoundError as error:
+                return JobResult(False, 2, f"mpiexec doesn't start: {error}"), jobs.JobOutput()
+            if output.tail and not output.tail.endswith(b"\n"):
                 os.write(2, b"\n")
-            if output.interrupted is not None or result.success or not result.restartable:
+            if (number := output.interrupted) is not None:
+                return JobResult(False, 128 + number, f"ended by signal {number}"), output
+            if output.timed_out:
+                message = f"the job did not end within {timeout:g} s"
+                return JobResult(False, jobs.TIMEOUT_STATUS, message), output
+            result = classify(output, ranks)
+            if result.success or not result.restartable:
                 break
             if attempt < max_restarts:
                 say(result.message)

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from chainermn_tools.trace.table import Call, Run, each_call
+from chainermn_tools.trace.table import Run, each_call
 
 
 def write_chrome_trace(run: Run, file: IO[str]) -> None:
@@ -25,27 +25,24 @@ def _events(run: Run) -> Iterator[dict[str, Any]]:
         yield from trace.other
     order = np.argsort(run.table["start"], kind="stable")
     for call in each_call(run.table[order], run.names):
-        yield _event(call)
-
-
-def _event(call: Call) -> dict[str, Any]:
-    args = {
-        "communicator": call.communicator,
-        "bytes": call.nbytes,
-        "sequence": call.sequence,
-        "root" if call.sequence is not None else "peer": call.peer,
-        "tag": call.tag,
-        "error": call.error,
-        "waited": round(call.waited, 3),
-        "waited_for": call.late,
-    }
-    return {
-        "name": call.operation,
-        "cat": "message" if call.sequence is None else "collective",
-        "ph": "X",
-        "pid": call.rank,
-        "tid": call.thread,
-        "ts": round(call.start, 3),
-        "dur": round(call.end - call.start, 3),
-        "args": {name: value for name, value in args.items() if value is not None},
-    }
+        collective = call["sequence"] is not None
+        args = {
+            "communicator": call["communicator"],
+            "bytes": call["nbytes"],
+            "sequence": call["sequence"],
+            "root" if collective else "peer": call["peer"],
+            "tag": call["tag"],
+            "error": call["error"],
+            "waited": round(call["waited"], 3),
+            "waited_for": call["late"],
+        }
+        yield {
+            "name": call["operation"],
+            "cat": "collective" if collective else "message",
+            "ph": "X",
+            "pid": call["rank"],
+            "tid": call["thread"],
+            "ts": round(call["start"], 3),
+            "dur": round(call["end"] - call["start"], 3),
+            "args": {name: value for name, value in args.items() if value is not None},
+        }

@@ -14,26 +14,17 @@ from chainermn_tools.trace.table import RankTrace, Run
 # drift less, and to go on with a slope that is all error would be worse than none.
 DRIFT = 1e-4
 
-Times = np.ndarray
-
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What turns times of one rank's clock into another's.
+    """What turns times of one rank's clock into another's; microseconds."""
 
-    Attributes:
-        to: the other rank.
-        at: microseconds of the rank's clock, growing.
-        add: what was to be added then.
-        error: microseconds.
-    """
-
-    to: int
-    at: Times
-    add: Times
+    to: int  # the other rank
+    at: np.ndarray  # times of the rank's clock, growing
+    add: np.ndarray  # what was to be added then
     error: float
 
-    def apply(self, times: Times) -> Times:
+    def apply(self, times: np.ndarray) -> np.ndarray:
         """Return times of the other rank's clock, interpolated; beyond comparisons with drift."""
         added = np.interp(times, self.at, self.add)
         span = float(self.at[-1] - self.at[0])
@@ -59,7 +50,7 @@ def align(run: Run) -> float:
     """
     offsets = _offsets(run)
     first = next(iter(run.ranks))
-    ways: dict[int, tuple[list[Callable[[Times], Times]], float]] = {first: ([], 0.0)}
+    ways: dict[int, tuple[list[Callable[[np.ndarray], np.ndarray]], float]] = {first: ([], 0.0)}
     todo = [first]
     while todo:
         known = todo.pop(0)
@@ -84,8 +75,13 @@ def align(run: Run) -> float:
 
 def _offsets(run: Run) -> list[tuple[int, ClockOffset]]:
     """Return offsets with the rank that each is of, in both directions, the most exact first."""
-    found = _shared(run)
+    found: list[tuple[int, ClockOffset]] = []
+    firsts: dict[str, RankTrace] = {}
     for trace in run.ranks.values():
+        first = firsts.setdefault(trace.clock, trace)
+        if first is not trace:  # they share a clock
+            add = np.array([trace.zero - first.zero])
+            found.append((trace.rank, ClockOffset(first.rank, np.zeros(1), add, 0.0)))
         for communicator, comparisons in trace.clocks.items():
             members = trace.members.get(communicator)
             reference = run.ranks.get(members[0]) if members else None
@@ -93,18 +89,7 @@ def _offsets(run: Run) -> list[tuple[int, ClockOffset]]:
                 continue
             rows = sorted((at, ahead - reference.zero, trip) for at, ahead, trip in comparisons)
             at, add, trips = (np.array(column) for column in zip(*rows, strict=True))
-            offset = ClockOffset(reference.rank, at, add, float(trips.max()) / 2)
-            found += [(trace.rank, offset), (reference.rank, offset.reversed(trace.rank))]
+            error = float(trips.max()) / 2
+            found.append((trace.rank, ClockOffset(reference.rank, at, add, error)))
+    found += [(offset.to, offset.reversed(rank)) for rank, offset in found]
     return sorted(found, key=lambda one: one[1].error)
-
-
-def _shared(run: Run) -> list[tuple[int, ClockOffset]]:
-    """Return the offsets of ranks that share a clock: to the first of them, and back."""
-    found = []
-    firsts: dict[str, RankTrace] = {}
-    for trace in run.ranks.values():
-        first = firsts.setdefault(trace.clock, trace)
-        if first is not trace:
-            offset = ClockOffset(first.rank, np.zeros(1), np.array([trace.zero - first.zero]), 0.0)
-            found += [(trace.rank, offset), (first.rank, offset.reversed(trace.rank))]
-    return found

@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, Names, RankTrace, Run
+from chainermn_tools.formatting import format_count, join_first
+from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, RankTrace, Run
 
 FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
 # Names of the metadata events that are ours, as chainermn_comm.trace.events has them.
 FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
 SCHEMA = 1
-# Old runs that are listed by name.
-MAX_LISTED_RUNS = 5
+# Old runs, and ranks that are missing, that are listed.
+MAX_LISTED_RUNS, MAX_LISTED_RANKS = 5, 10
 # What is larger in a file is damage.
 MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 20
 # Of one line, which holds one event; a longer one is damaged.
 MAX_LINE_CHARACTERS = 1 << 20
+# What is raised where something of an event is missing, or not what it should be.
+DAMAGE = (KeyError, TypeError, ValueError, OverflowError)
 
 
 class NoTrace(Exception):
@@ -48,7 +51,7 @@ def read(folder: Path, wanted: str | None = None) -> Run:
             known = ", ".join(sorted(min(group) for group in groups))
             raise NoTrace(f"there is no run {wanted!r} in {folder}; there are {known}")
         chosen = found[0]
-    names = Names()
+    names: dict[str, int] = {}
     traces = [_read_file(path, names) for paths in chosen.values() for path in paths]
     good = [trace for trace in traces if isinstance(trace, RankTrace)]
     warnings = [trace for trace in traces if isinstance(trace, str)]
@@ -64,19 +67,14 @@ def read(folder: Path, wanted: str | None = None) -> Run:
     others = sorted(min(group) for group in groups if group is not chosen)
     warnings += _warnings_of(ranks, others)
     ranks = dict(sorted(ranks.items()))
-    return Run(min(chosen), ranks, _join(list(ranks.values())), names, warnings)
-
-
-def _join(traces: Sequence[RankTrace]) -> np.ndarray:
-    """Return all ranks' calls as one table, of which the ranks' rows become parts."""
-    table = np.empty(sum(len(trace.rows) for trace in traces), CALL)
+    table = np.empty(sum(len(trace.rows) for trace in ranks.values()), CALL)
     at = 0
-    for trace in traces:
+    for trace in ranks.values():
         part = table[at : at + len(trace.rows)]
         part[:] = trace.rows
         trace.rows = part
         at += len(part)
-    return table
+    return Run(min(chosen), ranks, table, list(names), warnings)
 
 
 def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
@@ -84,13 +82,14 @@ def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
     number = max(trace.ranks for trace in ranks.values())
     missing = [rank for rank in range(number) if rank not in ranks]
     if missing:
-        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        found.append(f"no file of {len(missing)} of {number} ranks: {shown}")
+        found.append(
+            f"no file of {len(missing)} of {number} ranks: {join_first(missing, MAX_LISTED_RANKS)}"
+        )
     for trace in ranks.values():
         if trace.damaged:
-            s = "s" if trace.damaged > 1 else ""
+            lines = format_count(trace.damaged, "line")
             found.append(
-                f"rank {trace.rank}: {trace.damaged} line{s} of {trace.path.name} can't be read, "
+                f"rank {trace.rank}: {lines} of {trace.path.name} can't be read, "
                 "as after a kill or on a full disk"
             )
     if others:
@@ -134,28 +133,19 @@ def _joined(path: Path) -> set[str]:
 
 
 def _events(path: Path, only: str = "") -> Iterator[Any]:
-    """Return the events of a file, one by one; None for a line that is none."""
+    """Return the events of a file, one by one; None for a line that is none, or too long."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            for line in _lines(file):
-                text = None if line is None else line.strip().rstrip(",")
-                if text is None:
+            while line := file.readline(MAX_LINE_CHARACTERS):
+                text = line.strip().rstrip(",")
+                if len(line) == MAX_LINE_CHARACTERS and not line.endswith("\n"):
+                    while line and not line.endswith("\n"):
+                        line = file.readline(MAX_LINE_CHARACTERS)
                     yield None
                 elif text not in ("", "[", "]") and only in text:
                     yield _parse(text)
     except OSError:
         return
-
-
-def _lines(file: IO[str]) -> Iterator[str | None]:
-    """Return the lines of a file, one by one; None for one that is too long."""
-    while line := file.readline(MAX_LINE_CHARACTERS):
-        if len(line) < MAX_LINE_CHARACTERS or line.endswith("\n"):
-            yield line
-            continue
-        while (rest := file.readline(MAX_LINE_CHARACTERS)) and not rest.endswith("\n"):
-            pass
-        yield None
 
 
 def _parse(text: str) -> Any:
@@ -165,17 +155,18 @@ def _parse(text: str) -> Any:
         return None
 
 
-def _read_file(path: Path, names: Names) -> RankTrace | str:
+def _read_file(path: Path, names: dict[str, int]) -> RankTrace | str:
     """Return the trace in a file, or why it is none."""
     events = _events(path)
-    trace = _parse_header(path, next(events, None), names)
-    if trace is None:
+    try:
+        trace = _parse_header(path, next(events, None))
+    except DAMAGE:
         return f"{path.name} doesn't begin as a trace does"
     parts, rows = [], []
     for event in events:
         try:
-            row = _take(trace, event)
-        except (KeyError, TypeError, ValueError, OverflowError):
+            row = _take(trace, event, names)
+        except DAMAGE:
             trace.damaged += 1
             continue
         if row is not None:
@@ -187,30 +178,32 @@ def _read_file(path: Path, names: Names) -> RankTrace | str:
     return trace
 
 
-def _parse_header(path: Path, event: Any, names: Names) -> RankTrace | None:
-    try:
-        args = event["args"]
-        rank, ranks = int(args["rank"]), int(args["ranks"])
-        if event["name"] != FILE or args["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
-            return None
-        clock = str(args["clock"]), _finite(args["zero"])
-        return RankTrace(
-            path, rank, ranks, str(args["host"]), _finite(args["began"]), *clock, names
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+def _parse_header(path: Path, event: Any) -> RankTrace:
+    args = event["args"]
+    rank, ranks = int(args["rank"]), int(args["ranks"])
+    if event["name"] != FILE or args["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
+        raise ValueError(event)
+    host, clock = str(args["host"]), str(args["clock"])
+    return RankTrace(path, rank, ranks, host, _finite(args["began"]), clock, _finite(args["zero"]))
 
 
-def _take(trace: RankTrace, event: Any) -> tuple[int | float, ...] | None:
-    """Add an event to the trace, or return it as a row if it is a call.
-
-    Raises:
-        KeyError: something of it is missing; like TypeError, ValueError and OverflowError, where
-            it is not what it should be.
-    """
+def _take(trace: RankTrace, event: Any, names: dict[str, int]) -> tuple[int | float, ...] | None:
+    """Add an event to the trace, or return it as a row of ``CALL`` if it is a call."""
     args = event["args"]
     if event["ph"] == "X":
-        return _row(trace, event, args)
+        start = _finite(event["ts"])
+        end = start + max(0.0, _finite(event["dur"]))
+        numbers = (
+            _integer(args["bytes"]),
+            _integer(args.get("sequence")),
+            _integer(args.get("root", args.get("peer"))),
+            _integer(args.get("tag")),
+            _integer(event["tid"]),
+        )
+        error = args.get("error")
+        texts = str(event["name"]), str(args["communicator"]), None if error is None else str(error)
+        named = (NONE if text is None else names.setdefault(text, len(names)) for text in texts)
+        return (trace.rank, *named, NONE, start, end, 0.0, *numbers)
     if event["name"] == COMMUNICATOR:
         trace.members[str(args["communicator"])] = [_integer(rank) for rank in args["ranks"]]
     elif event["name"] == CLOCK:
@@ -219,23 +212,6 @@ def _take(trace: RankTrace, event: Any) -> tuple[int | float, ...] | None:
     else:
         trace.other.append(event)
     return None
-
-
-def _row(trace: RankTrace, event: Any, args: Any) -> tuple[int | float, ...]:
-    """Return a call as a row of ``CALL``."""
-    start, number = _finite(event["ts"]), trace.names.number
-    end = start + max(0.0, _finite(event["dur"]))
-    numbers = (
-        _integer(args["bytes"]),
-        _integer(args.get("sequence")),
-        _integer(args.get("root", args.get("peer"))),
-        _integer(args.get("tag")),
-        _integer(event["tid"]),
-    )
-    error = args.get("error")
-    names = number(str(event["name"])), number(str(args["communicator"]))
-    failure = NONE if error is None else number(str(error))
-    return (trace.rank, *names, failure, NONE, start, end, 0.0, *numbers)
 
 
 def _integer(value: Any) -> int:

@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import numpy as np
 
-from chainermn_tools.trace.table import NONE, Names, Run
+from chainermn_tools.trace.table import NONE, Run
 
-# One collective call of several ranks, all of which are known, as a row of a table: the call of
-# the rank that came last, and the microseconds that all others waited for it.
+# A collective call of several ranks, all of which are known, as a row of a table.
 COLLECTIVE = np.dtype(
     [
-        ("operation", "i4"),
-        ("communicator", "i4"),
-        ("sequence", "i8"),
-        ("last", "i4"),
-        ("start", "f8"),
-        ("waited", "f8"),
+        ("operation", "i4"),  # its name, on the rank that came last
+        ("communicator", "i4"),  # its name
+        ("sequence", "i8"),  # its number
+        ("last", "i4"),  # the rank that came last
+        ("start", "f8"),  # microseconds when that came
+        ("waited", "f8"),  # microseconds that all others waited for it, in sum
     ]
 )
-
-
-class CollectiveCall(NamedTuple):
-    """One collective call of several ranks, all of which are known.
-
-    Attributes:
-        operation: its name, on the rank that came last.
-        communicator: its name.
-        sequence: its number.
-        last: the rank that came last.
-        start: microseconds when that came.
-        waited: microseconds that all others waited for it, in sum.
-    """
-
-    operation: str
-    communicator: str
-    sequence: int
-    last: int
-    start: float
-    waited: float
-
-
-def each_collective(rows: np.ndarray, names: Names) -> Iterator[CollectiveCall]:
-    """Return the rows of a table, shape (n,), dtype ``COLLECTIVE``, one by one."""
-    for operation, communicator, *numbers in rows.tolist():
-        yield CollectiveCall(names.names[operation], names.names[communicator], *numbers)
 
 
 def match(run: Run) -> tuple[np.ndarray, int]:
@@ -64,17 +34,20 @@ def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
     """Match the calls of a communicator that have a number."""
     table = run.table
     members = {name: ranks for trace in run.ranks.values() for name, ranks in trace.members.items()}
-    keys = ("communicator", "sequence", "rank")
-    order = _sorted(table, np.flatnonzero(table["sequence"] != NONE), keys)
+    order = np.flatnonzero(table["sequence"] != NONE)
+    keys = np.stack([table[name][order] for name in ("communicator", "sequence", "rank")])
+    by_key = np.lexsort(keys[::-1])
+    order, keys = order[by_key], keys[:, by_key]
     # Of several calls of a rank under one number the last one counts.
-    order = order[np.append(_begins(table, order, keys)[1:], True)] if len(order) else order
-    first = np.flatnonzero(_begins(table, order, keys[:2]))
-    group = np.cumsum(_begins(table, order, keys[:2])) - 1
+    newest = np.append(_begins(keys), True)[1:]
+    order, keys = order[newest], keys[:, newest]
+    begins = _begins(keys[:2])
+    first, group = np.flatnonzero(begins), np.cumsum(begins) - 1
     sizes = np.diff(np.append(first, len(order)))
     complete = np.zeros(len(first), bool)
     wanted = np.zeros(len(first), np.int64)
     for communicator in np.unique(table["communicator"][order]):
-        ranks = sorted(set(members.get(run.names.names[communicator], ())))
+        ranks = sorted(set(members.get(run.names[communicator], ())))
         here = table["communicator"][order] == communicator
         known = np.isin(table["rank"][order[here]], ranks)
         strangers = np.bincount(group[here][~known], minlength=len(first)) > 0
@@ -86,8 +59,7 @@ def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
     order, group = order[kept], group[kept]
     # The call that came last of each group; of equals the first rank's.
     by_time = np.lexsort((table["rank"][order], -table["start"][order], group))
-    begins = np.flatnonzero(np.diff(group[by_time], prepend=-1))
-    last = order[by_time[begins]]
+    last = order[by_time[np.flatnonzero(np.diff(group[by_time], prepend=-1))]]
     number = np.cumsum(np.diff(group, prepend=-1) != 0) - 1 if len(group) else group
     mine = order[order != last[number]]
     _wait(table, mine, last[number[order != last[number]]])
@@ -105,14 +77,14 @@ def _match_messages(run: Run) -> None:
     message = np.flatnonzero((table["sequence"] == NONE) & (table["peer"] != NONE))
     peer = np.full(len(message), -1)
     for rank, communicator in np.unique(table[["rank", "communicator"]][message]).tolist():
-        ranks = np.array(run.ranks[rank].members.get(run.names.names[communicator], ()), np.int64)
+        ranks = np.array(run.ranks[rank].members.get(run.names[communicator], ()), np.int64)
         rows = table[message]
         here = (rows["rank"] == rank) & (rows["communicator"] == communicator)
         here &= (rows["peer"] >= 0) & (rows["peer"] < len(ranks))
         peer[here] = ranks[rows["peer"][here]]
     message, peer = message[peer >= 0], peer[peer >= 0]
     rows = table[message]
-    sends = np.array([name.startswith("send") for name in run.names.names], bool)
+    sends = np.array([name.startswith("send") for name in run.names], bool)
     receives = ~sends[rows["operation"]] if len(message) else np.empty(0, bool)
     source = np.where(receives, peer, rows["rank"])
     target = np.where(receives, rows["rank"], peer)
@@ -131,30 +103,16 @@ def _match_messages(run: Run) -> None:
     _wait(table, np.where(sent_first, sent, received), np.where(sent_first, received, sent))
 
 
-def _sorted(table: np.ndarray, rows: np.ndarray, keys: tuple[str, ...]) -> np.ndarray:
-    """Return the rows' numbers, sorted by columns of the table; equals keep their order."""
-    order: np.ndarray = rows[np.lexsort([table[key][rows] for key in reversed(keys)])]
-    return order
-
-
-def _begins(table: np.ndarray, order: np.ndarray, keys: tuple[str, ...]) -> np.ndarray:
-    """Return for each row in an order whether it differs in one of the columns from the one before.
-
-    The first one does.
-    """
-    begins = np.zeros(len(order), bool)
-    begins[:1] = True
-    for key in keys:
-        column = table[key][order]
-        begins[1:] |= column[1:] != column[:-1]
-    return begins
+def _begins(keys: np.ndarray) -> np.ndarray:
+    """Return for each column of keys, shape (k, n), whether it differs from the one before."""
+    begins: np.ndarray = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
+    return begins[: keys.shape[1]]
 
 
 def _count_within(keys: np.ndarray) -> np.ndarray:
     """Return how many of the same keys, shape (k, n) and sorted, come before each."""
     places = np.arange(keys.shape[1])
-    begins = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))[: len(places)]
-    counts: np.ndarray = places - np.maximum.accumulate(np.where(begins, places, 0))
+    counts: np.ndarray = places - np.maximum.accumulate(np.where(_begins(keys), places, 0))
     return counts
 
 

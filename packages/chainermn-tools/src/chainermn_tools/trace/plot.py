@@ -27,14 +27,12 @@ def draw(run: Run, collectives: np.ndarray, file: str) -> None:
         ValueError: the name ends in no kind of image that matplotlib knows.
         OSError: the file can't be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     ranks = list(run.ranks)[:MOST_RANKS]
     height = 0.34 * len(ranks)
-    figure, (whole, part) = plt.subplots(2, 1, figsize=(13, 3.6 + 2 * height), layout="constrained")
+    figure = Figure(figsize=(13, 3.6 + 2 * height), layout="constrained")
+    whole, part = figure.subplots(2, 1)
     more = f", the first {len(ranks)}" if len(ranks) < len(run.ranks) else ""
     figure.suptitle(f"Run {run.name}, {len(run.ranks)} ranks{more}", x=0.01, ha="left", fontsize=10)
     _whole(whole, run, ranks)
@@ -47,7 +45,6 @@ def draw(run: Run, collectives: np.ndarray, file: str) -> None:
         axes.tick_params(axis="y", length=0)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     figure.savefig(file, dpi=130)
-    plt.close(figure)
 
 
 def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
@@ -128,7 +125,7 @@ def _part(axes: Any, run: Run, ranks: Sequence[int], start: float, end: float) -
     scale, unit = (1e6, "seconds") if end - start > 2e6 else (1e3, "milliseconds")
     shown = run.table[(run.table["end"] > start) & (run.table["start"] < end)]
     numbers, counts = np.unique(shown["operation"], return_counts=True)
-    operations = {run.names.names[n]: n for n in numbers[np.argsort(-counts, kind="stable")]}
+    operations = {run.names[n]: n for n in numbers[np.argsort(-counts, kind="stable")]}
     names = list(operations)
     colors = dict(zip(names, COLORS, strict=False))
     for name in names:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from chainermn_tools.formatting import format_bytes, format_duration, printable
+import numpy as np
+
+from chainermn_tools.formatting import format_bytes, format_count, format_duration, printable
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.table import Run
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
 # Elsewhere than on a terminal no line is broken for its width.
@@ -24,62 +25,49 @@ GAP = 2  # between columns
 def render(
     run: Run, collectives: np.ndarray, incomplete: int, error: float, console: Console
 ) -> None:
-    """Print a run.
-
-    Args:
-        run: with times aligned and calls matched.
-        collectives: its collective calls, as `match` returns them.
-        incomplete: how many more there are of which ranks are missing.
-        error: microseconds by which clocks may differ.
-        console: where to.
-    """
+    """Print a run, and what `match` returned of it; clocks may differ by ``error`` microseconds."""
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    hosts = {trace.host for trace in run.ranks.values()}
-    length = run.table["end"].max(initial=0.0) / 1e6
-    _title(
-        f"Run {run.name}: {_number(len(run.ranks), 'rank')} on {_number(len(hosts), 'host')}, "
-        f"{_number(len(run.table), 'call')} in "
-        f"{format_duration(length)}; {_clocks(error)}",
-        console,
-    )
+    ranks = format_count(len(run.ranks), "rank")
+    hosts = format_count(len({trace.host for trace in run.ranks.values()}), "host")
+    calls = format_count(len(run.table), "call")
+    length = format_duration(run.table["end"].max(initial=0.0) / 1e6)
+    exact = f"clocks agree to within {format_duration(error / 1e6)}"
+    clocks = exact if error else "all share a clock"
+    _line(f"Run {run.name}: {ranks} on {hosts}, {calls} in {length}; {clocks}", console, "bold")
     _operations(run, console)
     _ranks(run, collectives, console)
     _stragglers(run, collectives, console)
     console.print()
     if incomplete:
         run.warnings.append(
-            f"{_number(incomplete, 'collective call')} without all ranks, not counted above"
+            f"{format_count(incomplete, 'collective call')} without all ranks, not counted above"
         )
     for warning in run.warnings:
         _line(warning, console, "yellow")
     _line(_most_waited_for(run, collectives), console, "bold")
 
 
-def _clocks(error: float) -> str:
-    if not error:
-        return "all share a clock"
-    return f"clocks agree to within {format_duration(error / 1e6)}"
-
-
 def _operations(run: Run, console: Console) -> None:
-    _title("\nOperations, calls of all ranks together", console)
+    _line("\nOperations, calls of all ranks together", console, "bold")
     columns = ("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
     cells, failed = [], []
     for row in summary.by_operation(run):
-        speed = "-" if row.bandwidth is None else _gigabytes(row.bandwidth)
+        speed = "-"
+        if row.bandwidth is not None:
+            speed = f"{row.bandwidth / 1e9:.3g}" if row.bandwidth >= 1e6 else "<0.001"
         times = (row.total, row.median, row.longest, row.waited)
         size = format_bytes(row.nbytes) if row.nbytes else "-"
         cells.append((row.operation, str(row.count), *map(format_duration, times), size, speed))
         if row.failed:
-            failed.append(f"{row.operation} raised in {_number(row.failed, 'call')}")
+            failed.append(f"{row.operation} raised in {format_count(row.failed, 'call')}")
     _table(columns, cells, console)
     for line in failed:
         _line(line, console, "yellow")
 
 
 def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
-    _title("\nRanks", console)
+    _line("\nRanks", console, "bold")
     columns = ("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
     cells = []
     rows = summary.by_rank(run, collectives)
@@ -96,7 +84,11 @@ def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
 def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
     if not len(collectives):
         return
-    _title("\nWho is late: for whom others wait longest in each kind of collective call", console)
+    _line(
+        "\nWho is late: for whom others wait longest in each kind of collective call",
+        console,
+        "bold",
+    )
     columns = ("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
     cells = []
     kinds = summary.straggler_stats(run, collectives)
@@ -107,19 +99,20 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         cells.append((*who, share, *times))
     _table(columns, cells, console)
     if len(kinds) > MOST_KINDS:
-        _line(f"and {_number(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
-    _title("\nLongest waits", console)
+        _line(f"and {format_count(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
+    _line("\nLongest waits", console, "bold")
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
+    longest = np.argsort(-collectives["waited"], kind="stable")[:MOST_CALLS]
     calls = [
         (
-            f"{call.start / 1e6:.6f} s",
-            call.operation,
-            call.communicator,
-            str(call.sequence),
-            f"rank {call.last}",
-            format_duration(call.waited / 1e6),
+            f"{call['start'] / 1e6:.6f} s",
+            run.names[call["operation"]],
+            run.names[call["communicator"]],
+            str(call["sequence"]),
+            f"rank {call['last']}",
+            format_duration(float(call["waited"]) / 1e6),
         )
-        for call in summary.longest_waits(run, collectives, MOST_CALLS)
+        for call in collectives[longest]
     ]
     _table(headings, calls, console)
 
@@ -134,10 +127,6 @@ def _most_waited_for(run: Run, collectives: np.ndarray) -> str:
         f"Others wait most for rank {row.rank} on {row.host}: {format_duration(row.kept)} of the "
         f"{format_duration(total)} that ranks waited, together"
     )
-
-
-def _gigabytes(nbytes: float) -> str:
-    return f"{nbytes / 1e9:.3g}" if nbytes >= 1e6 else "<0.001"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
@@ -167,15 +156,7 @@ def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
     yield part
 
 
-def _title(text: str, console: Console) -> None:
-    _line(text, console, "bold")
-
-
 def _line(text: str, console: Console, style: str = "") -> None:
     from rich.text import Text
 
     console.print(Text(printable(text, kept="\n"), style=style), soft_wrap=True)
-
-
-def _number(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -14,10 +14,9 @@ from typing import Any
 
 from _chainermn_events import emit
 from chainermn_tools.bench import runner
-from chainermn_tools.jobs import rank_from_env
+from chainermn_tools.jobs import TIMEOUT_STATUS, rank_from_env
 
 EVENT = "bench"  # with the report
-TIMED_OUT = 124  # as of timeout(1)
 
 
 class NotStarted(Exception):
@@ -27,13 +26,9 @@ class NotStarted(Exception):
 def measure_here(
     names: Sequence[str], sizes: Sequence[int], seconds: float, limit: float
 ) -> dict[str, Any] | None:
-    """Measure as a rank of an MPI job (collective over all its ranks).
+    """Have a rank of an MPI job `measure` (collective over all its ranks).
 
-    Args:
-        names: of the communicators.
-        sizes: in bytes, growing.
-        seconds: that it should take.
-        limit: seconds after which this process ends, and with it the job.
+    After ``limit`` seconds this process ends, and with it the job.
 
     Returns:
         The report at rank 0, None elsewhere.
@@ -69,7 +64,7 @@ def say(text: str) -> None:
 def _give_up(limit: float) -> None:
     rank = (rank_from_env() or (0, 1))[0]
     os.write(2, f"chainermn bench: rank {rank} did not end within {limit:g} s\n".encode())
-    os._exit(TIMED_OUT)
+    os._exit(TIMEOUT_STATUS)
 
 
 def main() -> None:
