@@ -38,13 +38,7 @@ class ScatterPlan:
     """
 
     def __init__(self, dataset: Any, indices: list[np.ndarray], root: int) -> None:
-        """Divide a data set.
-
-        Args:
-            dataset: any data set.
-            indices: for each rank the int64 indices of its examples.
-            root: the rank of this process.
-        """
+        """Divide a data set: ``indices`` are the int64 indices of each rank's examples."""
         self._root = root
         # The arrays of all parts, and the unsplittable data sets that they refer to, by their
         # `id`. Pickles hold only what is stored here.
@@ -125,34 +119,20 @@ class _Unpickler(pickle.Unpickler):
         return self._datasets[pid[1]]
 
 
-def pickle_dataset(dataset: Any) -> np.ndarray:
-    """Return the pickle of an unsplittable data set (uint8, 1-D)."""
-    return np.frombuffer(pickle.dumps(dataset, protocol=5), np.uint8)
-
-
-def unpickle_part(
-    payload: np.ndarray, file: SharedFile | None, unsplittable: list[np.ndarray]
-) -> Any:
+def unpickle_part(payload: bytes, file: SharedFile | None, unsplittable: list[np.ndarray]) -> Any:
     """Return the part of which :meth:`ScatterPlan.pickle_part` made ``payload``.
 
-    Args:
-        payload: uint8, 1-D.
-        file: the file with its arrays; None if it has none.
-        unsplittable: the pickles of :attr:`ScatterPlan.unsplittable`.
+    ``file`` has its arrays, if there are any; ``unsplittable`` are pickles of the data sets.
     """
     datasets = [pickle.loads(each.data) for each in unsplittable]
-    return _Unpickler(io.BytesIO(payload.data), file, datasets).load()
+    return _Unpickler(io.BytesIO(payload), file, datasets).load()
 
 
 def iter_row_chunks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the bytes of the rows ``source[indices]``, without a copy of them all.
+    """Yield the bytes of the rows ``source[indices]`` (uint8, 1-D), without a copy of them all.
 
-    Args:
-        source: array of any shape (n, ...), memory order and dtype without Python objects.
-        indices: int64 array of shape (m,), each in ``range(n)``.
-
-    Yields:
-        uint8 arrays, 1-D, one after another. Each is overwritten when the next one is asked for.
+    Each array is overwritten when the next one is asked for. ``source`` has shape (n, ...), any
+    memory order and any dtype without Python objects; ``indices`` is int64, each in ``range(n)``.
     """
     row = source[:1].nbytes  # 0 for an empty source too, which has no rows to take
     if not row or not len(indices):

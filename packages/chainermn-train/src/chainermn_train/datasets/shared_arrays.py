@@ -43,11 +43,7 @@ class SharedMemoryHandle(NamedTuple):
     token: bytes  # differs where the descriptor is another file by now, or on another machine
 
     def open(self, flags: int = os.O_RDONLY) -> int:
-        """Open the file anew, and return the descriptor.
-
-        Raises:
-            OSError: it can't be reached from this process.
-        """
+        """Open the file anew; return the descriptor. OSError: this process can't reach it."""
         path = f"/proc/{self.process}/fd/{self.descriptor}"
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else may have effects
             raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
@@ -61,8 +57,7 @@ class SharedMemoryHandle(NamedTuple):
     def open_locked(self) -> Iterator[int]:
         """Open the file for writing, locked; :meth:`SharedFile.wait_until_unlocked` waits for it.
 
-        Raises:
-            OSError: it can't be reached from this process.
+        OSError as in :meth:`open`.
         """
         descriptor = self.open(os.O_RDWR)
         try:
@@ -88,11 +83,7 @@ class SharedFile:
 
     @classmethod
     def reserve(cls, nbytes: int) -> SharedFile:
-        """Make a file of so many bytes, the token included, in memory or else on disk.
-
-        Raises:
-            OSError: neither has the room.
-        """
+        """Make a file of so many bytes, the token included, in memory or else on disk."""
         failures = []
         for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
             try:
@@ -119,11 +110,7 @@ class SharedFile:
 
     @classmethod
     def from_handle(cls, handle: SharedMemoryHandle) -> SharedFile:
-        """Return the file of a handle, which a process maps only once.
-
-        Raises:
-            OSError: it can't be reached from this process.
-        """
+        """Return the file of a handle, which a process maps only once; OSError as in ``open``."""
         return _open_files.get(handle.token) or cls(handle.open(), handle.token)
 
     @property
@@ -166,14 +153,8 @@ class SharedArray:
     """
 
     def __init__(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        """Nothing can be read before :meth:`attach` or :meth:`own`.
-
-        Args:
-            offset: bytes before the array in its file.
-            shape: of the array.
-            dtype: of the array; it holds no Python objects.
-        """
-        self.offset = offset
+        """Nothing can be read before :meth:`attach` or :meth:`own`; dtypes hold no objects."""
+        self.offset = offset  # bytes before the array in its file
         self.shape = shape
         self.dtype = dtype
         self._file: SharedFile | None = None
