@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import os
 import sys
@@ -26,9 +25,9 @@ from .files import CheckpointPaths
 from .recovery import OPERATION, explain, scan, select_latest
 from .state_dict import (
     RESERVED_PREFIX,
-    StoredState,
     load_random_state,
     load_state_dict,
+    open_state,
     random_state,
     state_dict,
     write_npz,
@@ -118,15 +117,19 @@ class MultiNodeCheckpointer(Extension):
             self._open(self._paths_for(target))
         assert self._directory is not None
         path = self._directory.path_for(number)
+        intervals = self.cp_interval, self.gc_interval
         self._last = number
         if self._writer is None:
             self._directory.commit(number, lambda: _write(path, state))
-            self._directory.remove(self._expired())
+            self._directory.remove(self._directory.expired(*intervals))
         else:
-            write = functools.partial(
-                _delete_and_write, self._directory.deferred_delete(self._expired()), path
-            )
-            self._writing = number, self._writer.start(write, state)
+            delete = self._directory.deferred_delete(self._directory.expired(*intervals))
+
+            def delete_and_write(copies: dict[str, np.ndarray]) -> FileDigest:
+                delete()
+                return _write(path, copies)
+
+            self._writing = number, self._writer.start(delete_and_write, state)
         self._saved = (target if updater_of(target) is not None else None), number
 
     def flush(self) -> None:
@@ -172,7 +175,6 @@ class MultiNodeCheckpointer(Extension):
         self._check_iterators(trainer)
         self.flush()
         self._require_equal_settings()
-        found: list[CheckpointPaths] = []
 
         def prepare() -> bool:
             if not callable(getattr(trainer, "serialize", None)):
@@ -180,19 +182,19 @@ class MultiNodeCheckpointer(Extension):
                     "a checkpoint is loaded into what Chainer can serialize, not "
                     f"{type(trainer).__name__}: give what was saved, made in the same way"
                 )
-            found.append(self._paths_for(trainer, path))
-            return path is None and not has_other_writer(self, found[0])
+            paths = self._paths_for(trainer, path)
+            return path is None and not has_other_writer(self, paths)
 
         writable = self._run(prepare)
-        (paths,) = found
-        selection = select_latest(self.comm, paths, scan(self.comm, paths))
-        begin = 0 if selection.manifest is None else selection.manifest.iteration
-        if selection.skipped and self.comm.rank == 0:
-            text = f"{explain(selection.skipped)}; training goes on from iteration {begin}"
+        paths = self._paths_for(trainer, path)
+        found, skipped = select_latest(self.comm, paths, scan(self.comm, paths))
+        begin = 0 if found is None else found
+        if skipped and self.comm.rank == 0:
+            text = f"{explain(skipped)}; training goes on from iteration {begin}"
             print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
         if all(writable):  # otherwise it only reads
-            self._open(paths, selection.skipped)
-        if selection.manifest is None:
+            self._open(paths, skipped)
+        if found is None:
             return None
         self._run(lambda: self._load(trainer, paths, begin))
         mark_synchronized_if_equal(self.comm, trainer, optimizer)
@@ -267,10 +269,9 @@ class MultiNodeCheckpointer(Extension):
         return saved and not elsewhere, elsewhere
 
     def _paths_for(self, target: Any, path: Any = None) -> CheckpointPaths:
-        for folder in (path, self.path, folder_of(target)):
-            if folder is not None:
-                return CheckpointPaths(Path(os.fspath(folder)).absolute(), self.run_name)
-        return CheckpointPaths(Path(_DEFAULT_FOLDER).absolute(), self.run_name)
+        folders = path, self.path, folder_of(target), _DEFAULT_FOLDER
+        folder = next(each for each in folders if each is not None)
+        return CheckpointPaths(Path(os.fspath(folder)).absolute(), self.run_name)
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
         return run_on_all_ranks(self.comm, OPERATION, action)
@@ -289,13 +290,9 @@ class MultiNodeCheckpointer(Extension):
         }
         require_same(self.comm, "create_multi_node_checkpointer", lambda: settings)
 
-    def _expired(self) -> list[int]:
-        assert self._directory is not None
-        return self._directory.expired(self.cp_interval, self.gc_interval)
-
     def _load(self, target: Any, paths: CheckpointPaths, iteration: int) -> None:
         with paths.state(self.comm.rank, iteration).open("rb") as file:
-            state = StoredState(file)
+            state = open_state(file)
             load_state_dict(target, state)
             self._random = str(state[_RANDOM])
         load_random_state(target, self._random)
@@ -303,10 +300,3 @@ class MultiNodeCheckpointer(Extension):
 
 def _write(path: Path, state: dict[str, np.ndarray]) -> FileDigest:
     return atomic_write(path, lambda file: write_npz(file, state))
-
-
-def _delete_and_write(
-    delete: Callable[[], None], path: Path, state: dict[str, np.ndarray]
-) -> FileDigest:
-    delete()
-    return _write(path, state)

@@ -26,19 +26,6 @@ class Scan:
     staged: Set[int]  # one that was not
     unrecognized: Set[str]  # files without a record that only have the name of ours
 
-    @property
-    def readable(self) -> list[Manifest]:
-        """The commit records that can be used."""
-        return [each for each in self.manifests.values() if isinstance(each, Manifest)]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which generation to go on from; the same on every rank."""
-
-    manifest: Manifest | None
-    skipped: Mapping[int, str]  # why newer ones can't be used
-
 
 def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
     """Look for checkpoints, each rank in its own folder (collective).
@@ -74,8 +61,12 @@ def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
     return Scan(manifests, orphaned, staged - manifests.keys() - orphaned, unrecognized)
 
 
-def select_latest(comm: CommunicatorBase, paths: CheckpointPaths, found: Scan) -> Selection:
+def select_latest(
+    comm: CommunicatorBase, paths: CheckpointPaths, found: Scan
+) -> tuple[int | None, dict[int, str]]:
     """Return the newest committed generation of which every rank's file is whole (collective).
+
+    And why newer ones can't be used, by iteration; the same on every rank.
 
     Raises:
         RuntimeError: on every rank: there are checkpoints, but none is whole, or they were
@@ -87,7 +78,7 @@ def select_latest(comm: CommunicatorBase, paths: CheckpointPaths, found: Scan) -
         if isinstance(manifest, Manifest):
             damages = _damages(comm, paths, manifest)
             if not damages:
-                return Selection(manifest, skipped)
+                return iteration, skipped
             skipped[iteration] = damages
         elif iteration in found.staged:
             skipped[iteration] = "it was never committed: the job ended while it was saved"
@@ -99,7 +90,7 @@ def select_latest(comm: CommunicatorBase, paths: CheckpointPaths, found: Scan) -
             f"rank {comm.rank}: no checkpoint of {paths.name!r} in {paths.folder} can "
             f"be used: {explain(skipped)}; mend the files, or remove them to start at 0"
         )
-    return Selection(None, skipped)
+    return None, skipped
 
 
 def _damages(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest) -> str:
@@ -126,13 +117,8 @@ def remove_stale(
     """Remove what a killed job left unfinished (collective: no rank writes before all are done).
 
     Files of others stay, and rank 0 says so. So do files whose commit record is missing, unless
-    it was removed because there was a newer generation.
-
-    Args:
-        comm: the ranks.
-        paths: the folder, and the run.
-        found: what the folders hold.
-        newest: iteration of the newest generation that is not known to be damaged; None if none.
+    it was removed because there was a newer generation: ``newest`` is the newest that is not known
+    to be damaged.
     """
     if found.unrecognized and comm.rank == 0:
         print(
@@ -152,7 +138,11 @@ def remove_stale(
         )
         staged = (files for each, files in listing.staged.items() if each not in found.manifests)
         # Committed files have been renamed, if this job has as many ranks.
-        leftover = [paths.staging(comm.rank, each.iteration) for each in found.readable]
+        leftover = [
+            paths.staging(comm.rank, iteration)
+            for iteration, manifest in found.manifests.items()
+            if isinstance(manifest, Manifest)
+        ]
         for path in itertools.chain(listing.unfinished, leftover, *staged, *expired):
             if path.name not in found.unrecognized:
                 path.unlink(missing_ok=True)  # ranks may share the folder

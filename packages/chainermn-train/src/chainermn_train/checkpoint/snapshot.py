@@ -89,13 +89,8 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
 class MultiNodeSnapshot(UnpicklableMixin, Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    Args:
-        comm: the ranks.
-        snapshot: Chainer's extension.
-        named: the ranks of each replica set but the one of all others.
-
-    Raises:
-        ValueError: a rank is named twice.
+    ``snapshot`` is Chainer's; ``named`` are the ranks of each replica set but the one of all
+    others. ValueError if a rank of ``comm`` is named twice.
     """
 
     default_name = "multi_node_snapshot"
@@ -179,7 +174,8 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     def _load(self, trainer: Any) -> None:
         folder = Path(trainer.out)
-        views = self._run(lambda: self._found(folder) if self._is_leader else [])
+        pattern, suffix = self._snapshot.filename.removesuffix(self._suffix), self._suffix
+        views = self._run(lambda: find(folder, pattern, suffix) if self._is_leader else [])
         found = [views[leader] for leader in self._set_leaders]
         if not any(found):
             return
@@ -211,23 +207,18 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
     ) -> tuple[str, dict[str, Any]]:
         """Return the newest snapshot that all sets can read, and its state here (collective).
 
-        Args:
-            folder: where they are.
-            names: of those that all sets have, oldest first.
-            skipped: gets those that are damaged, and why.
+        ``names`` are those that all sets have, oldest first; ``skipped`` gets the damaged ones.
         """
         for name in reversed(names):
             state: dict[str, Any] = {}
             path = folder / (name + self._suffix)
 
-            def damage(path: Path = path, state: dict[str, Any] = state) -> str | None:
-                if not self._is_leader:
-                    return None
+            def damage(path: Path = path, state: dict[str, Any] = state) -> str:
                 try:
-                    state.update(read(path))
+                    state.update(read(path) if self._is_leader else {})
                 except (OSError, StateError) as error:
                     return str(error)
-                return None
+                return ""
 
             damages = [each for each in self._run(damage) if each]
             if not damages:
@@ -238,17 +229,11 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             "mend the files, or remove them to start without"
         )
 
-    def _found(self, folder: Path) -> list[str]:
-        return find(folder, self._snapshot.filename.removesuffix(self._suffix), self._suffix)
-
     def _bcast_in_set(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of the first rank of this rank's set (collective)."""
-        members = self._comm.split(self._set_index, self._comm.rank)
-        try:
+        with self._comm.split(self._set_index, self._comm.rank) as members:
             found: dict[str, Any] = members.bcast_obj(state)
             return found
-        finally:
-            members.finalize()
 
     def _restore(self, target: Any, state: dict[str, Any], name: str) -> None:
         index, named, size, _ = state[TAKEN_BY].tolist()
