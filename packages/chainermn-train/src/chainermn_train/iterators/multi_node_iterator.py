@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -20,11 +19,12 @@ from ..collective_errors import (
     chain_cause,
     handshake,
     require_communicator,
+    require_integer,
     require_same,
     run_on_all_ranks,
 )
 from .batch_message import pack, unpack
-from .shared_iterator import SharedIterator, refuse_shared
+from .iterator_proxy import IteratorProxy, refuse_proxy
 from .worker_processes import await_workers, warn_of_fork
 
 _OPERATION = "multi-node iterator"
@@ -85,13 +85,8 @@ def _checked_master(
     iterator: Any, communicator: CommunicatorBase, rank_master: Any
 ) -> dict[str, Any]:
     """Return the master's rank, if this rank's arguments are right."""
-    try:
-        master = operator.index(rank_master)
-    except TypeError:
-        raise TypeError(f"rank_master must be an integer, not {rank_master!r}") from None
-    if not 0 <= master < communicator.size:
-        raise ValueError(f"rank_master must be from 0 to {communicator.size - 1}, not {master}")
-    refuse_shared(iterator)
+    master = require_integer("rank_master", rank_master, 0, communicator.size - 1)
+    refuse_proxy(iterator)
     if communicator.rank == master and not isinstance(iterator, Iterator):
         raise TypeError(
             "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
@@ -100,7 +95,7 @@ def _checked_master(
     return {"rank_master": master}
 
 
-class MultiNodeIterator(SharedIterator):
+class MultiNodeIterator(IteratorProxy):
     """An iterator that gives the batches of one rank, the master, on every rank.
 
     :meth:`next`, :meth:`reset` and :meth:`serialize` are collective: all ranks must call them
@@ -123,7 +118,7 @@ class MultiNodeIterator(SharedIterator):
         rank_master: the rank whose batches are shared.
     """
 
-    _OWN = SharedIterator._OWN | {"rank_master", "_remote_attributes"}
+    _OWN = IteratorProxy._OWN | {"rank_master", "_remote_attributes"}
 
     def __init__(
         self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
@@ -194,14 +189,10 @@ class MultiNodeIterator(SharedIterator):
         """
         loading = isinstance(serializer, chainer.Deserializer)
 
-        def make() -> dict[str, Any]:
-            if loading:
-                self.actual.serialize(serializer)
-                return {}
+        def make() -> Any:
             record = DictionarySerializer()
-            self.actual.serialize(record)
-            target: dict[str, Any] = record.target
-            return target
+            self.actual.serialize(serializer if loading else record)
+            return record.target
 
         saved = self._broadcast_from_master(f"serialize, {'load' if loading else 'sav'}ing", make)
 
@@ -243,23 +234,17 @@ def _pack(
     iterator: Any, value: Any, error: BaseException | None
 ) -> tuple[tuple[np.ndarray, np.ndarray], BaseException | None]:
     """Return the master's message, and the error that was given, or one in pickling."""
-    attributes = _attributes_of(iterator)
+    attributes = {}
+    for name in _SHARED:
+        with contextlib.suppress(Exception):  # for instance of an empty data set
+            attributes[name] = getattr(iterator, name)
+    with contextlib.suppress(Exception):
+        attributes[_LENGTH] = len(iterator.dataset)
     if error is None:
         message, error = capture_error(lambda: pack((attributes, value)))
         if error is None:
             return message, None
     return pack((attributes, None)), error
-
-
-def _attributes_of(iterator: Any) -> dict[str, Any]:
-    """Return the shared attributes; some raise, for instance those of an empty data set."""
-    attributes = {}
-    for name in _SHARED:
-        with contextlib.suppress(Exception):
-            attributes[name] = getattr(iterator, name)
-    with contextlib.suppress(Exception):
-        attributes[_LENGTH] = len(iterator.dataset)
-    return attributes
 
 
 class RemoteDataset:
