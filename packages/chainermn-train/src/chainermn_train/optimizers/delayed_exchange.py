@@ -90,11 +90,7 @@ class DelayedGradientExchange(UnpicklableMixin):
             self._gradients.discard(names)
 
     def means(self) -> DetachedGradients | None:
-        """Wait for the means and return them without removing them; None if there are none.
-
-        Raises:
-            BaseException: what made the exchange fail.
-        """
+        """Wait for the means and return them, raising what made the exchange fail; or None."""
         error = self.wait()
         if error is not None:
             raise error

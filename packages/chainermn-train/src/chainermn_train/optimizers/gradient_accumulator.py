@@ -49,12 +49,10 @@ class GradientAccumulator:
         self.num_calls += 1
 
     def pop(self, target: Any, num_per_rank: float) -> DetachedGradients:
-        """End the group; return its sums divided by the number of gradients in them.
+        """End the group; return its sums, which are those of ``target``, by ``num_per_rank``.
 
-        Args:
-            target: the link whose gradients they are.
-            num_per_rank: the mean of ``num_accumulated`` over ranks, so that the mean over ranks
-                of the result is the mean of all gradients that any rank has added.
+        That is the mean of ``num_accumulated`` over ranks, so that the mean over ranks of the
+        result is the mean of all gradients that any rank has added.
         """
         sums = self._sums
         self.reset()
@@ -82,9 +80,7 @@ class GradientAccumulator:
     def serialize(self, serializer: Any, rank: int, size: int) -> None:
         """Save or load the sums and the number of updates in them.
 
-        Raises:
-            ValueError: a group has not as many updates, or the sums are another rank's, or of a
-                job of another size.
+        ValueError if a group has not as many, or the sums are another rank's or another job's.
         """
         num_calls = int(serializer("calls", self.num_calls))
         owner = int(serializer("rank", rank)), int(serializer("size", size))

@@ -227,17 +227,14 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """Compute the gradients where there is a loss function; raise where any fails (collective).
 
         The error stays in its own rank until all know of it: else a caller that catches it,
-        to skip a batch, would be one collective call ahead of the other ranks. So does one of
-        the exchange in flight.
-
-        Returns:
-            How many updates' gradients all ranks together have accumulated before.
+        to skip a batch, would be one collective call ahead of the other ranks. Returns as
+        :meth:`_raise_failures` does.
         """
         error: BaseException | None = None
         if lossfun is not None:
             backward = partial(_backward, self.actual_optimizer, lossfun, args, kwds)
             _, error = capture_error(backward)
-            del backward
+            del backward  # it holds the batch
         if self._is_plain and num_without_loss == self.communicator.size:
             return 0
         delayed = self._delayed if self._accumulator.is_last else None
@@ -256,13 +253,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     ) -> int:
         """Raise where a rank has an error, or where the delayed exchange failed (collective).
 
-        Args:
-            call: what this rank does, the same on all ranks.
-            error: this rank's.
-            delayed: what to wait for.
-
-        Returns:
-            How many updates' gradients all ranks together have accumulated.
+        Returns how many updates' gradients all ranks together have accumulated.
         """
         with region("communication"):
             lost = None if delayed is None else delayed.wait()
