@@ -20,10 +20,10 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
         trainer.extend(on_rank(extensions.LogReport(), comm))
         trainer.extend(on_rank(extensions.PrintReport(["epoch", "main/loss"]), comm))
 
-    Name, trigger, priority and every other attribute are those of ``extension``. RemoteDataset
-    than on ``rank`` it is registered too, under the same name, but does nothing: it is not
-    called, initialised, finalised or notified of errors, and has no state in snapshots. A
-    snapshot that ``rank`` took can thus be loaded on all ranks.
+    Name, trigger, priority and every other attribute are those of ``extension``. On other ranks
+    it is registered too, under the same name, but does nothing: it is not called, initialised,
+    finalised or notified of errors, and has no state in snapshots. A snapshot that ``rank`` took
+    can thus be loaded on all ranks.
 
     It is for extensions that only watch: reports, plots, progress bars, snapshots. One that
     changes training, such as a learning rate schedule, must run on all ranks.

@@ -118,26 +118,23 @@ class MultiNodeIterator(IteratorProxy):
         rank_master: the rank whose batches are shared.
     """
 
-    _OWN = IteratorProxy._OWN | {"rank_master", "_remote_attributes"}
+    _OWN = IteratorProxy._OWN | {"rank_master"}
+
+    # On ranks other than the master, the master's shared attributes are those of this object
+    # itself; so is what is set on a rank that has no iterator.
 
     def __init__(
         self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
     ) -> None:
-        # First, since setting any other attribute reads it. Empty at the master; elsewhere the
-        # master's shared attributes, and what is set on a rank that has no iterator.
-        self._remote_attributes: dict[str, Any] = {}
         super().__init__(actual_iterator, communicator)
         self.rank_master = rank_master
         self._broadcast_from_master("create_multi_node_iterator", lambda: None)
 
     def __getattr__(self, name: str) -> Any:
-        remote = self.__dict__.get("_remote_attributes", {})
-        if name in remote:
-            return remote[name]
-        if name == "dataset" and _LENGTH in remote:
-            own = getattr(self.actual, "dataset", None)
-            same = own is not None and len(own) == remote[_LENGTH]
-            return own if same else RemoteDataset(remote[_LENGTH], self.rank_master)
+        if name == "dataset" and _LENGTH in self.__dict__:
+            own, length = getattr(self.actual, "dataset", None), self.__dict__[_LENGTH]
+            same = own is not None and len(own) == length
+            return own if same else RemoteDataset(length, self.rank_master)
         if name not in self._OWN and self.actual is None:
             raise AttributeError(
                 f"rank {self.communicator.rank} of a multi-node iterator has no {name!r}: it was "
@@ -146,15 +143,10 @@ class MultiNodeIterator(IteratorProxy):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._OWN and (name in self._remote_attributes or self.actual is None):
-            self._remote_attributes[name] = value
+        if name not in self._OWN and (name in self.__dict__ or self.actual is None):
+            self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
-
-    def __copy__(self) -> MultiNodeIterator:
-        twin: MultiNodeIterator = super().__copy__()
-        twin._remote_attributes = dict(self._remote_attributes)
-        return twin
 
     def __next__(self) -> Any:
         """Return the master's next batch (collective).
@@ -222,7 +214,7 @@ class MultiNodeIterator(IteratorProxy):
             received, error = capture_error(lambda: unpack(*message))
             if error is None:
                 attributes, value = received
-                self._remote_attributes.update(attributes)
+                self.__dict__.update(attributes)
         try:
             handshake(communicator, _OPERATION, (("method", method),), error=error)
         finally:
