@@ -31,7 +31,13 @@ class CheckpointDirectory:
         """Make the folder, or find what is there and remove what a killed job left unfinished."""
         self._comm = comm
         self.paths = paths
-        run_on_all_ranks(comm, OPERATION, self._make_folder)
+
+        def make_folder() -> None:
+            if not paths.folder.is_dir():
+                paths.folder.mkdir(parents=True, exist_ok=True)
+                sync_folder(paths.folder.parent)
+
+        self._run(make_folder)
         found = scan(comm, paths)
         self._committed = set(found.manifests)  # iterations that have a commit record
         self._whole = self._committed.difference(damaged)
@@ -136,12 +142,6 @@ class CheckpointDirectory:
         for name in self.paths.state, self.paths.staging:
             for iteration in iterations:
                 name(self._comm.rank, iteration).unlink(missing_ok=True)
-
-    def _make_folder(self) -> None:
-        folder = self.paths.folder
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(folder.parent)
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
         return run_on_all_ranks(self._comm, OPERATION, action)

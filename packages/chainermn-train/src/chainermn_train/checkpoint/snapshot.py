@@ -132,8 +132,15 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         wanted = self._run(self._snapshot.condition)
         if not any(wanted[leader] for leader in self._set_leaders):
             return
+        target = self._target(trainer)
         state: dict[str, np.ndarray] = {}
-        self._run(lambda: state.update(_state_of(self._target(trainer))))
+
+        def serialize() -> None:
+            state.update(state_dict(target))
+            for name, count in _examples(target).items():
+                state[_EXAMPLES + name] = np.array(count)
+
+        self._run(serialize)
         state[TAKEN_BY] = np.array([self._set_index, self._named, self._comm.size, len(state) + 1])
         mine = self._is_leader and wanted[self._comm.rank]
         self._run(lambda: self._write(trainer, state) if mine else None)
@@ -198,7 +205,8 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         if skipped and self._comm.rank == 0:
             text = f"{_listed(skipped)}; loading {name}"
             print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
-        state = self._bcast_in_set(state)
+        with self._comm.split(self._set_index, self._comm.rank) as members:
+            state = members.bcast_obj(state)
         self._run(lambda: self._restore(self._target(trainer), state, name))
         mark_synchronized_if_equal(self._comm, self._target(trainer))
 
@@ -229,12 +237,6 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             "mend the files, or remove them to start without"
         )
 
-    def _bcast_in_set(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the first rank of this rank's set (collective)."""
-        with self._comm.split(self._set_index, self._comm.rank) as members:
-            found: dict[str, Any] = members.bcast_obj(state)
-            return found
-
     def _restore(self, target: Any, state: dict[str, Any], name: str) -> None:
         index, named, size, _ = state[TAKEN_BY].tolist()
         if (index, named) != (self._set_index, self._named):
@@ -250,11 +252,6 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
                 f"the snapshot {name}, taken with {size} ranks, doesn't fit this job with "
                 f"{self._comm.size}: {error}"
             ) from error
-
-
-def _state_of(target: Any) -> dict[str, np.ndarray]:
-    counts = {_EXAMPLES + name: np.array(count) for name, count in _examples(target).items()}
-    return {**state_dict(target), **counts}
 
 
 def _examples(target: Any) -> dict[str, int]:

@@ -75,8 +75,13 @@ class ScatterPlan:
 
     def pickle_part(self, rank: int) -> np.ndarray:
         """Return a rank's part without its arrays and the unsplittable data sets (uint8, 1-D)."""
-        buffer = io.BytesIO()
-        _Pickler(buffer, self._persistent_ids).dump(self.parts[rank])
+        persistent_ids, buffer = self._persistent_ids, io.BytesIO()
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+                return persistent_ids.get(id(obj))
+
+        Pickler(buffer, protocol=5).dump(self.parts[rank])
         return np.frombuffer(buffer.getbuffer(), np.uint8)
 
     def iter_file(self, rank: int) -> Iterator[np.ndarray]:
@@ -94,38 +99,20 @@ class ScatterPlan:
             each.target.own(each.source[each.indices])
 
 
-class _Pickler(pickle.Pickler):
-    """Replaces objects by their persistent ids."""
-
-    def __init__(self, file: io.BytesIO, persistent_ids: dict[int, tuple[Any, ...]]) -> None:
-        super().__init__(file, protocol=5)
-        self._persistent_ids = persistent_ids
-
-    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        return self._persistent_ids.get(id(obj))
-
-
-class _Unpickler(pickle.Unpickler):
-    """Replaces persistent ids by objects."""
-
-    def __init__(self, stream: io.BytesIO, file: SharedFile | None, datasets: list[Any]) -> None:
-        super().__init__(stream)
-        self._file = file
-        self._datasets = datasets
-
-    def persistent_load(self, pid: tuple[Any, ...]) -> Any:
-        if pid[0] == "array":
-            return SharedArray(*pid[1:]).attach(self._file)
-        return self._datasets[pid[1]]
-
-
 def unpickle_part(payload: bytes, file: SharedFile | None, unsplittable: list[np.ndarray]) -> Any:
     """Return the part of which :meth:`ScatterPlan.pickle_part` made ``payload``.
 
     ``file`` has its arrays, if there are any; ``unsplittable`` are pickles of the data sets.
     """
     datasets = [pickle.loads(each.data) for each in unsplittable]
-    return _Unpickler(io.BytesIO(payload), file, datasets).load()
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: tuple[Any, ...]) -> Any:
+            if pid[0] == "array":
+                return SharedArray(*pid[1:]).attach(file)
+            return datasets[pid[1]]
+
+    return Unpickler(io.BytesIO(payload)).load()
 
 
 def iter_row_chunks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
@@ -140,7 +127,8 @@ def iter_row_chunks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndar
     plain = source.flags.c_contiguous
     # Whatever the dtype, and whether it is aligned: np.take would copy the whole otherwise.
     rows = source.reshape(-1).view(np.uint8).reshape(len(source), row) if plain else source
-    if plain and _is_contiguous(indices):
+    in_a_row = indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all()
+    if plain and in_a_row:
         whole = rows[indices[0] : indices[0] + len(indices)].reshape(-1)
         for begin in range(0, len(whole), BLOCK_BYTES):
             yield whole[begin : begin + BLOCK_BYTES]
@@ -155,8 +143,3 @@ def iter_row_chunks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndar
         else:
             block[...] = rows[chosen]
         yield block.reshape(-1).view(np.uint8)
-
-
-def _is_contiguous(indices: np.ndarray) -> bool:
-    span = indices[-1] - indices[0]
-    return span == len(indices) - 1 and bool((np.diff(indices) == 1).all())

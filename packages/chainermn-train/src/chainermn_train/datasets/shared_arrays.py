@@ -108,11 +108,6 @@ class SharedFile:
             os.pwrite(file.fileno(), token, 0)
             return cls(os.dup(file.fileno()), token)
 
-    @classmethod
-    def from_handle(cls, handle: SharedMemoryHandle) -> SharedFile:
-        """Return the file of a handle, which a process maps only once; OSError as in ``open``."""
-        return _open_files.get(handle.token) or cls(handle.open(), handle.token)
-
     @property
     def handle(self) -> SharedMemoryHandle:
         """The handle of this process, since the one that made the file may have ended."""
@@ -191,26 +186,25 @@ class SharedArray:
     def __reduce__(self) -> Any:
         with _sharing:
             if self._file is None and self.array.nbytes:
-                self._share()
+                data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
+                file = SharedFile.reserve(ALIGNMENT + len(data))
+                file.write([data])
+                self.offset = ALIGNMENT
+                self.attach(file)
         handle = None if self._file is None else self._file.handle
         return _load, (handle, self.offset, self.shape, self.dtype)
-
-    def _share(self) -> None:
-        data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
-        file = SharedFile.reserve(ALIGNMENT + len(data))
-        file.write([data])
-        self.offset = ALIGNMENT
-        self.attach(file)
 
 
 def _load(
     handle: SharedMemoryHandle | None, offset: int, shape: tuple[int, ...], dtype: np.dtype
 ) -> SharedArray:
     """Load a pickle of a shared array."""
+    if handle is None:
+        return SharedArray(offset, shape, dtype).attach(None)
     try:
-        file = None if handle is None else SharedFile.from_handle(handle)
+        # A process maps a file only once.
+        file = _open_files.get(handle.token) or SharedFile(handle.open(), handle.token)
     except OSError as error:
-        assert handle is not None
         raise OSError(
             error.errno,
             f"the examples lie in memory of process {handle.process} on {handle.host} and can't "

@@ -82,7 +82,9 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
 
         run_on_all_ranks(self.comm, "ThroughputReport", check)
         on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)
-        self._clock = StepClock(_wait_for_kernels if on_gpu else None)
+        self._clock = StepClock(
+            (lambda: cuda.cupy.cuda.get_current_stream().synchronize()) if on_gpu else None
+        )
         self._undo.append(lambda: setattr(trainer, "updater", updater))
         trainer.updater = TimedUpdater(updater, self._clock)
 
@@ -163,7 +165,3 @@ def _examples(updater: Any) -> float:
     if dataset is None:
         raise TypeError("ThroughputReport can't count examples: the main iterator has no data set")
     return updater.epoch_detail * len(dataset) if len(dataset) else 0.0
-
-
-def _wait_for_kernels() -> None:
-    cuda.cupy.cuda.get_current_stream().synchronize()
