@@ -211,10 +211,7 @@ class MultiNodeCheckpointer(Extension):
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
         """Keep the checkpoints (not collective: the other ranks may not have failed).
 
-        Args:
-            trainer: not used, as are ``exc`` and ``tb``.
-            exc: the exception.
-            tb: its traceback.
+        Neither ``trainer`` nor the exception ``exc`` and its traceback ``tb`` matters.
         """
         self._failed = True
 

@@ -142,7 +142,8 @@ class CheckpointPaths:
             if (manifest.name, manifest.iteration) != (self.name, iteration):
                 raise ValueError(f"it is that of {manifest.name!r}, iteration {manifest.iteration}")
         except (OSError, ValueError) as error:
-            return f"the commit record {path.name} is damaged: {_reason(error)}"
+            reason = getattr(error, "strerror", None) or error
+            return f"the commit record {path.name} is damaged: {reason}"
         return manifest
 
     def verify(self, rank: int, manifest: Manifest) -> str | None:
@@ -159,9 +160,5 @@ class CheckpointPaths:
         except FileNotFoundError:
             return f"{path.name} is missing"
         except OSError as error:
-            return f"{path.name} can't be read: {_reason(error)}"
+            return f"{path.name} can't be read: {error.strerror or error}"
         return None
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import chainer
 import numpy as np
 
 from .detached_gradients import DetachedGradient, DetachedGradients
+from .mixed_precision import scale_missing_gradients
 
 
 class GradientAccumulator:
@@ -44,9 +46,16 @@ class GradientAccumulator:
         for name, term in gradients.items():
             _add(self._sums.setdefault(name, DetachedGradient(term.data, None, term.scale)), term)
 
-    def count_failed(self) -> None:
-        """Count an update that failed."""
-        self.num_calls += 1
+    def update(self, optimizer: Any, backward: Callable[[], None] | None) -> None:
+        """Make an update in the middle of the group, which doesn't communicate."""
+        try:
+            if backward is not None:
+                backward()
+            scale_missing_gradients(optimizer)
+        except BaseException:
+            self.num_calls += 1
+            raise
+        self.add(DetachedGradients.detach_from(optimizer.target))
 
     def pop(self, target: Any, num_per_rank: float) -> DetachedGradients:
         """End the group; return its sums, which are those of ``target``, by ``num_per_rank``.
