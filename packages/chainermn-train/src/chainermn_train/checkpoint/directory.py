@@ -21,8 +21,7 @@ from .recovery import OPERATION, remove_stale, scan
 class CheckpointDirectory:
     """The generations in one folder; all methods are collective unless they say otherwise.
 
-    Attributes:
-        paths: the files' names; each rank may have its own folder, rank 0's has the records.
+    Each rank may have its own folder; rank 0's has the records.
     """
 
     def __init__(
@@ -86,10 +85,7 @@ class CheckpointDirectory:
         self._run(lambda: self.paths.publish(rank, iteration))
 
     def expired(self, cp_interval: int, gc_interval: int) -> list[int]:
-        """Return all but the newest ``cp_interval``, once these are ``gc_interval``.
-
-        Not collective.
-        """
+        """All but the newest ``cp_interval``, once they are ``gc_interval`` (not collective)."""
         whole = sorted(self._whole)
         if len(whole) - cp_interval < gc_interval:
             return []

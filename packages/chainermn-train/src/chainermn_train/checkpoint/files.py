@@ -20,10 +20,7 @@ _STAGING = ".new"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The commit record: which files make a generation complete.
-
-    Rank 0 writes it once all ranks' files of an iteration are on the disk.
-    """
+    """The commit record: which files, on all ranks' disks when it is written, are a generation."""
 
     name: str
     iteration: int
@@ -42,11 +39,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Return the record that :meth:`encode` made.
-
-        Raises:
-            ValueError: any byte differs from what it made.
-        """
+        """Return the record that :meth:`encode` made; ValueError if any byte differs."""
         try:
             body = json.loads(data)["record"]
             files = [FileDigest(each["size"], each["sha256"]) for each in body["files"]]

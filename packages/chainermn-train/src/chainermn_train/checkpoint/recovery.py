@@ -46,8 +46,7 @@ def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
         for manifest in manifests.values():
             if isinstance(manifest, Manifest):
                 paths.recover_publish(comm.rank, manifest)
-        without_manifest = (mine[each] for each in mine.keys() - manifests.keys())
-        files = itertools.chain(*without_manifest)
+        files = itertools.chain(*(mine[each] for each in mine.keys() - manifests.keys()))
         return {path.name for path in files if not is_checkpoint(path)}
 
     unrecognized = set().union(*run_on_all_ranks(comm, OPERATION, recover))
@@ -66,11 +65,8 @@ def select_latest(
 ) -> tuple[int | None, dict[int, str]]:
     """Return the newest committed generation of which every rank's file is whole (collective).
 
-    And why newer ones can't be used, by iteration; the same on every rank.
-
-    Raises:
-        RuntimeError: on every rank: there are checkpoints, but none is whole, or they were
-            written by another number of ranks.
+    And why newer ones can't be used, by iteration. RuntimeError if there are checkpoints but none
+    is whole, or they were written by another number of ranks. The same on every rank.
     """
     skipped: dict[int, str] = {}
     for iteration in sorted(found.manifests.keys() | found.orphaned | found.staged, reverse=True):

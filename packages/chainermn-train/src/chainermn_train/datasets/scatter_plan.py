@@ -28,14 +28,7 @@ class ArraySlice(NamedTuple):
 
 
 class ScatterPlan:
-    """Each rank's part of a data set, made at the root; its arrays are not filled yet.
-
-    Attributes:
-        parts: the ranks' parts.
-        nbytes: the length of each rank's shared file; 0 where there are no arrays, and at the
-            root, whose arrays need no file.
-        unsplittable: the data sets of which each part holds the whole.
-    """
+    """Each rank's part of a data set, made at the root; its arrays are not filled yet."""
 
     def __init__(self, dataset: Any, indices: list[np.ndarray], root: int) -> None:
         """Divide a data set: ``indices`` are the int64 indices of each rank's examples."""
@@ -43,15 +36,15 @@ class ScatterPlan:
         # The arrays of all parts, and the unsplittable data sets that they refer to, by their
         # `id`. Pickles hold only what is stored here.
         self._persistent_ids: dict[int, tuple[Any, ...]] = {}
-        self.unsplittable: list[Any] = []
-        self.parts: list[Any] = []
-        self.nbytes: list[int] = []
+        self.unsplittable: list[Any] = []  # the data sets of which each part holds the whole
+        self.parts: list[Any] = []  # the ranks'
+        self.nbytes: list[int] = []  # of each rank's shared file; 0 where there are no arrays
         self._slices: list[list[ArraySlice]] = []  # of each rank, in the order of its file
         for mine in indices:
             self._slices.append([])
             self.nbytes.append(0)
             self.parts.append(subset(dataset, mine, SubsetVisitor(self._slice, self._keep)))
-        self.nbytes[root] = 0
+        self.nbytes[root] = 0  # its arrays need no file
 
     def _slice(self, source: np.ndarray, indices: np.ndarray) -> SharedArray:
         for each in self._slices[-1]:

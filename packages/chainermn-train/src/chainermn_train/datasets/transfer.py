@@ -62,8 +62,7 @@ def scatter_parts(
         file = SharedFile.reserve(sizes[rank]) if sizes[rank] else None
         return None if file is None else file.handle
 
-    has_arrays = any(sizes)
-    handles = run_on_all_ranks(communicator, _OPERATION, reserve) if has_arrays else []
+    handles = run_on_all_ranks(communicator, _OPERATION, reserve)
     if rank != root:
         unsplittable = [np.empty(length, np.uint8) for length in lengths]
     for each in unsplittable:
@@ -80,8 +79,7 @@ def scatter_parts(
                         local[other] = locks.enter_context(handle.open_locked())
             return list(local)
 
-        opened = run_on_all_ranks(communicator, _OPERATION, open_local) if has_arrays else None
-        is_local = opened is not None and rank in opened[root]
+        is_local = rank in run_on_all_ranks(communicator, _OPERATION, open_local)[root]
 
         def transfer() -> None:
             nonlocal part

@@ -56,18 +56,13 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
 
 
 class OneRankExtension(AttributeProxy):
-    """The extension ``actual`` on one rank, and a stand-in that does nothing on the others.
-
-    Attributes:
-        actual: the extension.
-        here: whether it runs on this rank.
-    """
+    """The extension ``actual`` on one rank, and a stand-in that does nothing on the others."""
 
     _OWN = frozenset({"actual", "here"})
 
     def __init__(self, actual: Any, here: bool) -> None:
         super().__init__(actual)
-        self.here = here
+        self.here = here  # whether it runs on this rank
 
     @property
     def __name__(self) -> str:

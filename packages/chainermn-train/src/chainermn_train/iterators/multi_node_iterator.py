@@ -198,8 +198,7 @@ class MultiNodeIterator(IteratorProxy):
     def _broadcast_from_master(self, method: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns at the master, on every rank; update the attributes there.
 
-        Every collective method is this one broadcast and one handshake, in which ranks that call
-        different methods find out.
+        One broadcast, and one handshake, in which ranks that call different methods find out.
         """
         communicator, master = self.communicator, self.rank_master
         value, error = None, None

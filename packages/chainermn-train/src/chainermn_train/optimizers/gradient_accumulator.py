@@ -13,18 +13,17 @@ from .mixed_precision import scale_missing_gradients
 
 
 class GradientAccumulator:
-    """The gradients of this rank's present group of updates.
-
-    Attributes:
-        steps: number of updates in a group.
-        num_calls: number of updates of the present group so far, including failed ones.
-        num_accumulated: number of those whose gradients are in the sums.
-    """
+    """The gradients of this rank's present group of updates."""
 
     def __init__(self, steps: int) -> None:
-        self.steps = steps
-        self.num_calls = self.num_accumulated = 0
+        self.steps = steps  # number of updates in a group
+        self.reset()
+
+    def reset(self) -> None:
+        """End the group without its gradients."""
         self._sums = DetachedGradients()
+        self.num_calls = 0  # updates of the present group so far, including failed ones
+        self.num_accumulated = 0  # those of them whose gradients are in the sums
 
     @property
     def is_middle(self) -> bool:
@@ -76,11 +75,6 @@ class GradientAccumulator:
                     grad = param.device.send(grad).astype(param.dtype, copy=False)
             gradients[name] = DetachedGradient(param.array, grad, total.scale)
         return gradients
-
-    def reset(self) -> None:
-        """End the group without its gradients."""
-        self._sums = DetachedGradients()
-        self.num_calls = self.num_accumulated = 0
 
     def discard(self, names: set[str]) -> None:
         """Drop the sums of these parameters."""
