@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_same, run_on_all_ranks
 from ..optimizers import mark_synchronized_if_equal
-from ..trainer_introspection import folder_of, updater_of, warn_of_lost_order
+from ..trainer_introspection import updater_of, warn_of_lost_order
 from .atomic_file import FileDigest, atomic_write
 from .background_writer import BackgroundWriter
 from .directory import CheckpointDirectory, has_other_writer, register_writer, release_writer
@@ -114,7 +114,8 @@ class MultiNodeCheckpointer(Extension):
 
         self._run(prepare)
         if any(elsewhere for _, elsewhere in views):
-            self._open(self._paths_for(target))
+            self._require_equal_settings()
+            self._directory = CheckpointDirectory(self.comm, self._paths_for(target))
         assert self._directory is not None
         path = self._directory.path_for(number)
         intervals = self.cp_interval, self.gc_interval
@@ -190,10 +191,10 @@ class MultiNodeCheckpointer(Extension):
         found, skipped = select_latest(self.comm, paths, scan(self.comm, paths))
         begin = 0 if found is None else found
         if skipped and self.comm.rank == 0:
-            text = f"{explain(skipped)}; training goes on from iteration {begin}"
+            text = f"{explain(skipped, 'iteration ')}; training goes on from iteration {begin}"
             print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
         if all(writable):  # otherwise it only reads
-            self._open(paths, skipped)
+            self._directory = CheckpointDirectory(self.comm, paths, skipped)
         if found is None:
             return None
         self._run(lambda: self._load(trainer, paths, begin))
@@ -266,17 +267,13 @@ class MultiNodeCheckpointer(Extension):
         return saved and not elsewhere, elsewhere
 
     def _paths_for(self, target: Any, path: Any = None) -> CheckpointPaths:
-        folders = path, self.path, folder_of(target), _DEFAULT_FOLDER
+        out = getattr(target, "out", None)
+        folders = path, self.path, out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER
         folder = next(each for each in folders if each is not None)
-        return CheckpointPaths(Path(os.fspath(folder)).absolute(), self.run_name)
+        return CheckpointPaths(Path(folder).absolute(), self.run_name)
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
         return run_on_all_ranks(self.comm, OPERATION, action)
-
-    def _open(self, paths: CheckpointPaths, damaged: Iterable[int] = ()) -> None:
-        """Save there from now on (collective)."""
-        self._require_equal_settings()
-        self._directory = CheckpointDirectory(self.comm, paths, damaged)
 
     def _require_equal_settings(self) -> None:
         settings = {

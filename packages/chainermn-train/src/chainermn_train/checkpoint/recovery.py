@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
@@ -84,7 +85,8 @@ def select_latest(
     if found.manifests or found.orphaned:
         raise RuntimeError(
             f"rank {comm.rank}: no checkpoint of {paths.name!r} in {paths.folder} can "
-            f"be used: {explain(skipped)}; mend the files, or remove them to start at 0"
+            f"be used: {explain(skipped, 'iteration ')}; mend the files, or remove them to start "
+            "at 0"
         )
     return None, skipped
 
@@ -102,9 +104,9 @@ def _damages(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest)
     return ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(views) if each)
 
 
-def explain(skipped: Mapping[int, str]) -> str:
-    """Say why generations, by their iterations, were not taken."""
-    return "; ".join(f"iteration {iteration} skipped: {why}" for iteration, why in skipped.items())
+def explain(skipped: Mapping[Any, str], what: str = "") -> str:
+    """Say why generations or snapshots, by what tells them apart, were not taken."""
+    return "; ".join(f"{what}{each} skipped: {why}" for each, why in skipped.items())
 
 
 def remove_stale(

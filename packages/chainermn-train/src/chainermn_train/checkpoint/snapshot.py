@@ -20,6 +20,7 @@ from ..collective_errors import require_communicator, require_same, run_on_all_r
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import iterators_of
 from ..wrappers import UnpicklableMixin
+from .recovery import explain
 from .snapshot_files import TAKEN_BY, find, read
 from .state_dict import RESERVED_PREFIX, StateError, load_state_dict, state_dict
 
@@ -203,7 +204,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         skipped = dict.fromkeys(ahead, "not all replica sets have it")
         name, state = self._newest_whole(folder, [n for n in found[0] if n in shared], skipped)
         if skipped and self._comm.rank == 0:
-            text = f"{_listed(skipped)}; loading {name}"
+            text = f"{explain(skipped)}; loading {name}"
             print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
         with self._comm.split(self._set_index, self._comm.rank) as members:
             state = members.bcast_obj(state)
@@ -233,7 +234,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
                 return name, state
             skipped[name] = ", ".join(damages)
         raise RuntimeError(
-            f"rank {self._comm.rank}: no snapshot in {folder} can be used: {_listed(skipped)}; "
+            f"rank {self._comm.rank}: no snapshot in {folder} can be used: {explain(skipped)}; "
             "mend the files, or remove them to start without"
         )
 
@@ -273,7 +274,3 @@ def _require_as_many_examples(target: Any, state: dict[str, Any]) -> None:
                 "on with as many ranks and the same data, or take snapshots of the model and "
                 "the optimizer alone (target=...)"
             )
-
-
-def _listed(skipped: dict[str, str]) -> str:
-    return "; ".join(f"{name} skipped: {why}" for name, why in skipped.items())

@@ -53,10 +53,7 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
         self.comm = comm
 
     def __call__(self, trainer: Any = None) -> None:
-        """Average the persistent values (collective).
-
-        Args:
-            trainer: not used; it may be left out.
+        """Average the persistent values (collective); ``trainer`` is not used.
 
         Raises:
             RankMismatchError: on all ranks, when a persistent float is missing on some of

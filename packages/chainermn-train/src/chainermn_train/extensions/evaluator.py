@@ -70,7 +70,8 @@ class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
         evaluate = super().evaluate
 
         def evaluate_here() -> tuple[int | None, dict[str, Any]]:
-            count = _number_of_examples(self)
+            dataset = getattr(self.get_all_iterators().get("main"), "dataset", None)
+            count = None if dataset is None else len(dataset)
             if count == 0:
                 return count, {}
             with alone("evaluate"):
@@ -78,12 +79,6 @@ class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
 
         with add_mismatch_hint("a multi-node evaluator"):
             return _mean(run_on_all_ranks(self._mn_communicator, "evaluate", evaluate_here))
-
-
-def _number_of_examples(evaluator: Any) -> int | None:
-    """Return the number of examples of the main iterator; None if it has no data set."""
-    dataset = getattr(evaluator.get_all_iterators().get("main"), "dataset", None)
-    return None if dataset is None else len(dataset)
 
 
 def _checked(result: Any) -> dict[str, Any]:

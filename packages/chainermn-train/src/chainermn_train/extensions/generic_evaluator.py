@@ -130,8 +130,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     def __call__(self, trainer: Any = None) -> Any:
         """Evaluate, report the result if it is a dict, and return it (collective).
 
-        Args:
-            trainer: not used; it may be left out.
+        ``trainer`` is not used.
 
         Raises:
             BaseException: whatever failed on this rank (a

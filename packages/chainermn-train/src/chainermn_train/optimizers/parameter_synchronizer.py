@@ -106,12 +106,9 @@ class ParameterSynchronizer(UnpicklableMixin):
         They are new since the last broadcast; after a start or a resume there are none. Only
         rank 0's count, since the other ranks are about to get them.
         """
-        synchronized = set(map(id, self._synchronized or ()))
-        names = [
-            name
-            for name, param in target.namedparams()
-            if self._synchronized is not None and id(param) not in synchronized
-        ]
+        known = target.params() if self._synchronized is None else self._synchronized
+        ids = set(map(id, known))
+        names = [name for name, param in target.namedparams() if id(param) not in ids]
         return set(self.communicator.bcast_obj(names))
 
     def initialize_missing(self, target: Any) -> None:
