@@ -43,14 +43,11 @@ class BackgroundWriter:
         self._copies = {
             name: copy
             for name, copy in self._copies.items()
-            if name in arrays and _is_like(copy, arrays[name])
+            if name in arrays
+            and (copy.shape, copy.dtype) == (arrays[name].shape, arrays[name].dtype)
         }
         for name, array in arrays.items():
             if name not in self._copies:
                 self._copies[name] = np.empty(array.shape, array.dtype)
             np.copyto(self._copies[name], array)
         return self._copies
-
-
-def _is_like(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype

@@ -68,13 +68,10 @@ class ScatterPlan:
 
     def pickle_part(self, rank: int) -> np.ndarray:
         """Return a rank's part without its arrays and the unsplittable data sets (uint8, 1-D)."""
-        persistent_ids, buffer = self._persistent_ids, io.BytesIO()
-
-        class Pickler(pickle.Pickler):
-            def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-                return persistent_ids.get(id(obj))
-
-        Pickler(buffer, protocol=5).dump(self.parts[rank])
+        buffer = io.BytesIO()
+        pickler = _Pickler(buffer, protocol=5)
+        pickler.persistent_ids = self._persistent_ids
+        pickler.dump(self.parts[rank])
         return np.frombuffer(buffer.getbuffer(), np.uint8)
 
     def iter_file(self, rank: int) -> Iterator[np.ndarray]:
@@ -92,20 +89,32 @@ class ScatterPlan:
             each.target.own(each.source[each.indices])
 
 
+class _Pickler(pickle.Pickler):
+    persistent_ids: dict[int, tuple[Any, ...]]
+
+    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+        return self.persistent_ids.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    file: SharedFile | None
+    datasets: list[Any]
+
+    def persistent_load(self, pid: tuple[Any, ...]) -> Any:
+        if pid[0] == "array":
+            return SharedArray(*pid[1:]).attach(self.file)
+        return self.datasets[pid[1]]
+
+
 def unpickle_part(payload: bytes, file: SharedFile | None, unsplittable: list[np.ndarray]) -> Any:
     """Return the part of which :meth:`ScatterPlan.pickle_part` made ``payload``.
 
     ``file`` has its arrays, if there are any; ``unsplittable`` are pickles of the data sets.
     """
-    datasets = [pickle.loads(each.data) for each in unsplittable]
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: tuple[Any, ...]) -> Any:
-            if pid[0] == "array":
-                return SharedArray(*pid[1:]).attach(file)
-            return datasets[pid[1]]
-
-    return Unpickler(io.BytesIO(payload)).load()
+    unpickler = _Unpickler(io.BytesIO(payload))
+    unpickler.file = file
+    unpickler.datasets = [pickle.loads(each.data) for each in unsplittable]
+    return unpickler.load()
 
 
 def iter_row_chunks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:

@@ -77,8 +77,8 @@ class SharedFile:
         self._token = token
         close = weakref.finalize(self, os.close, descriptor)
         close.atexit = False  # arrays may outlive it until then, and the kernel closes it
-        self.nbytes = os.fstat(descriptor).st_size
-        self._map = mmap.mmap(descriptor, self.nbytes, access=mmap.ACCESS_READ)
+        nbytes = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
         _open_files[token] = self
 
     @classmethod

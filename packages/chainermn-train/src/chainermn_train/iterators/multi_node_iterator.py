@@ -233,9 +233,9 @@ def _pack(
         attributes[_LENGTH] = len(iterator.dataset)
     if error is None:
         message, error = capture_error(lambda: pack((attributes, value)))
-        if error is None:
-            return message, None
-    return pack((attributes, None)), error
+    if error is not None:
+        message = pack((attributes, None))
+    return message, error
 
 
 class RemoteDataset:
