@@ -116,7 +116,7 @@ def _split_concatenated(dataset: Any, indices: np.ndarray, visitor: SubsetVisito
 
 
 def _replacing(attribute: str) -> _Splitter:
-    """Takes from the data set in ``attribute``, and visitor the others as they are."""
+    """Return a splitter of the data set in ``attribute``; all other attributes stay."""
 
     def split(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
         part = copy.copy(dataset)
