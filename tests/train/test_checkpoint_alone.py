@@ -98,6 +98,12 @@ def test_background_keeps_what_was_there_at_the_save(comm, folder):
     assert make_checkpointer(comm, folder).maybe_load(big) == 2
     assert (big.values == 2).all()
     np.testing.assert_array_equal(big.transposed, np.arange(6.0).reshape(2, 3).T)
+    big.values = np.arange(5.0)  # it doesn't fit where the last copy lies
+    checkpointer.save(big, 3)
+    checkpointer.flush()
+    big.values = np.zeros(5)
+    assert make_checkpointer(comm, folder).maybe_load(big) == 3
+    assert big.values.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_broadcast_is_spared_where_parameters_are_equal(comm, folder, monkeypatch):

@@ -24,8 +24,8 @@ def test_on_a_gpu_only_some_steps_wait_for_kernels(clock_time):
         with clock.step(), profiling.region("waiting"):
             clock_time.sleep(1)
     assert len(waits) == 2 * 4  # before and after a step, and its collective
-    assert clock.steps == clock.seconds == profiling.STEPS_PER_SAMPLE_ON_GPU + 1
-    assert clock.waiting == clock.sampled == 2
+    assert clock.times.steps == clock.times.seconds == profiling.STEPS_PER_SAMPLE_ON_GPU + 1
+    assert clock.times.waiting == clock.times.sampled == 2
 
 
 def test_what_another_thread_sends_is_no_part_of_the_step(clock_time):
@@ -39,7 +39,8 @@ def test_what_another_thread_sends_is_no_part_of_the_step(clock_time):
         thread = threading.Thread(target=send)
         thread.start()
         thread.join()
-        assert clock.communication == 0
+        assert clock.times.communication == 0
         send()
     send()  # outside a step
-    assert (clock.communication, clock.waiting, clock.seconds) == (1, 0, 2)
+    times = clock.times
+    assert (times.communication, times.waiting, times.seconds) == (1, 0, 2)

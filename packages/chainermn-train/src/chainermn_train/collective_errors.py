@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -48,21 +49,11 @@ def allgather_checked(
     *,
     error: BaseException | None = None,
 ) -> list[Any]:
-    """Collect every rank's value, unless one of them has an error (collective).
+    """Return every rank's value, in rank order, unless one of them has an error (collective).
 
-    Args:
-        communicator: the ranks.
-        operation: what the values are collected for, as errors name it; the same on all ranks.
-        value: any picklable object; one that can't be pickled is an error of this rank.
-        error: why this rank has no value; None if nothing is wrong.
-
-    Returns:
-        Every rank's value, in rank order, on every rank.
-
-    Raises:
-        BaseException: ``error`` itself, on the rank that has one.
-        PeerError: on the other ranks; it names the ranks that failed and says why.
-        RankMismatchError: on all ranks, if some call something else and none has an error.
+    A rank raises its own ``error``, or that in pickling its value; the others a PeerError that
+    names the ranks that failed and says why. If some call another ``operation``, and none has an
+    error, all raise RankMismatchError.
     """
     content = b""
     try:
@@ -82,19 +73,9 @@ def allgather_checked(
 def run_on_all_ranks(
     communicator: CommunicatorBase, operation: str, action: Callable[[], Any]
 ) -> list[Any]:
-    """Call ``action``, and raise on every rank what it raises on one (collective).
+    """Return what ``action`` returns on every rank, in rank order (collective).
 
-    Args:
-        communicator: the ranks.
-        operation: what ``action`` is part of, as errors name it; the same on all ranks.
-        action: what each rank does; it returns any picklable object.
-
-    Returns:
-        What it returned on every rank, in rank order, on every rank.
-
-    Raises:
-        BaseException: what ``action`` raises, on the rank where it does.
-        PeerError: on the other ranks; it names the ranks that failed and says why.
+    An error in it is raised as by :func:`allgather_checked`.
     """
     value, error = capture_error(action)
     try:
@@ -106,20 +87,9 @@ def run_on_all_ranks(
 def bcast_checked(
     communicator: CommunicatorBase, operation: str, make: Callable[[], Any], root: int = 0
 ) -> Any:
-    """Call ``make`` at ``root`` and give every rank what it returns (collective).
+    """Call ``make`` at ``root`` only, and give the other ranks a copy of the value (collective).
 
-    Args:
-        communicator: the ranks.
-        operation: what the value is needed for, as errors name it; the same on all ranks.
-        make: called at ``root`` only; it returns any picklable object.
-        root: the rank that has the value.
-
-    Returns:
-        The value itself at ``root``, a copy of it on the other ranks.
-
-    Raises:
-        BaseException: what ``make`` or pickling raises, at ``root``.
-        PeerError: on the other ranks; it says what failed at ``root``.
+    An error in it is raised as by :func:`allgather_checked`.
     """
     value: Any = None
     error: BaseException | None = None
@@ -135,20 +105,10 @@ def bcast_checked(
 def require_same(
     communicator: CommunicatorBase, operation: str, entries: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Call ``entries``, and raise on every rank unless it returns the same on all (collective).
+    """Return what ``entries`` returns, which must be the same on all ranks (collective).
 
-    Args:
-        communicator: the ranks.
-        operation: what needs them to be the same, as errors name it; the same on all ranks.
-        entries: returns hashable values by their names, whose ``repr`` tells them apart.
-
-    Returns:
-        The entries.
-
-    Raises:
-        BaseException: what ``entries`` raises, on the rank where it does.
-        PeerError: on the other ranks; it names the ranks that failed and says why.
-        RankMismatchError: on all ranks; it names the first entry that differs, and says how.
+    It returns hashable values by their names, whose ``repr`` tells them apart. If they differ, all
+    ranks raise a RankMismatchError that names the first that does, and says how.
     """
     found: dict[str, Any] | None
     found, error = capture_error(entries)
@@ -187,6 +147,18 @@ def add_mismatch_hint(where: str) -> Iterator[None]:
             "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations",
         )
         raise
+
+
+def require_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return ``value`` as an int; raise TypeError or ValueError unless it is one in that range."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if number < least or (most is not None and number > most):
+        bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
+        raise ValueError(f"{name} must be {bounds}, not {number}")
+    return number
 
 
 def require_communicator(communicator: Any, caller: str) -> None:

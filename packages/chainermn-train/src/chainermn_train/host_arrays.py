@@ -25,15 +25,9 @@ def to_host(value: Any) -> Any:
 
 
 def as_number(key: str, value: Any, reporter: str) -> Any:
-    """Return a reported value in float64 or wider: a Python number, or an array of its shape.
+    """Return a number, or an array on the host or a GPU, in float64 or wider on the host.
 
-    Args:
-        key: what the value is called.
-        value: a number or an array of numbers, a variable too, on the host or a GPU.
-        reporter: who reported it, for the error's text.
-
-    Raises:
-        TypeError: it is something else.
+    TypeError, which names ``key`` and ``reporter``, if it is something else.
     """
     array = np.asarray(to_host(value))
     if array.dtype.kind not in "biufc":

@@ -39,20 +39,16 @@ def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) ->
     operation = "broadcast of persistent values"
     here = {each.name: each for each in persistents(model)}
     lacking = {name for name, each in here.items() if each.value is None}
-    views = allgather_checked(communicator, operation, (lacking, set(here)))
-    if not any(lacking for lacking, _ in views):
+    wanted = set().union(*allgather_checked(communicator, operation, lacking))
+    if not wanted:
         return
-    givers = {
-        name: next((r for r, (none, all_) in enumerate(views) if name in all_ - none), None)
-        for name in set().union(*(none for none, _ in views))
-    }
 
-    def given() -> dict[str, Any]:
-        mine = (name for name, rank in givers.items() if rank == communicator.rank)
-        return {name: to_host(here[name].value) for name in mine}
+    def give() -> dict[str, Any]:
+        return {name: to_host(here[name].value) for name in wanted & here.keys() - lacking}
 
-    given_values = run_on_all_ranks(communicator, operation, given)
-    values = {name: value for each in given_values for name, value in each.items()}
+    values: dict[str, Any] = {}
+    for given in run_on_all_ranks(communicator, operation, give):
+        values = given | values
 
     def take() -> None:
         for name in lacking & values.keys():

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from .wrappers import AttributeProxy
@@ -17,31 +18,36 @@ STEPS_PER_SAMPLE_ON_GPU = 16
 _thread = threading.local()  # .clock: that of the step which this thread is in; None in a region
 
 
-class StepClock:
-    """Adds up the time of training steps, and of the communication within them.
+@dataclass
+class StepTimes:
+    """How long training steps took, in seconds, and the communication within them."""
 
-    Attributes:
-        steps: number of steps.
-        seconds: their time.
-        sampled: time of those steps whose shares were measured: all of them on CPUs.
-        waiting: of ``sampled``, the time in which ranks wait for one another.
-        communication: of ``sampled``, the time in the exchange of gradients and parameters.
-    """
+    steps: int = 0
+    seconds: float = 0.0
+    sampled: float = 0.0  # of those steps whose shares were measured: all of them on CPUs
+    waiting: float = 0.0  # of `sampled`, the time in which ranks wait for one another
+    communication: float = 0.0  # of `sampled`, that in the exchange of gradients and parameters
+
+    @property
+    def computing(self) -> float:
+        """The time that was neither waiting nor communication."""
+        return self.seconds * (1 - (self.waiting + self.communication) / self.sampled)
+
+
+class StepClock:
+    """Adds up the times of training steps."""
 
     def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
         self._synchronize = synchronize
-        self.clear()
-
-    def clear(self) -> None:
-        self.steps = 0
-        self.seconds = self.sampled = self.waiting = self.communication = 0.0
+        self.times = StepTimes()
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time a step, in which :func:`region` uses this clock."""
-        sample = self._synchronize is None or self.steps % STEPS_PER_SAMPLE_ON_GPU == 0
+        times = self.times
+        sample = self._synchronize is None or times.steps % STEPS_PER_SAMPLE_ON_GPU == 0
         outer = getattr(_thread, "clock", None)
-        before = self.waiting, self.communication
+        before = times.waiting, times.communication
         start = self.now(sample)
         _thread.clock = self if sample else None
         try:
@@ -49,12 +55,12 @@ class StepClock:
         finally:
             seconds = self.now(sample) - start
             _thread.clock = outer
-        self.steps += 1
-        self.seconds += seconds
-        self.sampled += seconds if sample else 0.0
+        times.steps += 1
+        times.seconds += seconds
+        times.sampled += seconds if sample else 0.0
         if outer is not None:  # of another report on the same steps
-            outer.waiting += self.waiting - before[0]
-            outer.communication += self.communication - before[1]
+            outer.times.waiting += times.waiting - before[0]
+            outer.times.communication += times.communication - before[1]
 
     def now(self, after_kernels: bool = True) -> float:
         if after_kernels and self._synchronize is not None:
@@ -80,7 +86,7 @@ def region(kind: str) -> Iterator[None]:
     try:
         yield
     finally:
-        setattr(clock, kind, getattr(clock, kind) + clock.now() - start)
+        setattr(clock.times, kind, getattr(clock.times, kind) + clock.now() - start)
         _thread.clock = clock
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -38,9 +37,3 @@ def warn_of_lost_order(target: Any) -> None:
                 RuntimeWarning,
                 stacklevel=4,
             )
-
-
-def folder_of(target: Any) -> str | None:
-    """Return the folder that ``target`` writes to, if it has one."""
-    out = getattr(target, "out", None)
-    return os.fspath(out) if isinstance(out, str | os.PathLike) else None

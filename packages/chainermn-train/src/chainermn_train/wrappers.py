@@ -30,11 +30,8 @@ class UnpicklableMixin:
 class AttributeProxy:
     """Read, set and delete the attributes of a wrapped object, except those of ``_OWN``.
 
-    A subclass may store the wrapped object under another name, ``_ACTUAL``, and then sets that
-    attribute itself.
-
-    Attributes:
-        actual: the wrapped object.
+    The wrapped object is ``actual``. A subclass may store it under another name, ``_ACTUAL``, and
+    then sets that attribute itself.
     """
 
     _OWN: frozenset[str] = frozenset({"actual"})

@@ -25,46 +25,31 @@ class FileDigest:
 
 
 class HashingFile:
-    """A file that is written in order, and the digest of what has been written."""
+    """A file that is written in order, and the checksum of what has been written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._hash = hashlib.sha256()
-        self._size = 0
+        self.flush = file.flush
+        self.sha256 = hashlib.sha256()
 
     def write(self, data: Any) -> int:
         """Write all of ``data``, bytes or a contiguous buffer; return its number of bytes."""
         view = memoryview(data).cast("B")
-        self._hash.update(view)
-        self._file.write(view)
-        self._size += view.nbytes
-        return view.nbytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def digest(self) -> FileDigest:
-        return FileDigest(self._size, self._hash.hexdigest())
+        self.sha256.update(view)
+        return self._file.write(view)
 
 
 def atomic_write(path: Path, fill: Callable[[HashingFile], Any]) -> FileDigest:
-    """Write a file that gets its name only when all of it is on the disk.
+    """Write a file that gets its name only when all of it is on the disk; return its digest.
 
-    Args:
-        path: the file's name; a file there is replaced. Its folder must exist.
-        fill: writes the contents.
-
-    Returns:
-        The digest of what was written, which is what should be on the disk.
-
-    Raises:
-        OSError: the file could not be written; nothing of it is left.
+    A file at ``path`` is replaced. Where it can't be written (OSError), nothing of it is left.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with open(temporary, "wb") as file:
             hashing = HashingFile(file)
             fill(hashing)
+            digest = FileDigest(file.tell(), hashing.sha256.hexdigest())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -75,7 +60,7 @@ def atomic_write(path: Path, fill: Callable[[HashingFile], Any]) -> FileDigest:
             temporary.unlink()
         raise
     sync_folder(path.parent)
-    return hashing.digest()
+    return digest
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +17,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_same, run_on_all_ranks
 from ..optimizers import mark_synchronized_if_equal
-from ..trainer_introspection import folder_of, updater_of, warn_of_lost_order
+from ..trainer_introspection import updater_of, warn_of_lost_order
 from .atomic_file import FileDigest, atomic_write
 from .background_writer import BackgroundWriter
 from .directory import CheckpointDirectory, has_other_writer, register_writer, release_writer
@@ -26,9 +25,9 @@ from .files import CheckpointPaths
 from .recovery import OPERATION, explain, scan, select_latest
 from .state_dict import (
     RESERVED_PREFIX,
-    StoredState,
     load_random_state,
     load_state_dict,
+    open_state,
     random_state,
     state_dict,
     write_npz,
@@ -115,18 +114,23 @@ class MultiNodeCheckpointer(Extension):
 
         self._run(prepare)
         if any(elsewhere for _, elsewhere in views):
-            self._open(self._paths_for(target))
+            self._require_equal_settings()
+            self._directory = CheckpointDirectory(self.comm, self._paths_for(target))
         assert self._directory is not None
         path = self._directory.path_for(number)
+        intervals = self.cp_interval, self.gc_interval
         self._last = number
         if self._writer is None:
             self._directory.commit(number, lambda: _write(path, state))
-            self._directory.remove(self._expired())
+            self._directory.remove(self._directory.expired(*intervals))
         else:
-            write = functools.partial(
-                _delete_and_write, self._directory.deferred_delete(self._expired()), path
-            )
-            self._writing = number, self._writer.start(write, state)
+            delete = self._directory.deferred_delete(self._directory.expired(*intervals))
+
+            def delete_and_write(copies: dict[str, np.ndarray]) -> FileDigest:
+                delete()
+                return _write(path, copies)
+
+            self._writing = number, self._writer.start(delete_and_write, state)
         self._saved = (target if updater_of(target) is not None else None), number
 
     def flush(self) -> None:
@@ -172,7 +176,6 @@ class MultiNodeCheckpointer(Extension):
         self._check_iterators(trainer)
         self.flush()
         self._require_equal_settings()
-        found: list[CheckpointPaths] = []
 
         def prepare() -> bool:
             if not callable(getattr(trainer, "serialize", None)):
@@ -180,19 +183,19 @@ class MultiNodeCheckpointer(Extension):
                     "a checkpoint is loaded into what Chainer can serialize, not "
                     f"{type(trainer).__name__}: give what was saved, made in the same way"
                 )
-            found.append(self._paths_for(trainer, path))
-            return path is None and not has_other_writer(self, found[0])
+            paths = self._paths_for(trainer, path)
+            return path is None and not has_other_writer(self, paths)
 
         writable = self._run(prepare)
-        (paths,) = found
-        selection = select_latest(self.comm, paths, scan(self.comm, paths))
-        begin = 0 if selection.manifest is None else selection.manifest.iteration
-        if selection.skipped and self.comm.rank == 0:
-            text = f"{explain(selection.skipped)}; training goes on from iteration {begin}"
+        paths = self._paths_for(trainer, path)
+        found, skipped = select_latest(self.comm, paths, scan(self.comm, paths))
+        begin = 0 if found is None else found
+        if skipped and self.comm.rank == 0:
+            text = f"{explain(skipped, 'iteration ')}; training goes on from iteration {begin}"
             print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
         if all(writable):  # otherwise it only reads
-            self._open(paths, selection.skipped)
-        if selection.manifest is None:
+            self._directory = CheckpointDirectory(self.comm, paths, skipped)
+        if found is None:
             return None
         self._run(lambda: self._load(trainer, paths, begin))
         mark_synchronized_if_equal(self.comm, trainer, optimizer)
@@ -209,10 +212,7 @@ class MultiNodeCheckpointer(Extension):
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
         """Keep the checkpoints (not collective: the other ranks may not have failed).
 
-        Args:
-            trainer: not used, as are ``exc`` and ``tb``.
-            exc: the exception.
-            tb: its traceback.
+        Neither ``trainer`` nor the exception ``exc`` and its traceback ``tb`` matters.
         """
         self._failed = True
 
@@ -267,18 +267,13 @@ class MultiNodeCheckpointer(Extension):
         return saved and not elsewhere, elsewhere
 
     def _paths_for(self, target: Any, path: Any = None) -> CheckpointPaths:
-        for folder in (path, self.path, folder_of(target)):
-            if folder is not None:
-                return CheckpointPaths(Path(os.fspath(folder)).absolute(), self.run_name)
-        return CheckpointPaths(Path(_DEFAULT_FOLDER).absolute(), self.run_name)
+        out = getattr(target, "out", None)
+        folders = path, self.path, out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER
+        folder = next(each for each in folders if each is not None)
+        return CheckpointPaths(Path(folder).absolute(), self.run_name)
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
         return run_on_all_ranks(self.comm, OPERATION, action)
-
-    def _open(self, paths: CheckpointPaths, damaged: Iterable[int] = ()) -> None:
-        """Save there from now on (collective)."""
-        self._require_equal_settings()
-        self._directory = CheckpointDirectory(self.comm, paths, damaged)
 
     def _require_equal_settings(self) -> None:
         settings = {
@@ -289,13 +284,9 @@ class MultiNodeCheckpointer(Extension):
         }
         require_same(self.comm, "create_multi_node_checkpointer", lambda: settings)
 
-    def _expired(self) -> list[int]:
-        assert self._directory is not None
-        return self._directory.expired(self.cp_interval, self.gc_interval)
-
     def _load(self, target: Any, paths: CheckpointPaths, iteration: int) -> None:
         with paths.state(self.comm.rank, iteration).open("rb") as file:
-            state = StoredState(file)
+            state = open_state(file)
             load_state_dict(target, state)
             self._random = str(state[_RANDOM])
         load_random_state(target, self._random)
@@ -303,10 +294,3 @@ class MultiNodeCheckpointer(Extension):
 
 def _write(path: Path, state: dict[str, np.ndarray]) -> FileDigest:
     return atomic_write(path, lambda file: write_npz(file, state))
-
-
-def _delete_and_write(
-    delete: Callable[[], None], path: Path, state: dict[str, np.ndarray]
-) -> FileDigest:
-    delete()
-    return _write(path, state)

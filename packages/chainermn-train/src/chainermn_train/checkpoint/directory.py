@@ -21,10 +21,7 @@ from .recovery import OPERATION, remove_stale, scan
 class CheckpointDirectory:
     """The generations in one folder; all methods are collective unless they say otherwise.
 
-    Attributes:
-        paths: the files' names; each rank may have its own folder, rank 0's has the records.
-        committed: iterations that have a commit record.
-        damaged: those of them that were found damaged.
+    Each rank may have its own folder; rank 0's has the records.
     """
 
     def __init__(
@@ -33,23 +30,23 @@ class CheckpointDirectory:
         """Make the folder, or find what is there and remove what a killed job left unfinished."""
         self._comm = comm
         self.paths = paths
-        run_on_all_ranks(comm, OPERATION, self._make_folder)
-        found = scan(comm, paths)
-        self.committed = set(found.manifests)
-        self.damaged = self.committed.intersection(damaged)
-        remove_stale(comm, paths, found, max(self._whole, default=None))
 
-    @property
-    def _whole(self) -> set[int]:
-        return self.committed - self.damaged
+        def make_folder() -> None:
+            if not paths.folder.is_dir():
+                paths.folder.mkdir(parents=True, exist_ok=True)
+                sync_folder(paths.folder.parent)
+
+        self._run(make_folder)
+        found = scan(comm, paths)
+        self._committed = set(found.manifests)  # iterations that have a commit record
+        self._whole = self._committed.difference(damaged)
+        remove_stale(comm, paths, found, max(self._whole, default=None))
 
     def path_for(self, iteration: int) -> Path:
         """Return this rank's file of a new generation, until that is committed (not collective).
 
-        Where there is an older file of that iteration, it stays as it is until then.
-
-        Raises:
-            ValueError: there is a newer one, on all ranks.
+        An older file of that iteration stays as it is until then. ValueError on all ranks if there
+        is a newer generation.
         """
         newest = max(self._whole, default=0)
         if iteration < newest:
@@ -64,15 +61,10 @@ class CheckpointDirectory:
     def commit(self, iteration: int, written: Callable[[], FileDigest]) -> None:
         """Write the record once every rank's file is on the disk, and rename the files.
 
-        Args:
-            iteration: of the generation.
-            written: writes this rank's file, or waits for it.
-
-        Raises:
-            Exception: whatever failed; nothing of the generation is left then, and one that it
-                was to replace is as it was.
+        ``written`` writes this rank's file, or waits for it. Whatever fails, nothing of the
+        generation is left then, and one that it was to replace is as it was.
         """
-        rank, replaces = self._comm.rank, iteration in self.committed
+        rank, replaces = self._comm.rank, iteration in self._committed
         try:
             files = self._run(written)
             manifest = Manifest(self.paths.name, iteration, files)
@@ -81,41 +73,32 @@ class CheckpointDirectory:
                 lambda: atomic_write(path, lambda file: file.write(manifest.encode()))
             )
         except BaseException:
-            if replaces:
-                self._roll_back(iteration)
-            else:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):
+                if replaces:
+                    scan(self._comm, self.paths)  # the new record may be there all the same
+                else:
                     self._remove_manifests([iteration])
-                    self.paths.staging(rank, iteration).unlink(missing_ok=True)
+                self.paths.staging(rank, iteration).unlink(missing_ok=True)
             raise
-        self.committed.add(iteration)
-        self.damaged.discard(iteration)
+        self._committed.add(iteration)
+        self._whole.add(iteration)
         self._run(lambda: self.paths.publish(rank, iteration))
 
-    def _roll_back(self, iteration: int) -> None:
-        """After a failure, leave the generation that the record is about, old or new."""
-        with contextlib.suppress(Exception):
-            scan(self._comm, self.paths)  # the new record may be there all the same
-            self.paths.staging(self._comm.rank, iteration).unlink(missing_ok=True)
-
     def expired(self, cp_interval: int, gc_interval: int) -> list[int]:
-        """Return all but the newest ``cp_interval``, once these are ``gc_interval``.
-
-        Not collective.
-        """
+        """All but the newest ``cp_interval``, once they are ``gc_interval`` (not collective)."""
         whole = sorted(self._whole)
         if len(whole) - cp_interval < gc_interval:
             return []
-        return [each for each in self.committed if each < whole[-cp_interval]]
+        return [each for each in self._committed if each < whole[-cp_interval]]
 
     def clear(self) -> None:
         """Remove all generations; the newest last, so that a job killed here can go on from it."""
         # A published file without a record would look like one whose record was lost.
-        rank, committed = self._comm.rank, sorted(self.committed)
+        rank, committed = self._comm.rank, sorted(self._committed)
         self._run(lambda: self.paths.unpublish(rank, committed))
         newest = {max(self._whole, default=0)}
-        self.remove(self.committed - newest)
-        self.remove(self.committed & newest)
+        self.remove(self._committed - newest)
+        self.remove(self._committed & newest)
 
     def remove(self, iterations: Iterable[int]) -> None:
         """Remove generations: their records first, so that none is left without its files."""
@@ -135,16 +118,15 @@ class CheckpointDirectory:
         iterations = sorted(iterations)
         self._forget(iterations)
 
-        def remove() -> None:
-            if iterations:
-                self._remove_manifests(iterations)
-                self._remove_files(iterations)
+        def delete() -> None:
+            self._remove_manifests(iterations)
+            self._remove_files(iterations)
 
-        return remove
+        return delete if iterations else lambda: None
 
     def _forget(self, iterations: Iterable[int]) -> None:
-        self.committed.difference_update(iterations)
-        self.damaged.difference_update(iterations)
+        self._committed.difference_update(iterations)
+        self._whole.difference_update(iterations)
 
     def _remove_manifests(self, iterations: Iterable[int]) -> None:
         if self._comm.rank == 0:
@@ -156,12 +138,6 @@ class CheckpointDirectory:
         for name in self.paths.state, self.paths.staging:
             for iteration in iterations:
                 name(self._comm.rank, iteration).unlink(missing_ok=True)
-
-    def _make_folder(self) -> None:
-        folder = self.paths.folder
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            sync_folder(folder.parent)
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
         return run_on_all_ranks(self._comm, OPERATION, action)
@@ -176,11 +152,7 @@ _writers: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
 
 
 def register_writer(writer: Any, paths: CheckpointPaths) -> None:
-    """Let ``writer`` alone write a run's files in a folder, until it is released or collected.
-
-    Raises:
-        ValueError: another one does.
-    """
+    """Let ``writer`` alone write a run's files in a folder, until it is released or collected."""
     if has_other_writer(writer, paths):
         gc.collect()  # it may be referred to by nothing but an exception that was handled
     if has_other_writer(writer, paths):

@@ -20,10 +20,7 @@ _STAGING = ".new"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The commit record: which files make a generation complete.
-
-    Rank 0 writes it once all ranks' files of an iteration are on the disk.
-    """
+    """The commit record: which files, on all ranks' disks when it is written, are a generation."""
 
     name: str
     iteration: int
@@ -42,11 +39,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Return the record that :meth:`encode` made.
-
-        Raises:
-            ValueError: any byte differs from what it made.
-        """
+        """Return the record that :meth:`encode` made; ValueError if any byte differs."""
         try:
             body = json.loads(data)["record"]
             files = [FileDigest(each["size"], each["sha256"]) for each in body["files"]]
@@ -142,7 +135,8 @@ class CheckpointPaths:
             if (manifest.name, manifest.iteration) != (self.name, iteration):
                 raise ValueError(f"it is that of {manifest.name!r}, iteration {manifest.iteration}")
         except (OSError, ValueError) as error:
-            return f"the commit record {path.name} is damaged: {_reason(error)}"
+            reason = getattr(error, "strerror", None) or error
+            return f"the commit record {path.name} is damaged: {reason}"
         return manifest
 
     def verify(self, rank: int, manifest: Manifest) -> str | None:
@@ -159,9 +153,5 @@ class CheckpointPaths:
         except FileNotFoundError:
             return f"{path.name} is missing"
         except OSError as error:
-            return f"{path.name} can't be read: {_reason(error)}"
+            return f"{path.name} can't be read: {error.strerror or error}"
         return None
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
@@ -25,19 +26,6 @@ class Scan:
     orphaned: Set[int]  # a file that was committed once
     staged: Set[int]  # one that was not
     unrecognized: Set[str]  # files without a record that only have the name of ours
-
-    @property
-    def readable(self) -> list[Manifest]:
-        """The commit records that can be used."""
-        return [each for each in self.manifests.values() if isinstance(each, Manifest)]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which generation to go on from; the same on every rank."""
-
-    manifest: Manifest | None
-    skipped: Mapping[int, str]  # why newer ones can't be used
 
 
 def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
@@ -59,8 +47,7 @@ def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
         for manifest in manifests.values():
             if isinstance(manifest, Manifest):
                 paths.recover_publish(comm.rank, manifest)
-        without_manifest = (mine[each] for each in mine.keys() - manifests.keys())
-        files = itertools.chain(*without_manifest)
+        files = itertools.chain(*(mine[each] for each in mine.keys() - manifests.keys()))
         return {path.name for path in files if not is_checkpoint(path)}
 
     unrecognized = set().union(*run_on_all_ranks(comm, OPERATION, recover))
@@ -74,12 +61,13 @@ def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
     return Scan(manifests, orphaned, staged - manifests.keys() - orphaned, unrecognized)
 
 
-def select_latest(comm: CommunicatorBase, paths: CheckpointPaths, found: Scan) -> Selection:
+def select_latest(
+    comm: CommunicatorBase, paths: CheckpointPaths, found: Scan
+) -> tuple[int | None, dict[int, str]]:
     """Return the newest committed generation of which every rank's file is whole (collective).
 
-    Raises:
-        RuntimeError: on every rank: there are checkpoints, but none is whole, or they were
-            written by another number of ranks.
+    And why newer ones can't be used, by iteration. RuntimeError if there are checkpoints but none
+    is whole, or they were written by another number of ranks. The same on every rank.
     """
     skipped: dict[int, str] = {}
     for iteration in sorted(found.manifests.keys() | found.orphaned | found.staged, reverse=True):
@@ -87,7 +75,7 @@ def select_latest(comm: CommunicatorBase, paths: CheckpointPaths, found: Scan) -
         if isinstance(manifest, Manifest):
             damages = _damages(comm, paths, manifest)
             if not damages:
-                return Selection(manifest, skipped)
+                return iteration, skipped
             skipped[iteration] = damages
         elif iteration in found.staged:
             skipped[iteration] = "it was never committed: the job ended while it was saved"
@@ -97,9 +85,10 @@ def select_latest(comm: CommunicatorBase, paths: CheckpointPaths, found: Scan) -
     if found.manifests or found.orphaned:
         raise RuntimeError(
             f"rank {comm.rank}: no checkpoint of {paths.name!r} in {paths.folder} can "
-            f"be used: {explain(skipped)}; mend the files, or remove them to start at 0"
+            f"be used: {explain(skipped, 'iteration ')}; mend the files, or remove them to start "
+            "at 0"
         )
-    return Selection(None, skipped)
+    return None, skipped
 
 
 def _damages(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest) -> str:
@@ -115,9 +104,9 @@ def _damages(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest)
     return ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(views) if each)
 
 
-def explain(skipped: Mapping[int, str]) -> str:
-    """Say why generations, by their iterations, were not taken."""
-    return "; ".join(f"iteration {iteration} skipped: {why}" for iteration, why in skipped.items())
+def explain(skipped: Mapping[Any, str], what: str = "") -> str:
+    """Say why generations or snapshots, by what tells them apart, were not taken."""
+    return "; ".join(f"{what}{each} skipped: {why}" for each, why in skipped.items())
 
 
 def remove_stale(
@@ -126,13 +115,8 @@ def remove_stale(
     """Remove what a killed job left unfinished (collective: no rank writes before all are done).
 
     Files of others stay, and rank 0 says so. So do files whose commit record is missing, unless
-    it was removed because there was a newer generation.
-
-    Args:
-        comm: the ranks.
-        paths: the folder, and the run.
-        found: what the folders hold.
-        newest: iteration of the newest generation that is not known to be damaged; None if none.
+    it was removed because there was a newer generation: ``newest`` is the newest that is not known
+    to be damaged.
     """
     if found.unrecognized and comm.rank == 0:
         print(
@@ -152,7 +136,11 @@ def remove_stale(
         )
         staged = (files for each, files in listing.staged.items() if each not in found.manifests)
         # Committed files have been renamed, if this job has as many ranks.
-        leftover = [paths.staging(comm.rank, each.iteration) for each in found.readable]
+        leftover = [
+            paths.staging(comm.rank, iteration)
+            for iteration, manifest in found.manifests.items()
+            if isinstance(manifest, Manifest)
+        ]
         for path in itertools.chain(listing.unfinished, leftover, *staged, *expired):
             if path.name not in found.unrecognized:
                 path.unlink(missing_ok=True)  # ranks may share the folder

@@ -20,6 +20,7 @@ from ..collective_errors import require_communicator, require_same, run_on_all_r
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import iterators_of
 from ..wrappers import UnpicklableMixin
+from .recovery import explain
 from .snapshot_files import TAKEN_BY, find, read
 from .state_dict import RESERVED_PREFIX, StateError, load_state_dict, state_dict
 
@@ -89,13 +90,8 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
 class MultiNodeSnapshot(UnpicklableMixin, Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    Args:
-        comm: the ranks.
-        snapshot: Chainer's extension.
-        named: the ranks of each replica set but the one of all others.
-
-    Raises:
-        ValueError: a rank is named twice.
+    ``snapshot`` is Chainer's; ``named`` are the ranks of each replica set but the one of all
+    others. ValueError if a rank of ``comm`` is named twice.
     """
 
     default_name = "multi_node_snapshot"
@@ -137,8 +133,15 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         wanted = self._run(self._snapshot.condition)
         if not any(wanted[leader] for leader in self._set_leaders):
             return
+        target = self._target(trainer)
         state: dict[str, np.ndarray] = {}
-        self._run(lambda: state.update(_state_of(self._target(trainer))))
+
+        def serialize() -> None:
+            state.update(state_dict(target))
+            for name, count in _examples(target).items():
+                state[_EXAMPLES + name] = np.array(count)
+
+        self._run(serialize)
         state[TAKEN_BY] = np.array([self._set_index, self._named, self._comm.size, len(state) + 1])
         mine = self._is_leader and wanted[self._comm.rank]
         self._run(lambda: self._write(trainer, state) if mine else None)
@@ -179,7 +182,8 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     def _load(self, trainer: Any) -> None:
         folder = Path(trainer.out)
-        views = self._run(lambda: self._found(folder) if self._is_leader else [])
+        pattern, suffix = self._snapshot.filename.removesuffix(self._suffix), self._suffix
+        views = self._run(lambda: find(folder, pattern, suffix) if self._is_leader else [])
         found = [views[leader] for leader in self._set_leaders]
         if not any(found):
             return
@@ -200,9 +204,10 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         skipped = dict.fromkeys(ahead, "not all replica sets have it")
         name, state = self._newest_whole(folder, [n for n in found[0] if n in shared], skipped)
         if skipped and self._comm.rank == 0:
-            text = f"{_listed(skipped)}; loading {name}"
+            text = f"{explain(skipped)}; loading {name}"
             print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
-        state = self._bcast_in_set(state)
+        with self._comm.split(self._set_index, self._comm.rank) as members:
+            state = members.bcast_obj(state)
         self._run(lambda: self._restore(self._target(trainer), state, name))
         mark_synchronized_if_equal(self._comm, self._target(trainer))
 
@@ -211,44 +216,27 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
     ) -> tuple[str, dict[str, Any]]:
         """Return the newest snapshot that all sets can read, and its state here (collective).
 
-        Args:
-            folder: where they are.
-            names: of those that all sets have, oldest first.
-            skipped: gets those that are damaged, and why.
+        ``names`` are those that all sets have, oldest first; ``skipped`` gets the damaged ones.
         """
         for name in reversed(names):
             state: dict[str, Any] = {}
             path = folder / (name + self._suffix)
 
-            def damage(path: Path = path, state: dict[str, Any] = state) -> str | None:
-                if not self._is_leader:
-                    return None
+            def damage(path: Path = path, state: dict[str, Any] = state) -> str:
                 try:
-                    state.update(read(path))
+                    state.update(read(path) if self._is_leader else {})
                 except (OSError, StateError) as error:
                     return str(error)
-                return None
+                return ""
 
             damages = [each for each in self._run(damage) if each]
             if not damages:
                 return name, state
             skipped[name] = ", ".join(damages)
         raise RuntimeError(
-            f"rank {self._comm.rank}: no snapshot in {folder} can be used: {_listed(skipped)}; "
+            f"rank {self._comm.rank}: no snapshot in {folder} can be used: {explain(skipped)}; "
             "mend the files, or remove them to start without"
         )
-
-    def _found(self, folder: Path) -> list[str]:
-        return find(folder, self._snapshot.filename.removesuffix(self._suffix), self._suffix)
-
-    def _bcast_in_set(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the first rank of this rank's set (collective)."""
-        members = self._comm.split(self._set_index, self._comm.rank)
-        try:
-            found: dict[str, Any] = members.bcast_obj(state)
-            return found
-        finally:
-            members.finalize()
 
     def _restore(self, target: Any, state: dict[str, Any], name: str) -> None:
         index, named, size, _ = state[TAKEN_BY].tolist()
@@ -265,11 +253,6 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
                 f"the snapshot {name}, taken with {size} ranks, doesn't fit this job with "
                 f"{self._comm.size}: {error}"
             ) from error
-
-
-def _state_of(target: Any) -> dict[str, np.ndarray]:
-    counts = {_EXAMPLES + name: np.array(count) for name, count in _examples(target).items()}
-    return {**state_dict(target), **counts}
 
 
 def _examples(target: Any) -> dict[str, int]:
@@ -291,7 +274,3 @@ def _require_as_many_examples(target: Any, state: dict[str, Any]) -> None:
                 "on with as many ranks and the same data, or take snapshots of the model and "
                 "the optimizer alone (target=...)"
             )
-
-
-def _listed(skipped: dict[str, str]) -> str:
-    return "; ".join(f"{name} skipped: {why}" for name, why in skipped.items())

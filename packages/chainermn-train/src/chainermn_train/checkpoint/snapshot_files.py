@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .state_dict import RESERVED_PREFIX, StateError, StoredState
+from .state_dict import RESERVED_PREFIX, StateError, open_state
 
 # int64 of shape (4,): replica set, sets that were named, ranks, and arrays in the file, this one
 # included.
@@ -16,17 +16,16 @@ TAKEN_BY = RESERVED_PREFIX + "taken_by"
 
 
 def find(folder: Path, name: str, suffix: str) -> list[str]:
-    """Return a set's snapshots without their suffix, oldest first.
+    """Return a set's snapshots without their suffix, oldest first; remove what killed jobs left.
 
-    Args:
-        folder: where they are, if it exists. What killed writers left there is removed.
-        name: of the files, with the place of the iteration in braces.
-        suffix: of this set.
+    In ``name`` the place of the iteration is in braces.
     """
     if not folder.is_dir():
         return []
     before, after = name.split("{")[0], name.split("}")[-1] if "{" in name else ""
-    _remove_unfinished(folder, before)
+    for path in folder.glob("tmp*"):  # in which Chainer's writers left half a snapshot
+        if before and path.name.startswith("tmp" + before) and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
     pattern = re.compile(re.escape(before) + ".*" + re.escape(after + suffix))
     paths = [folder / each for each in os.listdir(folder) if pattern.fullmatch(each)]
     paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
@@ -34,15 +33,10 @@ def find(folder: Path, name: str, suffix: str) -> list[str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the arrays of a snapshot by name.
-
-    Raises:
-        OSError: there is no such file, or it can't be read.
-        StateError: it is damaged, or nothing that a multi-node snapshot wrote.
-    """
+    """Return the arrays of a snapshot by name; StateError if it is damaged, or not one of ours."""
     with path.open("rb") as file:
         try:
-            state = dict(StoredState(file))
+            state = dict(open_state(file))
         except MemoryError:
             raise
         except Exception as error:  # a damaged file may lead zipfile to raise anything
@@ -55,11 +49,3 @@ def read(path: Path) -> dict[str, Any]:
     if found != written:
         raise StateError(f"{path} is damaged: it has {found} arrays instead of {written}")
     return state
-
-
-def _remove_unfinished(folder: Path, prefix: str) -> None:
-    """Remove the folders in which killed jobs of Chainer's writers left half a snapshot."""
-    if prefix:
-        for path in folder.glob("tmp*"):
-            if path.name.startswith("tmp" + prefix) and path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import zipfile
+from collections import ChainMap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,13 +30,9 @@ class StateError(ValueError):
 
 
 def state_dict(target: Any) -> dict[str, np.ndarray]:
-    """Return the state of ``target``.
+    """Return the state of ``target`` as arrays in host memory, by name.
 
-    Args:
-        target: has Chainer's ``serialize``: a trainer, updater, optimizer, link or iterator.
-
-    Returns:
-        Arrays by name, in host memory. They may be those of ``target``, and change with it.
+    They may be those of ``target``, and change with it.
 
     Raises:
         TypeError: it has no ``serialize``, or a value that only pickle could store.
@@ -57,9 +54,12 @@ def state_dict(target: Any) -> dict[str, np.ndarray]:
             )
         if array.dtype.hasobject:
             if array.shape != () or array[()] is not None:
+                kind = "an array of objects"
+                if array.ndim == 0:
+                    kind = f"an object of {type(array[()]).__name__}"
                 raise TypeError(
                     f"{name!r} can't be stored in a checkpoint: only pickle could store "
-                    f"{_kind(array)}, and a checkpoint is never unpickled; let its `serialize` "
+                    f"{kind}, and a checkpoint is never unpickled; let its `serialize` "
                     "store numbers, strings, None or arrays of them"
                 )
             none.append(name)
@@ -69,10 +69,6 @@ def state_dict(target: Any) -> dict[str, np.ndarray]:
             arrays[name] = array
     arrays[_NONE] = np.array(none, dtype=np.str_)
     return arrays
-
-
-def _kind(array: np.ndarray) -> str:
-    return f"an object of {type(array[()]).__name__}" if array.ndim == 0 else "an array of objects"
 
 
 def write_npz(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
@@ -93,39 +89,15 @@ def is_checkpoint(path: Path) -> bool:
         return False
 
 
-class StoredState(Mapping[str, Any]):
-    """The arrays of an open file of :func:`write_npz`, read when they are asked for."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._npz = np.load(file, allow_pickle=False)
-        self._none = set(self._npz[_NONE].tolist()) if _NONE in self._npz else set()
-        self._last: tuple[str, Any] = ("", None)  # it is asked for twice: for its shape first
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self._none:
-            return np.asarray(None)
-        if name not in self._npz:
-            raise KeyError(name)
-        if name != self._last[0]:
-            self._last = (name, self._npz[name])
-        return self._last[1]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._none or name in self._npz
-
-    def __iter__(self) -> Any:
-        return iter([*(name for name in self._npz.files if name != _MARK), *self._none])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+def open_state(file: BinaryIO) -> Mapping[str, Any]:
+    """Return the state in an open file; its arrays are read when they are asked for."""
+    npz = np.load(file, allow_pickle=False)
+    none = npz[_NONE].tolist() if _NONE in npz else []
+    return ChainMap(dict.fromkeys(none, np.asarray(None)), npz)
 
 
 def load_state_dict(target: Any, state: Mapping[str, Any]) -> None:
-    """Load a stored state into ``target``.
-
-    Args:
-        target: made as that one whose state was captured.
-        state: arrays by name.
+    """Load the arrays of a state, by name, into ``target``, which was made as that one.
 
     Raises:
         StateError: the state lacks something, or an array has another shape or floating dtype
@@ -149,38 +121,36 @@ class _CheckedDeserializer(NpzDeserializer):
     def __call__(self, key: str, value: Any) -> Any:
         shape = getattr(value, "shape", None)
         name = self.path + key.lstrip("/")
-        if shape is not None and name in self.npz:
-            stored = self.npz[name]
-            if stored.dtype != object and stored.shape != shape:
-                raise StateError(
-                    f"{name!r} has shape {stored.shape} in the stored state and {shape} here: it "
-                    "was taken of an object that was made differently, or it belongs to a rank "
-                    "(the order of its examples, for one) and their number has changed"
-                )
-            floating = isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
-            if floating and stored.dtype.kind == "f" and stored.dtype != value.dtype:
-                raise StateError(
-                    f"{name!r} has dtype {stored.dtype} in the stored state and {value.dtype} "
-                    "here: make the model with the same chainer.config.dtype"
-                )
-        return super().__call__(key, value)
+        if shape is None or name not in self.npz:
+            return super().__call__(key, value)
+        stored = self.npz[name]
+        if stored.dtype != object and stored.shape != shape:
+            raise StateError(
+                f"{name!r} has shape {stored.shape} in the stored state and {shape} here: it "
+                "was taken of an object that was made differently, or it belongs to a rank "
+                "(the order of its examples, for one) and their number has changed"
+            )
+        floating = isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
+        if floating and stored.dtype.kind == "f" and stored.dtype != value.dtype:
+            raise StateError(
+                f"{name!r} has dtype {stored.dtype} in the stored state and {value.dtype} "
+                "here: make the model with the same chainer.config.dtype"
+            )
+        # Of this array alone, which would be read from the file again.
+        return NpzDeserializer({name: stored}, self.path)(key, value)
 
 
 def random_state(target: Any) -> str:
     """Return the state of NumPy's global generator, Python's, and those of order samplers.
 
     CuPy's can't be read.
-
-    Args:
-        target: a trainer or updater, whose iterators may have generators of their own.
     """
-    numpy_states = {
-        name: each.get_state(legacy=False) for name, each in _sampler_generators(target).items()
-    }
     state = {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
-        "iterators": numpy_states,
+        "iterators": {
+            name: each.get_state(legacy=False) for name, each in _sampler_generators(target).items()
+        },
     }
     return json.dumps(state, default=lambda array: array.tolist())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,7 +11,12 @@ from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase, create_communicator
 
-from ..collective_errors import bcast_checked, require_communicator, require_same
+from ..collective_errors import (
+    bcast_checked,
+    require_communicator,
+    require_integer,
+    require_same,
+)
 from .scatter_plan import ScatterPlan
 from .transfer import scatter_parts
 
@@ -78,14 +82,21 @@ def scatter_dataset(
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
 
         def check() -> dict[str, Any]:
-            _check_arguments(communicator, dataset, root, shuffle, seed, max_buf_len)
-            return {"root": operator.index(root)}
+            require_integer("max_buf_len", max_buf_len, 1, _LARGEST_BUFFER)
+            if seed is not None:
+                require_integer("seed", seed, 0, 2**32 - 1)
+            index = require_integer("root", root, 0, communicator.size - 1)
+            if communicator.rank == index:
+                _require_dataset(dataset, root)
+            return {"root": index}
 
         require_same(communicator, "scatter_dataset", check)
 
         def make_plan() -> ScatterPlan:
-            order = _order(len(dataset), shuffle, seed)
-            shares = _shares(len(dataset), communicator.size, force_equal_length)
+            count = len(dataset)
+            # NumPy has frozen the stream of RandomState.
+            order = np.random.RandomState(seed).permutation(count) if shuffle else np.arange(count)
+            shares = _shares(count, communicator.size, force_equal_length)
             return ScatterPlan(dataset, [order[begin:end] for begin, end in shares], root)
 
         part = scatter_parts(communicator, root, make_plan, max_buf_len)
@@ -115,10 +126,10 @@ def scatter_index(
     with _chainermn_communicator(comm, "scatter_index") as communicator:
 
         def check() -> dict[str, Any]:
-            return {"root": _check_root(communicator, root)}
+            return {"root": require_integer("root", root, 0, communicator.size - 1)}
 
         def divide() -> list[tuple[int, int]]:
-            count = _check_integer("n_total_samples", n_total_samples, 0, None)
+            count = require_integer("n_total_samples", n_total_samples, 0)
             return _shares(count, communicator.size, force_equal_length)
 
         require_same(communicator, "scatter_index", check)
@@ -152,45 +163,19 @@ def _chainermn_communicator(
     return nullcontext(comm)
 
 
-def _check_integer(name: str, value: Any, least: int, most: int | None) -> int:
+def _require_dataset(dataset: Any, root: int) -> None:
+    """Raise unless the data set has a length and, as far as is plain, examples 0, 1, and so on."""
+    if dataset is None:
+        raise ValueError(f"rank {root} is the root, so its data set must not be None")
+    kind = type(dataset).__name__
     try:
-        number = operator.index(value)
+        indices = range(len(dataset))
     except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None
-    if number < least or (most is not None and number > most):
-        bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
-        raise ValueError(f"{name} must be {bounds}, not {number}")
-    return number
-
-
-def _check_root(communicator: CommunicatorBase, root: Any) -> int:
-    return _check_integer("root", root, 0, communicator.size - 1)
-
-
-def _check_arguments(
-    communicator: CommunicatorBase, dataset: Any, root: Any, shuffle: Any, seed: Any, limit: Any
-) -> None:
-    _check_integer("max_buf_len", limit, 1, _LARGEST_BUFFER)
-    if seed is not None:
-        _check_integer("seed", seed, 0, 2**32 - 1)
-    if communicator.rank == _check_root(communicator, root):
-        if dataset is None:
-            raise ValueError(f"rank {root} is the root, so its data set must not be None")
-        try:
-            len(dataset)
-        except TypeError:
-            kind = type(dataset).__name__
-            raise TypeError(f"the data set must have a len(); {kind} has none") from None
-        _require_indices(dataset)
-
-
-def _require_indices(dataset: Any) -> None:
-    """Raise TypeError if it is plain that the data set has no examples 0, 1, and so on."""
+        raise TypeError(f"the data set must have a len(); {kind} has none") from None
     has_them = hasattr(dataset, "__getitem__")
     if isinstance(dataset, Mapping):
-        has_them = all(index in dataset for index in range(len(dataset)))
+        has_them = all(index in dataset for index in indices)
     if not has_them:
-        kind = type(dataset).__name__
         raise TypeError(
             f"the data set's examples must have the indices 0, 1, ...; those of this {kind} "
             "have not: pass a list of them"
@@ -208,10 +193,3 @@ def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
         (begins[rank], begins[rank] + longest if equal else begins[rank + 1])
         for rank in range(size)
     ]
-
-
-def _order(count: int, shuffle: bool, seed: int | None) -> np.ndarray:
-    """Return the order of the examples: int64 array of shape (count,)."""
-    if not shuffle:
-        return np.arange(count)
-    return np.random.RandomState(seed).permutation(count)  # NumPy has frozen its stream

@@ -28,36 +28,23 @@ class ArraySlice(NamedTuple):
 
 
 class ScatterPlan:
-    """Each rank's part of a data set, made at the root; its arrays are not filled yet.
-
-    Attributes:
-        parts: the ranks' parts.
-        nbytes: the length of each rank's shared file; 0 where there are no arrays, and at the
-            root, whose arrays need no file.
-        unsplittable: the data sets of which each part holds the whole.
-    """
+    """Each rank's part of a data set, made at the root; its arrays are not filled yet."""
 
     def __init__(self, dataset: Any, indices: list[np.ndarray], root: int) -> None:
-        """Divide a data set.
-
-        Args:
-            dataset: any data set.
-            indices: for each rank the int64 indices of its examples.
-            root: the rank of this process.
-        """
+        """Divide a data set: ``indices`` are the int64 indices of each rank's examples."""
         self._root = root
         # The arrays of all parts, and the unsplittable data sets that they refer to, by their
         # `id`. Pickles hold only what is stored here.
         self._persistent_ids: dict[int, tuple[Any, ...]] = {}
-        self.unsplittable: list[Any] = []
-        self.parts: list[Any] = []
-        self.nbytes: list[int] = []
+        self.unsplittable: list[Any] = []  # the data sets of which each part holds the whole
+        self.parts: list[Any] = []  # the ranks'
+        self.nbytes: list[int] = []  # of each rank's shared file; 0 where there are no arrays
         self._slices: list[list[ArraySlice]] = []  # of each rank, in the order of its file
         for mine in indices:
             self._slices.append([])
             self.nbytes.append(0)
             self.parts.append(subset(dataset, mine, SubsetVisitor(self._slice, self._keep)))
-        self.nbytes[root] = 0
+        self.nbytes[root] = 0  # its arrays need no file
 
     def _slice(self, source: np.ndarray, indices: np.ndarray) -> SharedArray:
         for each in self._slices[-1]:
@@ -82,7 +69,9 @@ class ScatterPlan:
     def pickle_part(self, rank: int) -> np.ndarray:
         """Return a rank's part without its arrays and the unsplittable data sets (uint8, 1-D)."""
         buffer = io.BytesIO()
-        _Pickler(buffer, self._persistent_ids).dump(self.parts[rank])
+        pickler = _Pickler(buffer, protocol=5)
+        pickler.persistent_ids = self._persistent_ids
+        pickler.dump(self.parts[rank])
         return np.frombuffer(buffer.getbuffer(), np.uint8)
 
     def iter_file(self, rank: int) -> Iterator[np.ndarray]:
@@ -101,58 +90,38 @@ class ScatterPlan:
 
 
 class _Pickler(pickle.Pickler):
-    """Replaces objects by their persistent ids."""
-
-    def __init__(self, file: io.BytesIO, persistent_ids: dict[int, tuple[Any, ...]]) -> None:
-        super().__init__(file, protocol=5)
-        self._persistent_ids = persistent_ids
+    persistent_ids: dict[int, tuple[Any, ...]]
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        return self._persistent_ids.get(id(obj))
+        return self.persistent_ids.get(id(obj))
 
 
 class _Unpickler(pickle.Unpickler):
-    """Replaces persistent ids by objects."""
-
-    def __init__(self, stream: io.BytesIO, file: SharedFile | None, datasets: list[Any]) -> None:
-        super().__init__(stream)
-        self._file = file
-        self._datasets = datasets
+    file: SharedFile | None
+    datasets: list[Any]
 
     def persistent_load(self, pid: tuple[Any, ...]) -> Any:
         if pid[0] == "array":
-            return SharedArray(*pid[1:]).attach(self._file)
-        return self._datasets[pid[1]]
+            return SharedArray(*pid[1:]).attach(self.file)
+        return self.datasets[pid[1]]
 
 
-def pickle_dataset(dataset: Any) -> np.ndarray:
-    """Return the pickle of an unsplittable data set (uint8, 1-D)."""
-    return np.frombuffer(pickle.dumps(dataset, protocol=5), np.uint8)
-
-
-def unpickle_part(
-    payload: np.ndarray, file: SharedFile | None, unsplittable: list[np.ndarray]
-) -> Any:
+def unpickle_part(payload: bytes, file: SharedFile | None, unsplittable: list[np.ndarray]) -> Any:
     """Return the part of which :meth:`ScatterPlan.pickle_part` made ``payload``.
 
-    Args:
-        payload: uint8, 1-D.
-        file: the file with its arrays; None if it has none.
-        unsplittable: the pickles of :attr:`ScatterPlan.unsplittable`.
+    ``file`` has its arrays, if there are any; ``unsplittable`` are pickles of the data sets.
     """
-    datasets = [pickle.loads(each.data) for each in unsplittable]
-    return _Unpickler(io.BytesIO(payload.data), file, datasets).load()
+    unpickler = _Unpickler(io.BytesIO(payload))
+    unpickler.file = file
+    unpickler.datasets = [pickle.loads(each.data) for each in unsplittable]
+    return unpickler.load()
 
 
 def iter_row_chunks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the bytes of the rows ``source[indices]``, without a copy of them all.
+    """Yield the bytes of the rows ``source[indices]`` (uint8, 1-D), without a copy of them all.
 
-    Args:
-        source: array of any shape (n, ...), memory order and dtype without Python objects.
-        indices: int64 array of shape (m,), each in ``range(n)``.
-
-    Yields:
-        uint8 arrays, 1-D, one after another. Each is overwritten when the next one is asked for.
+    Each array is overwritten when the next one is asked for. ``source`` has shape (n, ...), any
+    memory order and any dtype without Python objects; ``indices`` is int64, each in ``range(n)``.
     """
     row = source[:1].nbytes  # 0 for an empty source too, which has no rows to take
     if not row or not len(indices):
@@ -160,7 +129,8 @@ def iter_row_chunks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndar
     plain = source.flags.c_contiguous
     # Whatever the dtype, and whether it is aligned: np.take would copy the whole otherwise.
     rows = source.reshape(-1).view(np.uint8).reshape(len(source), row) if plain else source
-    if plain and _is_contiguous(indices):
+    in_a_row = indices[-1] - indices[0] == len(indices) - 1 and (np.diff(indices) == 1).all()
+    if plain and in_a_row:
         whole = rows[indices[0] : indices[0] + len(indices)].reshape(-1)
         for begin in range(0, len(whole), BLOCK_BYTES):
             yield whole[begin : begin + BLOCK_BYTES]
@@ -175,8 +145,3 @@ def iter_row_chunks(source: np.ndarray, indices: np.ndarray) -> Iterator[np.ndar
         else:
             block[...] = rows[chosen]
         yield block.reshape(-1).view(np.uint8)
-
-
-def _is_contiguous(indices: np.ndarray) -> bool:
-    span = indices[-1] - indices[0]
-    return span == len(indices) - 1 and bool((np.diff(indices) == 1).all())

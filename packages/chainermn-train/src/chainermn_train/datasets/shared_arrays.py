@@ -43,11 +43,7 @@ class SharedMemoryHandle(NamedTuple):
     token: bytes  # differs where the descriptor is another file by now, or on another machine
 
     def open(self, flags: int = os.O_RDONLY) -> int:
-        """Open the file anew, and return the descriptor.
-
-        Raises:
-            OSError: it can't be reached from this process.
-        """
+        """Open the file anew; return the descriptor. OSError: this process can't reach it."""
         path = f"/proc/{self.process}/fd/{self.descriptor}"
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else may have effects
             raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
@@ -61,8 +57,7 @@ class SharedMemoryHandle(NamedTuple):
     def open_locked(self) -> Iterator[int]:
         """Open the file for writing, locked; :meth:`SharedFile.wait_until_unlocked` waits for it.
 
-        Raises:
-            OSError: it can't be reached from this process.
+        OSError as in :meth:`open`.
         """
         descriptor = self.open(os.O_RDWR)
         try:
@@ -82,17 +77,13 @@ class SharedFile:
         self._token = token
         close = weakref.finalize(self, os.close, descriptor)
         close.atexit = False  # arrays may outlive it until then, and the kernel closes it
-        self.nbytes = os.fstat(descriptor).st_size
-        self._map = mmap.mmap(descriptor, self.nbytes, access=mmap.ACCESS_READ)
+        nbytes = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
         _open_files[token] = self
 
     @classmethod
     def reserve(cls, nbytes: int) -> SharedFile:
-        """Make a file of so many bytes, the token included, in memory or else on disk.
-
-        Raises:
-            OSError: neither has the room.
-        """
+        """Make a file of so many bytes, the token included, in memory or else on disk."""
         failures = []
         for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
             try:
@@ -116,15 +107,6 @@ class SharedFile:
                 raise OSError(errno.ENOSPC, "MPI needs the space that is left")
             os.pwrite(file.fileno(), token, 0)
             return cls(os.dup(file.fileno()), token)
-
-    @classmethod
-    def from_handle(cls, handle: SharedMemoryHandle) -> SharedFile:
-        """Return the file of a handle, which a process maps only once.
-
-        Raises:
-            OSError: it can't be reached from this process.
-        """
-        return _open_files.get(handle.token) or cls(handle.open(), handle.token)
 
     @property
     def handle(self) -> SharedMemoryHandle:
@@ -166,14 +148,8 @@ class SharedArray:
     """
 
     def __init__(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        """Nothing can be read before :meth:`attach` or :meth:`own`.
-
-        Args:
-            offset: bytes before the array in its file.
-            shape: of the array.
-            dtype: of the array; it holds no Python objects.
-        """
-        self.offset = offset
+        """Nothing can be read before :meth:`attach` or :meth:`own`; dtypes hold no objects."""
+        self.offset = offset  # bytes before the array in its file
         self.shape = shape
         self.dtype = dtype
         self._file: SharedFile | None = None
@@ -210,26 +186,25 @@ class SharedArray:
     def __reduce__(self) -> Any:
         with _sharing:
             if self._file is None and self.array.nbytes:
-                self._share()
+                data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
+                file = SharedFile.reserve(ALIGNMENT + len(data))
+                file.write([data])
+                self.offset = ALIGNMENT
+                self.attach(file)
         handle = None if self._file is None else self._file.handle
         return _load, (handle, self.offset, self.shape, self.dtype)
-
-    def _share(self) -> None:
-        data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
-        file = SharedFile.reserve(ALIGNMENT + len(data))
-        file.write([data])
-        self.offset = ALIGNMENT
-        self.attach(file)
 
 
 def _load(
     handle: SharedMemoryHandle | None, offset: int, shape: tuple[int, ...], dtype: np.dtype
 ) -> SharedArray:
     """Load a pickle of a shared array."""
+    if handle is None:
+        return SharedArray(offset, shape, dtype).attach(None)
     try:
-        file = None if handle is None else SharedFile.from_handle(handle)
+        # A process maps a file only once.
+        file = _open_files.get(handle.token) or SharedFile(handle.open(), handle.token)
     except OSError as error:
-        assert handle is not None
         raise OSError(
             error.errno,
             f"the examples lie in memory of process {handle.process} on {handle.host} and can't "

@@ -49,20 +49,13 @@ _Splitter = Callable[[Any, np.ndarray, SubsetVisitor], Any]
 
 
 def subset(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
-    """Return a data set of the examples at ``indices``, in that order.
+    """Return a data set of the examples at ``indices`` (int64, shape (n,)), in that order.
 
-    Args:
-        dataset: any data set. Of NumPy arrays, lists, tuples and the data sets of
-            :mod:`chainer.datasets` that are listed below, only the examples asked for are
-            taken: arrays as arrays, paths as paths. Nothing is computed or read: a
-            transformation still happens when an example is used. So it is with subclasses
-            of the latter that find examples as they do. Any other data set is unsplittable; the
-            result holds the whole of it.
-        indices: int64 array of shape (n,); each in ``range(len(dataset))``.
-        visitor: returns the rows of an array, and the examples of an unsplittable data set.
-
-    Returns:
-        A data set of length n, of the same kind where only the examples were taken.
+    Of NumPy arrays, lists, tuples and the data sets of :mod:`chainer.datasets` that are listed
+    below, only these examples are taken: arrays as arrays, paths as paths. Nothing is computed or
+    read: a transformation still happens when an example is used. So it is with subclasses of the
+    latter that find examples as they do. Any other data set is unsplittable; the result holds the
+    whole of it.
     """
     return _splitter_for(type(dataset))(dataset, indices, visitor)
 
@@ -82,23 +75,13 @@ def _splitter_for(cls: type) -> _Splitter:
     return lambda dataset, indices, visitor: visitor.unsplittable(dataset, indices)
 
 
-def _split_array(dataset: np.ndarray, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+def _split_array(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
     array = np.asarray(dataset)
     return array[indices] if array.dtype.hasobject else visitor.array(array, indices)
 
 
-def _split_shared(dataset: SharedArray, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
-    return visitor.array(dataset.array, indices)
-
-
-def _split_list(dataset: list[Any], indices: np.ndarray, _visitor: SubsetVisitor) -> list[Any]:
-    return [dataset[i] for i in indices.tolist()]
-
-
-def _split_tuple(
-    dataset: tuple[Any, ...], indices: np.ndarray, _visitor: SubsetVisitor
-) -> tuple[Any, ...]:
-    return tuple(dataset[i] for i in indices.tolist())
+def _split_sequence(dataset: Any, indices: np.ndarray, _visitor: SubsetVisitor) -> Any:
+    return type(dataset)(dataset[i] for i in indices.tolist())
 
 
 # Chainer's data sets have no public names for what they are made of; 7.8.1 is its last
@@ -133,7 +116,7 @@ def _split_concatenated(dataset: Any, indices: np.ndarray, visitor: SubsetVisito
 
 
 def _replacing(attribute: str) -> _Splitter:
-    """Takes from the data set in ``attribute``, and visitor the others as they are."""
+    """Return a splitter of the data set in ``attribute``; all other attributes stay."""
 
     def split(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
         part = copy.copy(dataset)
@@ -146,9 +129,9 @@ def _replacing(attribute: str) -> _Splitter:
 _SPLITTERS: dict[type, _Splitter] = {
     np.ndarray: _split_array,
     np.memmap: _split_array,
-    SharedArray: _split_shared,
-    list: _split_list,
-    tuple: _split_tuple,
+    SharedArray: _split_array,
+    list: _split_sequence,
+    tuple: _split_sequence,
     TupleDataset: _split_columns,
     DictDataset: _split_columns,
     SubDataset: _split_subset,

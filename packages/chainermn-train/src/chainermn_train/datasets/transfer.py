@@ -8,6 +8,7 @@ elsewhere get their rows in messages. All other data are pickled, and sent in me
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -20,7 +21,7 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import watch_call
 
 from ..collective_errors import capture_error, run_on_all_ranks
-from .scatter_plan import BLOCK_BYTES, ScatterPlan, pickle_dataset, unpickle_part
+from .scatter_plan import BLOCK_BYTES, ScatterPlan, unpickle_part
 from .shared_arrays import SharedFile, SharedMemoryHandle, write_blocks
 
 _OPERATION = "scatter_dataset"
@@ -32,23 +33,13 @@ def scatter_parts(
     make_plan: Callable[[], ScatterPlan],
     max_buf_len: int,
 ) -> Any:
-    """Give every rank its part (collective).
+    """Return this rank's part of the plan, which only the root makes (collective).
 
-    Args:
-        communicator: the ranks.
-        root: the rank that has the data set.
-        make_plan: called by the root only.
-        max_buf_len: bytes in a message at most; the root's counts.
-
-    Returns:
-        This rank's part.
-
-    Raises:
-        BaseException: what failed on this rank, or PeerError that names the rank where it did.
+    Messages have at most the root's ``max_buf_len`` bytes. An error of one rank is raised on all.
     """
     rank = communicator.rank
     plan: ScatterPlan | None = None
-    unsplittable: list[np.ndarray] = []
+    unsplittable: list[np.ndarray] = []  # pickles, uint8, 1-D
 
     def prepare() -> tuple[list[int], list[int], int] | None:
         nonlocal plan, unsplittable
@@ -56,7 +47,8 @@ def scatter_parts(
             return None
         plan = make_plan()
         if communicator.size > 1:
-            unsplittable = [pickle_dataset(dataset) for dataset in plan.unsplittable]
+            pickles = [pickle.dumps(dataset, protocol=5) for dataset in plan.unsplittable]
+            unsplittable = [np.frombuffer(each, np.uint8) for each in pickles]
         # Longer messages are no faster, and the memory that they are received in would stay with
         # the process.
         limit = min(max_buf_len, BLOCK_BYTES)
@@ -70,8 +62,7 @@ def scatter_parts(
         file = SharedFile.reserve(sizes[rank]) if sizes[rank] else None
         return None if file is None else file.handle
 
-    has_arrays = any(sizes)
-    handles = run_on_all_ranks(communicator, _OPERATION, reserve) if has_arrays else []
+    handles = run_on_all_ranks(communicator, _OPERATION, reserve)
     if rank != root:
         unsplittable = [np.empty(length, np.uint8) for length in lengths]
     for each in unsplittable:
@@ -79,15 +70,16 @@ def scatter_parts(
     part = None
     # A communicator of its own: messages of the user may be under way, with any tag.
     with communicator.split(0, rank) as messages, ExitStack() as locks:
-        local: dict[int, int] = {}
+        local: dict[int, int] = {}  # descriptors of the files that the root fills, by rank
 
         def open_local() -> list[int]:
-            if rank == root:
-                local.update(_open_local(handles, locks))
+            for other, handle in enumerate(handles if rank == root else ()):
+                if handle is not None:
+                    with suppress(OSError):  # it is on another machine
+                        local[other] = locks.enter_context(handle.open_locked())
             return list(local)
 
-        opened = run_on_all_ranks(communicator, _OPERATION, open_local) if has_arrays else None
-        is_local = opened is not None and rank in opened[root]
+        is_local = rank in run_on_all_ranks(communicator, _OPERATION, open_local)[root]
 
         def transfer() -> None:
             nonlocal part
@@ -99,16 +91,6 @@ def scatter_parts(
 
         run_on_all_ranks(communicator, _OPERATION, transfer)
     return part
-
-
-def _open_local(handles: list[SharedMemoryHandle | None], locks: ExitStack) -> dict[int, int]:
-    """Return descriptors of those files that can be opened in this process, locked, by rank."""
-    descriptors = {}
-    for rank, handle in enumerate(handles):
-        if handle is not None:
-            with suppress(OSError):
-                descriptors[rank] = locks.enter_context(handle.open_locked())
-    return descriptors
 
 
 def _bcast(communicator: CommunicatorBase, data: np.ndarray, limit: int, root: int) -> None:
@@ -128,19 +110,8 @@ def _send_all(
     locks: ExitStack,
     limit: int,
 ) -> None:
-    """Fill the root's own part and local files, and send to all ranks what they lack.
-
-    Args:
-        messages: the communicator that the parts are sent on.
-        plan: what each rank gets.
-        local: descriptors of the files that the root fills, by rank.
-        locks: closes and unlocks them.
-        limit: bytes in a message at most.
-    """
+    """Fill the root's own part and the local files, unlock these, and send what ranks lack."""
     errors: list[BaseException] = []
-
-    def fill(rank: int) -> None:
-        write_blocks(local[rank], plan.iter_file(rank))
 
     def send(rank: int, blocks: Callable[[], Iterable[np.ndarray]]) -> None:
         """Send blocks of bytes, and whether these are all; an error ends all that follow, too."""
@@ -156,7 +127,7 @@ def _send_all(
         # The ranks sleep at the locks, and leave their cores to the root.
         with locks, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             own = pool.submit(plan.fill_own)
-            list(pool.map(fill, local))
+            list(pool.map(lambda rank: write_blocks(local[rank], plan.iter_file(rank)), local))
             own.result()
     except BaseException as error:
         errors.append(error)
@@ -176,52 +147,29 @@ def _receive(
     unsplittable: list[np.ndarray],
     is_local: bool,
 ) -> Any:
-    """Return this rank's part; None if the root has failed.
-
-    Args:
-        messages: the communicator that the root sends on.
-        root: its rank.
-        file: for this rank's arrays, if there are any.
-        unsplittable: pickles of the data sets that the part refers to.
-        is_local: whether the root fills the file.
-    """
+    """Return this rank's part; None if the root failed, which fills the file if ``is_local``."""
     if is_local and file is not None:
         with watch_call(_OPERATION):
             file.wait_until_unlocked()  # asleep: in a receive it would keep a core busy
-    payload = bytearray()
-    received = _Blocks(messages, root)
-    for block in received:
-        payload += block.data
-    if is_local or file is None:
-        rows = None
-    else:
-        rows = _Blocks(messages, root)
+    complete: list[bool] = []
+    payload = b"".join(block.data for block in _receive_blocks(messages, root, complete))
+    if file is not None and not is_local:
+        rows = _receive_blocks(messages, root, complete)
         _, error = capture_error(partial(file.write, rows))
         for _ in rows:  # what is left is received, even if it can't be written
             pass
         if error is not None:
             raise error
-    if not received.complete or (rows is not None and not rows.complete):
-        return None
-    return unpickle_part(np.frombuffer(payload, np.uint8), file, unsplittable)
+    return unpickle_part(payload, file, unsplittable) if all(complete) else None
 
 
-class _Blocks:
-    """Receives blocks of bytes (uint8, 1-D) until the root says whether these are all.
+def _receive_blocks(
+    messages: CommunicatorBase, root: int, complete: list[bool]
+) -> Iterator[np.ndarray]:
+    """Yield blocks of bytes (uint8, 1-D) until the root says whether these are all.
 
-    Attributes:
-        complete: whether it has said so, and that these are all.
+    That is appended to ``complete``.
     """
-
-    def __init__(self, messages: CommunicatorBase, root: int) -> None:
-        self._messages = messages
-        self._root = root
-        self._ended = self.complete = False
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        while not self._ended:
-            block = self._messages.recv(self._root, 0)
-            if block.dtype == np.uint8:
-                yield block
-            else:
-                self._ended, self.complete = True, bool(block[0])
+    while (block := messages.recv(root, 0)).dtype == np.uint8:
+        yield block
+    complete.append(bool(block[0]))

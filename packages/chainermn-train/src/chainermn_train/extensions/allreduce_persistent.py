@@ -53,20 +53,17 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
         self.comm = comm
 
     def __call__(self, trainer: Any = None) -> None:
-        """Average the persistent values (collective).
-
-        Args:
-            trainer: not used; it may be left out.
+        """Average the persistent values (collective); ``trainer`` is not used.
 
         Raises:
             RankMismatchError: on all ranks, when a persistent float is missing on some of
                 them, or is no float, or has another shape or dtype there.
         """
-        found: dict[str, _Slot] = {}
+        found: dict[str, Persistent] = {}
 
         def view() -> dict[str, Any]:
-            found.update((each.name, _Slot(*each)) for each in persistents(self.model))
-            return {name: slot.kind for name, slot in found.items()}
+            found.update((each.name, each) for each in persistents(self.model))
+            return {name: _kind_of(each.value) for name, each in found.items()}
 
         kinds, counts = _agree(run_on_all_ranks(self.comm, "AllreducePersistent", view))
         if not kinds:
@@ -84,34 +81,31 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             part = mean[start:end].reshape(shape)
             if counts[name] < self.comm.size:  # those that have none gave zeros
                 part = part * (self.comm.size / counts[name])
-            found[name].put(part.astype(dtype))
+            _replace(found[name], part.astype(dtype))
             start = end
 
 
-class _Slot(Persistent):
-    """A persistent value, and how it is replaced by its mean."""
+def _kind_of(value: Any) -> tuple[np.dtype, tuple[int, ...]] | str | None:
+    """Return dtype and shape of a float, None for None, the type's name of anything else."""
+    if value is None:
+        return None
+    if not isinstance(value, (float, np.ndarray, np.generic, cuda.ndarray)):
+        return type(value).__name__
+    dtype = getattr(value, "dtype", np.dtype(float))
+    return (dtype, np.shape(value)) if dtype.kind == "f" else str(dtype)
 
-    @property
-    def kind(self) -> tuple[np.dtype, tuple[int, ...]] | str | None:
-        """The dtype and shape of a float; None for None; the type's name of anything else."""
-        if self.value is None:
-            return None
-        if not isinstance(self.value, (float, np.ndarray, np.generic, cuda.ndarray)):
-            return type(self.value).__name__
-        dtype = getattr(self.value, "dtype", np.dtype(float))
-        return (dtype, np.shape(self.value)) if dtype.kind == "f" else str(dtype)
 
-    def put(self, mean: np.ndarray) -> None:
-        """Make ``mean`` the value: in the same array where there is one that can be written."""
-        value = self.value
-        if isinstance(value, cuda.ndarray) or (
-            isinstance(value, np.ndarray) and value.flags.writeable
-        ):
-            value[...] = self.link.xp.asarray(mean) if isinstance(value, cuda.ndarray) else mean
-        elif isinstance(value, (float, np.generic)):
-            setattr(self.link, self.attribute, type(value)(mean))
-        else:
-            setattr(self.link, self.attribute, self.link.device.send(mean))
+def _replace(persistent: Persistent, mean: np.ndarray) -> None:
+    """Make ``mean`` the value: in the same array where there is one that can be written."""
+    link, attribute, _, value = persistent
+    if isinstance(value, cuda.ndarray):
+        value[...] = link.xp.asarray(mean)
+    elif isinstance(value, np.ndarray) and value.flags.writeable:
+        value[...] = mean
+    elif isinstance(value, (float, np.generic)):
+        setattr(link, attribute, type(value)(mean))
+    else:
+        setattr(link, attribute, link.device.send(mean))
 
 
 def _agree(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:

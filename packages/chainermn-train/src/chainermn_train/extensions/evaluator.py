@@ -70,7 +70,8 @@ class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
         evaluate = super().evaluate
 
         def evaluate_here() -> tuple[int | None, dict[str, Any]]:
-            count = _number_of_examples(self)
+            dataset = getattr(self.get_all_iterators().get("main"), "dataset", None)
+            count = None if dataset is None else len(dataset)
             if count == 0:
                 return count, {}
             with alone("evaluate"):
@@ -78,12 +79,6 @@ class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
 
         with add_mismatch_hint("a multi-node evaluator"):
             return _mean(run_on_all_ranks(self._mn_communicator, "evaluate", evaluate_here))
-
-
-def _number_of_examples(evaluator: Any) -> int | None:
-    """Return the number of examples of the main iterator; None if it has no data set."""
-    dataset = getattr(evaluator.get_all_iterators().get("main"), "dataset", None)
-    return None if dataset is None else len(dataset)
 
 
 def _checked(result: Any) -> dict[str, Any]:
@@ -98,11 +93,9 @@ def _checked(result: Any) -> dict[str, Any]:
 
 
 def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
-    """Return the mean of each key, weighted by the ranks' numbers of examples.
+    """Return the mean of each key, weighted by the ranks' numbers of examples, if there are any.
 
-    Args:
-        results: (number of examples or None, values) of each rank. All ranks have the same
-            list and add it up in the same order, so they get the same bits.
+    All ranks have the same list and add it up in the same order, so they get the same bits.
     """
     unknown = [rank for rank, (count, _) in enumerate(results) if count is None]
     if unknown and len(unknown) < len(results):
@@ -113,17 +106,14 @@ def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
     weighted = [(1 if count is None else count, values) for count, values in results]
     means = {}
     for key in dict.fromkeys(key for _, values in weighted for key in values):
-        _check_shapes(key, [values.get(key) for _, values in weighted])
+        shapes = {
+            r: np.shape(values[key]) for r, (_, values) in enumerate(results) if key in values
+        }
+        if len(set(shapes.values())) > 1:
+            raise ValueError(
+                f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
+                "mean: " + ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
+            )
         terms = [(count, values[key]) for count, values in weighted if key in values]
         means[key] = sum(count * value for count, value in terms) / sum(n for n, _ in terms)
     return means
-
-
-def _check_shapes(key: str, values: list[Any]) -> None:
-    """Raise ValueError unless those ranks that have a value (not None) have one shape."""
-    shapes = {rank: np.shape(value) for rank, value in enumerate(values) if value is not None}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(
-            f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
-            "mean: " + ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
-        )

@@ -6,7 +6,6 @@ import copy
 import operator
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +17,7 @@ from chainer.dataset.convert import _call_converter
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    bcast_checked,
+    allgather_checked,
     capture_error,
     handshake,
     require_communicator,
@@ -131,8 +130,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     def __call__(self, trainer: Any = None) -> Any:
         """Evaluate, report the result if it is a dict, and return it (collective).
 
-        Args:
-            trainer: not used; it may be left out.
+        ``trainer`` is not used.
 
         Raises:
             BaseException: whatever failed on this rank (a
@@ -163,7 +161,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         try:
             if failures:  # known to all ranks; what `aggregate` made of it means nothing
                 raise failures[0]
-            return bcast_checked(self.comm, _OPERATION, partial(_outcome, result, error), self.root)
+            views = allgather_checked(self.comm, _OPERATION, result, error=error)
+            return result if self.comm.rank == self.root else views[self.root]
         finally:
             del failures, error  # their tracebacks refer to this frame
 
@@ -220,9 +219,3 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         """Release what the iterator holds."""
         if hasattr(self.iterator, "finalize"):
             self.iterator.finalize()
-
-
-def _outcome(result: Any, error: BaseException | None) -> Any:
-    if error is not None:
-        raise error
-    return result

@@ -20,10 +20,10 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
         trainer.extend(on_rank(extensions.LogReport(), comm))
         trainer.extend(on_rank(extensions.PrintReport(["epoch", "main/loss"]), comm))
 
-    Name, trigger, priority and every other attribute are those of ``extension``. RemoteDataset
-    than on ``rank`` it is registered too, under the same name, but does nothing: it is not
-    called, initialised, finalised or notified of errors, and has no state in snapshots. A
-    snapshot that ``rank`` took can thus be loaded on all ranks.
+    Name, trigger, priority and every other attribute are those of ``extension``. On other ranks
+    it is registered too, under the same name, but does nothing: it is not called, initialised,
+    finalised or notified of errors, and has no state in snapshots. A snapshot that ``rank`` took
+    can thus be loaded on all ranks.
 
     It is for extensions that only watch: reports, plots, progress bars, snapshots. One that
     changes training, such as a learning rate schedule, must run on all ranks.
@@ -56,18 +56,13 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
 
 
 class OneRankExtension(AttributeProxy):
-    """The extension ``actual`` on one rank, and a stand-in that does nothing on the others.
-
-    Attributes:
-        actual: the extension.
-        here: whether it runs on this rank.
-    """
+    """The extension ``actual`` on one rank, and a stand-in that does nothing on the others."""
 
     _OWN = frozenset({"actual", "here"})
 
     def __init__(self, actual: Any, here: bool) -> None:
         super().__init__(actual)
-        self.here = here
+        self.here = here  # whether it runs on this rank
 
     @property
     def __name__(self) -> str:

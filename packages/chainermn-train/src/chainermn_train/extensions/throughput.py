@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 from chainer import training
@@ -12,7 +12,7 @@ from chainer.backends import cuda
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, run_on_all_ranks
-from ..profiling import StepClock, TimedUpdater
+from ..profiling import StepClock, StepTimes, TimedUpdater
 from ..wrappers import UnpicklableMixin
 
 
@@ -82,7 +82,9 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
 
         run_on_all_ranks(self.comm, "ThroughputReport", check)
         on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)
-        self._clock = StepClock(_wait_for_kernels if on_gpu else None)
+        self._clock = StepClock(
+            (lambda: cuda.cupy.cuda.get_current_stream().synchronize()) if on_gpu else None
+        )
         self._undo.append(lambda: setattr(trainer, "updater", updater))
         trainer.updater = TimedUpdater(updater, self._clock)
 
@@ -98,10 +100,17 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
             BaseException: the examples can't be counted on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` on the others).
         """
-        ranks = run_on_all_ranks(self.comm, "ThroughputReport", lambda: self._share(trainer))
+
+        def pop() -> tuple[float, StepTimes]:
+            before, self._examples = self._examples, _examples(trainer.updater)
+            times, self._clock.times = self._clock.times, StepTimes()
+            return self._examples - before, times
+
+        views = run_on_all_ranks(self.comm, "ThroughputReport", pop)
+        ranks = [times for _, times in views]
         if not all(rank.steps and rank.sampled for rank in ranks):
             return
-        summary = _summary(ranks)
+        summary = _summary(sum(examples for examples, _ in views), ranks)
         prefix = self.name or self.default_name
         chainer.report({f"{prefix}/{key}": value for key, value in summary.items()})
         if self.comm.rank == 0:
@@ -109,41 +118,14 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
             print(f"epoch {updater.epoch}, iteration {updater.iteration}:", end=" ")
             print(_line(summary, ranks), flush=True)
 
-    def _share(self, trainer: Any) -> _Share:
-        """Return what this rank did since the last call, and begin anew."""
-        clock, examples = self._clock, _examples(trainer.updater)
-        new = examples - self._examples
-        share = _Share(
-            new, clock.steps, clock.seconds, clock.sampled, clock.waiting, clock.communication
-        )
-        self._examples = examples
-        clock.clear()
-        return share
 
-
-class _Share(NamedTuple):
-    """What one rank did since the last report; see :class:`StepClock`."""
-
-    examples: float
-    steps: int
-    seconds: float
-    sampled: float
-    waiting: float
-    communication: float
-
-    @property
-    def computing(self) -> float:
-        """The time that was neither waiting nor communication."""
-        return self.seconds * (1 - (self.waiting + self.communication) / self.sampled)
-
-
-def _summary(ranks: list[_Share]) -> dict[str, float]:
+def _summary(examples: float, ranks: list[StepTimes]) -> dict[str, float]:
     sampled = sum(rank.sampled for rank in ranks)
     waiting = sum(rank.waiting for rank in ranks) / sampled
     wire = sum(rank.communication for rank in ranks) / sampled
     return {
-        "examples_per_second": sum(r.examples for r in ranks) / max(r.seconds for r in ranks),
-        "seconds_per_step": sum(r.seconds for r in ranks) / sum(r.steps for r in ranks),
+        "examples_per_second": examples / max(rank.seconds for rank in ranks),
+        "seconds_per_step": sum(rank.seconds for rank in ranks) / sum(rank.steps for rank in ranks),
         "computing": 1 - waiting - wire,
         "waiting": waiting,
         "wire": wire,
@@ -151,7 +133,7 @@ def _summary(ranks: list[_Share]) -> dict[str, float]:
     }
 
 
-def _line(summary: dict[str, float], ranks: list[_Share]) -> str:
+def _line(summary: dict[str, float], ranks: list[StepTimes]) -> str:
     slowest = int(summary["slowest_rank"])
     times = [rank.computing for rank in ranks]
     return (
@@ -183,7 +165,3 @@ def _examples(updater: Any) -> float:
     if dataset is None:
         raise TypeError("ThroughputReport can't count examples: the main iterator has no data set")
     return updater.epoch_detail * len(dataset) if len(dataset) else 0.0
-
-
-def _wait_for_kernels() -> None:
-    cuda.cupy.cuda.get_current_stream().synchronize()

@@ -16,30 +16,21 @@ _ALIGNMENT = 64
 
 
 def pack(value: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the header and the data of a value, both uint8 and 1-D.
-
-    Raises:
-        Exception: whatever pickling raises.
-    """
+    """Return the header and the data of a value, both uint8 and 1-D."""
     found: list[pickle.PickleBuffer] = []
     text = pickle.dumps(value, protocol=5, buffer_callback=found.append)
     buffers = [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
     ends = np.cumsum([0, *(-(-buffer.size // _ALIGNMENT) for buffer in buffers)]) * _ALIGNMENT
     data = np.empty(ends[-1], np.uint8)
-    spans = [
-        (int(begin), begin + buffer.size) for begin, buffer in zip(ends, buffers, strict=False)
-    ]
-    for (begin, end), buffer in zip(spans, buffers, strict=True):
-        data[begin:end] = buffer
+    spans = []
+    for begin, buffer in zip(ends.tolist(), buffers, strict=False):
+        spans.append((begin, begin + buffer.size))
+        data[slice(*spans[-1])] = buffer
     return np.frombuffer(pickle.dumps((text, spans), protocol=5), np.uint8), data
 
 
 def unpack(header: np.ndarray, data: np.ndarray) -> Any:
-    """Return the value; its arrays are parts of ``data``, not copies.
-
-    Raises:
-        Exception: whatever unpickling raises.
-    """
+    """Return the value; its arrays are parts of ``data``, not copies."""
     text, spans = pickle.loads(header.tobytes())
     view = data.data
     return pickle.loads(text, buffers=[view[begin:end] for begin, end in spans])

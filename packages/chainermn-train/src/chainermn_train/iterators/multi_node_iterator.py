@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -20,11 +19,12 @@ from ..collective_errors import (
     chain_cause,
     handshake,
     require_communicator,
+    require_integer,
     require_same,
     run_on_all_ranks,
 )
 from .batch_message import pack, unpack
-from .shared_iterator import SharedIterator, refuse_shared
+from .iterator_proxy import IteratorProxy, refuse_proxy
 from .worker_processes import await_workers, warn_of_fork
 
 _OPERATION = "multi-node iterator"
@@ -85,13 +85,8 @@ def _checked_master(
     iterator: Any, communicator: CommunicatorBase, rank_master: Any
 ) -> dict[str, Any]:
     """Return the master's rank, if this rank's arguments are right."""
-    try:
-        master = operator.index(rank_master)
-    except TypeError:
-        raise TypeError(f"rank_master must be an integer, not {rank_master!r}") from None
-    if not 0 <= master < communicator.size:
-        raise ValueError(f"rank_master must be from 0 to {communicator.size - 1}, not {master}")
-    refuse_shared(iterator)
+    master = require_integer("rank_master", rank_master, 0, communicator.size - 1)
+    refuse_proxy(iterator)
     if communicator.rank == master and not isinstance(iterator, Iterator):
         raise TypeError(
             "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
@@ -100,7 +95,7 @@ def _checked_master(
     return {"rank_master": master}
 
 
-class MultiNodeIterator(SharedIterator):
+class MultiNodeIterator(IteratorProxy):
     """An iterator that gives the batches of one rank, the master, on every rank.
 
     :meth:`next`, :meth:`reset` and :meth:`serialize` are collective: all ranks must call them
@@ -123,26 +118,23 @@ class MultiNodeIterator(SharedIterator):
         rank_master: the rank whose batches are shared.
     """
 
-    _OWN = SharedIterator._OWN | {"rank_master", "_remote_attributes"}
+    _OWN = IteratorProxy._OWN | {"rank_master"}
+
+    # On ranks other than the master, the master's shared attributes are those of this object
+    # itself; so is what is set on a rank that has no iterator.
 
     def __init__(
         self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
     ) -> None:
-        # First, since setting any other attribute reads it. Empty at the master; elsewhere the
-        # master's shared attributes, and what is set on a rank that has no iterator.
-        self._remote_attributes: dict[str, Any] = {}
         super().__init__(actual_iterator, communicator)
         self.rank_master = rank_master
         self._broadcast_from_master("create_multi_node_iterator", lambda: None)
 
     def __getattr__(self, name: str) -> Any:
-        remote = self.__dict__.get("_remote_attributes", {})
-        if name in remote:
-            return remote[name]
-        if name == "dataset" and _LENGTH in remote:
-            own = getattr(self.actual, "dataset", None)
-            same = own is not None and len(own) == remote[_LENGTH]
-            return own if same else RemoteDataset(remote[_LENGTH], self.rank_master)
+        if name == "dataset" and _LENGTH in self.__dict__:
+            own, length = getattr(self.actual, "dataset", None), self.__dict__[_LENGTH]
+            same = own is not None and len(own) == length
+            return own if same else RemoteDataset(length, self.rank_master)
         if name not in self._OWN and self.actual is None:
             raise AttributeError(
                 f"rank {self.communicator.rank} of a multi-node iterator has no {name!r}: it was "
@@ -151,15 +143,10 @@ class MultiNodeIterator(SharedIterator):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._OWN and (name in self._remote_attributes or self.actual is None):
-            self._remote_attributes[name] = value
+        if name not in self._OWN and (name in self.__dict__ or self.actual is None):
+            self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
-
-    def __copy__(self) -> MultiNodeIterator:
-        twin: MultiNodeIterator = super().__copy__()
-        twin._remote_attributes = dict(self._remote_attributes)
-        return twin
 
     def __next__(self) -> Any:
         """Return the master's next batch (collective).
@@ -194,14 +181,10 @@ class MultiNodeIterator(SharedIterator):
         """
         loading = isinstance(serializer, chainer.Deserializer)
 
-        def make() -> dict[str, Any]:
-            if loading:
-                self.actual.serialize(serializer)
-                return {}
+        def make() -> Any:
             record = DictionarySerializer()
-            self.actual.serialize(record)
-            target: dict[str, Any] = record.target
-            return target
+            self.actual.serialize(serializer if loading else record)
+            return record.target
 
         saved = self._broadcast_from_master(f"serialize, {'load' if loading else 'sav'}ing", make)
 
@@ -215,8 +198,7 @@ class MultiNodeIterator(SharedIterator):
     def _broadcast_from_master(self, method: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns at the master, on every rank; update the attributes there.
 
-        Every collective method is this one broadcast and one handshake, in which ranks that call
-        different methods find out.
+        One broadcast, and one handshake, in which ranks that call different methods find out.
         """
         communicator, master = self.communicator, self.rank_master
         value, error = None, None
@@ -231,7 +213,7 @@ class MultiNodeIterator(SharedIterator):
             received, error = capture_error(lambda: unpack(*message))
             if error is None:
                 attributes, value = received
-                self._remote_attributes.update(attributes)
+                self.__dict__.update(attributes)
         try:
             handshake(communicator, _OPERATION, (("method", method),), error=error)
         finally:
@@ -243,23 +225,17 @@ def _pack(
     iterator: Any, value: Any, error: BaseException | None
 ) -> tuple[tuple[np.ndarray, np.ndarray], BaseException | None]:
     """Return the master's message, and the error that was given, or one in pickling."""
-    attributes = _attributes_of(iterator)
-    if error is None:
-        message, error = capture_error(lambda: pack((attributes, value)))
-        if error is None:
-            return message, None
-    return pack((attributes, None)), error
-
-
-def _attributes_of(iterator: Any) -> dict[str, Any]:
-    """Return the shared attributes; some raise, for instance those of an empty data set."""
     attributes = {}
     for name in _SHARED:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # for instance of an empty data set
             attributes[name] = getattr(iterator, name)
     with contextlib.suppress(Exception):
         attributes[_LENGTH] = len(iterator.dataset)
-    return attributes
+    if error is None:
+        message, error = capture_error(lambda: pack((attributes, value)))
+    if error is not None:
+        message = pack((attributes, None))
+    return message, error
 
 
 class RemoteDataset:

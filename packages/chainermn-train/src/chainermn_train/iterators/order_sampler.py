@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from chainer.iterators import OrderSampler
 
-# Numbers that are drawn where no seed is given: their order is one of 32! (118 bits).
-_SEED_NUMBERS = 32
+# Numbers that are drawn for a seed: their order is one of 32! (118 bits).
+SEED_NUMBERS = 32
 
 
 class ResumableOrderSampler(OrderSampler):
@@ -33,7 +33,7 @@ class ResumableOrderSampler(OrderSampler):
 
     def __init__(self, seed: int | Sequence[int] | None = None) -> None:
         if seed is None:
-            seed = np.random.permutation(_SEED_NUMBERS).tolist()
+            seed = np.random.permutation(SEED_NUMBERS).tolist()
         words = np.atleast_1d(np.asarray(seed))
         if words.ndim > 1 or not (words.size and np.issubdtype(words.dtype, np.integer)):
             raise TypeError(f"seed must be an integer, several of them, or None, not {seed!r}")

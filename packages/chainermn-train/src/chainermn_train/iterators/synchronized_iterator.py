@@ -14,12 +14,10 @@ from chainer.serializers import DictionarySerializer
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_same, run_on_all_ranks
-from .order_sampler import ResumableOrderSampler
-from .shared_iterator import SharedIterator, refuse_shared
+from .iterator_proxy import IteratorProxy, refuse_proxy
+from .order_sampler import SEED_NUMBERS, ResumableOrderSampler
 from .worker_processes import await_workers, warn_of_fork
 
-# Numbers that are drawn for a seed: their order is one of 32! (118 bits).
-_SEED_NUMBERS = 32
 _OPERATION = "synchronized iterator"
 
 
@@ -62,7 +60,7 @@ def create_synchronized_iterator(
     return SynchronizedIterator(actual_iterator, communicator)
 
 
-class SynchronizedIterator(SharedIterator):
+class SynchronizedIterator(IteratorProxy):
     """An iterator that visits examples in the same order on all ranks.
 
     Ranks must make the same calls; only loading from a snapshot is collective, since it sees to
@@ -99,18 +97,8 @@ class SynchronizedIterator(SharedIterator):
 
 
 def _terms(iterator: Any) -> dict[str, Any]:
-    """Return what must be the same on all ranks, for their orders to be."""
-    _check(iterator)
-    return {
-        "number of examples": len(iterator.dataset),
-        "batch_size": int(iterator.batch_size),
-        "repeat": bool(iterator.repeat),
-        "shuffles": iterator.order_sampler is not None,
-    }
-
-
-def _check(iterator: Any) -> None:
-    refuse_shared(iterator)
+    """Check the iterator; return what must be the same on all ranks, for their orders to be."""
+    refuse_proxy(iterator)
     if not isinstance(iterator, Iterator) or not hasattr(iterator, "order_sampler"):
         raise TypeError(
             "create_synchronized_iterator needs a SerialIterator, MultiprocessIterator or "
@@ -123,6 +111,12 @@ def _check(iterator: Any) -> None:
             "on all ranks; give the iterator shuffle=True instead of an order_sampler, or, if "
             "yours is the same function on all ranks, use the iterator as it is"
         )
+    return {
+        "number of examples": len(iterator.dataset),
+        "batch_size": int(iterator.batch_size),
+        "repeat": bool(iterator.repeat),
+        "shuffles": sampler is not None,
+    }
 
 
 def _state(iterator: Any) -> dict[str, str]:
@@ -139,7 +133,7 @@ def _drawn_seed(iterator: Any) -> list[int]:
     """Draw numbers from this rank's generator, on all ranks, so that generators stay in step."""
     if iterator.order_sampler is None:
         return []
-    return [int(number) for number in iterator.order_sampler(np.arange(_SEED_NUMBERS), 0)]
+    return [int(number) for number in iterator.order_sampler(np.arange(SEED_NUMBERS), 0)]
 
 
 def _start_with(iterator: Any, seed: list[int]) -> None:

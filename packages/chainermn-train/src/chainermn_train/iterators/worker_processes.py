@@ -101,11 +101,8 @@ def _has_mpi() -> bool:
 def await_workers(iterator: Any) -> None:
     """Wait until a MultiprocessIterator has a batch; do nothing for other iterators.
 
-    An example that raises in a worker ends the thread that fetches batches, and Chainer's
-    iterator would wait for it without end.
-
-    Raises:
-        RuntimeError: that thread has ended.
+    An example that raises in a worker ends the thread that fetches batches (a RuntimeError here),
+    and Chainer's iterator would wait for it without end.
     """
     if not isinstance(iterator, MultiprocessIterator):
         return

@@ -21,40 +21,38 @@ _usual_interval: list[float] = []
 
 
 class BackgroundThread:
-    """A function that runs in a daemon thread."""
+    """A function that runs in a daemon thread, or in the calling one if not ``threaded``.
+
+    It is given an event that is set as soon as somebody waits for its end.
+    """
 
     def __init__(self, work: Callable[[threading.Event], None], threaded: bool = True) -> None:
-        """Start ``work``.
-
-        Args:
-            work: is given an event that is set as soon as somebody waits for its end.
-            threaded: False runs it in the calling thread instead.
-        """
-        self._work: Callable[[threading.Event], None] | None = work
         self._error: BaseException | None = None
         self._wait_requested = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ChainerMN", daemon=True)
+        self._thread: threading.Thread | None = None
         _enter(self)
         if threaded:
+            self._thread = threading.Thread(
+                target=self._run, args=(work,), name="ChainerMN", daemon=True
+            )
             self._thread.start()
         else:
             self._wait_requested.set()
-            self._run()
+            self._run(work)
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[threading.Event], None]) -> None:
         try:
-            assert self._work is not None
-            self._work(self._wait_requested)
+            work(self._wait_requested)
         except BaseException as error:
             self._error = error
         finally:
-            self._work = None  # it may hold much memory
+            del work  # it may hold much memory, and the error's traceback refers to this frame
             _leave(self)
 
     def wait(self, seconds: float | None = None) -> BaseException | None:
         """Wait for the end, at most so many seconds; return the exception that ended it, if any."""
         self._wait_requested.set()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(seconds)
         return self._error
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import chainer
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator
+from ..collective_errors import require_communicator, require_integer
 from .multi_node_optimizer import MultiNodeOptimizer
 
 
@@ -61,12 +60,7 @@ def create_multi_node_optimizer(
             "create_multi_node_optimizer needs a Chainer optimizer, such as "
             f"chainer.optimizers.Adam(), not {type(actual_optimizer).__name__}"
         )
-    try:
-        steps = operator.index(accumulate_steps)
-    except TypeError:
-        raise TypeError(f"accumulate_steps must be an integer, not {accumulate_steps!r}") from None
-    if steps < 1:
-        raise ValueError(f"accumulate_steps must be at least 1, not {steps}")
+    steps = require_integer("accumulate_steps", accumulate_steps, 1)
     return MultiNodeOptimizer(
         actual_optimizer, communicator, bool(zero_fill), bool(double_buffering), steps
     )

@@ -57,7 +57,11 @@ class DelayedGradientExchange(UnpicklableMixin):
             with contextlib.suppress(ValueError):  # a subclass may not have this setting
                 if self._own.get_config("chunk_bytes") is None:
                     self._own.set_config("chunk_bytes", CHUNK_BYTES)
-        _copy_wire_dtype(self.communicator, self._own)
+        name = "allreduce_grad_dtype"  # as the user has set it by now
+        with contextlib.suppress(ValueError):  # a subclass may not have this setting
+            dtype = self.communicator.get_config(name)
+            if self._own.get_config(name) != dtype:
+                self._own.set_config(name, dtype)
         self._gradients = gradients
         communicator, zero_fill = self._own, self._zero_fill
         in_order = _ordered_after_present_work(gradients)
@@ -90,11 +94,7 @@ class DelayedGradientExchange(UnpicklableMixin):
             self._gradients.discard(names)
 
     def means(self) -> DetachedGradients | None:
-        """Wait for the means and return them without removing them; None if there are none.
-
-        Raises:
-            BaseException: what made the exchange fail.
-        """
+        """Wait for the means and return them, raising what made the exchange fail; or None."""
         error = self.wait()
         if error is not None:
             raise error
@@ -106,15 +106,6 @@ class DelayedGradientExchange(UnpicklableMixin):
         if self._own is not None:
             self._own.finalize()
             self._own = None
-
-
-def _copy_wire_dtype(source: CommunicatorBase, target: CommunicatorBase) -> None:
-    """Let gradients travel as the user has set the source communicator to by now."""
-    name = "allreduce_grad_dtype"
-    with contextlib.suppress(ValueError):  # a subclass may not have this setting
-        dtype = source.get_config(name)
-        if target.get_config(name) != dtype:
-            target.set_config(name, dtype)
 
 
 def _ordered_after_present_work(

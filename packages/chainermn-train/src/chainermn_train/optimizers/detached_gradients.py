@@ -14,18 +14,11 @@ import numpy as np
 
 @dataclass(eq=False)
 class DetachedGradient:
-    """A gradient with the attributes that a communicator expects of a parameter.
+    """A gradient with the attributes that a communicator expects of a parameter."""
 
-    Attributes:
-        data: the parameter's array, which has the gradient's shape and dtype; None if the
-            parameter isn't initialised.
-        grad: an array without another owner; None if there is no gradient.
-        scale: the loss scale that the gradient was computed with; None if there was none.
-    """
-
-    data: Any
-    grad: Any
-    scale: float | None
+    data: Any  # the parameter's array, of the gradient's shape and dtype; None if uninitialised
+    grad: Any  # an array without another owner; None if there is no gradient
+    scale: float | None  # the loss scale that the gradient was computed with, if there was one
 
 
 class DetachedGradients(dict[str, DetachedGradient]):

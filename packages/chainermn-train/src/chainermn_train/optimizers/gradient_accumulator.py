@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import chainer
 import numpy as np
 
 from .detached_gradients import DetachedGradient, DetachedGradients
+from .mixed_precision import scale_missing_gradients
 
 
 class GradientAccumulator:
-    """The gradients of this rank's present group of updates.
-
-    Attributes:
-        steps: number of updates in a group.
-        num_calls: number of updates of the present group so far, including failed ones.
-        num_accumulated: number of those whose gradients are in the sums.
-    """
+    """The gradients of this rank's present group of updates."""
 
     def __init__(self, steps: int) -> None:
-        self.steps = steps
-        self.num_calls = self.num_accumulated = 0
+        self.steps = steps  # number of updates in a group
+        self.reset()
+
+    def reset(self) -> None:
+        """End the group without its gradients."""
         self._sums = DetachedGradients()
+        self.num_calls = 0  # updates of the present group so far, including failed ones
+        self.num_accumulated = 0  # those of them whose gradients are in the sums
 
     @property
     def is_middle(self) -> bool:
@@ -44,17 +45,22 @@ class GradientAccumulator:
         for name, term in gradients.items():
             _add(self._sums.setdefault(name, DetachedGradient(term.data, None, term.scale)), term)
 
-    def count_failed(self) -> None:
-        """Count an update that failed."""
-        self.num_calls += 1
+    def update(self, optimizer: Any, backward: Callable[[], None] | None) -> None:
+        """Make an update in the middle of the group, which doesn't communicate."""
+        try:
+            if backward is not None:
+                backward()
+            scale_missing_gradients(optimizer)
+        except BaseException:
+            self.num_calls += 1
+            raise
+        self.add(DetachedGradients.detach_from(optimizer.target))
 
     def pop(self, target: Any, num_per_rank: float) -> DetachedGradients:
-        """End the group; return its sums divided by the number of gradients in them.
+        """End the group; return its sums, which are those of ``target``, by ``num_per_rank``.
 
-        Args:
-            target: the link whose gradients they are.
-            num_per_rank: the mean of ``num_accumulated`` over ranks, so that the mean over ranks
-                of the result is the mean of all gradients that any rank has added.
+        That is the mean of ``num_accumulated`` over ranks, so that the mean over ranks of the
+        result is the mean of all gradients that any rank has added.
         """
         sums = self._sums
         self.reset()
@@ -70,11 +76,6 @@ class GradientAccumulator:
             gradients[name] = DetachedGradient(param.array, grad, total.scale)
         return gradients
 
-    def reset(self) -> None:
-        """End the group without its gradients."""
-        self._sums = DetachedGradients()
-        self.num_calls = self.num_accumulated = 0
-
     def discard(self, names: set[str]) -> None:
         """Drop the sums of these parameters."""
         self._sums.discard(names)
@@ -82,9 +83,7 @@ class GradientAccumulator:
     def serialize(self, serializer: Any, rank: int, size: int) -> None:
         """Save or load the sums and the number of updates in them.
 
-        Raises:
-            ValueError: a group has not as many updates, or the sums are another rank's, or of a
-                job of another size.
+        ValueError if a group has not as many, or the sums are another rank's or another job's.
         """
         num_calls = int(serializer("calls", self.num_calls))
         owner = int(serializer("rank", rank)), int(serializer("size", size))

@@ -15,12 +15,9 @@ from .multi_node_optimizer import MultiNodeOptimizer
 
 
 def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:
-    """Mark the parameters of optimizers as synchronized, if they are (collective).
+    """Mark the parameters as synchronized, if they are, of multi-node optimizers (collective).
 
-    Args:
-        comm: the ranks that train together.
-        target: a trainer or an updater, whose optimizers are marked; others are left alone.
-        optimizer: another optimizer.
+    These are the optimizers of ``target``, if it is a trainer or an updater, and ``optimizer``.
     """
     updater = updater_of(target)
     optimizers = [] if updater is None else list(updater.get_all_optimizers().values())

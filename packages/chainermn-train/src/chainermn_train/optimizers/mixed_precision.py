@@ -61,33 +61,35 @@ def serialize_loss_scale(optimizer: Any, serializer: Any) -> None:
         optimizer._loss_scaling_isnan_ever = bool(ever)
 
 
-def master_weights(target: Any) -> dict[str, Any]:
-    """Return the float32 parameters that update rules keep beside float16 ones, by name."""
-    found = {}
-    for name, param in target.namedparams():
-        rule = getattr(param, "update_rule", None)
-        if rule is not None and getattr(rule, "_fp32_param", None) is not None:
-            found[name] = rule._fp32_param
-    return found
+def update_rules(target: Any) -> dict[str, Any]:
+    """Return the update rules of a model's parameters, by name."""
+    rules = {name: getattr(param, "update_rule", None) for name, param in target.namedparams()}
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def _master_weights(target: Any) -> dict[str, Any]:
+    """Return the float32 arrays that update rules keep beside float16 parameters, by name."""
+    found = {
+        name: getattr(rule, "_fp32_param", None) for name, rule in update_rules(target).items()
+    }
+    return {name: param.array for name, param in found.items() if param is not None}
 
 
 def _set_master_weights(target: Any, arrays: dict[str, Any]) -> None:
     """Set the float32 parameters; those that are not named are made anew when needed."""
-    for name, param in target.namedparams():
-        rule = getattr(param, "update_rule", None)
-        if rule is not None and (name in arrays or getattr(rule, "_fp32_param", None) is not None):
-            master = None
-            if name in arrays:
-                master = chainer.Parameter(param.device.send(arrays[name]), name=param.name)
-            rule._fp32_param = master
+    params, old = dict(target.namedparams()), _master_weights(target)
+    for name, rule in update_rules(target).items():
+        if name in arrays:
+            array = params[name].device.send(arrays[name])
+            rule._fp32_param = chainer.Parameter(array, name=params[name].name)
+        elif name in old:
+            rule._fp32_param = None
 
 
 def serialize_master_weights(target: Any, serializer: Any) -> None:
     """Save or load the float32 parameters."""
-    mine = {
-        name: DetachedGradient(None, param.array, None)
-        for name, param in master_weights(target).items()
-    }
+    arrays = _master_weights(target)
+    mine = {name: DetachedGradient(None, array, None) for name, array in arrays.items()}
     now = DetachedGradients(mine).serialize(serializer)
     if isinstance(serializer, chainer.serializer.Deserializer):
         _set_master_weights(target, {name: detached.grad for name, detached in now.items()})
@@ -95,15 +97,13 @@ def serialize_master_weights(target: Any, serializer: Any) -> None:
 
 def broadcast_master_weights(communicator: CommunicatorBase, target: Any) -> None:
     """Give rank 0's float32 parameters to all ranks, which have its float16 ones (collective)."""
-    names = communicator.bcast_obj(sorted(master_weights(target)))
-    if not names:
-        _set_master_weights(target, {})
-        return
-    mine = master_weights(target)
-    params = dict(target.namedparams())
+    mine = _master_weights(target)
+    names = communicator.bcast_obj(sorted(mine))
     model = DetachedGradients()
-    for name in names:
-        array = mine[name].array if name in mine else params[name].array.astype(np.float32)
-        model[name] = DetachedGradient(array, None, None)
-    communicator.bcast_data(model)
+    if names:
+        params = dict(target.namedparams())
+        for name in names:
+            array = mine[name] if name in mine else params[name].array.astype(np.float32)
+            model[name] = DetachedGradient(array, None, None)
+        communicator.bcast_data(model)
     _set_master_weights(target, {name: detached.data for name, detached in model.items()})

@@ -118,17 +118,18 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 the others count one gradient less.
         """
         accumulator, synchronizer = self._accumulator, self._synchronizer
-        if accumulator.is_middle:
-            self._accumulate_locally(lossfun, args, kwds)
-            return
         optimizer = self.actual_optimizer
+        backward = None if lossfun is None else partial(_backward, optimizer, lossfun, args, kwds)
+        if accumulator.is_middle:
+            accumulator.update(optimizer, backward)
+            return
         call = f"update() after {accumulator.num_calls} updates of a step"
         flags = synchronizer.exchange_flags(call, optimizer, lossfun is None)
         changed, uninitialized = flags.changed, flags.has_uninitialized
         if changed and not uninitialized and not flags.num_without_loss:
             self._broadcast()
             changed = False
-        total = self._compute_gradients_checked(call, lossfun, args, kwds, flags.num_without_loss)
+        total = self._compute_gradients_checked(call, backward, flags.num_without_loss)
         if uninitialized and not changed:  # the loss may have initialised what was missing
             changed, uninitialized, *_ = synchronizer.exchange_flags(call, optimizer, False)
         if changed:
@@ -188,13 +189,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        serialize_state(
-            self.actual_optimizer,
-            self._accumulator,
-            self._delayed,
-            self.communicator,
-            serializer,
-        )
+        optimizer, communicator = self.actual_optimizer, self.communicator
+        serialize_state(optimizer, self._accumulator, self._delayed, communicator, serializer)
 
     def assume_synchronized(self) -> None:
         """Say that all ranks have the same parameters: the next update won't broadcast them.
@@ -205,39 +201,18 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         self._synchronizer.mark_synchronized(self.target)
 
-    def _accumulate_locally(self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any) -> None:
-        """Make an update in the middle of its group, which doesn't communicate."""
-        try:
-            if lossfun is not None:
-                _backward(self.actual_optimizer, lossfun, args, kwds)
-            scale_missing_gradients(self.actual_optimizer)
-        except BaseException:
-            self._accumulator.count_failed()
-            raise
-        self._accumulator.add(DetachedGradients.detach_from(self.target))
-
     def _compute_gradients_checked(
-        self,
-        call: str,
-        lossfun: Callable[..., Any] | None,
-        args: Any,
-        kwds: Any,
-        num_without_loss: int,
+        self, call: str, backward: Callable[[], None] | None, num_without_loss: int
     ) -> int:
         """Compute the gradients where there is a loss function; raise where any fails (collective).
 
         The error stays in its own rank until all know of it: else a caller that catches it,
-        to skip a batch, would be one collective call ahead of the other ranks. So does one of
-        the exchange in flight.
-
-        Returns:
-            How many updates' gradients all ranks together have accumulated before.
+        to skip a batch, would be one collective call ahead of the other ranks. Returns as
+        :meth:`_raise_failures` does.
         """
         error: BaseException | None = None
-        if lossfun is not None:
-            backward = partial(_backward, self.actual_optimizer, lossfun, args, kwds)
+        if backward is not None:
             _, error = capture_error(backward)
-            del backward
         if self._is_plain and num_without_loss == self.communicator.size:
             return 0
         delayed = self._delayed if self._accumulator.is_last else None
@@ -256,13 +231,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     ) -> int:
         """Raise where a rank has an error, or where the delayed exchange failed (collective).
 
-        Args:
-            call: what this rank does, the same on all ranks.
-            error: this rank's.
-            delayed: what to wait for.
-
-        Returns:
-            How many updates' gradients all ranks together have accumulated.
+        Returns how many updates' gradients all ranks together have accumulated.
         """
         with region("communication"):
             lost = None if delayed is None else delayed.wait()

@@ -18,30 +18,19 @@ _OPERATION = "update"
 
 
 class StepFlags(NamedTuple):
-    """What the ranks know of one another at the beginning of an update; the same on every rank.
+    """What the ranks know of one another at the beginning of an update; the same on every rank."""
 
-    Attributes:
-        changed: whether the set of initialised parameters has changed on any rank.
-        has_uninitialized: whether a parameter isn't initialised on any rank.
-        num_without_loss: number of ranks to which no loss function was given.
-    """
-
-    changed: bool
-    has_uninitialized: bool
-    num_without_loss: int
+    changed: bool  # the set of initialised parameters, on any rank
+    has_uninitialized: bool  # a parameter that isn't initialised, on any rank
+    num_without_loss: int  # number of ranks to which no loss function was given
 
 
 class ParameterSynchronizer(UnpicklableMixin):
-    """Knows which parameters, and which loss scale, are equal on all ranks.
-
-    Args:
-        communicator: the ranks.
-        settings: the values of the optimizer's arguments that must be equal on all ranks.
-    """
+    """Knows which parameters, and which loss scale, are equal on all ranks."""
 
     def __init__(self, communicator: CommunicatorBase, settings: dict[str, Any]) -> None:
         self.communicator = communicator
-        self._settings = settings
+        self._settings = settings  # arguments of the optimizer that must be equal on all ranks
         # The parameters that were initialised at the last broadcast. References are kept, not
         # ids: a new parameter may be given the id of one that was deleted.
         self._synchronized: list[Any] | None = None
@@ -50,14 +39,8 @@ class ParameterSynchronizer(UnpicklableMixin):
     def exchange_flags(self, call: str, optimizer: Any, without_loss: bool) -> StepFlags:
         """Find out what holds on any rank (collective: one handshake, part of every update).
 
-        Args:
-            call: the call of this rank, as for :meth:`sum_flags`.
-            optimizer: Chainer's.
-            without_loss: whether this rank was given no loss function.
-
-        Raises:
-            RuntimeError: the optimizer has no model (PeerError on the ranks whose has one).
-            RankMismatchError: ranks scale their losses, or have set the optimizer, differently.
+        All raise if an optimizer has no model, or if ranks scale their losses, or have set their
+        optimizers, differently.
         """
         target = optimizer.target
         params = [] if target is None else list(target.params())
@@ -73,34 +56,29 @@ class ParameterSynchronizer(UnpicklableMixin):
                 self.communicator, _OPERATION, error=error if target is None else None
             )
         if total[3]:
-            self._require_same_settings(optimizer)
+            require_same(
+                self.communicator,
+                "create_multi_node_optimizer",
+                lambda: {
+                    **self._settings,
+                    **_describe(optimizer),
+                    **describe_loss_scaling(optimizer),
+                },
+            )
             self.mark_loss_scaling_synchronized(optimizer)
         return StepFlags(bool(total[0]), bool(total[1]), total[2])
 
     def sum_flags(self, call: str, *numbers: int) -> list[int]:
         """Return each number's sum over ranks (collective).
 
-        Args:
-            call: what this rank does, and after how many updates: the same on all ranks.
-            numbers: this rank's; as many on all ranks.
-
-        Raises:
-            RankMismatchError: on all ranks: some flush and others update, or have made fewer
-                updates.
+        ``call`` says what this rank does, and after how many updates. All raise RankMismatchError
+        if some flush and others update, or have made fewer updates.
         """
         form = struct.Struct(f"<{len(numbers)}q")
         signature, payload = (("call", call),), form.pack(*numbers)
         with region("waiting"), add_mismatch_hint("a multi-node optimizer"):
             rows = self.communicator.handshake(_OPERATION, signature, payload=payload)
         return [sum(column) for column in zip(*map(form.unpack, rows), strict=True)]
-
-    def _require_same_settings(self, optimizer: Any) -> None:
-        """Raise RankMismatchError on all ranks unless theirs are the same (collective)."""
-        require_same(
-            self.communicator,
-            "create_multi_node_optimizer",
-            lambda: {**self._settings, **_describe(optimizer), **describe_loss_scaling(optimizer)},
-        )
 
     def mark_loss_scaling_synchronized(self, optimizer: Any) -> None:
         """Note that all ranks scale their losses alike now."""
@@ -128,12 +106,9 @@ class ParameterSynchronizer(UnpicklableMixin):
         They are new since the last broadcast; after a start or a resume there are none. Only
         rank 0's count, since the other ranks are about to get them.
         """
-        synchronized = set(map(id, self._synchronized or ()))
-        names = [
-            name
-            for name, param in target.namedparams()
-            if self._synchronized is not None and id(param) not in synchronized
-        ]
+        known = target.params() if self._synchronized is None else self._synchronized
+        ids = set(map(id, known))
+        names = [name for name, param in target.namedparams() if id(param) not in ids]
         return set(self.communicator.bcast_obj(names))
 
     def initialize_missing(self, target: Any) -> None:

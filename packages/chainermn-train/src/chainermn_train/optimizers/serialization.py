@@ -11,7 +11,7 @@ from chainermn_comm import CommunicatorBase
 from .delayed_exchange import DelayedGradientExchange
 from .detached_gradients import DetachedGradients
 from .gradient_accumulator import GradientAccumulator
-from .mixed_precision import serialize_loss_scale, serialize_master_weights
+from .mixed_precision import serialize_loss_scale, serialize_master_weights, update_rules
 
 
 def serialize_state(
@@ -23,16 +23,7 @@ def serialize_state(
 ) -> None:
     """Save or load Chainer's optimizer, gradients in flight and accumulated, and master weights.
 
-    Args:
-        optimizer: Chainer's.
-        accumulator: the gradients that this rank has accumulated.
-        delayed: the gradients in flight, with double buffering.
-        communicator: the ranks; this rank's number is saved with its accumulated gradients.
-        serializer: a Chainer serializer or deserializer.
-
-    Raises:
-        ValueError: the stored gradients don't fit ``accumulator`` or ``delayed``.
-        BaseException: what made the exchange in flight fail.
+    ValueError if the stored gradients don't fit; what made the exchange in flight fail is raised.
     """
     _serialize_optimizer(optimizer, serializer)
     loading = isinstance(serializer, chainer.serializer.Deserializer)
@@ -67,9 +58,8 @@ def _serialize_optimizer(optimizer: Any, serializer: Any) -> None:
     """
     rules_without_state = []
     if isinstance(serializer, chainer.serializer.Deserializer):
-        for name, param in optimizer.target.namedparams():
-            rule = getattr(param, "update_rule", None)
-            if rule is not None and rule.enabled and _num_updates(serializer[name]) == 0:
+        for name, rule in update_rules(optimizer.target).items():
+            if rule.enabled and _num_updates(serializer[name]) == 0:
                 rule._state, rule.enabled = None, False
                 rules_without_state.append(rule)
     try:

@@ -1,4 +1,4 @@
-"""The base class of iterators that several ranks share."""
+"""The proxy that iterators over several ranks put in the place of a rank's own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from chainermn_comm import CommunicatorBase
 from ..wrappers import AttributeProxy, UnpicklableMixin
 
 
-class SharedIterator(AttributeProxy, UnpicklableMixin, Iterator):
-    """A proxy of an iterator: it reads and sets the attributes of the actual one.
-
-    A copy has a copy of the actual iterator and the same communicator. It can't be pickled
-    (TypeError).
-    """
+class IteratorProxy(AttributeProxy, UnpicklableMixin, Iterator):
+    """Reads and sets the attributes of the actual iterator, of which a copy has a copy."""
 
     _OWN = AttributeProxy._OWN | {"communicator"}
 
@@ -39,9 +35,9 @@ class SharedIterator(AttributeProxy, UnpicklableMixin, Iterator):
         """Do nothing: the actual iterator is finalized when nobody holds it any more."""
 
 
-def refuse_shared(iterator: Any) -> None:
+def refuse_proxy(iterator: Any) -> None:
     """Raise TypeError if ranks share the iterator already, by either way."""
-    if isinstance(iterator, SharedIterator):
+    if isinstance(iterator, IteratorProxy):
         raise TypeError(
             f"the iterator is a {type(iterator).__name__}, which ranks share: use it as it is"
         )
