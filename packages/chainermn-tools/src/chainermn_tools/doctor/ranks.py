@@ -19,23 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 from chainermn_tools import environment
 from chainermn_tools.doctor.check import (
+    LIST_MPI_VARIABLES,
+    REPORT_IT,
     Check,
     CheckResult,
     Checks,
     Context,
     failed,
+    hint_for_output,
+    most_telling_line,
     ok,
     skipped,
     warning,
 )
-from chainermn_tools.doctor.hints import (
-    LIST_MPI_VARIABLES,
-    REPORT_IT,
-    hint_for_output,
-    most_telling_line,
-)
-from chainermn_tools.doctor.mpi import find_launcher, find_library
 from chainermn_tools.doctor.rank_job import STEPS, RankJob, overload_reason, run_job
+from chainermn_tools.doctor.software import find_launcher, find_library
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
@@ -74,17 +72,13 @@ def add_step(
 ) -> Callable[[Judge], Check]:
     """Return a decorator that makes a check of a function that judges a step of the ranks.
 
-    Args:
-        name: of the step and of the check.
-        question: see :class:`Check`.
-        needs: likewise.
-        probe: what each rank does (collective); returns what JSON can hold.
+    ``probe`` is what each rank does (collective); it returns what JSON can hold.
     """
     STEPS[name] = probe
 
     def register(judge: Judge) -> Check:
         def run(context: Context) -> CheckResult:
-            job = context.cached(run_job)
+            job = run_job(context)
             return job.failure_at(name) or judge(context, job)
 
         return checks.add(name, question, needs)(run)
@@ -102,7 +96,7 @@ STEPS[START] = _start
 
 @checks.add(START, "Do the ranks come up that mpiexec starts?", NEEDS)
 def ranks_start(context: Context) -> CheckResult:
-    job = context.cached(run_job)
+    job = run_job(context)
     began = sum(event.kind == "started" for event in job.output.events)
     up = len(job.results(START))
     if up == job.ranks:
@@ -131,11 +125,11 @@ STEPS[MEET] = lambda world: {"ranks": world.allgather(world.rank)}
 
 @checks.add(MEET, "Do the ranks see one another?", (START,))
 def ranks_meet(context: Context) -> CheckResult:
-    job = context.cached(run_job)
+    job = run_job(context)
     sizes = [one["size"] for one in job.results(START)]
     if job.ranks > 1 and set(sizes) == {1}:
-        path = context.cached(find_launcher)["path"]
-        vendor = context.cached(find_library)["vendor"]
+        path = find_launcher(context)["path"]
+        vendor = find_library(context)["vendor"]
         return failed(
             f"each of the {job.ranks} ranks says that it is rank 0 of 1: {path} does not belong "
             f"to {vendor}, which mpi4py loads",
@@ -151,7 +145,7 @@ def ranks_meet(context: Context) -> CheckResult:
 
 @checks.add("thread level", "May several threads of a rank call MPI?", (START,))
 def thread_level(context: Context) -> CheckResult:
-    levels = {one["level"] for one in context.cached(run_job).results(START)}
+    levels = {one["level"] for one in run_job(context).results(START)}
     message = f"MPI's thread level is {' and '.join(sorted(levels))}"
     if levels == {"multiple"}:
         return ok(message)
@@ -194,9 +188,9 @@ def order(context: Context, job: RankJob) -> CheckResult:
 
 def _tests() -> ModuleType:
     """Import what only ranks may import: it starts MPI."""
-    from chainermn_tools.doctor import communicator_tests
+    from chainermn_tools.doctor import rank_tests
 
-    return communicator_tests
+    return rank_tests
 
 
 @add_step(
@@ -272,7 +266,7 @@ def device_reduce(context: Context, job: RankJob) -> CheckResult:
         return skipped(found["why_not"])
     if not found["aware"]:
         message = "MPI says that it takes no memory of GPUs"
-        if context.cached(find_library)["vendor"].startswith("MVAPICH"):
+        if find_library(context)["vendor"].startswith("MVAPICH"):
             return warning(message, "export MV2_USE_CUDA=1   # on every host")
         return skipped(f"{message}: communicators take the way through host memory")
     if not found["right"]:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools import environment
-from chainermn_tools.doctor.check import CheckResult, Context, Stage
+from chainermn_tools.doctor.check import CheckResult, Context
+from chainermn_tools.doctor.runner import Stage
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,6 +16,7 @@ from chainermn_tools.environment.packages import (
     PACKAGE_FAMILIES,
     import_origins,
     package_versions,
+    start_method,
 )
 from chainermn_tools.environment.probe import call_in_subprocess, run_concurrently
 from chainermn_tools.environment.report import collect, render
@@ -39,5 +40,6 @@ __all__ = [
     "render",
     "run_concurrently",
     "shared_memory",
+    "start_method",
     "thread_level",
 ]

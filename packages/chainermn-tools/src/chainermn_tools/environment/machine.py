@@ -14,7 +14,12 @@ from typing import Any
 
 from _chainermn_cgroups import folders as cgroup_folders
 from chainermn_tools import jobs
-from chainermn_tools.environment.probe import MARGIN_SECONDS, call_in_subprocess, run_concurrently
+from chainermn_tools.environment.probe import (
+    MARGIN_SECONDS,
+    Answer,
+    call_in_subprocess,
+    run_concurrently,
+)
 
 # Version 1 of cgroups says "unlimited" by a number near 2^63.
 UNLIMITED = 1 << 60
@@ -109,11 +114,7 @@ def _read(path: Path) -> str | None:
 
 
 def gpus(timeout: float) -> dict[str, Any]:
-    """Return what the driver, CuPy and NCCL say of the GPUs; each on its own.
-
-    Args:
-        timeout: of each program that is asked, in seconds.
-    """
+    """Return what the driver, CuPy and NCCL say of the GPUs; each on its own, in such a time."""
     return run_concurrently(
         {
             "driver": lambda: gpu_driver(timeout),
@@ -125,11 +126,7 @@ def gpus(timeout: float) -> dict[str, Any]:
 
 
 def gpu_driver(timeout: float) -> list[str]:
-    """Return a line for each GPU: driver, name, memory.
-
-    Raises:
-        Unavailable: NVIDIA's driver is not installed, or does not answer.
-    """
+    """Return a line for each GPU (driver, name, memory); raise Unavailable without a driver."""
     path = shutil.which("nvidia-smi")
     if path is None:
         raise jobs.Unavailable("no nvidia-smi on PATH")
@@ -137,12 +134,8 @@ def gpu_driver(timeout: float) -> list[str]:
     return jobs.check_output(query, timeout).strip().splitlines()
 
 
-def call_with_cupy(function: Callable[[], Any], timeout: float) -> Any:
-    """Call a function that imports CuPy in a subprocess.
-
-    Raises:
-        Unavailable: CuPy is not installed, or the subprocess failed.
-    """
+def call_with_cupy(function: Callable[[], Answer], timeout: float) -> Answer:
+    """Call a function that imports CuPy in a subprocess; raise Unavailable if that can't be."""
     if util.find_spec("cupy") is None:
         raise jobs.Unavailable("CuPy is not installed")
     return call_in_subprocess(function, timeout)

@@ -46,10 +46,15 @@ def python() -> dict[str, Any]:
         "implementation": platform.python_implementation(),
         "executable": sys.executable,
         "prefix": sys.prefix,
-        # Asked plainly, multiprocessing would settle it, and the caller could choose no more.
-        "start method": multiprocessing.get_start_method(allow_none=True)
-        or multiprocessing.get_all_start_methods()[0],
+        "start method": start_method(),
     }
+
+
+def start_method() -> str:
+    """Return how multiprocessing starts processes."""
+    # Asked plainly, multiprocessing would settle it, and the caller could choose no more.
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def package_versions() -> dict[str, str | None]:

@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped
-from chainermn_tools.doctor.cluster.facts import (
+from chainermn_tools.doctor.cluster import (
     MAX_NAMED,
     ClusterFacts,
     describe_problems,
-    launcher_if_any,
     over_hosts,
     subject_of,
 )
-from chainermn_tools.doctor.cluster.ssh import KINDS
+from chainermn_tools.doctor.software import launcher_if_any
+from chainermn_tools.doctor.ssh import KINDS
 from chainermn_tools.jobs import HOST_NAME, HYDRA_VENDORS, parse_hostfile
 
 # MPICH and its relatives write `host:2`, Open MPI `host slots=2` (`cpu=2` in its old releases).
@@ -56,14 +56,9 @@ def hostfile(context: Context) -> CheckResult:
 
 
 def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
-    """Find the lines of a hostfile that another MPI than the vendor's would read.
+    """Find the lines of a hostfile that another MPI than the vendor's would read, if it is known.
 
-    Args:
-        text: of the hostfile.
-        vendor: of mpiexec; None when it is not known, and then no line is foreign.
-
-    Returns:
-        By the line's number from 1, the line and how the vendor's MPI wants it.
+    Return by the line's number, from 1, the line and how the vendor's MPI wants it.
     """
     if vendor in HYDRA_VENDORS:
         pattern, right = OPEN_MPI_LINE, "{}:{}"

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from chainermn_tools.doctor.agent import STALLED
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.cluster.agent import STALLED
-from chainermn_tools.doctor.cluster.facts import (
+from chainermn_tools.doctor.cluster import (
     MAX_NAMED,
     THIS_MACHINE,
     ClusterFacts,

@@ -1,7 +1,4 @@
-"""What this machine and all hosts say of themselves and one another; each is asked once.
-
-``context.cached(gather_facts)`` gives it to all checks of the cluster.
-"""
+"""What this machine and all hosts say of themselves and one another; each is asked once."""
 
 from __future__ import annotations
 
@@ -16,22 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chainermn_tools.doctor.check import CheckResult, Context, skipped
-from chainermn_tools.doctor.cluster.session import (
+from chainermn_tools.doctor.check import CheckResult, Context, cached, skipped
+from chainermn_tools.doctor.software import launcher_if_any
+from chainermn_tools.doctor.ssh import (
     COMMAND,
     Session,
+    SSHFailure,
+    classify_failure,
     first_input,
     open_sessions,
     parse_shell_answer,
-)
-from chainermn_tools.doctor.cluster.ssh import (
-    SSHFailure,
-    classify_failure,
     ssh_command,
     ssh_program,
     without_verbose_lines,
 )
-from chainermn_tools.doctor.mpi import find_launcher
 from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FAMILIES
 from chainermn_tools.jobs import Unavailable
 
@@ -40,8 +35,8 @@ THIS_MACHINE = ""
 # Logins at the same time: more would overload a gateway, a directory service or this machine.
 MAX_LOGINS = 16
 POLL_SECONDS = 0.01
-# For logins and all answers: usual seconds, share of the remaining time, and limit. What is left is
-# for trying connections and for starting ranks.
+# For logins and all answers: usual seconds, share of the remaining time, and the most of it. The
+# rest is for trying connections and for starting ranks.
 ANSWER_TIME = (30.0, 0.25, 0.4)
 LOGIN_TIME = (10.0, 0.1, 0.2)
 VERSION_TIME = (5.0, 0.05, 0.2)  # of mpiexec when it is asked for its version
@@ -97,25 +92,16 @@ def over_hosts(judge: Judge) -> Callable[[Context], CheckResult]:
     def run(context: Context) -> CheckResult:
         if not context.hosts:
             return skipped("no hosts were named")
-        return judge(context, context.cached(gather_facts))
+        return judge(context, gather_facts(context))
 
     return run
 
 
-def launcher_if_any(context: Context) -> dict[str, Any]:
-    """Return the ``mpiexec`` on PATH; empty without one, which is another check's business."""
-    try:
-        found: dict[str, Any] = context.cached(find_launcher)
-    except Unavailable:
-        return {}
-    return found
-
-
+@cached
 def gather_facts(context: Context) -> ClusterFacts:
     """Ask this machine and all hosts, and let them try connections among one another.
 
-    Raises:
-        Unavailable: this machine itself doesn't answer.
+    Raise Unavailable if this machine itself doesn't answer.
     """
     launcher = launcher_if_any(context)
     order = {
@@ -162,12 +148,8 @@ def _log_in(
 ) -> dict[str, Session | SSHFailure]:
     """Start a session with each host and send it the agent, a limited number at the same time.
 
-    Args:
-        commands: by the host's name.
-        start: as :func:`open_sessions` yields it.
-        lines: that each session is sent.
-        seconds: within which all must be started, whichever hang: a login that takes longer than
-            its share no longer counts.
+    All must be started within the seconds, whichever hang: a login that takes longer than its share
+    no longer counts.
     """
     share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
     sessions: dict[str, Session | SSHFailure] = {}
@@ -196,15 +178,15 @@ def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
         return HostReply(None, session)
     answer = session.receive(deadline)
     if answer is None:
-        failure = classify_failure(session.stderr())
+        failure = classify_failure(session.stderr)
         if not failure.message:
             waited = time.monotonic() - session.started
-            failure = replace(failure, message=f"nothing within {waited:.0f} s")
+            failure = failure._replace(message=f"nothing within {waited:.0f} s")
         return HostReply(None, failure)
     if "python" in answer:
         return HostReply(answer)
     session.receive(deadline)  # a shell ends after its answer; then its stderr has been read
-    message = without_verbose_lines(session.stderr())
+    message = without_verbose_lines(session.stderr)
     return HostReply({**parse_shell_answer(answer), "stderr": message})
 
 
@@ -231,12 +213,9 @@ def _try_connections(
 
 
 def address_of(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
-    """Return where one host finds another: ssh's connections say by which addresses they're known.
+    """Return where the asker finds another: ssh's connections say by which addresses they're known.
 
-    Args:
-        other: name of the one to be found; THIS_MACHINE for this machine.
-        asker: name of the one that looks for it.
-        able: facts of the hosts that answered, by name.
+    ``able`` are the facts of the hosts that answered, by name.
     """
     if other == THIS_MACHINE:
         return _ssh_addresses(able[asker])[0]
