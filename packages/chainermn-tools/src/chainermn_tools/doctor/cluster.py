@@ -31,7 +31,7 @@ from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FA
 from chainermn_tools.jobs import Unavailable
 
 # The name of this machine among the hosts; no host can have it.
-THIS_MACHINE = ""
+THIS_MACHINE = "this machine"
 # Logins at the same time: more would overload a gateway, a directory service or this machine.
 MAX_LOGINS = 16
 POLL_SECONDS = 0.01
