@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,6 @@ from chainermn_tools.jobs import Unavailable
 THIS_MACHINE = "this machine"
 # Logins at the same time: more would overload a gateway, a directory service or this machine.
 MAX_LOGINS = 16
-POLL_SECONDS = 0.01
 # For logins and all answers: usual seconds, share of the remaining time, and the most of it. The
 # rest is for trying connections and for starting ranks.
 ANSWER_TIME = (30.0, 0.25, 0.4)
@@ -126,18 +126,11 @@ def gather_facts(context: Context) -> ClusterFacts:
         local = replies.pop(THIS_MACHINE)
         if local.facts is None or local.facts["python"] is None:
             raise Unavailable(f"{sys.executable} can't be asked as hosts are: {local}")
-        answered = {name: one.facts for name, one in replies.items() if one.facts is not None}
-        able = {
-            name: one
-            for name, one in {THIS_MACHINE: local.facts, **answered}.items()
-            if "port" in one
-        }
+        found = ClusterFacts(local.facts, replies)
         sessions = {name: one for name, one in started.items() if isinstance(one, Session)}
-        reached = _try_connections(sessions, able, context.time_for(*CONNECTIONS_TIME))
-    return ClusterFacts(
-        local.facts,
-        {name: replace(one, reached=reached.get(name)) for name, one in replies.items()},
-    )
+        reached = _try_connections(sessions, found, context.time_for(*CONNECTIONS_TIME))
+    replies = {name: replace(one, reached=reached.get(name)) for name, one in replies.items()}
+    return replace(found, hosts=replies)
 
 
 def _log_in(
@@ -153,24 +146,25 @@ def _log_in(
     """
     share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
     sessions: dict[str, Session | SSHFailure] = {}
-    logging_in: list[Session] = []
-    for name, command in commands.items():
-        while len(logging_in) >= MAX_LOGINS:
-            oldest = time.monotonic() - share
-            logging_in = [
-                one for one in logging_in if not one.answered.is_set() and one.started > oldest
-            ]
-            time.sleep(POLL_SECONDS)
-        try:
-            session = start(command)
-        except OSError as error:
-            message = f"{command[0]} doesn't start: {error.strerror}"
-            sessions[name] = SSHFailure("no ssh", message)
-            continue
-        session.send(lines)
-        logging_in.append(session)
-        sessions[name] = session
-    return sessions
+    slots = threading.Semaphore(MAX_LOGINS)
+
+    def log_in(name: str, command: Sequence[str]) -> None:
+        with slots:
+            try:
+                sessions[name] = session = start(command)
+            except OSError as error:
+                message = f"{command[0]} doesn't start: {error.strerror}"
+                sessions[name] = SSHFailure("no ssh", message)
+                return
+            session.send(lines)
+            session.answered.wait(share)
+
+    threads = [threading.Thread(target=log_in, args=item, daemon=True) for item in commands.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {name: sessions[name] for name in commands}
 
 
 def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
@@ -191,24 +185,27 @@ def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
 
 
 def _try_connections(
-    sessions: Mapping[str, Session], able: Mapping[str, dict[str, Any]], seconds: float
+    sessions: Mapping[str, Session], found: ClusterFacts, seconds: float
 ) -> dict[str, dict[str, Any]]:
     """Let each host connect to all others and to this machine; return what each found."""
     deadline = time.monotonic() + seconds
-    orders: dict[str, dict[str, list[Any]]] = {name: {} for name in able if name != THIS_MACHINE}
-    for asker, others in orders.items():
-        for other, facts in able.items():
-            where = address_of(other, asker, able)
-            if where is not None and facts["machine"] != able[asker]["machine"]:
+    hosts = {name: facts for name, facts in found.facts().items() if "port" in facts}
+    expected = {}
+    for asker in hosts:
+        others: dict[str, list[Any]] = {}
+        for other, facts in {THIS_MACHINE: found.local, **hosts}.items():
+            where = address_of(other, asker, hosts)
+            if where is not None and facts["machine"] != hosts[asker]["machine"]:
                 others[other] = [where, facts["port"]]
         order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
         sessions[asker].send(json.dumps(order) + "\n")
-    answers = {asker: sessions[asker].receive(deadline) for asker in orders}
+        expected[asker] = others.keys()
+    reached = {asker: sessions[asker].receive(deadline) for asker in hosts}
+    # A Python that ends in the middle of it is followed by what its shell says.
     return {
-        asker: answer
-        for asker, answer in answers.items()
-        # A Python that ends in the middle of it is followed by what its shell says.
-        if answer is not None and answer.keys() == orders[asker].keys()
+        name: one
+        for name, one in reached.items()
+        if one is not None and one.keys() == expected[name]
     }
 
 

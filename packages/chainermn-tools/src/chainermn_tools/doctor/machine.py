@@ -128,17 +128,13 @@ def read_sibling_memory() -> int:
         os.waitpid(owner, 0)
 
 
-class IOVec(ctypes.Structure):
-    """``struct iovec`` of sys/uio.h."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 def _read_secret(pid: int, address: int) -> int:
     """Return the error's number that reading another process's SECRET gives; 0 for success."""
     target = ctypes.create_string_buffer(len(SECRET))
-    local = IOVec(ctypes.addressof(target), len(SECRET))
-    remote = IOVec(address, len(SECRET))
+    # Each is a `struct iovec` of sys/uio.h: address and length.
+    local, remote = (
+        (ctypes.c_size_t * 2)(at, len(SECRET)) for at in (ctypes.addressof(target), address)
+    )
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         process_vm_readv: Any = libc.process_vm_readv
