@@ -38,13 +38,13 @@ from chainermn_tools.doctor import (
     software,
     ssh,
 )
-from chainermn_tools.doctor.check import Check, cached, failed, ok, skipped, warning
+from chainermn_tools.doctor.check import Check, failed, ok, skipped, warning
 from chainermn_tools.environment import machine as environment_machine
 from chainermn_tools.environment import packages
 from chainermn_tools.jobs import Host, cores, parse_host_list, tags
 from tests.support import commands
 
-__all__ = ["Check", "CheckResult", "cached", "failed", "ok", "skipped", "warning"]
+__all__ = ["Check", "CheckResult", "Context", "failed", "ok", "skipped", "warning"]
 
 SECONDS = 60.0  # ends a hang, no more
 MIB = 1 << 20

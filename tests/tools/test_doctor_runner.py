@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.doctor import (
     Check,
+    Context,
     Unavailable,
-    cached,
     call_in_subprocess,
     canned,
     failed,
@@ -97,7 +97,7 @@ def test_a_fact_is_found_out_once_for_all_checks():
     asked = []
     all_here = threading.Barrier(3)
 
-    @cached
+    @Context.cached
     def fact(_):
         asked.append(1)
         raise Unavailable("none")

@@ -12,7 +12,6 @@ A check is a function in the file of its subject, registered where it stands::
 from __future__ import annotations
 
 import functools
-import io
 import socket
 import time
 from collections.abc import Callable
@@ -20,8 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from chainermn_tools.explain import Kind, Match, search
-from chainermn_tools.jobs import Host, TimedOut, Unavailable, assign_slots
+from chainermn_tools.jobs import Host, assign_slots
 
 # "warning": it works, but slower or less safely than it could. "skipped": there was nothing to
 # check, or no point in checking since something that the check needs has failed.
@@ -32,14 +30,6 @@ Result = TypeVar("Result")
 CLEANUP_SECONDS, CLEANUP_SHARE = 3.0, 0.25
 # What one small program may take: loading MPI or CUDA from a cold network disk is slow.
 PROGRAM_SECONDS, PROGRAM_SHARE = 30.0, 0.5
-
-# Hints that several checks give.
-MORE_TIME = (
-    "something that it looks at hangs, or this machine is slow; if the latter, give it more time "
-    "with --timeout"
-)
-REPORT_IT = "please report it: chainermn doctor --report"
-LIST_MPI_VARIABLES = "env | grep -E '^(UCX|FI|OMPI|MPICH|MV2)_'"
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,7 @@ class Context:
         hosts: that the user named; empty without any, and when the hostfile can't be parsed.
         hostfile: its path as the user gave it; None without one.
         script: path of the script that the ranks are to run; None where the user didn't say.
-        cache: of :func:`cached`; shared by all stages.
+        cache: of :meth:`cached`; shared by all stages.
     """
 
     deadline: float
@@ -106,6 +96,24 @@ class Context:
     hostfile: str | None = None
     script: str | None = None
     cache: dict[Any, Future[Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def cached(function: Callable[[Context], Result]) -> Callable[[Context], Result]:
+        """Let a function be called once for all checks: each gets what it returned or raised."""
+
+        @functools.wraps(function)
+        def call(context: Context) -> Result:
+            mine: Future[Result] = Future()
+            # setdefault of a dict is atomic, so that all threads get the same one.
+            future: Future[Result] = context.cache.setdefault(call, mine)
+            if future is mine:
+                try:
+                    future.set_result(function(context))
+                except Exception as error:
+                    future.set_exception(error)
+            return future.result()
+
+        return call
 
     def remaining(self) -> float:
         """Return the seconds for which a program may run that is started now; at least 0.1.
@@ -146,24 +154,6 @@ class Context:
             return max(host.slots or 1 for host in self.hosts)
 
 
-def cached(function: Callable[[Context], Result]) -> Callable[[Context], Result]:
-    """Let a function be called once for all checks: each gets what it returned or raised."""
-
-    @functools.wraps(function)
-    def call(context: Context) -> Result:
-        mine: Future[Result] = Future()
-        # setdefault of a dict is atomic, so that all threads get the same one.
-        future: Future[Result] = context.cache.setdefault(call, mine)
-        if future is mine:
-            try:
-                future.set_result(function(context))
-            except Exception as error:
-                future.set_exception(error)
-        return future.result()
-
-    return call
-
-
 @dataclass(frozen=True)
 class Check:
     """A function that answers one question.
@@ -195,32 +185,3 @@ class Checks(list[Check]):
             return self[-1]
 
         return register
-
-
-def hint_for_output(text: str, default: str) -> str:
-    """Return the first thing to try about the root cause in what a program printed, if known."""
-    match = _root_cause(text)
-    return default if match is None else match.rule.fix[0]
-
-
-def hint_for_error(error: Unavailable, default: str) -> str:
-    """Return what to do where a probe had no answer."""
-    return MORE_TIME if isinstance(error, TimedOut) else hint_for_output(str(error), default)
-
-
-def most_telling_line(text: str) -> str:
-    """Return the line of an error that says most; "nothing" if none does."""
-    match = _root_cause(text)
-    return match.text if match is not None else last_line(text) or "nothing"
-
-
-def last_line(text: str) -> str:
-    """Return the last line that holds more than a rule; empty if none does."""
-    lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if set(line) - set("-=*#")), "")
-
-
-def _root_cause(text: str) -> Match | None:
-    matches = search(io.BytesIO(text.encode(errors="replace")))
-    telling = (Kind.ROOT_CAUSE, Kind.AMBIGUOUS)
-    return next((match for match in matches if match.rule.kind in telling), None)

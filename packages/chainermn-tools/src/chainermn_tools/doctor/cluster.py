@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chainermn_tools.doctor.check import CheckResult, Context, cached, skipped
+from chainermn_tools.doctor.check import CheckResult, Context, skipped
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.doctor.ssh import (
     COMMAND,
@@ -97,7 +97,7 @@ def over_hosts(judge: Judge) -> Callable[[Context], CheckResult]:
     return run
 
 
-@cached
+@Context.cached
 def gather_facts(context: Context) -> ClusterFacts:
     """Ask this machine and all hosts, and let them try connections among one another.
 

@@ -9,17 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from chainermn_tools import environment
-from chainermn_tools.doctor.check import (
-    CheckResult,
-    Checks,
-    Context,
-    cached,
-    failed,
-    hint_for_error,
-    ok,
-    skipped,
-    warning,
-)
+from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.hints import hint_for_error
 from chainermn_tools.doctor.software import installed_versions
 from chainermn_tools.jobs import Unavailable
 
@@ -33,13 +24,13 @@ FIRST_WITH_BFLOAT16 = (2, 10)
 checks = Checks()
 
 
-@cached
+@Context.cached
 def driver_lines(context: Context) -> list[str]:
     """Return a line for each GPU; raise Unavailable if nvidia-smi is missing or fails."""
     return environment.gpu_driver(context.program_timeout())
 
 
-@cached
+@Context.cached
 def cupy_devices(context: Context) -> dict[str, Any]:
     """Return CUDA's versions and the visible devices; raise Unavailable without CuPy or driver."""
     return environment.call_with_cupy(environment.gpu_devices, context.program_timeout())

@@ -12,21 +12,7 @@ from typing import Any
 
 from _chainermn_events import emit
 from chainermn_tools import jobs
-from chainermn_tools.doctor.check import (
-    LIST_MPI_VARIABLES,
-    MORE_TIME,
-    REPORT_IT,
-    CheckResult,
-    Checks,
-    Context,
-    cached,
-    failed,
-    hint_for_output,
-    most_telling_line,
-    ok,
-    skipped,
-    warning,
-)
+from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.cluster import (
     MAX_NAMED,
     ClusterFacts,
@@ -35,7 +21,14 @@ from chainermn_tools.doctor.cluster import (
     join_names,
     over_hosts,
 )
-from chainermn_tools.doctor.network import REDUCE_MTU_HINT
+from chainermn_tools.doctor.hints import (
+    LIST_MPI_VARIABLES,
+    MORE_TIME,
+    REPORT_IT,
+    hint_for_output,
+    most_telling_line,
+)
+from chainermn_tools.doctor.hosts import REDUCE_MTU_HINT
 from chainermn_tools.doctor.rank_job import EVENT, RankJob, run_ranks
 from chainermn_tools.doctor.ranks import COMMUNICATORS, START
 from chainermn_tools.formatting import format_bytes
@@ -68,7 +61,7 @@ Pair = tuple[str, str, "str | None"]
 checks = Checks()
 
 
-@cached
+@Context.cached
 def run_job(context: Context) -> RankJob:
     """Run the job, where all hosts that are to run ranks have answered."""
     assigned = jobs.assign_slots(context.hosts, context.ranks)

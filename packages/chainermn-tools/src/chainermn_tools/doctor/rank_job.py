@@ -20,16 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import emit
 from chainermn_tools import jobs
-from chainermn_tools.doctor.check import (
-    REPORT_IT,
-    CheckResult,
-    Context,
-    cached,
-    failed,
-    hint_for_output,
-    most_telling_line,
-    skipped,
-)
+from chainermn_tools.doctor.check import CheckResult, Context, failed, skipped
+from chainermn_tools.doctor.hints import REPORT_IT, hint_for_output, most_telling_line
 from chainermn_tools.doctor.software import find_launcher
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -124,7 +116,7 @@ class RankJob:
         )
 
 
-@cached
+@Context.cached
 def run_job(context: Context) -> RankJob:
     """Run the ranks on this machine; raise Unavailable if mpiexec can't be started."""
     ranks = ranks_to_start(context)

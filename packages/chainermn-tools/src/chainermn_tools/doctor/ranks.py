@@ -19,18 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from chainermn_tools import environment
 from chainermn_tools.doctor.check import (
-    LIST_MPI_VARIABLES,
-    REPORT_IT,
     Check,
     CheckResult,
     Checks,
     Context,
     failed,
-    hint_for_output,
-    most_telling_line,
     ok,
     skipped,
     warning,
+)
+from chainermn_tools.doctor.hints import (
+    LIST_MPI_VARIABLES,
+    REPORT_IT,
+    hint_for_output,
+    most_telling_line,
 )
 from chainermn_tools.doctor.rank_job import STEPS, RankJob, overload_reason, run_job
 from chainermn_tools.doctor.software import find_launcher, find_library

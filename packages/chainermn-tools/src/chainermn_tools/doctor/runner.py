@@ -8,27 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, replace
 
-from chainermn_tools.doctor import (
-    consistency,
-    gpus,
-    hosts,
-    machine,
-    network,
-    placement,
-    ranks,
-    software,
-)
-from chainermn_tools.doctor.check import (
-    MORE_TIME,
-    REPORT_IT,
-    Check,
-    CheckResult,
-    Context,
-    failed,
-    hint_for_error,
-    hint_for_output,
-    skipped,
-)
+from chainermn_tools.doctor import consistency, gpus, hosts, machine, placement, ranks, software
+from chainermn_tools.doctor.check import Check, CheckResult, Context, failed, skipped
+from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_error, hint_for_output
 from chainermn_tools.formatting import printable
 from chainermn_tools.jobs import Unavailable
 
@@ -58,7 +40,7 @@ RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), share=0.5)
 CLUSTER = Stage(
     "hosts",
     "Over the hosts",
-    (*hosts.checks, *consistency.checks, *network.checks, *placement.checks),
+    (*hosts.checks, *consistency.checks, *hosts.connection_checks, *placement.checks),
     share=1.0,
 )
 

@@ -16,18 +16,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from chainermn_tools import environment, jobs
-from chainermn_tools.doctor.check import (
-    CheckResult,
-    Checks,
-    Context,
-    cached,
-    failed,
-    hint_for_error,
-    most_telling_line,
-    ok,
-    skipped,
-    warning,
-)
+from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.hints import hint_for_error, most_telling_line
 from chainermn_tools.environment import OUR_PACKAGES
 from chainermn_tools.jobs import Unavailable
 
@@ -43,7 +33,7 @@ NOT_NEEDED = {("chainer", "setuptools")}
 checks = Checks()
 
 
-@cached
+@Context.cached
 def installed_versions(context: Context) -> dict[str, str | None]:
     """Return the versions of the distributions that matter; None for one that is missing."""
     return environment.package_versions()
@@ -195,13 +185,13 @@ def chainer_version() -> str:
     return f"Chainer {chainer.__version__} on NumPy {numpy.__version__}"
 
 
-@cached
+@Context.cached
 def find_launcher(context: Context) -> dict[str, Any]:
     """Return what :func:`chainermn_tools.jobs.find_launcher` does; raise Unavailable likewise."""
     return jobs.find_launcher(context.program_timeout())
 
 
-@cached
+@Context.cached
 def find_library(context: Context) -> dict[str, Any]:
     """Return the MPI that mpi4py loads; raise Unavailable if it is missing or can't load any."""
     return environment.call_in_subprocess(environment.mpi_library, context.program_timeout())

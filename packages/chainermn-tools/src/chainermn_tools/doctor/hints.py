@@ -1,0 +1,44 @@
+"""Hints that several checks give: what `chainermn explain` knows of an error, or more time."""
+
+from __future__ import annotations
+
+import io
+
+from chainermn_tools.explain import Kind, Match, search
+from chainermn_tools.jobs import TimedOut, Unavailable
+
+MORE_TIME = (
+    "something that it looks at hangs, or this machine is slow; if the latter, give it more time "
+    "with --timeout"
+)
+REPORT_IT = "please report it: chainermn doctor --report"
+LIST_MPI_VARIABLES = "env | grep -E '^(UCX|FI|OMPI|MPICH|MV2)_'"
+
+
+def hint_for_output(text: str, default: str) -> str:
+    """Return the first thing to try about the root cause in what a program printed, if known."""
+    match = _root_cause(text)
+    return default if match is None else match.rule.fix[0]
+
+
+def hint_for_error(error: Unavailable, default: str) -> str:
+    """Return what to do where a probe had no answer."""
+    return MORE_TIME if isinstance(error, TimedOut) else hint_for_output(str(error), default)
+
+
+def most_telling_line(text: str) -> str:
+    """Return the line of an error that says most; "nothing" if none does."""
+    match = _root_cause(text)
+    return match.text if match is not None else last_line(text) or "nothing"
+
+
+def last_line(text: str) -> str:
+    """Return the last line that holds more than a rule; empty if none does."""
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in reversed(lines) if set(line) - set("-=*#")), "")
+
+
+def _root_cause(text: str) -> Match | None:
+    matches = search(io.BytesIO(text.encode(errors="replace")))
+    telling = (Kind.ROOT_CAUSE, Kind.AMBIGUOUS)
+    return next((match for match in matches if match.rule.kind in telling), None)
