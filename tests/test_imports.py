@@ -52,7 +52,7 @@ ORDER = {
 }
 COMPLETE = {"comm", "train", "modelparallel", "tools"}
 # The packages whose folders are imported only by what their `__init__` re-exports.
-RE_EXPORTING = ["comm", "train", "modelparallel"]
+RE_EXPORTING = ["comm", "train", "modelparallel", "tools"]
 # Modules that are imported past their folder's `__init__`: it is for those who mustn't start MPI.
 DIRECT = {"chainermn_comm.trace.recorder"}
 
