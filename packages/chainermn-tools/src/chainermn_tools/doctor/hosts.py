@@ -56,10 +56,9 @@ def hostfile(context: Context) -> CheckResult:
     if wrong:
         other = "Open MPI" if vendor in HYDRA_VENDORS else "MPICH"
         first = next(iter(wrong))
-        shown = [f"line {number}, {line!r}" for number, (line, _) in wrong.items()][:MAX_NAMED]
-        more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+        shown = _shorten([f"line {number}, {line!r}" for number, (line, _) in wrong.items()])
         return failed(
-            f"{path} is written for {other}, and mpiexec is of {vendor}: {'; '.join(shown)}{more}",
+            f"{path} is written for {other}, and mpiexec is of {vendor}: {shown}",
             f"write in line {first}: {wrong[first][1]}   # and so on; or start the job with "
             "chainermn launch, which reads both",
             lines={str(number): right for number, (_, right) in wrong.items()},
@@ -69,6 +68,11 @@ def hostfile(context: Context) -> CheckResult:
     except ValueError as error:
         return failed(str(error), "write a host a line, such as: host:4 (Open MPI: host slots=4)")
     return ok(f"{path} names {len(hosts)} host{'s' if len(hosts) > 1 else ''}")
+
+
+def _shorten(parts: list[str]) -> str:
+    more = f" and {len(parts) - MAX_NAMED} more" if len(parts) > MAX_NAMED else ""
+    return "; ".join(parts[:MAX_NAMED]) + more
 
 
 def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
@@ -166,10 +170,7 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
     bad = {pair: found["problem"] for pair, found in tried.items() if found and "problem" in found}
     if not bad:
         return ok(f"all {len(tried)} connections between them succeed, at any port")
-    shown = [f"{a} to {b}: {problem}" for (a, b), problem in bad.items()]
-    message = "; ".join(shown[:MAX_NAMED])
-    if len(shown) > MAX_NAMED:
-        message += f" and {len(shown) - MAX_NAMED} more"
+    message = _shorten([f"{a} to {b}: {problem}" for (a, b), problem in bad.items()])
     suspect = Counter(host for pair in bad for host in reversed(pair)).most_common(1)[0][0]
     others = [next(host for host in pair if host != suspect) for pair in bad if suspect in pair]
     if len(others) == len(bad) > 2:

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from errno import ENOSYS, EPERM
 from pathlib import Path
@@ -198,30 +197,33 @@ def scheduler(context: Context) -> CheckResult:
         if shutil.which("sbatch") is None:
             return skipped("no Slurm here")
         return skipped("Slurm is here, but this is none of its jobs (salloc makes one)")
-    granted = slurm_allocation(os.environ)
+    granted = _slurm_allocation()
     message = f"Slurm's job {job} grants {granted['text']}"
     tasks, ranks = granted["tasks"], context.ranks
     if ranks is not None and tasks is not None and ranks > tasks:
         return failed(f"{message}; {ranks} ranks don't fit", f"salloc -n {ranks}   # or sbatch")
     nodes = _slurm_nodes(context)
-    outside = [host.name for host in context.hosts if nodes and not _is_among(host.name, nodes)]
-    if outside:
+    short = {node.split(".")[0] for node in nodes}  # either name may lack the domain
+    # Nobody says whose an address is.
+    names = [host.name for host in context.hosts if not re.fullmatch(r"[\d.]+", host.name)]
+    outside = [name for name in names if name.split(".")[0] not in short]
+    if nodes and outside:
         hint = f"name hosts of the job: {','.join(nodes)}"
         return failed(f"{message}, and not {', '.join(outside)}", hint)
     return ok(message, **granted)
 
 
-def slurm_allocation(variables: Mapping[str, str]) -> dict[str, Any]:
+def _slurm_allocation() -> dict[str, Any]:
     """Return what a job of Slurm was granted, in numbers and as text; None for what isn't said."""
 
     def number(name: str) -> int | None:
-        found = re.match(r"\d+", variables.get(name, ""))
+        found = re.match(r"\d+", os.environ.get(name, ""))
         return int(found[0]) if found else None
 
     nodes, gpus, tasks = map(number, ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS"))
     if tasks is None:
-        tasks = _count_tasks(variables.get("SLURM_TASKS_PER_NODE", ""))
-    listed = variables.get("SLURM_JOB_NODELIST")
+        tasks = _count_tasks(os.environ.get("SLURM_TASKS_PER_NODE", ""))
+    listed = os.environ.get("SLURM_JOB_NODELIST")
     counts = (
         (nodes, f"node{f' ({listed})' if listed else ''}", f"nodes ({listed})"),
         (tasks, "task", "tasks"),
@@ -250,10 +252,3 @@ def _slurm_nodes(context: Context) -> list[str]:
     args = [scontrol, "show", "hostnames", listed]
     completed = jobs.run(args, context.program_timeout())
     return completed.stdout.split() if completed.returncode == 0 else []
-
-
-def _is_among(host: str, nodes: list[str]) -> bool:
-    """Return whether a host is one of the nodes; either name may lack the domain."""
-    if re.fullmatch(r"[\d.]+", host):
-        return True  # an address; nobody says whose
-    return host.split(".")[0] in {node.split(".")[0] for node in nodes}

@@ -62,7 +62,7 @@ checks = Checks()
 
 
 @Context.cached
-def run_job(context: Context) -> RankJob:
+def run_cluster_job(context: Context) -> RankJob:
     """Run the job, where all hosts that are to run ranks have answered."""
     assigned = jobs.assign_slots(context.hosts, context.ranks)
     ranks_per_host = {host: min(ranks, MAX_RANKS_PER_HOST) for host, ranks in assigned.items()}
@@ -114,7 +114,7 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
     for host in jobs.assign_slots(context.hosts, context.ranks):
         if host not in names:
             return skipped(f"{host} gave no answer")
-    job = run_job(context)
+    job = run_cluster_job(context)
     wanted = Counter[str]()
     for host, ranks in job.ranks_per_host.items():
         wanted[names[host]] += ranks
@@ -177,7 +177,7 @@ def _describe(ranks: Counter[str]) -> str:
 )
 @over_hosts
 def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
-    job = run_job(context)
+    job = run_cluster_job(context)
     if not job.options["pairs"]:
         return skipped("there are no two hosts")
     found = {tuple(one["pair"]): one for one in job.reports("pair")}
@@ -204,7 +204,7 @@ def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
 )
 @over_hosts
 def communicators(context: Context, _: ClusterFacts) -> CheckResult:
-    job = run_job(context)
+    job = run_cluster_job(context)
     found = {one["communicator"]: one["found"] for one in job.reports("communicator")}
     tried = {name: one for name, one in found.items() if "why_not" not in one}
     for name, one in tried.items():

@@ -117,7 +117,7 @@ class RankJob:
 
 
 @Context.cached
-def run_job(context: Context) -> RankJob:
+def run_local_job(context: Context) -> RankJob:
     """Run the ranks on this machine; raise Unavailable if mpiexec can't be started."""
     ranks = ranks_to_start(context)
     threads = jobs.threads_per_rank(ranks)

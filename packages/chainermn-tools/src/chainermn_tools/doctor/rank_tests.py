@@ -74,16 +74,23 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
             return {"right": False, "wrong": [], "problem": str(error)}
         found: dict[str, Any] = {"right": True, "wrong": [], "problem": None}
         own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
+        trials: dict[str, Invocation] = {}
         for verb in VERBS if name != GPU_ONLY else VERBS[:-1]:
             if name == NO_OP and verb == MEAN_GRAD:
-                _record(found, verb, *is_correct(world, _mean_invocation(comm, own, world.rank)))
+                trials[verb] = _mean_invocation(comm, own, world.rank)
             elif world.size >= OPERATIONS[verb].min_ranks:
-                invocation = OPERATIONS[verb].make_invocation(comm, *_arrays(CHECKED_COUNT))
-                _record(found, verb, *is_correct(world, invocation))
+                trials[verb] = OPERATIONS[verb].make_invocation(comm, *_arrays(CHECKED_COUNT))
         if gpu_problem is None and name != NO_OP:
             mean = (world.size - 1) / 2
-            invocation = _mean_invocation(comm, lambda: devices.to_device(own()), mean)
-            _record(found, f"{MEAN_GRAD} on GPUs", *is_correct(world, invocation))
+            on_gpu = _mean_invocation(comm, lambda: devices.to_device(own()), mean)
+            trials[f"{MEAN_GRAD} on GPUs"] = on_gpu
+        for verb, invocation in trials.items():
+            right, problem = is_correct(world, invocation)
+            if problem is not None:
+                found["problem"] = found["problem"] or f"{verb}: {problem}"
+            elif not right:
+                found["wrong"].append(verb)
+            found["right"] = found["right"] and right
         succeeded = found["problem"] is None and not found["wrong"]
         if timed and succeeded and name not in (NO_OP, GPU_ONLY):
             found |= _time(world, comm, MEAN_GRAD)
@@ -132,14 +139,6 @@ def _arrays(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.empty(count, np.float32), np.empty(count, np.float32)
 
 
-def _record(found: dict[str, Any], verb: str, right: bool, problem: str | None) -> None:
-    if problem is not None:
-        found["problem"] = found["problem"] or f"{verb}: {problem}"
-    elif not right:
-        found["wrong"].append(verb)
-    found["right"] = found["right"] and right
-
-
 def _mean_invocation(comm: CommunicatorBase, make: Callable[[], Any], mean: float) -> Invocation:
     """Return a mean of gradients that ``make`` gives; all of it must be ``mean``."""
     parameter = SimpleNamespace(data=None, grad=None)
@@ -152,11 +151,10 @@ def _mean_invocation(comm: CommunicatorBase, make: Callable[[], Any], mean: floa
         comm.multi_node_mean_grad(model)
         return parameter.grad
 
-    return Invocation(prepare, call, lambda grad: bool(np.allclose(_to_host(grad), mean)))
+    def is_mean(grad: Any) -> bool:
+        return np.allclose(devices.to_host(grad) if devices.on_gpu(grad) else grad, mean)
 
-
-def _to_host(array: Any) -> np.ndarray:
-    return devices.to_host(array) if devices.on_gpu(array) else array
+    return Invocation(prepare, call, is_mean)
 
 
 def _gpu_problem(world: MPI.Intracomm) -> str | None:
@@ -190,19 +188,12 @@ def exchange_messages(
     """Send a large message there and back between each two hosts, one pair at a time (collective).
 
     A plain TCP connection carries as much first: it shows what the link can do, and if that stalls
-    MPI isn't tried.
+    MPI isn't tried. Without an address in the pair there is none. Return on all ranks whether no
+    connection stalled.
 
-    Args:
-        world: all ranks.
-        hosts: the name of each rank's host.
-        pairs: names of two hosts, and an address at which the first one finds the second; without
-            one there is no TCP connection.
-        report: is called by the first host's rank with ``pair=[a, b]`` and what was found:
-            ``stalled``, or ``right``, ``seconds`` of a message, ``tcp_seconds``, the number of
-            ``bytes``, and whether one of the hosts is ``overloaded``.
-
-    Returns:
-        Whether no connection stalled; the same on all ranks.
+    The first host's rank reports ``pair=[a, b]`` and what was found: ``stalled``, or ``right``,
+    ``seconds`` of a message, ``tcp_seconds``, the number of ``bytes``, and whether one of the hosts
+    is ``overloaded``.
     """
     succeeded = True
     for a, b, address in pairs:

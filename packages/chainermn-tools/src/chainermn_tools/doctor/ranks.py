@@ -34,7 +34,7 @@ from chainermn_tools.doctor.hints import (
     hint_for_output,
     most_telling_line,
 )
-from chainermn_tools.doctor.rank_job import STEPS, RankJob, overload_reason, run_job
+from chainermn_tools.doctor.rank_job import STEPS, RankJob, overload_reason, run_local_job
 from chainermn_tools.doctor.software import find_launcher, find_library
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -80,7 +80,7 @@ def add_step(
 
     def register(judge: Judge) -> Check:
         def run(context: Context) -> CheckResult:
-            job = run_job(context)
+            job = run_local_job(context)
             return job.failure_at(name) or judge(context, job)
 
         return checks.add(name, question, needs)(run)
@@ -98,7 +98,7 @@ STEPS[START] = _start
 
 @checks.add(START, "Do the ranks come up that mpiexec starts?", NEEDS)
 def ranks_start(context: Context) -> CheckResult:
-    job = run_job(context)
+    job = run_local_job(context)
     began = sum(event.kind == "started" for event in job.output.events)
     up = len(job.results(START))
     if up == job.ranks:
@@ -127,7 +127,7 @@ STEPS[MEET] = lambda world: {"ranks": world.allgather(world.rank)}
 
 @checks.add(MEET, "Do the ranks see one another?", (START,))
 def ranks_meet(context: Context) -> CheckResult:
-    job = run_job(context)
+    job = run_local_job(context)
     sizes = [one["size"] for one in job.results(START)]
     if job.ranks > 1 and set(sizes) == {1}:
         path = find_launcher(context)["path"]
@@ -147,7 +147,7 @@ def ranks_meet(context: Context) -> CheckResult:
 
 @checks.add("thread level", "May several threads of a rank call MPI?", (START,))
 def thread_level(context: Context) -> CheckResult:
-    levels = {one["level"] for one in run_job(context).results(START)}
+    levels = {one["level"] for one in run_local_job(context).results(START)}
     message = f"MPI's thread level is {' and '.join(sorted(levels))}"
     if levels == {"multiple"}:
         return ok(message)

@@ -39,7 +39,8 @@ def machine(timeout: float) -> dict[str, Any]:
         "/dev/shm": shared_memory,
         "limits": limits,
         "ptrace scope": ptrace_scope,
-        "interfaces": interfaces,
+        # For NCCL_SOCKET_IFNAME and its like.
+        "interfaces": lambda: [name for _, name in socket.if_nameindex()],
     }
     return run_concurrently(probes, timeout + MARGIN_SECONDS)
 
@@ -90,11 +91,6 @@ def ptrace_scope() -> int | None:
     """Return Yama's setting; from 1 on a rank may not read another's memory. None without Yama."""
     text = _read(Path("/proc/sys/kernel/yama/ptrace_scope"))
     return None if text is None else int(text)
-
-
-def interfaces() -> list[str]:
-    """Return the names of the network interfaces, for NCCL_SOCKET_IFNAME and its like."""
-    return [name for _, name in socket.if_nameindex()]
 
 
 def _memory_limit(folder: Path) -> int | None:

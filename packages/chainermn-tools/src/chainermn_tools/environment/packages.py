@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import platform
 import re
@@ -78,12 +77,13 @@ def package_versions() -> dict[str, str | None]:
 
 def import_origins() -> dict[str, Any]:
     """Return which files `import chainermn` and `import chainer` would run, and who decides it."""
-    finders = [finder for finder in sys.meta_path if _module_of(finder) == STARTUP]
+    # Some finders are classes themselves.
+    is_registered = any(getattr(one, "__module__", None) == STARTUP for one in sys.meta_path)
     return {
         "chainermn": _origin("chainermn"),
         "chainer": _origin("chainer"),
         STARTUP: _origin(STARTUP),
-        "finder": "registered" if finders else "not registered",
+        "finder": "registered" if is_registered else "not registered",
     }
 
 
@@ -93,26 +93,19 @@ def blas() -> dict[str, Any]:
 
     built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
     try:
-        threadpoolctl = importlib.import_module("threadpoolctl")
+        import threadpoolctl
     except ModuleNotFoundError:
         loaded: Any = unavailable("threadpoolctl is not installed")
     else:
-        loaded = [
-            {
-                "library": one["internal_api"],
-                "version": one["version"],
-                "threads": one["num_threads"],
-                "file": one["filepath"],
-            }
-            for one in threadpoolctl.threadpool_info()
-            if one["user_api"] == "blas"
-        ]
+        keys = {
+            "library": "internal_api",
+            "version": "version",
+            "threads": "num_threads",
+            "file": "filepath",
+        }
+        found = [one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
+        loaded = [{name: one[key] for name, key in keys.items()} for one in found]
     return {"numpy built with": f"{built['name']} {built['version']}", "loaded": loaded}
-
-
-def _module_of(finder: object) -> str | None:
-    """Return the module where a finder's class is defined; some finders are classes themselves."""
-    return getattr(finder, "__module__", None)
 
 
 def _origin(name: str) -> str | None:
