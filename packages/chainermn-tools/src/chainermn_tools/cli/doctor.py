@@ -101,11 +101,7 @@ def doctor(
 
 
 def _hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:
-    """Return the hosts that were named; a hostfile's mistakes are for a check to find.
-
-    Raises:
-        ValueError: the options don't fit each other, or name no hosts.
-    """
+    """Return the hosts that were named; a hostfile's mistakes are for a check to find."""
     if host_list is not None and hostfile is not None:
         raise ValueError("--hosts and --hostfile exclude each other")
     if host_list is not None:

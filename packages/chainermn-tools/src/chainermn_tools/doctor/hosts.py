@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,7 @@ from chainermn_tools.doctor.cluster import (
 )
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.doctor.ssh import KINDS
-from chainermn_tools.jobs import HOST_NAME, HYDRA_VENDORS, parse_hostfile
-
-# MPICH and its relatives write `host:2`, Open MPI `host slots=2` (`cpu=2` in its old releases).
-HYDRA_LINE = re.compile(r"(?P<name>[^\s:]+):(?P<slots>\d{1,6})")
-OPEN_MPI_LINE = re.compile(
-    r"(?P<name>[^\s:=]+)\s+(?:slots|cpus?)\s*=\s*(?P<slots>\d{1,6})(?:\s+max[_-]slots\s*=\s*\d+)?"
-)
+from chainermn_tools.jobs import HYDRA_VENDORS, parse_hostfile
 
 # Between hosts of one hall it is a tenth of a millisecond; from here on a collective call on small
 # gradients takes longer than a step.
@@ -78,20 +72,17 @@ def _shorten(parts: list[str]) -> str:
 def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
     """Find the lines of a hostfile that another MPI than the vendor's would read, if it is known.
 
-    Return by the line's number, from 1, the line and how the vendor's MPI wants it.
+    Return by the line's number, from 1, the line and how the vendor's MPI wants it: MPICH and its
+    relatives `host:2`, and Open MPI `host slots=2`.
     """
-    if vendor in HYDRA_VENDORS:
-        pattern, right = OPEN_MPI_LINE, "{}:{}"
-    elif vendor == "Open MPI":
-        pattern, right = HYDRA_LINE, "{} slots={}"
-    else:
-        return {}
-    found = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    found: dict[int, tuple[str, str]] = {}
+    is_hydra = vendor in HYDRA_VENDORS
+    for number, line in enumerate(text.splitlines() if vendor else (), start=1):
         shown = line.split("#", 1)[0].strip()
-        parts = pattern.fullmatch(shown)
-        if parts and HOST_NAME.fullmatch(parts["name"]):
-            found[number] = (shown, right.format(parts["name"], int(parts["slots"])))
+        with suppress(ValueError):  # the file is parsed as a whole, too
+            (host,) = parse_hostfile(shown, "")
+            if host.slots is not None and ("=" in shown) == is_hydra:
+                found[number] = (shown, f"{host.name}{':' if is_hydra else ' slots='}{host.slots}")
     return found
 
 

@@ -136,18 +136,8 @@ def run_ranks(
 ) -> RankJob:
     """Run ranks as `chainermn launch` does, without showing what they print.
 
-    Args:
-        context: of the check.
-        task: at the top level of a module; each rank calls it.
-        ranks_per_host: how many ranks each host gets.
-        timeout: of the job, in seconds.
-        threads: that each rank computes with; None where the user chose.
-        variables: in addition to the environment's.
-        options: of the task; what JSON can hold.
-
-    Raises:
-        Unavailable: there is no mpiexec.
-        OSError: it can't be started.
+    Each calls the task, a function at the top level of a module, with the options, which JSON must
+    be able to hold. ``threads`` is None where the user chose. Raise Unavailable without an mpiexec.
     """
     launcher = find_launcher(context)
     order = {

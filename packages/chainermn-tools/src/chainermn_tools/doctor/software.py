@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -82,35 +83,34 @@ def unsatisfied_requirements(roots: Iterable[str]) -> list[tuple[str, str, str |
     Return for each who has it, what it is, and which version is there. What can't be parsed isn't
     judged.
     """
+    installed = environment.distributions()
     unsatisfied: list[tuple[str, str, str | None]] = []
-    waiting, seen = [str(canonicalize_name(name)) for name in roots], set[str]()
+    waiting, seen = list(roots), set[str]()
     while waiting:
         name = waiting.pop(0)
-        if name in seen:
+        if name in seen or name not in installed:
             continue
         seen.add(name)
-        for requirement in _requirements(name):
+        for requirement in _requirements(installed[name]):
             needed = canonicalize_name(requirement.name)
             if (name, needed) in NOT_NEEDED:
                 continue
-            installed = _installed_version(needed)
-            if installed is None or not _satisfies(installed, requirement):
+            there = installed.get(needed)
+            version = None if there is None else there.metadata["Version"] or "unknown"
+            if version is None or not _satisfies(version, requirement):
                 what = f"{requirement.name}{requirement.specifier}"
-                unsatisfied.append((name, what, installed))
-            if installed is not None:
-                waiting.append(needed)
+                unsatisfied.append((name, what, version))
+            waiting.append(needed)
     return unsatisfied
 
 
-def _requirements(name: str) -> Iterable[Requirement]:
-    """Yield the requirements of an installed distribution that hold here, without extras."""
-    for line in metadata.requires(name) or []:
-        try:
+def _requirements(distribution: metadata.Distribution) -> Iterable[Requirement]:
+    """Yield the requirements of a distribution that hold here, without extras."""
+    for line in distribution.requires or []:
+        with suppress(InvalidRequirement):
             requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                yield requirement
 
 
 def _satisfies(version: str, requirement: Requirement) -> bool:
@@ -118,15 +118,6 @@ def _satisfies(version: str, requirement: Requirement) -> bool:
         return requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
         return True
-
-
-def _installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name) or "unknown"
-    except metadata.PackageNotFoundError:
-        return None
-    except KeyError:  # an interrupted installation leaves metadata without a version
-        return "unknown"
 
 
 def _install_command(requirement: str) -> str:

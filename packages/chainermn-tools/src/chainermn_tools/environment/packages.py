@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import platform
-import re
 import sys
 from importlib import metadata, util
 from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from chainermn_tools.environment.probe import unavailable
 
@@ -56,22 +57,24 @@ def start_method() -> str:
     return chosen or multiprocessing.get_all_start_methods()[0]
 
 
+def distributions() -> dict[str, metadata.Distribution]:
+    """Return what is installed, by normalized names; of several with one name the imported one."""
+    found: dict[str, metadata.Distribution] = {}
+    for one in metadata.distributions():
+        # An interrupted installation leaves metadata without a name or a version.
+        found.setdefault(canonicalize_name(one.metadata["Name"] or ""), one)
+    return found
+
+
 def package_versions() -> dict[str, str | None]:
     """Return the versions of the distributions that matter; None for one that is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(
-        (*OUR_PACKAGES, *OTHER_PACKAGES, *PACKAGE_FAMILIES)
-    )
-    for distribution in metadata.distributions():
-        # An interrupted installation leaves metadata without a name or a version.
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        version = distribution.metadata["Version"] or "unknown"
-        family = next((f for f in PACKAGE_FAMILIES if name.startswith(f"{f}-")), None)
-        if family is not None:
-            found.pop(family, None)
-            found[name] = version
-        elif name in found:
-            # The first one found is the one that is imported.
-            found[name] = found[name] or version
+    installed = {
+        name: one.metadata["Version"] or "unknown" for name, one in distributions().items()
+    }
+    found = {name: installed.get(name) for name in (*OUR_PACKAGES, *OTHER_PACKAGES)}
+    for family in PACKAGE_FAMILIES:
+        members = [name for name in installed if name.startswith(f"{family}-")]
+        found |= {name: installed.get(name) for name in members or [family]}
     return found
 
 

@@ -59,11 +59,8 @@ def call_in_subprocess(
 ) -> Answer:
     """Call a function in a fresh Python process, and return what it returned.
 
-    Args:
-        function: at the top level of a module; it takes nothing and returns what JSON can hold,
-            or None when another rank of ``launcher`` answers.
-        timeout: of the process, in seconds.
-        launcher: command line that comes before Python's, such as ``mpiexec -n 2``.
+    The function is at the top level of a module, takes nothing and returns what JSON can hold, or
+    None when another rank answers of the launcher, a command line such as ``mpiexec -n 2``.
 
     Raises:
         TimedOut: it took too long.
