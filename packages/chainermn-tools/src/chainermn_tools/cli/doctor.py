@@ -24,11 +24,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 
 @click.command()
 @click.option(
-    "-n",
-    "ranks",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of ranks that you want to run.",
+    "-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks that you want to run."
 )
 @click.option("--hosts", "host_list", metavar="A,B", help="Examine hosts too; also a:2,b:2.")
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")

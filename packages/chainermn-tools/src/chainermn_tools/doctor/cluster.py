@@ -99,10 +99,7 @@ def over_hosts(judge: Judge) -> Callable[[Context], CheckResult]:
 
 @Context.cached
 def gather_facts(context: Context) -> ClusterFacts:
-    """Ask this machine and all hosts, and let them try connections among one another.
-
-    Raise Unavailable if this machine itself doesn't answer.
-    """
+    """Ask this machine and all hosts, and let them try connections among one another."""
     launcher = launcher_if_any(context)
     order = {
         "seconds": int(context.remaining()) + 1,
@@ -209,16 +206,14 @@ def _try_connections(
     }
 
 
-def address_of(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
-    """Return where the asker finds another: ssh's connections say by which addresses they're known.
-
-    ``able`` are the facts of the hosts that answered, by name.
-    """
+def address_of(other: str, asker: str, facts: Mapping[str, dict[str, Any]]) -> str | None:
+    """Return where the asker finds another: ssh's connections say which addresses they have."""
+    here, _ = _ssh_addresses(facts[asker])
     if other == THIS_MACHINE:
-        return _ssh_addresses(able[asker])[0]
-    server = _ssh_addresses(able[other])[1]
+        return here
+    _, server = _ssh_addresses(facts[other])
     if server is not None and ipaddress.ip_address(server).is_loopback:
-        return address_of(THIS_MACHINE, asker, able)  # ssh went from this machine to itself
+        return here  # ssh went from this machine to itself
     return server
 
 

@@ -145,7 +145,8 @@ def run_ranks(
         "task": [task.__module__, task.__name__],
         "options": options,
     }
-    command = jobs.rank_command(__file__, json.dumps(order))
+    # Without spaces, at which a site's wrapper of mpiexec may split it.
+    command = jobs.rank_command(__file__, json.dumps(order, separators=(",", ":")))
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     env = {**YIELDING, **os.environ, **variables, **chosen}
     # Of an mpiexec of no known MPI the option that names hosts isn't known.
