@@ -14,20 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chainermn_tools.doctor import ssh
 from chainermn_tools.doctor.check import CheckResult, Context, skipped
 from chainermn_tools.doctor.software import launcher_if_any
-from chainermn_tools.doctor.ssh import (
-    COMMAND,
-    Session,
-    SSHFailure,
-    classify_failure,
-    first_input,
-    open_sessions,
-    parse_shell_answer,
-    ssh_command,
-    ssh_program,
-    without_verbose_lines,
-)
 from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FAMILIES
 from chainermn_tools.jobs import Unavailable
 
@@ -60,7 +49,7 @@ class HostReply:
     """
 
     facts: dict[str, Any] | None
-    failure: SSHFailure | None = None
+    failure: ssh.SSHFailure | None = None
     reached: dict[str, dict[str, Any]] | None = None
 
 
@@ -110,12 +99,12 @@ def gather_facts(context: Context) -> ClusterFacts:
         "program_seconds": context.time_for(*VERSION_TIME),
     }
     script = None if context.script is None else os.path.abspath(context.script)
-    lines = first_input(sys.executable, script, order)
-    program, login_time = ssh_program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
-    commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
+    lines = ssh.first_input(sys.executable, script, order)
+    program, login_time = ssh.program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
+    commands = {THIS_MACHINE: ["sh", "-c", ssh.COMMAND]}
     for host in context.hosts:
-        commands[host.name] = ssh_command(program, host.name, COMMAND, login_time)
-    with open_sessions() as start:
+        commands[host.name] = ssh.login_command(program, host.name, ssh.COMMAND, login_time)
+    with ssh.open_sessions() as start:
         seconds = context.time_for(*ANSWER_TIME)
         deadline = time.monotonic() + seconds
         started = _log_in(commands, start, lines, seconds)
@@ -124,7 +113,7 @@ def gather_facts(context: Context) -> ClusterFacts:
         if local.facts is None or local.facts["python"] is None:
             raise Unavailable(f"{sys.executable} can't be asked as hosts are: {local}")
         found = ClusterFacts(local.facts, replies)
-        sessions = {name: one for name, one in started.items() if isinstance(one, Session)}
+        sessions = {name: one for name, one in started.items() if isinstance(one, ssh.Session)}
         reached = _try_connections(sessions, found, context.time_for(*CONNECTIONS_TIME))
     replies = {name: replace(one, reached=reached.get(name)) for name, one in replies.items()}
     return replace(found, hosts=replies)
@@ -132,17 +121,17 @@ def gather_facts(context: Context) -> ClusterFacts:
 
 def _log_in(
     commands: Mapping[str, Sequence[str]],
-    start: Callable[[Sequence[str]], Session],
+    start: Callable[[Sequence[str]], ssh.Session],
     lines: str,
     seconds: float,
-) -> dict[str, Session | SSHFailure]:
+) -> dict[str, ssh.Session | ssh.SSHFailure]:
     """Start a session with each host and send it the agent, a limited number at the same time.
 
     All must be started within the seconds, whichever hang: a login that takes longer than its share
     no longer counts.
     """
     share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
-    sessions: dict[str, Session | SSHFailure] = {}
+    sessions: dict[str, ssh.Session | ssh.SSHFailure] = {}
     slots = threading.Semaphore(MAX_LOGINS)
 
     def log_in(name: str, command: Sequence[str]) -> None:
@@ -151,7 +140,7 @@ def _log_in(
                 sessions[name] = session = start(command)
             except OSError as error:
                 message = f"{command[0]} doesn't start: {error.strerror}"
-                sessions[name] = SSHFailure("no ssh", message)
+                sessions[name] = ssh.SSHFailure("no ssh", message)
                 return
             session.send(lines)
             session.answered.wait(share)
@@ -164,12 +153,12 @@ def _log_in(
     return {name: sessions[name] for name in commands}
 
 
-def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
-    if isinstance(session, SSHFailure):
+def _receive_reply(session: ssh.Session | ssh.SSHFailure, deadline: float) -> HostReply:
+    if isinstance(session, ssh.SSHFailure):
         return HostReply(None, session)
     answer = session.receive(deadline)
     if answer is None:
-        failure = classify_failure(session.stderr)
+        failure = ssh.classify_failure(session.stderr)
         if not failure.message:
             waited = time.monotonic() - session.started
             failure = failure._replace(message=f"nothing within {waited:.0f} s")
@@ -177,12 +166,12 @@ def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
     if "python" in answer:
         return HostReply(answer)
     session.receive(deadline)  # a shell ends after its answer; then its stderr has been read
-    message = without_verbose_lines(session.stderr)
-    return HostReply({**parse_shell_answer(answer), "stderr": message})
+    message = ssh.without_verbose_lines(session.stderr)
+    return HostReply({**ssh.parse_shell_answer(answer), "stderr": message})
 
 
 def _try_connections(
-    sessions: Mapping[str, Session], found: ClusterFacts, seconds: float
+    sessions: Mapping[str, ssh.Session], found: ClusterFacts, seconds: float
 ) -> dict[str, dict[str, Any]]:
     """Let each host connect to all others and to this machine; return what each found."""
     deadline = time.monotonic() + seconds

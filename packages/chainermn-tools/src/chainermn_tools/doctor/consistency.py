@@ -34,13 +34,13 @@ def _judge(
 ) -> CheckResult:
     """Judge hosts by what is wrong with some and how to mend it; the first one's hint is given."""
     if problems:
-        return _name(failed, problems)
+        return _describe(failed, problems)
     if not hosts:
         return skipped("no host could be asked")
     return ok(f"{subject_of(list(hosts))}: {success}")
 
 
-def _name(
+def _describe(
     result: Callable[..., CheckResult], problems: Mapping[str, tuple[str, str]]
 ) -> CheckResult:
     found = {host: problem for host, (problem, _) in problems.items()}
@@ -72,7 +72,7 @@ def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
             problem = f"{', '.join(odd)} {'is' if len(odd) == 1 else 'are'} set otherwise there"
             doubts[host] = (problem, "set them alike in ~/.bashrc of all hosts, or nowhere")
     if doubts and not problems:
-        return _name(warning, doubts)
+        return _describe(warning, doubts)
     folders = {*here.get("PATH", "").split(":")}
     message = "they are as here"
     if any(folders - {*there.get("PATH", "").split(":")} for there in shells.values()):
@@ -270,6 +270,6 @@ def shared_memory(context: Context, cluster: ClusterFacts) -> CheckResult:
     if not free:
         return skipped("no other host was asked")
     if little and not full:
-        return _name(warning, little)
+        return _describe(warning, little)
     result = _judge(full, free, f"{min(free.values()) // MIB} MiB are free")
     return result if full else replace(result, details={"free_bytes": free})

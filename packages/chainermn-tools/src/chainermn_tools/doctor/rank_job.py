@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import emit
 from chainermn_tools import jobs
-from chainermn_tools.doctor.check import CheckResult, Context, failed, skipped
+from chainermn_tools.doctor.check import Check, CheckResult, Checks, Context, failed, skipped
 from chainermn_tools.doctor.hints import REPORT_IT, hint_for_output, most_telling_line
 from chainermn_tools.doctor.software import find_launcher
 
@@ -123,6 +123,34 @@ def run_local_job(context: Context) -> RankJob:
     threads = jobs.threads_per_rank(ranks)
     ranks_per_host, timeout = {HERE: ranks}, context.remaining()
     return run_ranks(context, take_steps, ranks_per_host, timeout, threads, STAY_HERE, ranks=ranks)
+
+
+class StepChecks(Checks):
+    """Checks each of which judges a step that the ranks on this machine take."""
+
+    def add_step(
+        self,
+        name: str,
+        question: str,
+        needs: tuple[str, ...],
+        probe: Callable[[MPI.Intracomm], dict[str, Any]],
+        is_judged_early: bool = False,
+    ) -> Callable[[Callable[[Context, RankJob], CheckResult]], Check]:
+        """Return a decorator that makes a check of a function that judges what all ranks found.
+
+        ``probe`` is what each rank does (collective); it returns what JSON can hold. Where a rank
+        doesn't come through it there is nothing to judge, unless that ``is_judged_early``.
+        """
+        STEPS[name] = probe
+
+        def register(judge: Callable[[Context, RankJob], CheckResult]) -> Check:
+            def run(context: Context) -> CheckResult:
+                job = run_local_job(context)
+                return (not is_judged_early and job.failure_at(name)) or judge(context, job)
+
+            return self.add(name, question, needs)(run)
+
+        return register
 
 
 def run_ranks(

@@ -163,7 +163,7 @@ class SSHFailure(NamedTuple):
     message: str
 
 
-def ssh_program(vendor: str | None) -> list[str]:
+def program(vendor: str | None) -> list[str]:
     """Return the words with which the mpiexec of this vendor would start ssh."""
     if vendor == "Open MPI":
         chosen = next(filter(None, map(os.environ.get, OPEN_MPI_AGENTS)), "ssh")
@@ -171,7 +171,7 @@ def ssh_program(vendor: str | None) -> list[str]:
     return [next(filter(None, map(os.environ.get, HYDRA_AGENTS)), "ssh")]
 
 
-def ssh_command(program: Sequence[str], host: str, command: str, timeout: float) -> list[str]:
+def login_command(program: Sequence[str], host: str, command: str, timeout: float) -> list[str]:
     """Return the words that run a command in the host's login shell; refuse what is no name."""
     if not HOST_NAME.fullmatch(host):
         raise ValueError(f"{host!r} is no name of a host")
