@@ -26,7 +26,7 @@ START_BYTES, START_RANK_BYTES = 14 * MIB, 5 * MIB
 OPEN_MPI_BYTES = 4 * MIB
 # A communicator takes up to 4 MiB a rank, and only where 8 MiB stay free beside.
 RESERVE_BYTES, RANK_BYTES = 8 * MIB, 4 * MIB
-DEFAULT_RANKS = 2
+DEFAULT_RANKS = 2  # as few as can find one another
 RESIZE_HINT = "mount -o remount,size=1g /dev/shm   # in a container: docker run --shm-size=1g ..."
 SECRET = b"what a rank sends to another one"
 INFINIBAND_FOLDER = Path("/sys/class/infiniband")

@@ -123,7 +123,7 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
         began, asked = _started_on(job), job.ranks_per_host
         silent = [host for host in asked if began[names[host]] < wanted[names[host]]]
         if job.output.timed_out:
-            return _judge_hang(context, silent, len(silent) == len(asked), job.timeout)
+            return _judge_hang(context, job, silent)
         where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
         by_hand = "run it by hand to see what mpiexec says: chainermn launch --hosts ..."
         return _judge_status(job, where, by_hand, hosts=silent)
@@ -137,15 +137,15 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
     return ok(_describe(wanted), ranks=dict(wanted))
 
 
-def _judge_hang(context: Context, silent: list[str], all_are: bool, timeout: float) -> CheckResult:
+def _judge_hang(context: Context, job: RankJob, silent: list[str]) -> CheckResult:
     """Return which host keeps ranks from starting, or that none does."""
     if not silent:
         return failed(
             "MPI hangs while it starts, or while ranks meet: all ranks began",
             "export UCX_TLS=tcp,self   # (MPICH), OMPI_MCA_btl=tcp,self (Open MPI): plain TCP",
         )
-    message = f"mpiexec hangs: no rank began on {join_names(silent)} within {timeout:.0f} s"
-    if all_are and 1 < len(silent) <= MAX_ALONE:
+    message = f"mpiexec hangs: no rank began on {join_names(silent)} within {job.timeout:.0f} s"
+    if 1 < len(silent) == len(job.ranks_per_host) <= MAX_ALONE:
         # One that hangs may hold up all.
         alone = _hanging_alone(context, silent, min(ALONE_SECONDS, context.remaining()))
         if 0 < len(alone) < len(silent):

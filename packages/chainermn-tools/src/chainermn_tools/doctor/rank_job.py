@@ -22,6 +22,7 @@ from _chainermn_events import emit
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import Check, CheckResult, Checks, Context, failed, skipped
 from chainermn_tools.doctor.hints import REPORT_IT, hint_for_output, most_telling_line
+from chainermn_tools.doctor.machine import DEFAULT_RANKS
 from chainermn_tools.doctor.software import find_launcher
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -29,8 +30,6 @@ if TYPE_CHECKING:  # importing it starts MPI
 
 # The kind of the events by which ranks report.
 EVENT = "doctor"
-# As few as can find one another.
-DEFAULT_RANKS = 2
 # Ranks stay on this machine even where a scheduler granted others: Hydra, Intel's, Open MPI 5, 4.
 HERE = "localhost"
 STAY_HERE = {
