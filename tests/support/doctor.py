@@ -28,23 +28,23 @@ from chainermn_tools.doctor import (
     CheckResult,
     Context,
     Stage,
+    agent,
+    cluster,
     gpus,
     machine,
-    mpi,
+    placement,
     rank_job,
     ranks,
-    shared_memory,
     software,
+    ssh,
 )
 from chainermn_tools.doctor.check import Check, failed, ok, skipped, warning
-from chainermn_tools.doctor.cluster import agent, placement, session, ssh
-from chainermn_tools.doctor.cluster import facts as cluster_facts
 from chainermn_tools.environment import machine as environment_machine
 from chainermn_tools.environment import packages
 from chainermn_tools.jobs import Host, cores, parse_host_list, tags
 from tests.support import commands
 
-__all__ = ["Check", "CheckResult", "failed", "ok", "skipped", "warning"]
+__all__ = ["Check", "CheckResult", "Context", "failed", "ok", "skipped", "warning"]
 
 SECONDS = 60.0  # ends a hang, no more
 MIB = 1 << 20
@@ -54,14 +54,14 @@ QUESTIONS = [(one.name, one.question) for one in CHECKS.values()]
 STAGES = {stage.name: [one.name for one in stage.checks] for stage in ALL}
 COMMUNICATORS, STEPS = ranks.COMMUNICATORS, tuple(rank_job.STEPS)
 Unavailable, call_in_subprocess = jobs.Unavailable, environment.call_in_subprocess
-MAX_LOGINS = cluster_facts.MAX_LOGINS
+MAX_LOGINS = cluster.MAX_LOGINS
 # What the user may ask for, as `Context` has it.
 ASKED = {"ranks", "hosts", "hostfile", "script"}
 # Variables by which a machine tells of itself, or a user of what is wanted.
 TELLING = ("CHAINERMN_", "CUDA_VISIBLE", "IBV_", "MV2_", "RDMAV_", "SLURM_")
 TELLING += ("HYDRA_", "OMPI_MCA_plm", "PRTE_MCA_plm", "MPI4PY_RC_THREAD")
 # This machine, for the hosts that connect to it.
-HERE = cluster_facts.THIS_MACHINE
+HERE = cluster.THIS_MACHINE
 HYDRA = "HYDRA build details:\n    Version: 5.0.2\n"
 # What a host says of which all is well.
 FACTS: dict[str, Any] = {
@@ -152,9 +152,9 @@ class Machine:
         """The seconds that a part of the doctor's work gets."""
         context = self.context(timeout)
         times = {
-            "answers": cluster_facts.ANSWER_TIME,
-            "logins": cluster_facts.LOGIN_TIME,
-            "connections": cluster_facts.CONNECTIONS_TIME,
+            "answers": cluster.ANSWER_TIME,
+            "logins": cluster.LOGIN_TIME,
+            "connections": cluster.CONNECTIONS_TIME,
             "job": placement.JOB_TIME,
         }
         return context.time_for(*times[part]) if part in times else context.program_timeout()
@@ -209,7 +209,7 @@ class Machine:
         (self.folder / "shm").mkdir()
         for name, nbytes in files.items():
             (self.folder / "shm" / name).write_bytes(b"x" * nbytes)
-        self._patch.setattr(shared_memory, "SHM_FOLDER", self.folder / "shm")
+        self._patch.setattr(machine, "SHM_FOLDER", self.folder / "shm")
 
     def cores(self, usable: int, load: float = 0.0) -> None:
         """So many cores, and so many processes that want them."""
@@ -242,8 +242,8 @@ class Machine:
     def mpi(self, library: object = "MPICH", *launcher: object) -> None:
         """The vendor of mpi4py's MPI, and another of mpiexec; an exception where there is none."""
         for fact, vendor in (
-            (mpi.find_library, library),
-            (mpi.find_launcher, *(launcher or [library])),
+            (software.find_library, library),
+            (software.find_launcher, *(launcher or [library])),
         ):
             shown = {"standard": "4.1", "description": ["what it says"], "path": "/opt/bin/mpiexec"}
             known = {"vendor": vendor, "version": vendor and "5.0.2", **shown}
@@ -276,8 +276,8 @@ class Machine:
         """A shell script in place of mpiexec, which takes options of MPICH's."""
         self.mpi()
         path = self.program("mpiexec", script)
-        self._facts[mpi.find_launcher] = _gives(
-            {**self._facts[mpi.find_launcher](), "path": str(path)}
+        self._facts[software.find_launcher] = _gives(
+            {**self._facts[software.find_launcher](), "path": str(path)}
         )
         return path
 
@@ -312,7 +312,8 @@ class Machine:
     def exchange(self) -> tuple[list[tuple[Any, ...]], list[str]]:
         """The pairs of hosts and the communicators that the last job was to try."""
         order = json.loads(self.started[-1][-1])
-        return [tuple(pair) for pair in order["pairs"]], order["communicators"]
+        pairs, names = order["options"]["pairs"], order["options"]["communicators"]
+        return [tuple(pair) for pair in pairs], names
 
     # Hosts
 
@@ -324,7 +325,7 @@ class Machine:
         """
         mine = {**FACTS, "hostname": "here", "machine": "here", **here}
         answers = {name: _reply(name, one) for name, one in said.items()}
-        self._facts[cluster_facts.gather_facts] = _gives(cluster_facts.ClusterFacts(mine, answers))
+        self._facts[cluster.gather_facts] = _gives(cluster.ClusterFacts(mine, answers))
         self._hosts = tuple(said)
 
     def ssh(self, script: str) -> None:
@@ -379,8 +380,8 @@ def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]
     order = {"seconds": 60, "token": "t", "packages": [], "families": ["cupy"]}
     order |= {"mpiexec": None, "program_seconds": 5}
     done = subprocess.run(
-        [shell, "-c", session.COMMAND],
-        input=session.first_input(python, script, order).encode(),
+        [shell, "-c", ssh.COMMAND],
+        input=ssh.first_input(python, script, order).encode(),
         capture_output=True,
         cwd=folder,
         timeout=SECONDS,
@@ -388,7 +389,7 @@ def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]
     )
     (answer,) = [line for line in done.stdout.split(b"\n") if line.startswith(agent.MARK.encode())]
     said: dict[str, Any] = json.loads(answer[len(agent.MARK) :])
-    return said if "python" in said else session.parse_shell_answer(said)
+    return said if "python" in said else ssh.parse_shell_answer(said)
 
 
 def _gives(value: Any) -> Callable[..., Any]:
@@ -416,8 +417,8 @@ def _event(rank: int, **fields: Any) -> jobs.Event:
     return jobs.Event(rank, rank_job.EVENT, fields)
 
 
-def _reply(name: str, said: Mapping[str, Any] | str) -> cluster_facts.HostReply:
+def _reply(name: str, said: Mapping[str, Any] | str) -> cluster.HostReply:
     if isinstance(said, str):
-        return cluster_facts.HostReply(None, ssh.SSHFailure(said, "it said so"))
+        return cluster.HostReply(None, ssh.SSHFailure(said, "it said so"))
     found = {**FACTS, "hostname": name, "machine": name, **said}
-    return cluster_facts.HostReply(found, reached=found.pop("reached", {}))
+    return cluster.HostReply(found, reached=found.pop("reached", {}))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.doctor import (
     Check,
+    Context,
     Unavailable,
     call_in_subprocess,
     canned,
@@ -96,6 +97,7 @@ def test_a_fact_is_found_out_once_for_all_checks():
     asked = []
     all_here = threading.Barrier(3)
 
+    @Context.cached
     def fact(_):
         asked.append(1)
         raise Unavailable("none")
@@ -103,7 +105,7 @@ def test_a_fact_is_found_out_once_for_all_checks():
     def look(context):
         all_here.wait(LIMIT_SECONDS)
         with pytest.raises(Unavailable) as raised:
-            context.cached(fact)
+            fact(context)
         return ok(str(raised.value))
 
     found = run_checks([Check(name, "?", look) for name in "abc"])

@@ -13,6 +13,7 @@ from rich.console import Console
 from chainermn_tools import doctor as diagnostics
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
+from chainermn_tools.cli.doctor_report import as_dict, as_markdown, show_all, worst_status
 
 # Of the time-out, for starting and ending this program itself.
 OWN_SECONDS = 2.0
@@ -23,19 +24,13 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 
 @click.command()
 @click.option(
-    "-n",
-    "ranks",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of ranks that you want to run.",
+    "-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks that you want to run."
 )
 @click.option("--hosts", "host_list", metavar="A,B", help="Examine hosts too; also a:2,b:2.")
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
 @click.option("--script", metavar="FILE", help="The script that is to run on the hosts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-@click.option(
-    "--report", "as_markdown", is_flag=True, help="Print text to paste into a bug report."
-)
+@click.option("--report", "as_report", is_flag=True, help="Print text to paste into a bug report.")
 @click.option(
     "--timeout",
     type=click.FloatRange(10, 86400),
@@ -53,7 +48,7 @@ def doctor(
     hostfile: str | None,
     script: str | None,
     as_json: bool,
-    as_markdown: bool,
+    as_report: bool,
     timeout: float,
 ) -> None:
     """Find out what is wrong here, and how to mend it.
@@ -69,14 +64,14 @@ def doctor(
     try:
         if jobs.rank_from_env() is not None:
             raise ValueError("the doctor starts ranks itself; run it without mpiexec")
-        if as_json and as_markdown:
+        if as_json and as_report:
             raise ValueError("--json and --report exclude each other")
         hosts = _hosts(host_list, hostfile)
         if script is not None and host_list is None and hostfile is None:
             raise ValueError("--script is looked for on hosts: name them with --hosts")
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    environment_time = min(REPORT_SECONDS, REPORT_SHARE * timeout) if as_markdown else 0.0
+    environment_time = min(REPORT_SECONDS, REPORT_SHARE * timeout) if as_report else 0.0
     context = diagnostics.Context(
         deadline=started + timeout - OWN_SECONDS - environment_time,
         ranks=ranks,
@@ -89,25 +84,20 @@ def doctor(
         stages.append(diagnostics.CLUSTER)
     with jobs.exit_on_signals(), jobs.kill_children_on_exit():
         coming = diagnostics.run_checks(stages, context)
-        if as_json or as_markdown:
+        if as_json or as_report:
             results = list(coming)
             seconds = time.monotonic() - started
             if as_json:
-                report = diagnostics.as_dict(results, context, seconds)
-                click.echo(json.dumps(report, indent=2))
+                click.echo(json.dumps(as_dict(results, context, seconds), indent=2))
             else:
-                click.echo(diagnostics.as_markdown(stages, results, seconds, environment_time))
+                click.echo(as_markdown(stages, results, seconds, environment_time))
         else:
-            results = diagnostics.show_all(stages, coming, Console())
-    ctx.exit(STATUSES[diagnostics.worst_status(results)])
+            results = show_all(stages, coming, Console())
+    ctx.exit(STATUSES[worst_status(results)])
 
 
 def _hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:
-    """Return the hosts that were named; a hostfile's mistakes are for a check to find.
-
-    Raises:
-        ValueError: the options don't fit each other, or name no hosts.
-    """
+    """Return the hosts that were named; a hostfile's mistakes are for a check to find."""
     if host_list is not None and hostfile is not None:
         raise ValueError("--hosts and --hostfile exclude each other")
     if host_list is not None:

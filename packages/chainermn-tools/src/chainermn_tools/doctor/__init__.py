@@ -1,19 +1,6 @@
 """Examines this machine, MPI and the hosts, and says what is wrong and how to mend it."""
 
-from chainermn_tools.doctor.check import CheckResult, Context, Stage
-from chainermn_tools.doctor.report import as_dict, as_markdown, show_all, worst_status
-from chainermn_tools.doctor.runner import CLUSTER, LOCAL, RANKS, run_checks
+from chainermn_tools.doctor.check import CheckResult, Context
+from chainermn_tools.doctor.runner import CLUSTER, LOCAL, RANKS, Stage, run_checks
 
-__all__ = [
-    "CLUSTER",
-    "LOCAL",
-    "RANKS",
-    "CheckResult",
-    "Context",
-    "Stage",
-    "as_dict",
-    "as_markdown",
-    "run_checks",
-    "show_all",
-    "worst_status",
-]
+__all__ = ["CLUSTER", "LOCAL", "RANKS", "CheckResult", "Context", "Stage", "run_checks"]

@@ -11,18 +11,20 @@ A check is a function in the file of its subject, registered where it stands::
 
 from __future__ import annotations
 
+import functools
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from chainermn_tools.jobs import Host, assign_slots
 
 # "warning": it works, but slower or less safely than it could. "skipped": there was nothing to
 # check, or no point in checking since something that the check needs has failed.
 Status = Literal["ok", "warning", "failed", "skipped"]
+Result = TypeVar("Result")
 # Programs of a check are ended before the check's deadline, so that they are gone by then: this
 # many seconds before, but no more than this share of the remaining time.
 CLEANUP_SECONDS, CLEANUP_SHARE = 3.0, 0.25
@@ -40,12 +42,9 @@ class CheckResult:
         hint: the one thing to do first, a command where possible, in the style of
             ``command   # remark``; None when nothing is to be done.
         details: the same in numbers, for programs; what JSON can hold.
-        blocked_by: the name of the failed check for whose sake this one was skipped; None
-            otherwise.
-        name: of the check, unique among all stages; filled in by the runner, as are ``question``
-            and ``stage``.
-        question: that the check answers.
-        stage: the name of the check's stage.
+        blocked_by: the name of the failed check for whose sake this one was skipped.
+        name: of the check, unique among all stages; filled in as the checks are run, as are
+            ``question``, that the check answers, and ``stage``, the name of its stage.
     """
 
     status: Status
@@ -98,6 +97,24 @@ class Context:
     script: str | None = None
     cache: dict[Any, Future[Any]] = field(default_factory=dict)
 
+    @staticmethod
+    def cached(function: Callable[[Context], Result]) -> Callable[[Context], Result]:
+        """Let a function be called once for all checks: each gets what it returned or raised."""
+
+        @functools.wraps(function)
+        def call(context: Context) -> Result:
+            mine: Future[Result] = Future()
+            # setdefault of a dict is atomic, so that all threads get the same one.
+            future: Future[Result] = context.cache.setdefault(call, mine)
+            if future is mine:
+                try:
+                    future.set_result(function(context))
+                except Exception as error:
+                    future.set_exception(error)
+            return future.result()
+
+        return call
+
     def remaining(self) -> float:
         """Return the seconds for which a program may run that is started now; at least 0.1.
 
@@ -110,24 +127,22 @@ class Context:
         """Return the timeout of a small program, in seconds."""
         return round(self.time_for(PROGRAM_SECONDS, PROGRAM_SHARE), 1)
 
-    def time_for(self, usual: float, share: float, limit: float = 1.0) -> float:
+    def time_for(self, usual: float, share: float, max_share: float = 1.0) -> float:
         """Return how long a part of a check may take, in seconds; more with a longer time-out.
 
         Args:
             usual: seconds that it gets if it can.
             share: of the remaining time, that it gets if this is longer.
-            limit: of the remaining time, beyond which it never gets any.
+            max_share: of the remaining time, beyond which it never gets any.
         """
         remaining = self.remaining()
-        return min(limit * remaining, max(usual, share * remaining))
+        return min(max_share * remaining, max(usual, share * remaining))
 
     def local_ranks(self) -> int | None:
         """Return how many ranks this machine is to run; None if unknown, or if others run them."""
-        if not self.hosts:
-            return self.ranks
         own = {"localhost", socket.gethostname().split(".")[0]}
-        is_named = any(host.name.split(".")[0] in own for host in self.hosts)
-        return self.max_ranks_per_host() if is_named else None
+        is_here = not self.hosts or any(host.name.split(".")[0] in own for host in self.hosts)
+        return self.max_ranks_per_host() if is_here else None
 
     def max_ranks_per_host(self) -> int | None:
         """Return the most ranks that any of the machines is to run; None if unknown."""
@@ -137,25 +152,6 @@ class Context:
             return max(assign_slots(self.hosts, self.ranks).values())
         except ValueError:  # they don't fit; a check of the cluster says so
             return max(host.slots or 1 for host in self.hosts)
-
-    def cached(self, function: Callable[[Context], Any]) -> Any:
-        """Return ``function(self)``, which is called once for all checks.
-
-        Args:
-            function: at the top level of a module.
-
-        Raises:
-            Exception: what ``function`` raised, for all that call it.
-        """
-        mine: Future[Any] = Future()
-        # setdefault of a dict is atomic, so that all threads get the same one.
-        future = self.cache.setdefault(function, mine)
-        if future is mine:
-            try:
-                future.set_result(function(self))
-            except Exception as error:
-                future.set_exception(error)
-        return future.result()
 
 
 @dataclass(frozen=True)
@@ -182,33 +178,10 @@ class Checks(list[Check]):
     def add(
         self, name: str, question: str, needs: tuple[str, ...] = ()
     ) -> Callable[[Callable[[Context], CheckResult]], Check]:
-        """Return a decorator that turns a function into a check of this list.
-
-        Args:
-            name: see :class:`Check`, as are the others.
-            question: likewise.
-            needs: likewise.
-        """
+        """Return a decorator that adds a function as a :class:`Check`."""
 
         def register(run: Callable[[Context], CheckResult]) -> Check:
             self.append(Check(name, question, run, needs))
             return self[-1]
 
         return register
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Checks that run concurrently.
-
-    Attributes:
-        name: what JSON calls it.
-        title: what people read.
-        checks: in the order in which they are shown.
-        share: of the remaining time, how much the stage may take; the last one takes all.
-    """
-
-    name: str
-    title: str
-    checks: tuple[Check, ...]
-    share: float

@@ -24,31 +24,23 @@ FIRST_WITH_BFLOAT16 = (2, 10)
 checks = Checks()
 
 
+@Context.cached
 def driver_lines(context: Context) -> list[str]:
-    """Return a line for each GPU, as nvidia-smi shows them.
-
-    Raises:
-        Unavailable: nvidia-smi is missing or fails.
-    """
+    """Return a line for each GPU; raise Unavailable if nvidia-smi is missing or fails."""
     return environment.gpu_driver(context.program_timeout())
 
 
+@Context.cached
 def cupy_devices(context: Context) -> dict[str, Any]:
-    """Return CUDA's versions and the devices that are visible.
-
-    Raises:
-        Unavailable: CuPy can't be imported, or finds no driver.
-    """
-    timeout = context.program_timeout()
-    found: dict[str, Any] = environment.call_with_cupy(environment.gpu_devices, timeout)
-    return found
+    """Return CUDA's versions and the visible devices; raise Unavailable without CuPy or driver."""
+    return environment.call_with_cupy(environment.gpu_devices, context.program_timeout())
 
 
 @checks.add("gpus", "Are there GPUs, and does their driver answer?")
 def driver(context: Context) -> CheckResult:
     files = device_files()
     try:
-        lines = context.cached(driver_lines)
+        lines = driver_lines(context)
     except Unavailable as error:
         is_missing = "nvidia-smi on PATH" in str(error)
         if not files:
@@ -76,7 +68,7 @@ def cupy(context: Context) -> CheckResult:
     if setting is not None and setting.strip() in ("", "-1"):
         return warning(f"{VISIBLE} is {setting!r} and hides the GPUs", f"unset {VISIBLE}")
     try:
-        found = context.cached(cupy_devices)
+        found = cupy_devices(context)
     except Unavailable as error:
         hint = "see more: python -c 'import cupy; cupy.show_config()'"
         return failed(str(error), hint_for_error(error, hint))
@@ -117,7 +109,7 @@ def visible_gpus(context: Context) -> CheckResult:
         return skipped("CuPy is not installed")
     setting, ranks = os.environ.get(VISIBLE), context.local_ranks()
     try:
-        count = len(context.cached(cupy_devices)["devices"])
+        count = len(cupy_devices(context)["devices"])
     except Unavailable:
         return skipped(f"{VISIBLE} hides the GPUs, which 'cupy' says")
     message = f"{count} visible; {VISIBLE} is " + ("not set" if setting is None else repr(setting))
@@ -156,24 +148,24 @@ def has_gpu(context: Context) -> bool:
     if device_files():
         return True
     try:
-        return any(line.count(",") >= 2 for line in context.cached(driver_lines))
+        return any(line.count(",") >= 2 for line in driver_lines(context))
     except Unavailable:
         return False
 
 
 def _cupy_version(context: Context) -> str | None:
-    versions = context.cached(installed_versions)
+    versions = installed_versions(context)
     return next((v for name, v in versions.items() if name.startswith("cupy") and v), None)
 
 
 def _install_command(context: Context, what: str) -> str:
     """Return how to get CuPy or NCCL for the CUDA that the driver can run."""
     try:
-        newest = max(int(line.split(".")[0]) for line in context.cached(driver_lines))
+        newest = max(int(line.split(".")[0]) for line in driver_lines(context))
     except (Unavailable, ValueError):
         newest = CUDA_OF_DRIVER[0][0]
     cuda = next((cuda for driver, cuda in CUDA_OF_DRIVER if newest >= driver), 12)
-    versions = context.cached(installed_versions)
+    versions = installed_versions(context)
     for other in (12, 13):  # NCCL must be for the CUDA of the CuPy that is there
         if versions.get(f"cupy-cuda{other}x"):
             cuda = other

@@ -16,23 +16,13 @@ LIST_MPI_VARIABLES = "env | grep -E '^(UCX|FI|OMPI|MPICH|MV2)_'"
 
 
 def hint_for_output(text: str, default: str) -> str:
-    """Return the first thing to try about the root cause in what a program printed.
-
-    Args:
-        text: what it printed.
-        default: the hint when nothing in it is known.
-    """
+    """Return the first thing to try about the root cause in what a program printed, if known."""
     match = _root_cause(text)
     return default if match is None else match.rule.fix[0]
 
 
 def hint_for_error(error: Unavailable, default: str) -> str:
-    """Return what to do where a probe had no answer.
-
-    Args:
-        error: that it raised.
-        default: the hint when nothing in it is known.
-    """
+    """Return what to do where a probe had no answer."""
     return MORE_TIME if isinstance(error, TimedOut) else hint_for_output(str(error), default)
 
 
@@ -49,7 +39,6 @@ def last_line(text: str) -> str:
 
 
 def _root_cause(text: str) -> Match | None:
-    for match in search(io.BytesIO(text.encode(errors="replace"))):
-        if match.rule.kind in (Kind.ROOT_CAUSE, Kind.AMBIGUOUS):
-            return match
-    return None
+    matches = search(io.BytesIO(text.encode(errors="replace")))
+    telling = (Kind.ROOT_CAUSE, Kind.AMBIGUOUS)
+    return next((match for match in matches if match.rule.kind in telling), None)

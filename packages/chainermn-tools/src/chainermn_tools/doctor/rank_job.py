@@ -1,33 +1,35 @@
-"""The job that the doctor starts on this machine: its ranks take one step after another.
+"""The jobs that the doctor starts, on this machine and on the hosts, whose ranks try things.
 
-    python rank_job.py RANKS SECONDS
+    python rank_job.py ORDER
 
-runs a rank. It reports the result of each step as an event, so that this is known however the
-rank ends.
+runs a rank. ORDER is JSON: the ``seconds`` after which the rank ends itself, and the module and the
+name of the ``task`` that it calls with the ``options``. It reports what it finds as events, so that
+this is known however the rank ends.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import emit
 from chainermn_tools import jobs
-from chainermn_tools.doctor.check import CheckResult, Context, failed, skipped
+from chainermn_tools.doctor.check import Check, CheckResult, Checks, Context, failed, skipped
 from chainermn_tools.doctor.hints import REPORT_IT, hint_for_output, most_telling_line
-from chainermn_tools.doctor.mpi import find_launcher
+from chainermn_tools.doctor.machine import DEFAULT_RANKS
+from chainermn_tools.doctor.software import find_launcher
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
 # The kind of the events by which ranks report.
 EVENT = "doctor"
-# As few as can find one another.
-DEFAULT_RANKS = 2
 # Ranks stay on this machine even where a scheduler granted others: Hydra, Intel's, Open MPI 5, 4.
 HERE = "localhost"
 STAY_HERE = {
@@ -41,10 +43,10 @@ STAY_HERE = {
 # Ranks of Open MPI that wait leave the core to others, without which few cores are far slower.
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 # A rank that nobody ends any more ends itself so much later than it should have been.
-SPARE_SECONDS = 10
+SPARE_SECONDS = 3
 
-# What each rank does, by the name of the check that judges it. The check's file adds it, in the
-# order in which the steps are taken: what may crash a rank comes late.
+# What each rank here does, by the name of the check that judges it. The check's file adds it, in
+# the order in which the steps are taken: what may crash a rank comes late.
 STEPS: dict[str, Callable[[MPI.Intracomm], dict[str, Any]]] = {}
 
 
@@ -53,24 +55,35 @@ class RankJob:
     """What became of the ranks.
 
     Attributes:
-        ranks: how many should have been started.
+        ranks_per_host: how many of them each host should have got.
+        options: of their task.
         timeout: how many seconds they had.
         output: how mpiexec ended, what ranks reported, and what was printed.
     """
 
-    ranks: int
+    ranks_per_host: Mapping[str, int]
+    options: Mapping[str, Any]
     timeout: float
     output: jobs.JobOutput
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks should have been started."""
+        return sum(self.ranks_per_host.values())
 
     @property
     def text(self) -> str:
         """All that mpiexec and the ranks printed."""
         return f"{self.output.stdout}\n{self.output.stderr}"
 
+    def reports(self, name: str) -> list[dict[str, Any]]:
+        """Return the fields of the ranks' events that have one of this name, in order."""
+        events = [event.fields for event in self.output.events if event.kind == EVENT]
+        return [fields for fields in events if name in fields]
+
     def results(self, step: str) -> list[dict[str, Any]]:
         """Return the result of each process in a step, of those that finished it."""
-        events = [event for event in self.output.events if event.kind == EVENT]
-        return [event["result"] for event in events if event["step"] == step]
+        return [one["result"] for one in self.reports("step") if one["step"] == step]
 
     def failure_at(self, step: str) -> CheckResult | None:
         """Return why there is nothing to judge of a step; None when all ranks finished it."""
@@ -102,53 +115,76 @@ class RankJob:
         )
 
 
-def run_job(context: Context) -> RankJob:
-    """Run the job; for ``context.cached``.
-
-    Raises:
-        Unavailable: mpiexec can't be started.
-    """
-    launcher = context.cached(find_launcher)
+@Context.cached
+def run_local_job(context: Context) -> RankJob:
+    """Run the ranks on this machine; raise Unavailable if mpiexec can't be started."""
     ranks = ranks_to_start(context)
-    timeout = context.remaining()
-    hosts = None if launcher["vendor"] is None else {HERE: ranks}
     threads = jobs.threads_per_rank(ranks)
-    chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    command = jobs.rank_command(__file__, str(ranks), f"{timeout:.0f}")
-    output = run_ranks(context, ranks, command, hosts, timeout, threads, {**STAY_HERE, **chosen})
-    return RankJob(ranks, timeout, output)
+    ranks_per_host, timeout = {HERE: ranks}, context.remaining()
+    return run_ranks(context, take_steps, ranks_per_host, timeout, threads, STAY_HERE, ranks=ranks)
+
+
+class StepChecks(Checks):
+    """Checks each of which judges a step that the ranks on this machine take."""
+
+    def add_step(
+        self,
+        name: str,
+        question: str,
+        needs: tuple[str, ...],
+        probe: Callable[[MPI.Intracomm], dict[str, Any]],
+        is_judged_early: bool = False,
+    ) -> Callable[[Callable[[Context, RankJob], CheckResult]], Check]:
+        """Return a decorator that makes a check of a function that judges what all ranks found.
+
+        ``probe`` is what each rank does (collective); it returns what JSON can hold. Where a rank
+        doesn't come through it there is nothing to judge, unless that ``is_judged_early``.
+        """
+        STEPS[name] = probe
+
+        def register(judge: Callable[[Context, RankJob], CheckResult]) -> Check:
+            def run(context: Context) -> CheckResult:
+                job = run_local_job(context)
+                return (not is_judged_early and job.failure_at(name)) or judge(context, job)
+
+            return self.add(name, question, needs)(run)
+
+        return register
 
 
 def run_ranks(
     context: Context,
-    ranks: int,
-    command: Sequence[str],
-    hosts: Mapping[str, int] | None,
+    task: Callable[..., None],
+    ranks_per_host: Mapping[str, int],
     timeout: float,
-    threads: int | None,
-    variables: Mapping[str, str],
-) -> jobs.JobOutput:
+    threads: int | None = 1,
+    variables: Mapping[str, str] = {},
+    **options: Any,
+) -> RankJob:
     """Run ranks as `chainermn launch` does, without showing what they print.
 
-    Args:
-        context: of the check.
-        ranks: how many, in all.
-        command: that each runs.
-        hosts: how many ranks each host gets; None where mpiexec's options aren't known.
-        timeout: of the job, in seconds.
-        threads: that each rank computes with; None where the user chose.
-        variables: in addition to the environment's.
-
-    Raises:
-        Unavailable: there is no mpiexec.
-        OSError: it can't be started.
+    Each calls the task, a function at the top level of a module, with the options, which JSON must
+    be able to hold. ``threads`` is None where the user chose. Raise Unavailable without an mpiexec.
     """
-    env = {**YIELDING, **os.environ, **variables}
+    launcher = find_launcher(context)
+    order = {
+        "seconds": int(timeout) + SPARE_SECONDS,
+        "task": [task.__module__, task.__name__],
+        "options": options,
+    }
+    # Without spaces, at which a site's wrapper of mpiexec may split it.
+    command = jobs.rank_command(__file__, json.dumps(order, separators=(",", ":")))
+    chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    env = {**YIELDING, **os.environ, **variables, **chosen}
+    # Of an mpiexec of no known MPI the option that names hosts isn't known.
+    hosts = None if launcher["vendor"] is None and [*ranks_per_host] == [HERE] else ranks_per_host
+    ranks = sum(ranks_per_host.values())
     args = jobs.mpiexec_command(
-        context.cached(find_launcher), ranks, command, hosts=hosts, threads=threads, variables=env
+        launcher, ranks, command, hosts=hosts, threads=threads, variables=env
     )
     grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
-    return jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)
+    output = jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)
+    return RankJob(ranks_per_host, options, timeout, output)
 
 
 def ranks_to_start(context: Context) -> int:
@@ -161,11 +197,7 @@ def ranks_to_start(context: Context) -> int:
 
 
 def overload_reason(ranks: int = 0) -> str:
-    """Return why so many ranks may just be slow on this machine; empty if they may not.
-
-    Args:
-        ranks: how many; 0 to ask for the load of the machine alone.
-    """
+    """Return why so many ranks (0: any) may just be slow on this machine; empty if they may not."""
     usable = jobs.available_cores()["usable"]
     if ranks > usable:
         return f"{ranks} ranks are too many for {usable} cores"
@@ -186,9 +218,8 @@ def take_steps(ranks: int) -> None:
 
 
 if __name__ == "__main__":
+    order = json.loads(sys.argv[1])
     # Its default action ends a process even while it is stuck in C.
-    signal.alarm(int(float(sys.argv[2])) + SPARE_SECONDS)
-    # The module of this name, another one than this script, has its STEPS filled by the package.
-    from chainermn_tools.doctor import rank_job
-
-    rank_job.take_steps(int(sys.argv[1]))
+    signal.alarm(order["seconds"])
+    module, name = order["task"]
+    getattr(importlib.import_module(module), name)(**order["options"])

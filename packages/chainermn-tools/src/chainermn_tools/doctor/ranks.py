@@ -2,9 +2,9 @@
 
 To add one, write what each rank does and how all ranks' findings are judged::
 
-    @add_step("hyperspace", "Do ranks see the drive?", ("messages",), lambda world: {"on": is_on()})
-    def hyperspace(context: Context, job: RankJob) -> CheckResult:
-        return ok("they do") if all(one["on"] for one in job.results("hyperspace")) else ...
+    @checks.add_step("drive", "Do ranks see the drive?", (MESSAGES,), lambda world: {"on": is_on()})
+    def drive(context: Context, job: RankJob) -> CheckResult:
+        return ok("they do") if all(one["on"] for one in job.results("drive")) else ...
 """
 
 from __future__ import annotations
@@ -13,29 +13,19 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools import environment
-from chainermn_tools.doctor.check import (
-    Check,
-    CheckResult,
-    Checks,
-    Context,
-    failed,
-    ok,
-    skipped,
-    warning,
-)
+from chainermn_tools.doctor.check import CheckResult, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.hints import (
     LIST_MPI_VARIABLES,
     REPORT_IT,
     hint_for_output,
     most_telling_line,
 )
-from chainermn_tools.doctor.mpi import find_launcher, find_library
-from chainermn_tools.doctor.rank_job import STEPS, RankJob, overload_reason, run_job
+from chainermn_tools.doctor.rank_job import RankJob, StepChecks, overload_reason, run_local_job
+from chainermn_tools.doctor.software import find_launcher, find_library
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
@@ -61,35 +51,8 @@ SLOW_SHARE = 0.004
 START, MEET, MESSAGES = "ranks start", "ranks meet", "messages"
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
-Judge = Callable[[Context, RankJob], CheckResult]
 
-checks = Checks()
-
-
-def add_step(
-    name: str,
-    question: str,
-    needs: tuple[str, ...],
-    probe: Callable[[MPI.Intracomm], dict[str, Any]],
-) -> Callable[[Judge], Check]:
-    """Return a decorator that makes a check of a function that judges a step of the ranks.
-
-    Args:
-        name: of the step and of the check.
-        question: see :class:`Check`.
-        needs: likewise.
-        probe: what each rank does (collective); returns what JSON can hold.
-    """
-    STEPS[name] = probe
-
-    def register(judge: Judge) -> Check:
-        def run(context: Context) -> CheckResult:
-            job = context.cached(run_job)
-            return job.failure_at(name) or judge(context, job)
-
-        return checks.add(name, question, needs)(run)
-
-    return register
+checks = StepChecks()
 
 
 def _start(world: MPI.Intracomm) -> dict[str, Any]:
@@ -97,12 +60,10 @@ def _start(world: MPI.Intracomm) -> dict[str, Any]:
     return {"rank": world.rank, "size": world.size, "host": socket.gethostname(), "level": level}
 
 
-STEPS[START] = _start
-
-
-@checks.add(START, "Do the ranks come up that mpiexec starts?", NEEDS)
-def ranks_start(context: Context) -> CheckResult:
-    job = context.cached(run_job)
+@checks.add_step(
+    START, "Do the ranks come up that mpiexec starts?", NEEDS, _start, is_judged_early=True
+)
+def ranks_start(context: Context, job: RankJob) -> CheckResult:
     began = sum(event.kind == "started" for event in job.output.events)
     up = len(job.results(START))
     if up == job.ranks:
@@ -126,16 +87,16 @@ def ranks_start(context: Context) -> CheckResult:
     return failed(message, hint_for_output(job.text, hint))
 
 
-STEPS[MEET] = lambda world: {"ranks": world.allgather(world.rank)}
+def _meet(world: MPI.Intracomm) -> dict[str, Any]:
+    return {"ranks": world.allgather(world.rank)}
 
 
-@checks.add(MEET, "Do the ranks see one another?", (START,))
-def ranks_meet(context: Context) -> CheckResult:
-    job = context.cached(run_job)
+@checks.add_step(MEET, "Do the ranks see one another?", (START,), _meet, is_judged_early=True)
+def ranks_meet(context: Context, job: RankJob) -> CheckResult:
     sizes = [one["size"] for one in job.results(START)]
     if job.ranks > 1 and set(sizes) == {1}:
-        path = context.cached(find_launcher)["path"]
-        vendor = context.cached(find_library)["vendor"]
+        path = find_launcher(context)["path"]
+        vendor = find_library(context)["vendor"]
         return failed(
             f"each of the {job.ranks} ranks says that it is rank 0 of 1: {path} does not belong "
             f"to {vendor}, which mpi4py loads",
@@ -151,7 +112,7 @@ def ranks_meet(context: Context) -> CheckResult:
 
 @checks.add("thread level", "May several threads of a rank call MPI?", (START,))
 def thread_level(context: Context) -> CheckResult:
-    levels = {one["level"] for one in context.cached(run_job).results(START)}
+    levels = {one["level"] for one in run_local_job(context).results(START)}
     message = f"MPI's thread level is {' and '.join(sorted(levels))}"
     if levels == {"multiple"}:
         return ok(message)
@@ -174,7 +135,7 @@ def _print_in_turn(world: MPI.Intracomm) -> dict[str, Any]:
     return {}
 
 
-@add_step(
+@checks.add_step(
     "order of output",
     "Does mpiexec show what ranks print one after another?",
     (MEET,),
@@ -194,12 +155,12 @@ def order(context: Context, job: RankJob) -> CheckResult:
 
 def _tests() -> ModuleType:
     """Import what only ranks may import: it starts MPI."""
-    from chainermn_tools.doctor import communicator_tests
+    from chainermn_tools.doctor import rank_tests
 
-    return communicator_tests
+    return rank_tests
 
 
-@add_step(
+@checks.add_step(
     MESSAGES,
     "Do messages arrive as they were sent, and how fast?",
     ("order of output",),
@@ -213,7 +174,7 @@ def _add_communicator(communicator: str) -> None:
     """Add the check of a communicator."""
     name = f"communicator {communicator}"
 
-    @add_step(
+    @checks.add_step(
         name,
         f"Does the communicator {communicator!r} give what it must?",
         (MESSAGES,),
@@ -260,7 +221,7 @@ def _format_rate(nbytes: float) -> str:
     return f"{nbytes / 1e9:.2g} GB/s" if nbytes >= 1e8 else f"{nbytes / 1e6:.2g} MB/s"
 
 
-@add_step(
+@checks.add_step(
     "device reduce",
     "Does MPI take memory of GPUs, and sum it?",
     (MESSAGES,),
@@ -272,7 +233,7 @@ def device_reduce(context: Context, job: RankJob) -> CheckResult:
         return skipped(found["why_not"])
     if not found["aware"]:
         message = "MPI says that it takes no memory of GPUs"
-        if context.cached(find_library)["vendor"].startswith("MVAPICH"):
+        if find_library(context)["vendor"].startswith("MVAPICH"):
             return warning(message, "export MV2_USE_CUDA=1   # on every host")
         return skipped(f"{message}: communicators take the way through host memory")
     if not found["right"]:
@@ -290,7 +251,7 @@ def _finalize(world: MPI.Intracomm) -> dict[str, Any]:
     return {}
 
 
-@add_step("ranks end", "Do all ranks end, and mpiexec with success?", (MESSAGES,), _finalize)
+@checks.add_step("ranks end", "Do all ranks end, and mpiexec with success?", (MESSAGES,), _finalize)
 def ranks_end(context: Context, job: RankJob) -> CheckResult:
     if job.output.timed_out:
         hint = f"{HELLO}; echo $?   # must come to an end"

@@ -6,36 +6,50 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from chainermn_tools.doctor import cluster, gpus, machine, mpi, ranks, shared_memory, software
-from chainermn_tools.doctor.check import Check, CheckResult, Context, Stage, failed, skipped
+from chainermn_tools.doctor import consistency, gpus, hosts, machine, placement, ranks, software
+from chainermn_tools.doctor.check import Check, CheckResult, Context, failed, skipped
 from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_error, hint_for_output
 from chainermn_tools.formatting import printable
 from chainermn_tools.jobs import Unavailable
 
-# The names are those of the JSON.
-LOCAL = Stage(
-    "here",
-    "This machine",
-    (*software.checks, *mpi.checks, *shared_memory.checks, *machine.checks, *gpus.checks),
-    share=0.4,
-)
-RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), share=0.5)
-CLUSTER = Stage("hosts", "Over the hosts", cluster.CHECKS, share=1.0)
 MAX_TEXT_LENGTH = 2000
-REPORT_BUG = f"this is a mistake of the doctor; {REPORT_IT}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Checks that run concurrently.
+
+    Attributes:
+        name: what JSON calls it.
+        title: what people read.
+        checks: in the order in which they are shown.
+        share: of the remaining time, how much the stage may take; the last one takes all.
+    """
+
+    name: str
+    title: str
+    checks: tuple[Check, ...]
+    share: float
+
+
+# The names are those of the JSON.
+LOCAL = Stage("here", "This machine", (*software.checks, *machine.checks, *gpus.checks), share=0.4)
+RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), share=0.5)
+CLUSTER = Stage(
+    "hosts",
+    "Over the hosts",
+    (*hosts.checks, *consistency.checks, *hosts.connection_checks, *placement.checks),
+    share=1.0,
+)
 
 
 def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResult]:
-    """Run the stages one after another, and the checks of each concurrently.
+    """Run the stages one after another, and yield a result for every check, whatever hangs.
 
-    Args:
-        stages: whose checks have unique names.
-        context: whose deadline is that of all stages together.
-
-    Yields:
-        A result for every check, in the stages' order, each as soon as it is there.
+    Results come in the stages' order, each as soon as it is there. The context's deadline is that
+    of all stages together.
     """
     results: dict[str, CheckResult] = {}
     for number, stage in enumerate(stages, start=1):
@@ -48,13 +62,7 @@ def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResul
 def _run_stage(
     stage: Stage, context: Context, results: dict[str, CheckResult]
 ) -> Iterator[CheckResult]:
-    """Run a stage's checks, each in a thread that is left behind if it hangs.
-
-    Args:
-        stage: whose checks are run.
-        context: with the stage's deadline.
-        results: of all checks so far, by name; this stage's are added.
-    """
+    """Run a stage's checks, each in a thread that is left behind if it hangs; add their results."""
     started = time.monotonic()
     futures: dict[str, Future[CheckResult]] = {check.name: Future() for check in stage.checks}
     for check in stage.checks:
@@ -88,7 +96,8 @@ def _run_check(
         result = failed(str(error), hint_for_error(error, "run it by hand to see what it says"))
     except BaseException as error:  # whatever it is, the others go on
         message = f"the check itself failed: {type(error).__name__}: {error}"
-        result = failed(message, hint_for_output(message, REPORT_BUG))
+        hint = hint_for_output(message, f"this is a mistake of the doctor; {REPORT_IT}")
+        result = failed(message, hint)
     futures[check.name].set_result(result)
 
 

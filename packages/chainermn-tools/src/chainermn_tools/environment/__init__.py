@@ -1,43 +1,24 @@
 """What a bug report needs to say about this machine and what is installed on it."""
 
-from chainermn_tools.environment.machine import (
-    call_with_cupy,
-    gpu_devices,
-    gpu_driver,
-    memory,
-    nccl_version,
-    ptrace_scope,
-    shared_memory,
-)
-from chainermn_tools.environment.mpi import mpi_library, mpi_mismatch, thread_level
-from chainermn_tools.environment.packages import (
-    OTHER_PACKAGES,
-    OUR_PACKAGES,
-    PACKAGE_FAMILIES,
-    import_origins,
-    package_versions,
-)
-from chainermn_tools.environment.probe import call_in_subprocess, run_concurrently
-from chainermn_tools.environment.report import collect, render
+from .machine import call_with_cupy as call_with_cupy
+from .machine import gpu_devices as gpu_devices
+from .machine import gpu_driver as gpu_driver
+from .machine import memory as memory
+from .machine import nccl_version as nccl_version
+from .machine import ptrace_scope as ptrace_scope
+from .machine import shared_memory as shared_memory
+from .mpi import mpi_library as mpi_library
+from .mpi import mpi_mismatch as mpi_mismatch
+from .mpi import thread_level as thread_level
+from .packages import OTHER_PACKAGES as OTHER_PACKAGES
+from .packages import OUR_PACKAGES as OUR_PACKAGES
+from .packages import PACKAGE_FAMILIES as PACKAGE_FAMILIES
+from .packages import distributions as distributions
+from .packages import import_origins as import_origins
+from .packages import package_versions as package_versions
+from .packages import start_method as start_method
+from .probe import call_in_subprocess as call_in_subprocess
+from .probe import run_concurrently as run_concurrently
+from .report import collect, render
 
-__all__ = [
-    "OTHER_PACKAGES",
-    "OUR_PACKAGES",
-    "PACKAGE_FAMILIES",
-    "call_in_subprocess",
-    "call_with_cupy",
-    "collect",
-    "gpu_devices",
-    "gpu_driver",
-    "import_origins",
-    "memory",
-    "mpi_library",
-    "mpi_mismatch",
-    "nccl_version",
-    "package_versions",
-    "ptrace_scope",
-    "render",
-    "run_concurrently",
-    "shared_memory",
-    "thread_level",
-]
+__all__ = ["collect", "render"]

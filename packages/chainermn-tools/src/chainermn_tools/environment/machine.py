@@ -14,7 +14,12 @@ from typing import Any
 
 from _chainermn_cgroups import folders as cgroup_folders
 from chainermn_tools import jobs
-from chainermn_tools.environment.probe import MARGIN_SECONDS, call_in_subprocess, run_concurrently
+from chainermn_tools.environment.probe import (
+    MARGIN_SECONDS,
+    Answer,
+    call_in_subprocess,
+    run_concurrently,
+)
 
 # Version 1 of cgroups says "unlimited" by a number near 2^63.
 UNLIMITED = 1 << 60
@@ -34,7 +39,8 @@ def machine(timeout: float) -> dict[str, Any]:
         "/dev/shm": shared_memory,
         "limits": limits,
         "ptrace scope": ptrace_scope,
-        "interfaces": interfaces,
+        # For NCCL_SOCKET_IFNAME and its like.
+        "interfaces": lambda: [name for _, name in socket.if_nameindex()],
     }
     return run_concurrently(probes, timeout + MARGIN_SECONDS)
 
@@ -87,11 +93,6 @@ def ptrace_scope() -> int | None:
     return None if text is None else int(text)
 
 
-def interfaces() -> list[str]:
-    """Return the names of the network interfaces, for NCCL_SOCKET_IFNAME and its like."""
-    return [name for _, name in socket.if_nameindex()]
-
-
 def _memory_limit(folder: Path) -> int | None:
     """Return a cgroup's limit in bytes; None where it has none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
@@ -109,11 +110,7 @@ def _read(path: Path) -> str | None:
 
 
 def gpus(timeout: float) -> dict[str, Any]:
-    """Return what the driver, CuPy and NCCL say of the GPUs; each on its own.
-
-    Args:
-        timeout: of each program that is asked, in seconds.
-    """
+    """Return what the driver, CuPy and NCCL say of the GPUs; each on its own, in such a time."""
     return run_concurrently(
         {
             "driver": lambda: gpu_driver(timeout),
@@ -125,11 +122,7 @@ def gpus(timeout: float) -> dict[str, Any]:
 
 
 def gpu_driver(timeout: float) -> list[str]:
-    """Return a line for each GPU: driver, name, memory.
-
-    Raises:
-        Unavailable: NVIDIA's driver is not installed, or does not answer.
-    """
+    """Return a line for each GPU (driver, name, memory); raise Unavailable without a driver."""
     path = shutil.which("nvidia-smi")
     if path is None:
         raise jobs.Unavailable("no nvidia-smi on PATH")
@@ -137,12 +130,8 @@ def gpu_driver(timeout: float) -> list[str]:
     return jobs.check_output(query, timeout).strip().splitlines()
 
 
-def call_with_cupy(function: Callable[[], Any], timeout: float) -> Any:
-    """Call a function that imports CuPy in a subprocess.
-
-    Raises:
-        Unavailable: CuPy is not installed, or the subprocess failed.
-    """
+def call_with_cupy(function: Callable[[], Answer], timeout: float) -> Answer:
+    """Call a function that imports CuPy in a subprocess; raise Unavailable if that can't be."""
     if util.find_spec("cupy") is None:
         raise jobs.Unavailable("CuPy is not installed")
     return call_in_subprocess(function, timeout)

@@ -21,9 +21,6 @@ def mpi(timeout: float) -> dict[str, Any]:
     """Return what is known of the library, the launcher, and whether they belong together.
 
     Also the compiler on PATH, with which an mpi4py from source would be built; None without one.
-
-    Args:
-        timeout: of each program that is asked, in seconds.
     """
     found = run_concurrently(
         {
@@ -63,10 +60,6 @@ def mpi_mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | Non
 
     Started by another vendor's `mpiexec`, each process thinks that it is rank 0 of 1. So it
     is with Open MPI when the major versions differ. Hydra also starts MVAPICH's programs.
-
-    Args:
-        library: as :func:`mpi_library` returns it.
-        launcher: as :func:`chainermn_tools.jobs.find_launcher` returns it.
     """
     if "unavailable" in library or "unavailable" in launcher or not launcher["vendor"]:
         return None
@@ -88,18 +81,7 @@ def topology(timeout: float) -> dict[str, Any]:
 
     Under a launcher these are the ranks that it started; else two are started. MPI is called in a
     subprocess, which under a launcher takes this one's place as a rank: where MPI can't start, it
-    ends its process or hangs.
-
-    Args:
-        timeout: of the ranks, in seconds.
-
-    Returns:
-        The number of ranks and nodes, what MPI says of itself once it runs (thread level,
-        whether it takes GPU memory), and a dict for each rank.
-
-    Raises:
-        Unavailable: MPI does not start, or does not come to an end; or this is not rank 0, which
-            alone gets the answer.
+    ends its process or hangs. Raise Unavailable then, and on all ranks but 0.
     """
     if jobs.rank_from_env() is not None:
         return {"started": "by the launcher", **call_in_subprocess(gather_ranks, timeout)}
@@ -112,11 +94,8 @@ def topology(timeout: float) -> dict[str, Any]:
 def gather_ranks() -> dict[str, Any] | None:
     """Gather every rank's node, host and cores at rank 0, and finalize MPI (collective).
 
-    Returns:
-        At rank 0 a dict for the report, None elsewhere.
-
-    Raises:
-        Unavailable: the launcher started several ranks, and MPI knows of one.
+    Return a dict for the report at rank 0, None elsewhere; raise Unavailable if the launcher
+    started several ranks and MPI knows of one.
     """
     from mpi4py import MPI
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import platform
-import re
 import sys
 from importlib import metadata, util
 from typing import Any
+
+from packaging.utils import canonicalize_name
 
 from chainermn_tools.environment.probe import unavailable
 
@@ -46,39 +46,47 @@ def python() -> dict[str, Any]:
         "implementation": platform.python_implementation(),
         "executable": sys.executable,
         "prefix": sys.prefix,
-        # Asked plainly, multiprocessing would settle it, and the caller could choose no more.
-        "start method": multiprocessing.get_start_method(allow_none=True)
-        or multiprocessing.get_all_start_methods()[0],
+        "start method": start_method(),
     }
+
+
+def start_method() -> str:
+    """Return how multiprocessing starts processes."""
+    # Asked plainly, multiprocessing would settle it, and the caller could choose no more.
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
+def distributions() -> dict[str, metadata.Distribution]:
+    """Return what is installed, by normalized names; of several with one name the imported one."""
+    found: dict[str, metadata.Distribution] = {}
+    for one in metadata.distributions():
+        # An interrupted installation leaves metadata without a name or a version.
+        found.setdefault(canonicalize_name(one.metadata["Name"] or ""), one)
+    return found
 
 
 def package_versions() -> dict[str, str | None]:
     """Return the versions of the distributions that matter; None for one that is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(
-        (*OUR_PACKAGES, *OTHER_PACKAGES, *PACKAGE_FAMILIES)
-    )
-    for distribution in metadata.distributions():
-        # An interrupted installation leaves metadata without a name or a version.
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        version = distribution.metadata["Version"] or "unknown"
-        family = next((f for f in PACKAGE_FAMILIES if name.startswith(f"{f}-")), None)
-        if family is not None:
-            found.pop(family, None)
-            found[name] = version
-        elif name in found:
-            # The first one found is the one that is imported.
-            found[name] = found[name] or version
+    installed = {
+        name: one.metadata["Version"] or "unknown" for name, one in distributions().items()
+    }
+    found = {name: installed.get(name) for name in (*OUR_PACKAGES, *OTHER_PACKAGES)}
+    for family in PACKAGE_FAMILIES:
+        members = [name for name in installed if name.startswith(f"{family}-")]
+        found |= {name: installed.get(name) for name in members or [family]}
     return found
 
 
 def import_origins() -> dict[str, Any]:
     """Return which files `import chainermn` and `import chainer` would run, and who decides it."""
-    finders = [finder for finder in sys.meta_path if _module_of(finder) == STARTUP]
+    # Some finders are classes themselves.
+    is_registered = any(getattr(one, "__module__", None) == STARTUP for one in sys.meta_path)
     return {
         "chainermn": _origin("chainermn"),
         "chainer": _origin("chainer"),
         STARTUP: _origin(STARTUP),
-        "finder": "registered" if finders else "not registered",
+        "finder": "registered" if is_registered else "not registered",
     }
 
 
@@ -88,26 +96,19 @@ def blas() -> dict[str, Any]:
 
     built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
     try:
-        threadpoolctl = importlib.import_module("threadpoolctl")
+        import threadpoolctl
     except ModuleNotFoundError:
         loaded: Any = unavailable("threadpoolctl is not installed")
     else:
-        loaded = [
-            {
-                "library": one["internal_api"],
-                "version": one["version"],
-                "threads": one["num_threads"],
-                "file": one["filepath"],
-            }
-            for one in threadpoolctl.threadpool_info()
-            if one["user_api"] == "blas"
-        ]
+        keys = {
+            "library": "internal_api",
+            "version": "version",
+            "threads": "num_threads",
+            "file": "filepath",
+        }
+        found = [one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
+        loaded = [{name: one[key] for name, key in keys.items()} for one in found]
     return {"numpy built with": f"{built['name']} {built['version']}", "loaded": loaded}
-
-
-def _module_of(finder: object) -> str | None:
-    """Return the module where a finder's class is defined; some finders are classes themselves."""
-    return getattr(finder, "__module__", None)
 
 
 def _origin(name: str) -> str | None:

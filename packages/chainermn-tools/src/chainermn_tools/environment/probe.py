@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from chainermn_tools.jobs import Unavailable, check_output, quote_output
 
@@ -20,6 +20,7 @@ from chainermn_tools.jobs import Unavailable, check_output, quote_output
 MARGIN_SECONDS = 5.0
 # A subprocess prints its answer after this mark, since libraries may print, too.
 MARK = "chainermn-answer:"
+Answer = TypeVar("Answer")
 
 
 def unavailable(reason: str) -> dict[str, str]:
@@ -28,15 +29,10 @@ def unavailable(reason: str) -> dict[str, str]:
 
 
 def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) -> dict[str, Any]:
-    """Run all probes concurrently; never raise.
+    """Run probes concurrently, for so many seconds; they return what JSON can hold.
 
-    Args:
-        probes: functions that return something that JSON can hold.
-        timeout: after so many seconds the others are no longer waited for.
-
-    Returns:
-        Under each name, in the order given, the answer, or ``{"unavailable": reason}`` when
-        the probe raised or has not finished.
+    Return under each name, in the order given, the answer, or ``{"unavailable": reason}`` when the
+    probe raised or has not finished. Never raise.
     """
     answers: dict[str, Any] = {}
 
@@ -58,17 +54,13 @@ def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) ->
     return {name: answers.get(name, late) for name in probes}
 
 
-def call_in_subprocess(function: Callable[[], Any], timeout: float, *launcher: str) -> Any:
-    """Call a function in a fresh Python process.
+def call_in_subprocess(
+    function: Callable[[], Answer | None], timeout: float, *launcher: str
+) -> Answer:
+    """Call a function in a fresh Python process, and return what it returned.
 
-    Args:
-        function: at the top level of a module; it takes nothing and returns what JSON can hold,
-            or None when another rank of ``launcher`` answers.
-        timeout: of the process, in seconds.
-        launcher: command line that comes before Python's, such as ``mpiexec -n 2``.
-
-    Returns:
-        What the function returned.
+    The function is at the top level of a module, takes nothing and returns what JSON can hold, or
+    None when another rank answers of the launcher, a command line such as ``mpiexec -n 2``.
 
     Raises:
         TimedOut: it took too long.
@@ -77,9 +69,9 @@ def call_in_subprocess(function: Callable[[], Any], timeout: float, *launcher: s
     # `-c` puts the current folder first on the path, which the command `chainermn` does not.
     code = (
         "import sys; sys.path[:] = [p for p in sys.path if p]\n"
-        f"from chainermn_tools.environment.probe import answer\n"
+        f"from {__name__} import print_answer\n"
         f"from {function.__module__} import {function.__qualname__} as function\n"
-        "answer(function)"
+        "print_answer(function)"
     )
     text = check_output([*launcher, sys.executable, "-c", code], timeout)
     for line in text.splitlines():
@@ -87,11 +79,12 @@ def call_in_subprocess(function: Callable[[], Any], timeout: float, *launcher: s
             found = json.loads(line.removeprefix(MARK))
             if "unavailable" in found:
                 raise Unavailable(found["unavailable"])
-            return found["answer"]
+            answer: Answer = found["answer"]
+            return answer
     raise Unavailable(f"the process gave no answer{quote_output(text)}")
 
 
-def answer(function: Callable[[], Any]) -> None:
+def print_answer(function: Callable[[], Any]) -> None:
     """Print what the function returns, for :func:`call_in_subprocess` on the other side to read."""
     try:
         found = {"answer": function()}

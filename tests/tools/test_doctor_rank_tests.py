@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chainermn_tools.doctor.cluster import transfer_tests
+from chainermn_tools.doctor import rank_tests
 from tests.support.doctor import COMMUNICATORS
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
@@ -18,9 +18,7 @@ def exchange(world, address: str | None, *pairs: tuple[str, str]) -> tuple[bool,
     said: list[dict] = []
     hosts = [f"host{rank}" for rank in range(world.size)]
     order = [(a, b, address) for a, b in pairs]
-    well = transfer_tests.exchange_messages(
-        world, hosts, order, lambda **record: said.append(record)
-    )
+    well = rank_tests.exchange_messages(world, hosts, order, lambda **record: said.append(record))
     return well, [one for every in world.allgather(said) for one in every]
 
 
@@ -39,36 +37,29 @@ def test_large_messages_come_back_as_they_were_sent(world, address):
 
 @pytest.mark.ranks(2)
 def test_what_comes_back_wrong_is_noticed(world, monkeypatch):
-    monkeypatch.setattr(transfer_tests, "matches_pattern", lambda *_, **__: False)
+    monkeypatch.setattr(rank_tests, "matches_pattern", lambda *_, **__: False)
     well, said = exchange(world, None, ("host0", "host1"))
     assert (well, said[-1]["right"]) == (True, False)
 
 
 def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world, monkeypatch):
     """Rank 1 takes it, and reads next to nothing."""
-    monkeypatch.setattr(transfer_tests, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(rank_tests, "STALL_SECONDS", 0.5)
     with contextlib.ExitStack() as taken:
 
         def take(listener: Any, _: int) -> None:
             taken.enter_context(listener.accept()[0]).recv(1)
 
         if world.rank == 1:
-            monkeypatch.setattr(transfer_tests, "_receive_over_tcp", take)
+            monkeypatch.setattr(rank_tests, "_receive_over_tcp", take)
         well, said = exchange(world, "127.0.0.1", ("host0", "host1"))
     assert not well, "on all ranks"
     assert said == [{"pair": ["host0", "host1"], "stalled": True}]
 
 
 @pytest.mark.ranks(2)
-def test_every_communicator_is_tried(world):
-    said: list[dict] = []
-    transfer_tests.exchange_with_communicators(
-        world, COMMUNICATORS, lambda **record: said.append(record)
-    )
-    if world.rank:
-        assert said == []
-        return
-    assert [one["communicator"] for one in said] == list(COMMUNICATORS)
-    for one in said:
-        assert one["found"].get("right", "why_not" in one["found"]), one
-        assert "bytes_per_second" not in one["found"]
+@pytest.mark.parametrize("name", COMMUNICATORS)
+def test_every_communicator_is_tried(world, name):
+    found = rank_tests.try_communicator(world, name, timed=False)
+    assert found.get("right", "why_not" in found), found
+    assert "bytes_per_second" not in found

@@ -1,4 +1,4 @@
-"""The results as text for terminals and files, as JSON, and as Markdown for a bug report."""
+"""What `chainermn doctor` prints: text, JSON, and Markdown for a bug report."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import io
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from chainermn_tools import environment
-from chainermn_tools.doctor.check import CheckResult, Context, Stage
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from chainermn_tools.doctor import CheckResult, Context, Stage
 
 # Raised when a key of the JSON changes its name or its meaning; a new check or key is no change.
 SCHEMA = 1
@@ -44,13 +46,7 @@ def summary(results: Sequence[CheckResult]) -> str:
 
 
 def as_dict(results: Sequence[CheckResult], context: Context, seconds: float) -> dict[str, Any]:
-    """Return what ``chainermn doctor --json`` prints; docs/doctor.md describes it.
-
-    Args:
-        results: of all checks.
-        context: what was examined.
-        seconds: how long that took.
-    """
+    """Return what ``--json`` prints, as docs/doctor.md describes it, after so many seconds."""
     worst = worst_status(results)
     return {
         "schema": SCHEMA,
@@ -86,14 +82,8 @@ def as_markdown(
 ) -> str:
     """Return results and environment in Markdown, folded away below one line.
 
-    Args:
-        stages: that were run.
-        results: of all their checks.
-        seconds: how long that took.
-        environment_time: how long collecting the environment may take, in seconds.
+    The results took so many seconds, and collecting the environment may take ``environment_time``.
     """
-    from rich.console import Console
-
     file = io.StringIO()
     console = Console(file=file, force_terminal=False)
     show_all(stages, results, console)
@@ -114,16 +104,10 @@ def as_markdown(
 def show_all(
     stages: Sequence[Stage], results: Iterable[CheckResult], console: Console
 ) -> list[CheckResult]:
-    """Print results as they come, stage by stage, and a summary.
+    """Print the stages' results as they come, and a summary; return the results.
 
-    Args:
-        stages: that are run.
-        results: of all their checks, in their order.
-        console: where to. On a terminal sentences are wrapped to its width, and a hint is never
-            broken, so that it can be copied; elsewhere each is one line, printed at once.
-
-    Returns:
-        The results.
+    On a terminal sentences are wrapped to its width, and a hint is never broken, so that it can be
+    copied; elsewhere each is one line, printed at once.
     """
     width = max(len(check.name) for stage in stages for check in stage.checks)
     shown: list[CheckResult] = []
@@ -148,51 +132,38 @@ def show_all(
 
 def _show(result: CheckResult, width: int, console: Console) -> None:
     """Print a result; ``width`` is that of the longest name of a check."""
-    label = f"  {LABELS[result.status]:{LABEL_WIDTH}}"
     is_bad = result.status in ("warning", "failed")
     first = result.question if is_bad else result.message
+    label = Text(f"  {LABELS[result.status]:{LABEL_WIDTH}}", style=STYLES[result.status])
+    name, shade = Text(result.name, style="bold"), "dim" if result.status == "skipped" else ""
     if not console.is_terminal:
         _print(console, f"{label}  {result.name:{width}}  {_one_line(first)}".rstrip())
+    elif console.width < NARROW_WIDTH:
+        console.print(Text.assemble(label, "  ", name))
+        _print_wrapped(console, first, shade)
     else:
-        _print_row(console, result, label, width, first)
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_column(width=len(label), no_wrap=True)
+        row.add_column(width=width, no_wrap=True)
+        row.add_column(overflow="fold", ratio=1)
+        row.add_row(label, name, Text(first, style=shade))
+        console.print(row)
     if is_bad:
         _print_wrapped(console, result.message)
         _print(console, f"{INDENT}fix: {_one_line(result.hint or '')}", "green")
 
 
-def _print_row(console: Console, result: CheckResult, label: str, width: int, first: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    shade = "dim" if result.status == "skipped" else ""
-    name = Text(result.name, style="bold")
-    if console.width < NARROW_WIDTH:
-        console.print(Text.assemble((label, STYLES[result.status]), "  ", name))
-        _print_wrapped(console, first, shade)
-        return
-    row = Table.grid(padding=(0, 2, 0, 0))
-    row.add_column(width=len(label), no_wrap=True)
-    row.add_column(width=width, no_wrap=True)
-    row.add_column(overflow="fold", ratio=1)
-    row.add_row(Text(label, style=STYLES[result.status]), name, Text(first, style=shade))
-    console.print(row)
-
-
 def _print_wrapped(console: Console, text: str, style: str = "") -> None:
     """Print an indented sentence, wrapped where lines are as wide as the terminal."""
-    if not console.is_terminal:
+    if console.is_terminal:
+        shown = Text(text, style=style, overflow="fold")
+        console.print(Padding.indent(shown, len(INDENT)))
+    else:
         _print(console, f"{INDENT}{_one_line(text)}")
-        return
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console.print(Padding.indent(Text(text, style=style, overflow="fold"), len(INDENT)))
 
 
 def _print(console: Console, text: str, style: str = "") -> None:
     """Print a line and never break it; only terminals get a style."""
-    from rich.text import Text
-
     console.print(Text(text, style=style), soft_wrap=True)
 
 

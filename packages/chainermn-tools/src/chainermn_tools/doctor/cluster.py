@@ -1,7 +1,4 @@
-"""What this machine and all hosts say of themselves and one another; each is asked once.
-
-``context.cached(gather_facts)`` gives it to all checks of the cluster.
-"""
+"""What this machine and all hosts say of themselves and one another; each is asked once."""
 
 from __future__ import annotations
 
@@ -11,37 +8,24 @@ import math
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chainermn_tools.doctor import ssh
 from chainermn_tools.doctor.check import CheckResult, Context, skipped
-from chainermn_tools.doctor.cluster.session import (
-    COMMAND,
-    Session,
-    first_input,
-    open_sessions,
-    parse_shell_answer,
-)
-from chainermn_tools.doctor.cluster.ssh import (
-    SSHFailure,
-    classify_failure,
-    ssh_command,
-    ssh_program,
-    without_verbose_lines,
-)
-from chainermn_tools.doctor.mpi import find_launcher
+from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FAMILIES
 from chainermn_tools.jobs import Unavailable
 
 # The name of this machine among the hosts; no host can have it.
-THIS_MACHINE = ""
+THIS_MACHINE = "this machine"
 # Logins at the same time: more would overload a gateway, a directory service or this machine.
 MAX_LOGINS = 16
-POLL_SECONDS = 0.01
-# For logins and all answers: usual seconds, share of the remaining time, and limit. What is left is
-# for trying connections and for starting ranks.
+# For logins and all answers: usual seconds, share of the remaining time, and the most of it. The
+# rest is for trying connections and for starting ranks.
 ANSWER_TIME = (30.0, 0.25, 0.4)
 LOGIN_TIME = (10.0, 0.1, 0.2)
 VERSION_TIME = (5.0, 0.05, 0.2)  # of mpiexec when it is asked for its version
@@ -65,7 +49,7 @@ class HostReply:
     """
 
     facts: dict[str, Any] | None
-    failure: SSHFailure | None = None
+    failure: ssh.SSHFailure | None = None
     reached: dict[str, dict[str, Any]] | None = None
 
 
@@ -97,26 +81,14 @@ def over_hosts(judge: Judge) -> Callable[[Context], CheckResult]:
     def run(context: Context) -> CheckResult:
         if not context.hosts:
             return skipped("no hosts were named")
-        return judge(context, context.cached(gather_facts))
+        return judge(context, gather_facts(context))
 
     return run
 
 
-def launcher_if_any(context: Context) -> dict[str, Any]:
-    """Return the ``mpiexec`` on PATH; empty without one, which is another check's business."""
-    try:
-        found: dict[str, Any] = context.cached(find_launcher)
-    except Unavailable:
-        return {}
-    return found
-
-
+@Context.cached
 def gather_facts(context: Context) -> ClusterFacts:
-    """Ask this machine and all hosts, and let them try connections among one another.
-
-    Raises:
-        Unavailable: this machine itself doesn't answer.
-    """
+    """Ask this machine and all hosts, and let them try connections among one another."""
     launcher = launcher_if_any(context)
     order = {
         "seconds": int(context.remaining()) + 1,
@@ -127,12 +99,12 @@ def gather_facts(context: Context) -> ClusterFacts:
         "program_seconds": context.time_for(*VERSION_TIME),
     }
     script = None if context.script is None else os.path.abspath(context.script)
-    lines = first_input(sys.executable, script, order)
-    program, login_time = ssh_program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
-    commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
+    lines = ssh.first_input(sys.executable, script, order)
+    program, login_time = ssh.program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
+    commands = {THIS_MACHINE: ["sh", "-c", ssh.COMMAND]}
     for host in context.hosts:
-        commands[host.name] = ssh_command(program, host.name, COMMAND, login_time)
-    with open_sessions() as start:
+        commands[host.name] = ssh.login_command(program, host.name, ssh.COMMAND, login_time)
+    with ssh.open_sessions() as start:
         seconds = context.time_for(*ANSWER_TIME)
         deadline = time.monotonic() + seconds
         started = _log_in(commands, start, lines, seconds)
@@ -140,109 +112,97 @@ def gather_facts(context: Context) -> ClusterFacts:
         local = replies.pop(THIS_MACHINE)
         if local.facts is None or local.facts["python"] is None:
             raise Unavailable(f"{sys.executable} can't be asked as hosts are: {local}")
-        answered = {name: one.facts for name, one in replies.items() if one.facts is not None}
-        able = {
-            name: one
-            for name, one in {THIS_MACHINE: local.facts, **answered}.items()
-            if "port" in one
-        }
-        sessions = {name: one for name, one in started.items() if isinstance(one, Session)}
-        reached = _try_connections(sessions, able, context.time_for(*CONNECTIONS_TIME))
-    return ClusterFacts(
-        local.facts,
-        {name: replace(one, reached=reached.get(name)) for name, one in replies.items()},
-    )
+        found = ClusterFacts(local.facts, replies)
+        sessions = {name: one for name, one in started.items() if isinstance(one, ssh.Session)}
+        reached = _try_connections(sessions, found, context.time_for(*CONNECTIONS_TIME))
+    replies = {name: replace(one, reached=reached.get(name)) for name, one in replies.items()}
+    return replace(found, hosts=replies)
 
 
 def _log_in(
     commands: Mapping[str, Sequence[str]],
-    start: Callable[[Sequence[str]], Session],
+    start: Callable[[Sequence[str]], ssh.Session],
     lines: str,
     seconds: float,
-) -> dict[str, Session | SSHFailure]:
+) -> dict[str, ssh.Session | ssh.SSHFailure]:
     """Start a session with each host and send it the agent, a limited number at the same time.
 
-    Args:
-        commands: by the host's name.
-        start: as :func:`open_sessions` yields it.
-        lines: that each session is sent.
-        seconds: within which all must be started, whichever hang: a login that takes longer than
-            its share no longer counts.
+    All must be started within the seconds, whichever hang: a login that takes longer than its share
+    no longer counts.
     """
     share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
-    sessions: dict[str, Session | SSHFailure] = {}
-    logging_in: list[Session] = []
-    for name, command in commands.items():
-        while len(logging_in) >= MAX_LOGINS:
-            oldest = time.monotonic() - share
-            logging_in = [
-                one for one in logging_in if not one.answered.is_set() and one.started > oldest
-            ]
-            time.sleep(POLL_SECONDS)
-        try:
-            session = start(command)
-        except OSError as error:
-            message = f"{command[0]} doesn't start: {error.strerror}"
-            sessions[name] = SSHFailure("no ssh", message)
-            continue
-        session.send(lines)
-        logging_in.append(session)
-        sessions[name] = session
-    return sessions
+    sessions: dict[str, ssh.Session | ssh.SSHFailure] = {}
+    slots = threading.Semaphore(MAX_LOGINS)
+
+    def log_in(name: str, command: Sequence[str]) -> None:
+        with slots:
+            try:
+                sessions[name] = session = start(command)
+            except OSError as error:
+                message = f"{command[0]} doesn't start: {error.strerror}"
+                sessions[name] = ssh.SSHFailure("no ssh", message)
+                return
+            session.send(lines)
+            session.answered.wait(share)
+
+    threads = [threading.Thread(target=log_in, args=item, daemon=True) for item in commands.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {name: sessions[name] for name in commands}
 
 
-def _receive_reply(session: Session | SSHFailure, deadline: float) -> HostReply:
-    if isinstance(session, SSHFailure):
+def _receive_reply(session: ssh.Session | ssh.SSHFailure, deadline: float) -> HostReply:
+    if isinstance(session, ssh.SSHFailure):
         return HostReply(None, session)
     answer = session.receive(deadline)
     if answer is None:
-        failure = classify_failure(session.stderr())
+        failure = ssh.classify_failure(session.stderr)
         if not failure.message:
             waited = time.monotonic() - session.started
-            failure = replace(failure, message=f"nothing within {waited:.0f} s")
+            failure = failure._replace(message=f"nothing within {waited:.0f} s")
         return HostReply(None, failure)
     if "python" in answer:
         return HostReply(answer)
     session.receive(deadline)  # a shell ends after its answer; then its stderr has been read
-    message = without_verbose_lines(session.stderr())
-    return HostReply({**parse_shell_answer(answer), "stderr": message})
+    message = ssh.without_verbose_lines(session.stderr)
+    return HostReply({**ssh.parse_shell_answer(answer), "stderr": message})
 
 
 def _try_connections(
-    sessions: Mapping[str, Session], able: Mapping[str, dict[str, Any]], seconds: float
+    sessions: Mapping[str, ssh.Session], found: ClusterFacts, seconds: float
 ) -> dict[str, dict[str, Any]]:
     """Let each host connect to all others and to this machine; return what each found."""
     deadline = time.monotonic() + seconds
-    orders: dict[str, dict[str, list[Any]]] = {name: {} for name in able if name != THIS_MACHINE}
-    for asker, others in orders.items():
-        for other, facts in able.items():
-            where = address_of(other, asker, able)
-            if where is not None and facts["machine"] != able[asker]["machine"]:
+    hosts = {name: facts for name, facts in found.facts().items() if "port" in facts}
+    expected = {}
+    for asker in hosts:
+        others: dict[str, list[Any]] = {}
+        for other, facts in {THIS_MACHINE: found.local, **hosts}.items():
+            where = address_of(other, asker, hosts)
+            if where is not None and facts["machine"] != hosts[asker]["machine"]:
                 others[other] = [where, facts["port"]]
         order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
         sessions[asker].send(json.dumps(order) + "\n")
-    answers = {asker: sessions[asker].receive(deadline) for asker in orders}
+        expected[asker] = others.keys()
+    reached = {asker: sessions[asker].receive(deadline) for asker in hosts}
+    # A Python that ends in the middle of it is followed by what its shell says.
     return {
-        asker: answer
-        for asker, answer in answers.items()
-        # A Python that ends in the middle of it is followed by what its shell says.
-        if answer is not None and answer.keys() == orders[asker].keys()
+        name: one
+        for name, one in reached.items()
+        if one is not None and one.keys() == expected[name]
     }
 
 
-def address_of(other: str, asker: str, able: Mapping[str, dict[str, Any]]) -> str | None:
-    """Return where one host finds another: ssh's connections say by which addresses they're known.
-
-    Args:
-        other: name of the one to be found; THIS_MACHINE for this machine.
-        asker: name of the one that looks for it.
-        able: facts of the hosts that answered, by name.
-    """
+def address_of(other: str, asker: str, facts: Mapping[str, dict[str, Any]]) -> str | None:
+    """Return where the asker finds another: ssh's connections say which addresses they have."""
+    here, _ = _ssh_addresses(facts[asker])
     if other == THIS_MACHINE:
-        return _ssh_addresses(able[asker])[0]
-    server = _ssh_addresses(able[other])[1]
+        return here
+    _, server = _ssh_addresses(facts[other])
     if server is not None and ipaddress.ip_address(server).is_loopback:
-        return address_of(THIS_MACHINE, asker, able)  # ssh went from this machine to itself
+        return here  # ssh went from this machine to itself
     return server
 
 

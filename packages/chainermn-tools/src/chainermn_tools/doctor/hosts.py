@@ -1,0 +1,220 @@
+"""Checks of the hosts: hostfile and slots, the login to each, and connections between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chainermn_tools.doctor.agent import STALLED
+from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.cluster import (
+    MAX_NAMED,
+    THIS_MACHINE,
+    ClusterFacts,
+    address_of,
+    describe_problems,
+    join_names,
+    over_hosts,
+    subject_of,
+)
+from chainermn_tools.doctor.software import launcher_if_any
+from chainermn_tools.doctor.ssh import KINDS
+from chainermn_tools.jobs import HYDRA_VENDORS, parse_hostfile
+
+# Between hosts of one hall it is a tenth of a millisecond; from here on a collective call on small
+# gradients takes longer than a step.
+FAR_SECONDS = 0.01
+REDUCE_MTU_HINT = (
+    "sudo ip link set dev eth0 mtu 1500   # on {a} and {b}, or whatever the network between them "
+    "carries: its switches drop what is larger"
+)
+Pair = tuple[str, str]
+
+# Those of connections are shown after what the hosts have.
+checks, connection_checks = Checks(), Checks()
+
+
+@checks.add("hostfile", "Is the hostfile written as this MPI reads it?")
+def hostfile(context: Context) -> CheckResult:
+    if context.hostfile is None:
+        return skipped("no hostfile was named")
+    path = context.hostfile
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        return failed(f"{path} can't be read: {error}", "give the right path with --hostfile")
+    vendor = launcher_if_any(context).get("vendor")
+    wrong = foreign_lines(text, vendor)
+    if wrong:
+        other = "Open MPI" if vendor in HYDRA_VENDORS else "MPICH"
+        first = next(iter(wrong))
+        shown = _shorten([f"line {number}, {line!r}" for number, (line, _) in wrong.items()])
+        return failed(
+            f"{path} is written for {other}, and mpiexec is of {vendor}: {shown}",
+            f"write in line {first}: {wrong[first][1]}   # and so on; or start the job with "
+            "chainermn launch, which reads both",
+            lines={str(number): right for number, (_, right) in wrong.items()},
+        )
+    try:
+        hosts = parse_hostfile(text, path)
+    except ValueError as error:
+        return failed(str(error), "write a host a line, such as: host:4 (Open MPI: host slots=4)")
+    return ok(f"{path} names {len(hosts)} host{'s' if len(hosts) > 1 else ''}")
+
+
+def _shorten(parts: list[str]) -> str:
+    more = f" and {len(parts) - MAX_NAMED} more" if len(parts) > MAX_NAMED else ""
+    return "; ".join(parts[:MAX_NAMED]) + more
+
+
+def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
+    """Find the lines of a hostfile that another MPI than the vendor's would read, if it is known.
+
+    Return by the line's number, from 1, the line and how the vendor's MPI wants it: MPICH and its
+    relatives `host:2`, and Open MPI `host slots=2`.
+    """
+    found: dict[int, tuple[str, str]] = {}
+    is_hydra = vendor in HYDRA_VENDORS
+    for number, line in enumerate(text.splitlines() if vendor else (), start=1):
+        shown = line.split("#", 1)[0].strip()
+        with suppress(ValueError):  # the file is parsed as a whole, too
+            (host,) = parse_hostfile(shown, "")
+            if host.slots is not None and ("=" in shown) == is_hydra:
+                found[number] = (shown, f"{host.name}{':' if is_hydra else ' slots='}{host.slots}")
+    return found
+
+
+@checks.add("slots", "Have the hosts slots enough for the ranks?")
+def slots(context: Context) -> CheckResult:
+    if not context.hosts:
+        return skipped("no hosts were named")
+    if all(host.slots is None for host in context.hosts):
+        return ok("no number of slots is given: ranks are shared evenly")
+    total = sum(1 if host.slots is None else host.slots for host in context.hosts)
+    message = f"{total} slot{'s' if total > 1 else ''} on {len(context.hosts)} hosts"
+    if context.ranks is None:
+        return ok(f"{message}; how many ranks there are to be wasn't said")
+    if context.ranks > total:
+        each = -(-context.ranks // len(context.hosts))
+        listed = ",".join(f"{host.name}:{each}" for host in context.hosts[:MAX_NAMED])
+        dots = ",..." if len(context.hosts) > MAX_NAMED else ""
+        return failed(
+            f"{message}, and {context.ranks} ranks",
+            f"-n {total}   # or give more slots: {listed}{dots}",
+            slots=total,
+            ranks=context.ranks,
+        )
+    return ok(f"{message} for {context.ranks} ranks")
+
+
+@checks.add("host names", "Are the hosts' names known?")
+@over_hosts
+def host_names(_: Context, cluster: ClusterFacts) -> CheckResult:
+    return _judge_logins(cluster, "host names", "they are known")
+
+
+@checks.add("host keys", "Does ssh know the hosts' keys?")
+@over_hosts
+def host_keys(_: Context, cluster: ClusterFacts) -> CheckResult:
+    return _judge_logins(cluster, "host keys", "the keys are known")
+
+
+@checks.add("ssh", "Can one log in to each host without a password, as mpiexec does?")
+@over_hosts
+def login(_: Context, cluster: ClusterFacts) -> CheckResult:
+    return _judge_logins(cluster, "ssh", "they let us in")
+
+
+def _judge_logins(cluster: ClusterFacts, check: str, success: str) -> CheckResult:
+    """Judge the part of the logins that a check is about, and say nothing of the others."""
+    failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
+    mine = {host: one for host, one in failures.items() if KINDS[one.kind].check == check}
+    if mine:
+        first, failure = next(iter(mine.items()))
+        message = describe_problems({h: KINDS[one.kind].message for h, one in mine.items()})
+        if failure.message:
+            message += f" (of {first}: {failure.message})"
+        hint = KINDS[failure.kind].hint.format(host=first)
+        return failed(message, hint, hosts={host: one.kind for host, one in mine.items()})
+    passed = [host for host in cluster.hosts if host not in failures]
+    if not passed:
+        return skipped("no host was reached")
+    return ok(f"{subject_of(passed)}: {success}")
+
+
+@connection_checks.add(
+    "connections", "Can ranks reach one another over the network, or is there a firewall?"
+)
+@over_hosts
+def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
+    tried = _tried_connections(cluster)
+    if not tried:
+        return skipped("there are no two hosts that could be asked")
+    unfinished = sorted({asker for (asker, _), found in tried.items() if found is None})
+    if unfinished:
+        return failed(
+            f"{join_names(unfinished)} did not come to the end of trying",
+            "give it more time with --timeout, or name fewer hosts",
+        )
+    bad = {pair: found["problem"] for pair, found in tried.items() if found and "problem" in found}
+    if not bad:
+        return ok(f"all {len(tried)} connections between them succeed, at any port")
+    message = _shorten([f"{a} to {b}: {problem}" for (a, b), problem in bad.items()])
+    suspect = Counter(host for pair in bad for host in reversed(pair)).most_common(1)[0][0]
+    others = [next(host for host in pair if host != suspect) for pair in bad if suspect in pair]
+    if len(others) == len(bad) > 2:
+        message += f"; {suspect} is part of each"
+    if all(problem == STALLED for problem in bad.values()):
+        a, b = next(iter(bad))
+        hint = REDUCE_MTU_HINT.format(a=a, b=b)
+    else:
+        known = cluster.facts()
+        address = address_of(others[0], suspect, known) if suspect in known else None
+        hint = (
+            f"sudo ufw allow from {address or others[0]}   # on {suspect}, and for all hosts, or "
+            "as its firewall has it: ranks use any TCP port"
+        )
+    return failed(
+        f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: {message}",
+        hint,
+        failed=[[*pair, problem] for pair, problem in bad.items()],
+    )
+
+
+@connection_checks.add("round trip", "Are the hosts near one another?", needs=("connections",))
+@over_hosts
+def round_trip(_: Context, cluster: ClusterFacts) -> CheckResult:
+    tried = _tried_connections(cluster)
+    seconds = {f"{a} to {b}": one["seconds"] for (a, b), one in tried.items() if one}
+    if not seconds:
+        return skipped("there are no two hosts that could be asked")
+    farthest, most = max(seconds.items(), key=lambda item: item[1])
+    message = f"a connection takes {1000 * most:.2g} ms, {farthest}, and less elsewhere"
+    if len(seconds) == 1:
+        message = f"a connection from {farthest} takes {1000 * most:.2g} ms"
+    if most > FAR_SECONDS:
+        hint = "choose hosts of one network, or communicate less often"
+        return warning(f"{message}: every step waits for several", hint, seconds=seconds)
+    return ok(message, seconds=seconds)
+
+
+def _tried_connections(cluster: ClusterFacts) -> dict[Pair, dict[str, Any] | None]:
+    """Return who tried to connect to whom, and what came of it; None where it did not finish.
+
+    Of this machine only connections from others to it count, which ranks' launchers make to
+    mpiexec; and none where it is one of the hosts.
+    """
+    able = {name: facts for name, facts in cluster.facts().items() if "port" in facts}
+    targets = {**able}
+    if all(facts["machine"] != cluster.local["machine"] for facts in able.values()):
+        targets[THIS_MACHINE] = cluster.local
+    tried: dict[Pair, dict[str, Any] | None] = {}
+    for asker, facts in able.items():
+        reached = cluster.hosts[asker].reached
+        for other, theirs in targets.items():
+            is_itself = theirs["machine"] == facts["machine"]
+            if not is_itself and (reached is None or other in reached):
+                tried[asker, other] = None if reached is None else reached[other]
+    return tried

@@ -1,0 +1,270 @@
+"""Checks of ranks on the hosts: where they start, and what they exchange. All are one job."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from typing import Any
+
+from _chainermn_events import emit
+from chainermn_tools import jobs
+from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.cluster import (
+    MAX_NAMED,
+    ClusterFacts,
+    address_of,
+    gather_facts,
+    join_names,
+    over_hosts,
+)
+from chainermn_tools.doctor.hints import (
+    LIST_MPI_VARIABLES,
+    MORE_TIME,
+    REPORT_IT,
+    hint_for_output,
+    most_telling_line,
+)
+from chainermn_tools.doctor.hosts import REDUCE_MTU_HINT
+from chainermn_tools.doctor.rank_job import EVENT, RankJob, run_ranks
+from chainermn_tools.doctor.ranks import COMMUNICATORS, START
+from chainermn_tools.formatting import format_bytes
+
+# So many ranks of a host show where it puts them; more would only take longer.
+MAX_RANKS_PER_HOST = 2
+# Usual seconds of the job, share of the remaining time, and the most of it; then each host may be
+# tried alone. Ranks do little: whoever isn't done by then hangs, or is very slow.
+JOB_TIME = (60.0, 0.4, 0.6)
+# Up to so many hosts each two are tried; of more, neighbours.
+MAX_ALL_PAIRS = 6
+# Hosts that are tried alone, where one that hangs may hold up all, and for how long.
+MAX_ALONE, ALONE_SECONDS = 16, 40.0
+# The communicator that refuses more than one host.
+SINGLE_HOST = "single_node"
+# MPI is as fast as a plain connection, or faster where it has a better network. Where it is so much
+# slower, something is in the way.
+SLOW_SHARE = 0.05
+NAME_NETWORK_HINT = (
+    "name the network that joins them: export HYDRA_IFACE=eth0 UCX_NET_DEVICES=eth0 (MPICH), or "
+    "OMPI_MCA_btl_tcp_if_include=eth0 (Open MPI)"
+)
+NEEDS = (
+    *("hostfile", "slots", "host names", "host keys", "ssh"),
+    *("hosts' python", "hosts' packages", "hosts' mpiexec", "hosts' variables"),
+    *("hosts' shared memory", "connections", START),
+)
+Pair = tuple[str, str, "str | None"]
+
+checks = Checks()
+
+
+@Context.cached
+def run_cluster_job(context: Context) -> RankJob:
+    """Run the job, where all hosts that are to run ranks have answered."""
+    assigned = jobs.assign_slots(context.hosts, context.ranks)
+    ranks_per_host = {host: min(ranks, MAX_RANKS_PER_HOST) for host, ranks in assigned.items()}
+    pairs = _choose_pairs(gather_facts(context), list(ranks_per_host))
+    names = [name for name in COMMUNICATORS if not pairs or name != SINGLE_HOST]
+    timeout = context.time_for(*JOB_TIME)
+    return run_ranks(context, exchange, ranks_per_host, timeout, pairs=pairs, communicators=names)
+
+
+def _choose_pairs(cluster: ClusterFacts, hosts: list[str]) -> list[Pair]:
+    """Return the pairs of hosts between which messages are sent, by their own names.
+
+    With them is an address at which the first one finds the second, if one is known.
+    """
+    known = cluster.facts()
+    # A host that has several names is one.
+    machines = {known[host]["machine"]: host for host in reversed(hosts)}
+    single = [host for host in hosts if machines[known[host]["machine"]] == host]
+    if len(single) <= MAX_ALL_PAIRS:
+        both = list(combinations(single, 2))
+    else:
+        both = list(zip(single, [*single[1:], single[0]], strict=True))
+    return [(known[a]["hostname"], known[b]["hostname"], address_of(b, a, known)) for a, b in both]
+
+
+def exchange(pairs: Sequence[Pair] = (), communicators: Sequence[str] = ()) -> None:
+    """Be a rank: let rank 0 report all hosts, and exchange data (collective)."""
+    from mpi4py import MPI
+
+    world, report = MPI.COMM_WORLD, functools.partial(emit, EVENT)
+    hosts = world.allgather(socket.gethostname())
+    if world.rank == 0:
+        report(hosts=hosts)
+    if not pairs and not communicators:
+        return
+    from chainermn_tools.doctor import rank_tests
+
+    if rank_tests.exchange_messages(world, hosts, pairs, report):
+        for name in communicators:
+            found = rank_tests.try_communicator(world, name, timed=False)
+            if world.rank == 0:
+                report(communicator=name, found=found)
+
+
+@checks.add("placement", "Do ranks start on the hosts that were asked for, and meet?", NEEDS)
+@over_hosts
+def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
+    names = {host: facts["hostname"] for host, facts in cluster.facts().items()}
+    for host in jobs.assign_slots(context.hosts, context.ranks):
+        if host not in names:
+            return skipped(f"{host} gave no answer")
+    job = run_cluster_job(context)
+    wanted = Counter[str]()
+    for host, ranks in job.ranks_per_host.items():
+        wanted[names[host]] += ranks
+    met = job.reports("hosts")  # the host of each rank, as they told one another
+    if not met:
+        began, asked = _started_on(job), job.ranks_per_host
+        silent = [host for host in asked if began[names[host]] < wanted[names[host]]]
+        if job.output.timed_out:
+            return _judge_hang(context, job, silent)
+        where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
+        by_hand = "run it by hand to see what mpiexec says: chainermn launch --hosts ..."
+        return _judge_status(job, where, by_hand, hosts=silent)
+    actual = Counter(met[0]["hosts"])
+    if actual != wanted:
+        return failed(
+            f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}",
+            "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts",
+            ranks=dict(actual),
+        )
+    return ok(_describe(wanted), ranks=dict(wanted))
+
+
+def _judge_hang(context: Context, job: RankJob, silent: list[str]) -> CheckResult:
+    """Return which host keeps ranks from starting, or that none does."""
+    if not silent:
+        return failed(
+            "MPI hangs while it starts, or while ranks meet: all ranks began",
+            "export UCX_TLS=tcp,self   # (MPICH), OMPI_MCA_btl=tcp,self (Open MPI): plain TCP",
+        )
+    message = f"mpiexec hangs: no rank began on {join_names(silent)} within {job.timeout:.0f} s"
+    if 1 < len(silent) == len(job.ranks_per_host) <= MAX_ALONE:
+        # One that hangs may hold up all.
+        alone = _hanging_alone(context, silent, min(ALONE_SECONDS, context.remaining()))
+        if 0 < len(alone) < len(silent):
+            message = f"mpiexec hangs because of {join_names(alone)}: no rank begins there"
+            silent = alone
+    hint = f"ssh {silent[0]} mpiexec -n 1 hostname   # if it hangs too, install MPI anew there"
+    return failed(message, hint, hosts=silent)
+
+
+def _hanging_alone(context: Context, hosts: list[str], timeout: float) -> list[str]:
+    """Return the hosts on which a rank doesn't start even without the others."""
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        done = pool.map(lambda host: run_ranks(context, exchange, {host: 1}, timeout), hosts)
+        return [host for host, job in zip(hosts, done, strict=True) if not _started_on(job)]
+
+
+def _started_on(job: RankJob) -> Counter[str]:
+    """Return how many ranks started on each host, by the hosts' own names."""
+    return Counter(event["host"] for event in job.output.events if event.kind == "started")
+
+
+def _describe(ranks: Counter[str]) -> str:
+    parts = [f"{count} rank{'s' if count > 1 else ''} on {host}" for host, count in ranks.items()]
+    return join_names(parts)
+
+
+@checks.add(
+    "hosts' messages", "Do large messages between hosts arrive, and how fast?", ("placement",)
+)
+@over_hosts
+def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
+    job = run_cluster_job(context)
+    if not job.options["pairs"]:
+        return skipped("there are no two hosts")
+    found = {tuple(one["pair"]): one for one in job.reports("pair")}
+    for (a, b), one in found.items():
+        if one["stalled"]:
+            return failed(
+                f"from {a} to {b} small messages arrive, and large ones stall, even without MPI",
+                REDUCE_MTU_HINT.format(a=a, b=b),
+                pair=[a, b],
+            )
+        if not one["right"]:
+            return failed(f"wrong values arrived between {a} and {b}", REPORT_IT, pair=[a, b])
+    for a, b, _ in job.options["pairs"]:
+        if (a, b) not in found:
+            message = f"between {a} and {b} large messages don't come through MPI"
+            return _judge_unfinished(job, message, NAME_NETWORK_HINT, pair=[a, b])
+    return _judge_rates(found)
+
+
+@checks.add(
+    "hosts' communicators",
+    "Do the communicators give what they must over the hosts?",
+    ("hosts' messages",),
+)
+@over_hosts
+def communicators(context: Context, _: ClusterFacts) -> CheckResult:
+    job = run_cluster_job(context)
+    found = {one["communicator"]: one["found"] for one in job.reports("communicator")}
+    tried = {name: one for name, one in found.items() if "why_not" not in one}
+    for name, one in tried.items():
+        if one["problem"] is not None:
+            message = f"{name}: {one['problem']}"
+            return failed(message, hint_for_output(message, REPORT_IT), communicator=name)
+        if not one["right"]:
+            message = f"{name}: wrong values of {', '.join(one['wrong'])} arrived"
+            return failed(message, f"take another communicator, and {REPORT_IT}", communicator=name)
+    for name in job.options["communicators"]:
+        if name not in found:
+            message = f"the communicator {name!r} doesn't come to its end"
+            return _judge_unfinished(job, message, MORE_TIME, communicator=name)
+    if job.output.timed_out or job.output.status != 0:
+        return _judge_unfinished(job, "the ranks don't come to their end", MORE_TIME)
+    return ok(f"all values of {', '.join(tried)} are right", communicators=list(tried))
+
+
+def _judge_unfinished(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
+    """Judge a job that hung, where the hint helps, or ended too early."""
+    if job.output.timed_out:
+        return failed(f"{message} within {job.timeout:.0f} s", hint, **details)
+    return _judge_status(job, message, REPORT_IT, **details)
+
+
+def _judge_status(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
+    """Judge a job that ended too early; the hint is for what is not known."""
+    output = job.output
+    line = most_telling_line(output.stderr if output.stderr.strip() else output.stdout)
+    message += f", and the job ended with status {output.status}: {line}"
+    return failed(message, hint_for_output(job.text, hint), **details)
+
+
+def _judge_rates(found: dict[tuple[str, ...], dict[str, Any]]) -> CheckResult:
+    """Judge how fast messages are, beside what the link can do; the slowest pair is named."""
+    details = {
+        f"{a} to {b}": {
+            "bytes_per_second": round(one["bytes"] / one["seconds"]),
+            "tcp_bytes_per_second": one["tcp_seconds"] and round(one["bytes"] / one["tcp_seconds"]),
+        }
+        for (a, b), one in found.items()
+    }
+    (a, b), slowest = max(found.items(), key=lambda item: item[1]["seconds"])
+    rate = format_bytes(slowest["bytes"] / slowest["seconds"])
+    elsewhere = ", and faster elsewhere" if len(found) > 1 else ""
+    message = f"they arrive, at {rate}/s between {a} and {b}{elsewhere}"
+    shares = {
+        pair: one["tcp_seconds"] / one["seconds"]
+        for pair, one in found.items()
+        if one["tcp_seconds"] is not None
+    }
+    if not shares:
+        return ok(message, pairs=details)
+    message += f"; at least {min(shares.values()):.2g} of a plain connection's rate"
+    slow = [pair for pair, share in shares.items() if share < SLOW_SHARE]
+    idle = [f"{a} and {b}" for a, b in slow if not found[a, b]["overloaded"]]
+    if idle:
+        hint = f"{LIST_MPI_VARIABLES}   # does MPI take the network that it should?"
+        message += f"; that is too slow between {'; '.join(idle[:MAX_NAMED])}"
+        return warning(message, hint, pairs=details)
+    if slow:
+        message += "; but its hosts have more to do than their cores can"
+    return ok(message, pairs=details)

@@ -1,0 +1,292 @@
+"""What ranks try with messages, communicators and GPUs; every value that arrives is checked.
+
+Only ranks may import it: that starts MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chainermn_comm import CommunicatorBase, create_communicator, devices
+from chainermn_comm.gpu import mpi_takes_gpu_memory
+from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation
+from chainermn_tools.bench.timing import NAP_SECONDS, is_correct, time_all
+from chainermn_tools.bench.values import fill_pattern, matches_pattern
+from chainermn_tools.doctor.agent import listen
+from chainermn_tools.doctor.rank_job import overload_reason
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# Elements of the gradients that are timed: more than caches hold, and still a moment's work.
+COUNT = 4 << 20
+CHECKED_COUNT = 12345
+TIMED_SECONDS = 0.2
+VERBS = ("send", "bcast", "allreduce", MEAN_GRAD)
+# The communicator that exchanges nothing, and leaves gradients as they are.
+NO_OP = "dummy"
+GPU_ONLY = "pure_nccl"
+# Elements of a message between hosts: more than any switch or MPI sends at once.
+MESSAGE_COUNT = 1 << 20
+# Messages go there and back so often, unless that takes longer.
+MAX_ROUNDS, ROUNDS_SECONDS = 3, 2.0
+# Within it some of a large message must have moved.
+STALL_SECONDS = 8.0
+PIECE_BYTES = 1 << 18
+
+
+def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
+    """Send messages through MPI itself, from rank 0 to the last and back (collective).
+
+    Return ``right``: whether they arrived as they were; ``problem``: what was raised, if anything;
+    ``bytes_per_second`` of them and ``copied_bytes_per_second`` of a copy in memory.
+    """
+    if world.size == 1:
+        return {"right": True, "problem": None}
+    with create_communicator("naive", world) as comm:
+        return _time(world, comm, "send")
+
+
+def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dict[str, Any]:
+    """Try a communicator's verbs on NumPy arrays, and on GPUs where each rank has one (collective).
+
+    Return ``wrong``: the verbs that gave wrong values, on any rank; ``problem``: what was raised;
+    ``why_not``: why it can't be made here; where a mean of large gradients is ``timed``, too, rates
+    as of :func:`try_messages`.
+    """
+    gpu_problem = _own_gpu_problem(world)
+    if name == GPU_ONLY and gpu_problem is not None:
+        return {"why_not": gpu_problem}
+    with contextlib.ExitStack() as undo:
+        if gpu_problem is None:
+            undo.enter_context(devices.use(_device(world)))
+        try:
+            comm = undo.enter_context(create_communicator(name, world))
+        except ValueError as error:  # on all ranks
+            return {"right": False, "wrong": [], "problem": str(error)}
+        found: dict[str, Any] = {"right": True, "wrong": [], "problem": None}
+        own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
+        trials: dict[str, Invocation] = {}
+        for verb in VERBS if name != GPU_ONLY else VERBS[:-1]:
+            if name == NO_OP and verb == MEAN_GRAD:
+                trials[verb] = _mean_invocation(comm, own, world.rank)
+            elif world.size >= OPERATIONS[verb].min_ranks:
+                trials[verb] = OPERATIONS[verb].make_invocation(comm, *_arrays(CHECKED_COUNT))
+        if gpu_problem is None and name != NO_OP:
+            mean = (world.size - 1) / 2
+            on_gpu = _mean_invocation(comm, lambda: devices.to_device(own()), mean)
+            trials[f"{MEAN_GRAD} on GPUs"] = on_gpu
+        for verb, invocation in trials.items():
+            right, problem = is_correct(world, invocation)
+            if problem is not None:
+                found["problem"] = found["problem"] or f"{verb}: {problem}"
+            elif not right:
+                found["wrong"].append(verb)
+            found["right"] = found["right"] and right
+        succeeded = found["problem"] is None and not found["wrong"]
+        if timed and succeeded and name not in (NO_OP, GPU_ONLY):
+            found |= _time(world, comm, MEAN_GRAD)
+    return found
+
+
+def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
+    """Sum arrays that lie on GPUs at rank 0, through MPI itself (collective).
+
+    Return ``aware``: whether MPI says, on all ranks, that it takes memory of GPUs; ``why_not``: why
+    there is no GPU to try it with; ``right``, where it was tried.
+    """
+    aware = all(world.allgather(mpi_takes_gpu_memory()))
+    problem = _gpu_problem(world)
+    if problem is not None:
+        return {"aware": aware, "why_not": problem}
+    if not aware:
+        return {"aware": aware}
+    with devices.use(_device(world)):
+        sent = devices.to_device(np.full(CHECKED_COUNT, world.rank, np.float64))
+        total = devices.to_device(np.zeros(CHECKED_COUNT))
+        devices.current_stream().synchronize()  # MPI knows nothing of streams
+        world.Reduce(sent, total)
+        right = world.rank != 0 or bool(
+            (devices.to_host(total) == world.size * (world.size - 1) / 2).all()
+        )
+    return {"aware": aware, "right": all(world.allgather(right))}
+
+
+def _time(world: MPI.Intracomm, comm: CommunicatorBase, verb: str) -> dict[str, Any]:
+    """Return the rates of an operation, and of a copy by all ranks at once, timed in turns."""
+    count = COUNT // world.size * world.size
+    arrays, operation = _arrays(count), OPERATIONS[verb]
+    invocations = [one.make_invocation(comm, *arrays) for one in (operation, BASELINES["memcpy"])]
+    (times, copies), _ = time_all(world, invocations, TIMED_SECONDS)
+    found: dict[str, Any] = {"right": times.correct, "problem": times.problem}
+    if times.seconds and copies.seconds:
+        nbytes = arrays[0].nbytes
+        found["bytes_per_second"] = round(
+            nbytes * operation.transfers_per_call / min(times.seconds)
+        )
+        found["copied_bytes_per_second"] = round(nbytes / min(copies.seconds))
+    return found
+
+
+def _arrays(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return an array to send, and one to receive in."""
+    return np.empty(count, np.float32), np.empty(count, np.float32)
+
+
+def _mean_invocation(comm: CommunicatorBase, make: Callable[[], Any], mean: float) -> Invocation:
+    """Return a mean of gradients that ``make`` gives; all of it must be ``mean``."""
+    parameter = SimpleNamespace(data=None, grad=None)
+    model = SimpleNamespace(namedparams=lambda: iter([("/w", parameter)]))
+
+    def prepare() -> None:
+        parameter.data = parameter.grad = make()
+
+    def call() -> Any:
+        comm.multi_node_mean_grad(model)
+        return parameter.grad
+
+    def is_mean(grad: Any) -> bool:
+        return np.allclose(devices.to_host(grad) if devices.on_gpu(grad) else grad, mean)
+
+    return Invocation(prepare, call, is_mean)
+
+
+def _gpu_problem(world: MPI.Intracomm) -> str | None:
+    """Return why not every rank has a GPU, be it shared; None if it has."""
+    problems = world.allgather(devices.unavailable_reason())
+    return next(filter(None, problems), None)
+
+
+def _own_gpu_problem(world: MPI.Intracomm) -> str | None:
+    """Return why not every rank has a GPU to itself; None if it has."""
+    problem = _gpu_problem(world)
+    if problem is not None:
+        return problem
+    with devices.use(_device(world)):
+        ids = world.allgather((socket.gethostname(), devices.bus_id()))
+    return None if len(set(ids)) == len(ids) else "there are fewer GPUs than ranks"
+
+
+def _device(world: MPI.Intracomm) -> int:
+    import cupy
+
+    return int(world.rank % cupy.cuda.runtime.getDeviceCount())
+
+
+def exchange_messages(
+    world: MPI.Intracomm,
+    hosts: Sequence[str],
+    pairs: Sequence[tuple[str, str, str | None]],
+    report: Callable[..., None],
+) -> bool:
+    """Send a large message there and back between each two hosts, one pair at a time (collective).
+
+    A plain TCP connection carries as much first: it shows what the link can do, and if that stalls
+    MPI isn't tried. Without an address in the pair there is none. Return on all ranks whether no
+    connection stalled.
+
+    The first host's rank reports ``pair=[a, b]`` and what was found: ``stalled``, or ``right``,
+    ``seconds`` of a message, ``tcp_seconds``, the number of ``bytes``, and whether one of the hosts
+    is ``overloaded``.
+    """
+    succeeded = True
+    for a, b, address in pairs:
+        if a in hosts and b in hosts:
+            first, second = hosts.index(a), hosts.index(b)
+            if world.rank == first:
+                found = _send_and_return(world, second, address)
+                report(pair=[a, b], **found)
+                succeeded = succeeded and not found["stalled"]
+            elif world.rank == second:
+                _receive_and_return(world, first, address)
+            done = world.Ibarrier()  # keeps no core busy
+            while not done.Test():
+                time.sleep(NAP_SECONDS)
+    return all(world.allgather(succeeded))
+
+
+def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> dict[str, Any]:
+    """Be the first of a pair; return what :func:`exchange_messages` reports."""
+    sent, got = _arrays(MESSAGE_COUNT)
+    fill_pattern(sent, world.rank)
+    port, overloaded = world.recv(source=other)
+    times: list[float] = []
+    tcp: list[float] = []
+    right, more, started = True, True, time.perf_counter()
+    while more:
+        if address is not None:
+            took = _send_over_tcp(address, port)
+            world.send(took is not None, other)
+            if took is None:
+                return {"stalled": True}
+            tcp.append(took)
+        begin = time.perf_counter()
+        world.Send(sent, other)
+        world.Recv(got, other)
+        times.append((time.perf_counter() - begin) / 2)
+        right = right and matches_pattern(got, MESSAGE_COUNT, plus=world.rank)
+        got.fill(0)
+        more = len(times) < MAX_ROUNDS and time.perf_counter() - started < ROUNDS_SECONDS
+        world.send(more, other)
+    return {
+        "stalled": False,
+        "right": right,
+        "seconds": min(times),
+        "tcp_seconds": min(tcp, default=None),
+        "bytes": sent.nbytes,
+        "overloaded": overloaded or bool(overload_reason()),
+    }
+
+
+def _receive_and_return(world: MPI.Intracomm, other: int, address: str | None) -> None:
+    """Be the second of a pair: receive what comes, and send it back."""
+    got = np.empty(MESSAGE_COUNT, np.float32)
+    with listen() as listener:
+        listener.settimeout(STALL_SECONDS)
+        world.send((listener.getsockname()[1], bool(overload_reason())), other)
+        more = True
+        while more:
+            if address is not None:
+                with contextlib.suppress(OSError):  # the other one notices, too
+                    _receive_over_tcp(listener, got.nbytes)
+                if not world.recv(source=other):
+                    return
+            world.Recv(got, other)
+            world.Send(got, other)
+            more = world.recv(source=other)
+
+
+def _send_over_tcp(address: str, port: int) -> float | None:
+    """Return the seconds that a plain connection takes for as much; None where it stalls."""
+    nbytes, piece = 4 * MESSAGE_COUNT, bytes(PIECE_BYTES)
+    try:
+        with socket.create_connection((address, port), STALL_SECONDS) as connection:
+            begin = time.perf_counter()
+            for _ in range(nbytes // PIECE_BYTES):
+                connection.sendall(piece)
+            connection.recv(1)
+            return time.perf_counter() - begin
+    except OSError:
+        return None
+
+
+def _receive_over_tcp(listener: socket.socket, nbytes: int) -> None:
+    """Read what :func:`_send_over_tcp` sends, and acknowledge it."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(STALL_SECONDS)
+        remaining, buffer = nbytes, bytearray(PIECE_BYTES)
+        while remaining:
+            read = connection.recv_into(buffer)
+            if not read:
+                return
+            remaining -= read
+        connection.sendall(b"!")
