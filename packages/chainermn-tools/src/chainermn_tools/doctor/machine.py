@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from _chainermn_limits import chosen_thread_variables
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
 
@@ -55,7 +56,7 @@ def cores(context: Context) -> CheckResult:
             f"start at most {usable} ranks here, or ask for more cores",
             **found,
         )
-    chosen = [name for name in jobs.THREAD_VARIABLES if os.environ.get(name, "").strip()]
+    chosen = chosen_thread_variables({})
     for name in chosen:
         value = os.environ[name].split(",")[0].strip()
         if value.isdigit() and int(value) * (ranks or 1) > usable:

@@ -38,7 +38,6 @@ from chainermn_tools.jobs.tags import (
 )
 from chainermn_tools.jobs.variables import (
     JOB_VARIABLE,
-    THREAD_VARIABLES,
     influences_jobs,
     is_forwarded,
     rank_from_env,
@@ -50,7 +49,6 @@ __all__ = [
     "JOB_VARIABLE",
     "TAG_VARIABLE",
     "TERM_GRACE_SECONDS",
-    "THREAD_VARIABLES",
     "CompletedProcess",
     "Event",
     "Host",
