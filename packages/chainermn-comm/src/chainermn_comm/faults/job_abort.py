@@ -9,7 +9,8 @@ import sys
 import time
 from typing import NoReturn
 
-from ..events import emit
+from _chainermn_events import emit
+
 from ..trace import flush_trace
 from ..watchdog import mark_aborting
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -66,19 +67,13 @@ def ranks_from_reply(reply: dict[str, Any]) -> list[Rank]:
     Raises:
         KeyError, TypeError: the reply is malformed.
     """
-    return [
-        Rank(
-            **{
-                **rank,
-                "calls": tuple(
-                    Call(**{**call, "communicator": tuple(call["communicator"])})
-                    for call in rank["calls"]
-                ),
-                "scope": rank["scope"] and Scope(**rank["scope"]),
-            }
-        )
-        for rank in reply["ranks"]
-    ]
+    found = []
+    for rank in reply["ranks"]:
+        known = ({**call, "communicator": tuple(call["communicator"])} for call in rank["calls"])
+        calls = tuple(Call(**call) for call in known)
+        scope = rank["scope"] and Scope(**rank["scope"])
+        found.append(Rank(**{**rank, "calls": calls, "scope": scope}))
+    return found
 
 
 # In what faulthandler prints, the innermost Python function of each thread.
@@ -178,13 +173,13 @@ class WaitGraph:
 
     def with_stacks(self, stacks: dict[int, str]) -> WaitGraph:
         """Return the same graph with the stacks of the ranks that gave them."""
-        return WaitGraph(
-            (
-                replace(rank, stacks=stacks.get(rank.world, rank.stacks))
-                for rank in self.ranks.values()
-            ),
-            self.unreachable,
-        )
+        known = self.ranks.values()
+        ranks = (replace(rank, stacks=stacks.get(rank.world, rank.stacks)) for rank in known)
+        return WaitGraph(ranks, self.unreachable)
+
+    def with_replies(self, replies: Iterable[list[Rank]], unreachable: list[str]) -> WaitGraph:
+        """Return a graph that has the ranks of other machines, too."""
+        return WaitGraph(itertools.chain(self.ranks.values(), *replies), unreachable)
 
 
 def _match(one: Call, other: Call) -> bool:

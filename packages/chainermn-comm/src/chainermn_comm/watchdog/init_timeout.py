@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..events import RANK_VARIABLES, emit
+from _chainermn_events import RANK_VARIABLES, emit
+
 from . import processes, recorder
 from .diagnosis import Rank, WaitGraph
 from .report import next_step, reason, report, warning

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Sequence
 
-from ..events import write_frames
+from _chainermn_events import write_frames
 
 RUNNING, STOPPED, GONE = "running", "stopped", "gone"
 Process = tuple[int, int]  # number and start time

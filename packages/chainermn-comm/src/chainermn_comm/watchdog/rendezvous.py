@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..events import active_job
+from _chainermn_events import active_job
+
 from . import recorder
 from .network import addresses_towards, listen, own_addresses
 from .processes import start_time
