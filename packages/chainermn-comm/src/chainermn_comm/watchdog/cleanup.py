@@ -13,10 +13,11 @@ from . import processes
 from .processes import GONE, Process
 
 FOLDER = "/dev/shm/"
-# Files that Python makes; a process that is no part of the job may make such and share them.
+# How names of files begin that Python makes. Any Python program makes such files, and may share
+# them with the job.
 MADE_BY_PYTHON = ("sem.mp-", "psm_")
-# Files that MPICH, Open MPI, UCX, NCCL and Python's multiprocessing make for one job and name
-# themselves. What else a rank has mapped, such as a data set, is its user's.
+# How names begin that MPICH, Open MPI, UCX, NCCL and Python give to files made for one job. Files
+# with other names, such as data sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
     "mpich_shm_",
     "mpich_shar_tmp",
@@ -73,17 +74,11 @@ class SharedFiles:
         """Record what the ranks have mapped now."""
         with contextlib.suppress(OSError):
             found = _named(set().union(*(_mapped(pid) for pid, _ in self._ranks)))
-            seen = {*self._known.values(), *self._foreign}
-            self._foreign |= self._shared_with_others(
-                {
-                    identity
-                    for name, identity in found.items()
-                    if identity not in seen and name.startswith(MADE_BY_PYTHON)
-                }
-            )
-            self._known.update(
-                {name: one for name, one in found.items() if one not in self._foreign}
-            )
+            python = {one for name, one in found.items() if name.startswith(MADE_BY_PYTHON)}
+            new = python - self._foreign - set(self._known.values())
+            self._foreign |= self._shared_with_others(new)
+            ours = {name: one for name, one in found.items() if one not in self._foreign}
+            self._known.update(ours)
 
     def rescan(self) -> None:
         """Scan after files were made."""
@@ -93,7 +88,11 @@ class SharedFiles:
         self.scan()
 
     def remove(self) -> bool:
-        """Remove those that nobody uses; return whether none is left that may be removed later."""
+        """Remove the files that no process has mapped any more.
+
+        Returns:
+            Whether that was all: False while some process still uses one.
+        """
         in_use: set[Identity] | None = None
         for name, identity in list(self._known.items()):
             try:
@@ -112,20 +111,19 @@ class SharedFiles:
         return not any(os.path.lexists(FOLDER + name) for name in self._known)
 
     def _shared_with_others(self, identities: set[Identity]) -> set[Identity]:
-        """Return those that processes have mapped which are no part of the job."""
+        """Return those that a process has mapped which is no part of the job."""
         if not identities:
             return set()
         ranks = {pid for pid, _ in self._ranks}
         family = processes.descendants(ranks)
-        return identities & set().union(
-            *(
-                _mapped(pid)
-                for pid in processes.pids()
-                if pid not in family
-                and (known := processes.group_and_start(pid))
-                and known[0] not in ranks  # nor left behind in the group of one
-            )
+        strangers = (
+            pid
+            for pid in processes.pids()
+            if pid not in family
+            and (known := processes.group_and_start(pid))
+            and known[0] not in ranks  # nor left behind in the group of one
         )
+        return identities & set().union(*map(_mapped, strangers))
 
     def _is_ours(self, found: os.stat_result) -> bool:
         made = found.st_ctime
@@ -135,9 +133,9 @@ class SharedFiles:
 class Launcher:
     """The parent of a rank, of which Open MPI's may leave something behind.
 
-    On the machine where the job was started that is `mpiexec` itself, on the others a daemon of
-    its own, which waits for the word of `mpiexec` for ever when the link to it is cut. Each has a
-    folder with sockets and files. Other launchers' helpers end by themselves.
+    On the machine where the job was started it is `mpiexec` itself, on the others a daemon of its
+    own, which waits for `mpiexec` for ever when the link to it is cut. Each has a folder with
+    sockets and files. Other launchers' helpers end by themselves.
     """
 
     def __init__(self, rank: int) -> None:
@@ -152,20 +150,24 @@ class Launcher:
         )
 
     def daemon_lives(self) -> bool:
-        """Return whether it is a daemon of this job and lives."""
+        """Return whether the launcher is a daemon of this job and lives."""
         return self._is_daemon and processes.state(self._process) != GONE
 
     def end_daemon(self, seconds: float) -> None:
         """End such a daemon, unless it still has ranks or other processes of the job.
 
-        Args:
-            seconds: from SIGTERM, at which it removes its folder, to SIGKILL.
+        At SIGTERM it removes its folder; after so many seconds it gets SIGKILL.
         """
-        if self.daemon_lives() and not processes.children(self._process[0]):
+        pid = self._process[0]
+        others = processes.descendants({pid}) - {pid}
+        if self.daemon_lives() and not any(map(processes.start_time, others)):
             processes.terminate([self._process], seconds)
 
     def remove_folder(self) -> bool:
-        """Remove its folder if it is gone without having done that; return whether it is away."""
+        """Remove the folder of a launcher that is gone; return whether there is none any more.
+
+        Another user's folder is left alone, and counts as none.
+        """
         with contextlib.suppress(OSError):
             if os.lstat(self._folder).st_uid != os.geteuid():
                 return True
@@ -175,14 +177,7 @@ class Launcher:
 
 
 def clean(files: SharedFiles, launcher: Launcher, ranks: list[Process], failed: bool) -> None:
-    """Leave nothing of ranks that are gone.
-
-    Args:
-        files: that they had mapped.
-        launcher: of the ranks.
-        ranks: their processes.
-        failed: whether they ended badly. After a good end their children may be meant to stay.
-    """
+    """Remove what ranks that are gone have left; after a good end their children may stay."""
     if failed:
         _wait(lambda: not _children(ranks), LAUNCHER_SECONDS)
         processes.terminate(_children(ranks), LAUNCHER_SECONDS)

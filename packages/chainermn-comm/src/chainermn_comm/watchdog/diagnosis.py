@@ -15,25 +15,15 @@ from .status_region import COLLECTIVE, FINALIZE, MESSAGE, WORLD, Call, Scope
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank does.
+    """What a rank does."""
 
-    Attributes:
-        world: its number in MPI.COMM_WORLD.
-        host: name of its machine.
-        pid: its process there.
-        state: RUNNING, STOPPED or GONE.
-        calls: what it does, or did last, on each of its communicators.
-        stacks: of its threads, as text; empty where they weren't asked for or didn't come.
-        scope: what its calls are part of; None for nothing.
-    """
-
-    world: int
-    host: str
+    world: int  # its number in MPI.COMM_WORLD
+    host: str  # name of its machine
     pid: int
-    state: str
-    calls: tuple[Call, ...] = ()
-    stacks: str = ""
-    scope: Scope | None = None
+    state: str  # RUNNING, STOPPED or GONE
+    calls: tuple[Call, ...] = ()  # what it does, or did last, on each of its communicators
+    stacks: str = ""  # of its threads; empty where they weren't asked for or didn't come
+    scope: Scope | None = None  # what its calls are part of; None for nothing
 
     @property
     def waits(self) -> list[Call]:

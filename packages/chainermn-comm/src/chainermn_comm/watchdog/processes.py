@@ -9,7 +9,6 @@ import contextlib
 import os
 import select
 import signal
-import stat
 import time
 from collections.abc import Sequence
 
@@ -59,11 +58,6 @@ def descendants(roots: set[int]) -> set[int]:
     return found
 
 
-def children(pid: int) -> list[int]:
-    """Return the living children of a process."""
-    return [one for one in pids() if parent(one) == pid and start_time(one)]
-
-
 def command_line(pid: int) -> list[str]:
     """Return the command line of a process; an empty word if there is none."""
     return [os.fsdecode(word) for word in _read(f"/proc/{pid}/cmdline").split(b"\0")]
@@ -101,26 +95,17 @@ def terminate(processes: Sequence[Process], grace: float) -> None:
 
 
 def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = ()) -> bool:
-    """Write to where the standard error of another process goes.
+    """Write frames of events and a text to where the standard error of another process goes.
 
     It is opened only now: who holds the launcher's pipe keeps the launcher waiting for its end.
 
-    Args:
-        pid: the process.
-        text: what is written last.
-        seconds: for the launcher to read.
-        frames: of events, see `_chainermn_events`.
-
     Returns:
-        Whether all of it was written in time.
+        Whether the launcher has read enough in ``seconds`` for all of it to be written.
     """
-    path = f"/proc/{pid}/fd/2"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
     try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            return False
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
-        file = os.open(path, flags)
-    except OSError:
+        file = os.open(f"/proc/{pid}/fd/2", flags)
+    except OSError:  # such as that it is a socket
         return False
     deadline = time.monotonic() + seconds
     try:

@@ -52,9 +52,7 @@ class CallRecorder:
     __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "_version", "sequence")
 
     def __init__(self) -> None:
-        self._memory: Any = bytearray(SLOT_BYTES)
-        self._offset = IDENTITY.size
-        self._slot: int | None = None
+        self._detach()
         self._version = FIRST_VERSION
         self.sequence = 0
 
@@ -70,7 +68,7 @@ class CallRecorder:
         self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
     ) -> None:
         """Record that this process is about to wait for one other, inside of some function."""
-        name = _name_with_function(operation, inside) if inside else encode_name(operation)
+        name = encode_name(operation, inside) if inside else encode_name(operation)
         self._write(CALL, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
@@ -88,16 +86,18 @@ class CallRecorder:
             self._version = version + 1
             _write_version(memory, offset + CALL.size, version + 1)
 
+    def _detach(self) -> None:
+        self._memory: Any = bytearray(SLOT_BYTES)
+        self._offset = IDENTITY.size
+        self._slot: int | None = None
+
     def release(self) -> None:
         """Give the slot back: the communicator has been finalized."""
-        slot, self._slot = self._slot, None
+        slot = self._slot
         self._detach()
         if slot is not None and _region is not None:
             IDENTITY.pack_into(_region.memory, offset_of(slot), 0, 0, 0, 0)
             _region.free_slots.append(slot)
-
-    def _detach(self) -> None:
-        self._memory, self._offset, self._slot = bytearray(SLOT_BYTES), IDENTITY.size, None
 
 
 def watched(method: Method) -> Method:
@@ -153,28 +153,16 @@ atexit.register(mark_finalizing)
 
 @dataclass
 class StatusRegion:
-    """What the monitor reads of this process, and how it reaches the process.
-
-    Attributes:
-        process: whose it is.
-        memory: see `status_region`.
-        file: descriptor of the memory.
-        stacks: descriptor of the file where stacks are written.
-        signal: at which they are.
-        liveness_pipe: only this process has its second end open, and never writes to it.
-        free_slots: slots that have been given back.
-        used_slots: number of slots ever used.
-        is_monitored: whether some monitor knows of it.
-    """
+    """What the monitor reads of this process, and how it reaches the process."""
 
     process: int
-    memory: mmap.mmap
-    file: int
-    stacks: int
-    signal: int
-    liveness_pipe: tuple[int, int]
-    free_slots: list[int] = field(default_factory=list)
-    used_slots: int = 0
+    memory: mmap.mmap  # see `status_region`
+    file: int  # descriptor of the memory
+    stacks: int  # descriptor of the file where stacks are written
+    signal: int  # at which they are
+    liveness_pipe: tuple[int, int]  # only this process has the second end open; nobody writes
+    free_slots: list[int] = field(default_factory=list)  # that have been given back
+    used_slots: int = 0  # number of slots ever used
     is_monitored: bool = False
 
 
@@ -201,13 +189,7 @@ def region() -> StatusRegion:
 
 
 def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorder:
-    """Return a recorder with a slot that the monitor reads, if one is free.
-
-    Args:
-        communicator: see `Call`.
-        rank: of this process in the communicator.
-        size: of the communicator.
-    """
+    """Return a recorder with a slot that the monitor reads, if one is free; see `Call`."""
     record, mine = CallRecorder(), region()
     if mine.free_slots:
         slot = mine.free_slots.pop()
@@ -255,11 +237,6 @@ def _reset_in_child() -> None:
 
 
 @functools.lru_cache(maxsize=1024)  # some names hold ranks and tags
-def encode_name(text: str) -> bytes:
-    """Return the text as it is recorded."""
-    return text.encode()
-
-
-@functools.lru_cache(maxsize=1024)
-def _name_with_function(operation: str, function: str) -> bytes:
-    return f"{operation}{SCOPE_SEPARATOR}{function}".encode()
+def encode_name(name: str, function: str = "") -> bytes:
+    """Return an operation as it is recorded, with the function that it is part of."""
+    return (f"{name}{SCOPE_SEPARATOR}{function}" if function else name).encode()

@@ -40,17 +40,10 @@ _num_registered = 0
 
 
 def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
-    """Have the calls on a communicator watched (collective over it).
+    """Have the calls on a communicator watched, and return their recorder (collective over it).
 
-    Ranks that no monitor knows yet get one for all of them that are on the same machine.
-
-    Args:
-        comm: the communicator.
-        world: this process's rank in MPI.COMM_WORLD.
-        timeout: the same on all ranks.
-
-    Returns:
-        Where the calls are to be recorded.
+    Ranks that no monitor knows yet get one for all of them that are on the same machine. The
+    ``timeout`` is the same on all ranks, and ``world`` this process's rank in MPI.COMM_WORLD.
     """
     global _num_registered
     if not timeout.seconds or comm.size == 1:
@@ -60,45 +53,24 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     if problem is not None:
         _warn(problem)
     everyone = comm.allgather((world, _num_registered, _machine_id(), mine))
-    machines: dict[Any, list[dict[str, Any]]] = {}
+    machines: dict[Any, list[dict[str, Any]]] = {}  # the ranks that get a monitor now
     for *_, machine, it in everyone:
         if it is not None:
             machines.setdefault(machine, []).append(it)
-    if mine is not None:
-        recorder.region().is_monitored = True
     here = machines.get(_machine_id(), [])
     leads = mine is not None and here[0]["world"] == world
-    _start_monitors(comm, here, leads, len(machines), timeout)
-    return CallRecorder() if problem else recorder.allocate(everyone[0][:2], comm.rank, comm.size)
-
-
-def _start_monitors(
-    comm: MPI.Intracomm,
-    here: list[dict[str, Any]],
-    leads: bool,
-    num_machines: int,
-    timeout: Timeout,
-) -> None:
-    """Start a monitor on each of these machines (collective).
-
-    Args:
-        comm: the communicator.
-        here: the ranks of this machine that are to be watched.
-        leads: whether this rank starts their monitor.
-        num_machines: on how many machines there are such ranks.
-        timeout: the monitors'.
-    """
     listeners: list[socket.socket] = []
-    mine: dict[str, Any] | None = None
     others: list[dict[str, Any] | None] = []
-    if num_machines > 1:
-        own = own_addresses() if leads else []
-        everywhere = comm.allgather(own)
+    reached_at = None
+    if len(machines) > 1:
         if leads:
-            elsewhere = [it for rank, it in enumerate(everywhere) if it and rank != comm.rank]
-            listeners, mine = _listen(here, addresses_towards(own, elsewhere))
-        everyone = comm.allgather(mine)
-        others = [*everyone[comm.rank + 1 :], *everyone[: comm.rank]]  # the next one first
+            elsewhere = [ranks[0]["addresses"] for ranks in machines.values() if ranks is not here]
+            addresses = addresses_towards(here[0]["addresses"], elsewhere)
+            listeners, reached_at = _listen(here, addresses)
+        monitors = comm.allgather(reached_at)
+        others = [*monitors[comm.rank + 1 :], *monitors[: comm.rank]]  # the next one first
+    if mine is not None:
+        recorder.region().is_monitored = True
     if leads:
         config = {
             "ranks": here,
@@ -108,10 +80,11 @@ def _start_monitors(
             "ends_job": timeout.ends_job,
             "silence": timeout.silence,
             "listeners": [listener.fileno() for listener in listeners],
-            "secret": mine and mine["secret"],
+            "secret": reached_at and reached_at["secret"],
             "others": [it for it in others if it is not None],
         }
         _launch_monitor(config, listeners)
+    return CallRecorder() if problem else recorder.allocate(everyone[0][:2], comm.rank, comm.size)
 
 
 def _describe_process(world: int) -> tuple[dict[str, Any] | None, Exception | None]:
@@ -130,6 +103,7 @@ def _describe_process(world: int) -> tuple[dict[str, Any] | None, Exception | No
         "stacks": region.stacks,
         "liveness": region.liveness_pipe[0],
         "signal": region.signal,
+        "addresses": own_addresses(),
     }, None
 
 
@@ -170,8 +144,7 @@ def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> N
             stdout=subprocess.DEVNULL,
             # Nobody else can open a socket; any other file the monitor opens when it must print.
             stderr=None if stat.S_ISSOCK(os.fstat(2).st_mode) else subprocess.DEVNULL,
-            close_fds=True,
-            pass_fds=[listener.fileno() for listener in listeners],
+            pass_fds=config["listeners"],
             cwd="/",
             env={name: os.environ[name] for name in kept if name in os.environ},
         )
