@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import PeerError
 from ..watchdog import mark_finalizing
@@ -31,8 +30,7 @@ RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
 SECONDARY_ERROR_SECONDS = 1.5
 
 
-@dataclass(frozen=True)
-class _Replaced:
+class _Replaced(NamedTuple):
     """The hooks that ours stand in place of, and the process that ours are for."""
 
     process: int
@@ -165,10 +163,8 @@ def _excepthook(
     if not _others_may_wait():
         previous(kind, value, trace)
         return
-    what, code = f"uncaught {kind.__name__}", 1
-    if issubclass(kind, KeyboardInterrupt):
-        code = 130  # 128 + SIGINT, as a shell reports it
-    details = ""
+    what, details = f"uncaught {kind.__name__}", ""
+    code = 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT, as a shell has it
     try:
         if isinstance(value, (PeerError, sys.modules["mpi4py.MPI"].Exception)):
             time.sleep(SECONDARY_ERROR_SECONDS)
@@ -199,12 +195,9 @@ def _threading_excepthook(args: threading.ExceptHookArgs) -> None:
 def _on_system_exit(code: object) -> None:
     status = exit_status.exit_code(code)
     if status and _others_may_wait():
-        is_number = isinstance(code, int)
-        abort_job(
-            f"sys.exit({code})" if is_number else "sys.exit with a message",
-            status,
-            "" if is_number else f"{code}\n",
-        )
+        if isinstance(code, int):
+            abort_job(f"sys.exit({code})", status)
+        abort_job("sys.exit with a message", status, f"{code}\n")
 
 
 def _os_exit(status: int) -> NoReturn:

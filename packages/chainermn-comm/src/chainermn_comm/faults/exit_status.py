@@ -55,15 +55,13 @@ if sys.version_info >= (3, 12):
                 listener(exception.code)
 
         monitoring = sys.monitoring
-        free = [tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None]
-        if not free:
-            warnings.warn(
-                "all tools of sys.monitoring are taken: sys.exit(3) on one rank won't end the job",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        free = (tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None)
+        _tool = next(free, None)
+        if _tool is None:
+            taken = "all tools of sys.monitoring are taken"
+            what = f"{taken}: sys.exit(3) on one rank won't end the job"
+            warnings.warn(what, RuntimeWarning, stacklevel=3)
             return
-        _tool = free[0]
         monitoring.use_tool_id(_tool, "chainermn")
         monitoring.register_callback(_tool, monitoring.events.PY_UNWIND, unwound)
         monitoring.set_events(_tool, monitoring.events.PY_UNWIND)

@@ -68,11 +68,8 @@ def _exit_without_mpi() -> None:
             with contextlib.suppress(Exception):
                 stream.flush()
     finally:
-        real_exit(_exit_status())
-
-
-def _exit_status() -> int:
-    error = getattr(sys, "last_value", None)
-    if error is not _last_value:
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return exit_status.exit_code(_exit_code)
+        status = exit_status.exit_code(_exit_code)
+        error = getattr(sys, "last_value", None)
+        if error is not _last_value:
+            status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        real_exit(status)

@@ -28,12 +28,9 @@ real_exit = os._exit  # abort.py replaces the one in os
 
 
 def abort_job(what: str, code: int, details: str = "") -> NoReturn:
-    """Print why this rank fails and abort the job.
+    """Print why this rank fails and abort the job with an exit status from 1 to 255.
 
-    Args:
-        what: what happened, to follow "rank 1 of 2: ".
-        code: the job's exit status, 1 to 255.
-        details: printed last, such as a traceback.
+    ``what`` follows "rank 1 of 2: ", and ``details``, such as a traceback, come last.
     """
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
