@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from chainermn_comm.watchdog import Timeout, recorder, rendezvous
 from chainermn_comm.watchdog.processes import start_time as birth
 from chainermn_comm.watchdog.status_region import (
@@ -85,3 +87,20 @@ class Neighbour:
             time.sleep(0.001)
         (call,) = found
         return call
+
+
+def monitors_of(ranks: set[str]) -> list[psutil.Process]:
+    """The processes that watch these: each monitor, and its supervisor."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if ranks & set(words) and any("chainermn_comm.watchdog.monitor" in word for word in words):
+            found.append(process)
+    return found
+
+
+def reads_our_calls(pid: int) -> bool:
+    """Whether a process has mapped the memory in which this one notes its calls."""
+    inode = os.fstat(recorder.region().file).st_ino
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return str(inode) in {line.split()[4] for line in maps}
