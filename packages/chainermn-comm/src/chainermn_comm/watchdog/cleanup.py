@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable
 
 from . import processes
 from .processes import GONE, Process
@@ -73,7 +73,15 @@ class SharedFiles:
     def scan(self) -> None:
         """Record what the ranks have mapped now."""
         with contextlib.suppress(OSError):
-            found = _named(set().union(*(_mapped(pid) for pid, _ in self._ranks)))
+            mapped = set().union(*(_mapped(pid) for pid, _ in self._ranks))
+            device = os.stat(FOLDER).st_dev
+            with os.scandir(FOLDER) as entries:  # by their names now: semaphores change theirs
+                named = {one.name: (device, one.inode()) for one in entries}
+            found = {
+                name: identity
+                for name, identity in named.items()
+                if identity in mapped and name.startswith(MADE_FOR_A_JOB)
+            }
             python = {one for name, one in found.items() if name.startswith(MADE_BY_PYTHON)}
             new = python - self._foreign - set(self._known.values())
             self._foreign |= self._shared_with_others(new)
@@ -95,20 +103,15 @@ class SharedFiles:
         """
         in_use: set[Identity] | None = None
         for name, identity in list(self._known.items()):
-            try:
-                found = os.lstat(FOLDER + name)
-            except OSError:
-                continue
-            if (found.st_dev, found.st_ino) != identity or not self._is_ours(found):
-                del self._known[name]
-                continue
-            if in_use is None:
-                in_use = set().union(*map(_mapped, processes.pids()))
-            if identity not in in_use:
+            if self._is_ours(name, identity):
+                if in_use is None:
+                    in_use = set().union(*map(_mapped, processes.all_stats()))
+                if identity in in_use:
+                    continue
                 with contextlib.suppress(OSError):
                     os.unlink(FOLDER + name)
-                del self._known[name]
-        return not any(os.path.lexists(FOLDER + name) for name in self._known)
+            del self._known[name]
+        return not self._known
 
     def _shared_with_others(self, identities: set[Identity]) -> set[Identity]:
         """Return those that a process has mapped which is no part of the job."""
@@ -116,18 +119,18 @@ class SharedFiles:
             return set()
         ranks = {pid for pid, _ in self._ranks}
         family = processes.descendants(ranks)
-        strangers = (
-            pid
-            for pid in processes.pids()
-            if pid not in family
-            and (known := processes.group_and_start(pid))
-            and known[0] not in ranks  # nor left behind in the group of one
-        )
+        everyone = processes.all_stats().items()
+        # Nor is it left behind in the group of a rank.
+        strangers = (pid for pid, it in everyone if pid not in family and it.group not in ranks)
         return identities & set().union(*map(_mapped, strangers))
 
-    def _is_ours(self, found: os.stat_result) -> bool:
-        made = found.st_ctime
-        return found.st_uid == os.geteuid() and made >= self._made_since - CLOCK_SECONDS
+    def _is_ours(self, name: str, identity: Identity) -> bool:
+        """Return whether the file is there, and is this user's and the job's."""
+        with contextlib.suppress(OSError):
+            it = os.lstat(FOLDER + name)
+            is_new = it.st_ctime >= self._made_since - CLOCK_SECONDS
+            return (it.st_dev, it.st_ino) == identity and it.st_uid == os.geteuid() and is_new
+        return False
 
 
 class Launcher:
@@ -179,35 +182,30 @@ class Launcher:
 def clean(files: SharedFiles, launcher: Launcher, ranks: list[Process], failed: bool) -> None:
     """Remove what ranks that are gone have left; after a good end their children may stay."""
     if failed:
-        _wait(lambda: not _children(ranks), LAUNCHER_SECONDS)
+        processes.wait_until(lambda: not _children(ranks), LAUNCHER_SECONDS)
         processes.terminate(_children(ranks), LAUNCHER_SECONDS)
-    _wait(files.remove, WAIT_SECONDS)
+    processes.wait_until(files.remove, WAIT_SECONDS)
     if failed:
-        _wait(lambda: not launcher.daemon_lives(), DAEMON_SECONDS)
+        processes.wait_until(lambda: not launcher.daemon_lives(), DAEMON_SECONDS)
         launcher.end_daemon(LAUNCHER_SECONDS)
-        _wait(launcher.remove_folder, FOLDER_SECONDS)
-
-
-def _wait(is_done: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_done() and time.monotonic() < deadline:
-        time.sleep(0.05)
+        processes.wait_until(launcher.remove_folder, FOLDER_SECONDS)
 
 
 def _children(ranks: list[Process]) -> list[Process]:
     """Return the living processes of groups that ranks which are gone have led."""
-    groups = {}
-    for rank in ranks:
-        leader = processes.group_and_start(rank[0])
-        # Else another process has got the number since.
-        if leader in (None, rank) and processes.state(rank) == GONE:
-            groups[rank[0]] = rank[1]
-    found = []
-    for pid in processes.pids() if groups else ():
-        known = processes.group_and_start(pid)
-        if known and known[0] in groups and known[1] >= groups[known[0]]:
-            found.append((pid, known[1]))
-    return [one for one in found if processes.state(one) != GONE]
+    everyone = processes.all_stats()
+    groups = {
+        pid: start
+        for pid, start in ranks
+        # Else it lives, or another process has got the number since.
+        if (it := everyone.get(pid)) is None
+        or (it.is_gone and (it.group, it.start) == (pid, start))
+    }
+    return [
+        (pid, it.start)
+        for pid, it in everyone.items()
+        if not it.is_gone and it.start >= groups.get(it.group, math.inf)
+    ]
 
 
 def _mapped(pid: int) -> set[Identity]:
@@ -220,15 +218,3 @@ def _mapped(pid: int) -> set[Identity]:
                 major, minor = (int(number, 16) for number in device.split(":"))
                 found.add((os.makedev(major, minor), int(inode)))
     return found
-
-
-def _named(mapped: set[Identity]) -> dict[str, Identity]:
-    """Return those that were made for a job, by their names now: semaphores change theirs."""
-    device = os.stat(FOLDER).st_dev
-    with os.scandir(FOLDER) as entries:
-        found = {entry.name: (device, entry.inode()) for entry in entries}
-    return {
-        name: identity
-        for name, identity in found.items()
-        if name.startswith(MADE_FOR_A_JOB) and identity in mapped
-    }

@@ -97,7 +97,7 @@ def _pids_by_rank() -> dict[int, int]:
     while _rank_of(launcher, name) is not None:  # it is a script between
         launcher = processes.parent(launcher)
     found: dict[int, int] = {}
-    parents = {pid: processes.parent(pid) for pid in processes.pids()}
+    parents = {pid: it.parent for pid, it in processes.all_stats().items()}
     todo = [pid for pid in parents if parents[pid] == launcher]
     while todo:
         pid = todo.pop()

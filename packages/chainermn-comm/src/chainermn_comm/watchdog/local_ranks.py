@@ -128,12 +128,9 @@ class ExitTracker:
         return came
 
     def _record_exit(self, rank: MonitoredRank) -> None:
-        deadline = time.monotonic() + GONE_SECONDS
-        while rank.state() != GONE:
-            if time.monotonic() > deadline:  # it has closed its files, and lives
-                return
-            time.sleep(0.005)
-        if rank in self._alive:
+        # Else it has closed its files, and lives.
+        is_gone = processes.wait_until(lambda: rank.state() == GONE, GONE_SECONDS, 0.005)
+        if is_gone and rank in self._alive:
             self._alive.remove(rank)
             now = time.monotonic()
             if self.since_failure(now) is None and not rank.look(now).has_finished:
