@@ -84,9 +84,7 @@ def remove_hook() -> None:
 def install_by_default() -> None:
     """Do :func:`add_hook`, unless refused or alone; called when a communicator is created.
 
-    Nothing is done in a world of one rank, nor where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is
-    ``0``. The communicator's own size doesn't count: others may wait for a rank that is alone
-    in its own.
+    The communicator's own size doesn't count: others may wait for a rank that is alone in its own.
     """
     from mpi4py import MPI
 
@@ -95,10 +93,7 @@ def install_by_default() -> None:
 
 
 def install_if_forced() -> None:
-    """Do :func:`add_hook` if the environment asks for it; called when the package is imported.
-
-    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1`` asks; otherwise importing doesn't initialize MPI.
-    """
+    """Do :func:`add_hook` if asked; else importing the package doesn't initialize MPI."""
     if _wanted():
         add_hook()
 

@@ -88,7 +88,9 @@ else:
 
         def __get__(self, exception: SystemExit | None, kind: type | None = None) -> object:
             code = _code.__get__(exception, kind)
-            if exception is not None and not _has_caller() and _is_main_thread():
+            # No Python code reads the attribute, but the interpreter itself.
+            is_leaving = sys._getframe().f_back is None
+            if exception is not None and is_leaving and _is_main_thread():
                 self.listener(code)
             return code
 
@@ -97,14 +99,6 @@ else:
 
         def __delete__(self, exception: SystemExit) -> None:
             _code.__delete__(exception)
-
-    def _has_caller() -> bool:
-        """Whether Python code runs our caller, rather than the interpreter itself."""
-        try:
-            sys._getframe(2)
-        except ValueError:
-            return False
-        return True
 
     def _replace_code(descriptor: object) -> None:
         _members["code"] = descriptor

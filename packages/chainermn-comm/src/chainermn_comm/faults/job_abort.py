@@ -66,16 +66,11 @@ def mpi_abort(code: int) -> NoReturn:
         mark_aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         flush_trace()
-        _terminate_workers()
+        # MPICH's launcher may miss worker processes of this rank on a busy machine.
+        multiprocessing = sys.modules.get("multiprocessing")
+        with contextlib.suppress(Exception):  # MPI_Abort must be called
+            for worker in multiprocessing.active_children() if multiprocessing else ():
+                worker.terminate()
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
     finally:
         real_exit(code)
-
-
-def _terminate_workers() -> None:
-    """Terminate this rank's worker processes, which MPICH's launcher may miss on a busy machine."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None:
-        with contextlib.suppress(Exception):  # MPI_Abort must be called
-            for worker in multiprocessing.active_children():
-                worker.terminate()

@@ -24,20 +24,13 @@ _set_by_us: dict[str, str] = {}  # variables that we set, so as not to take them
 
 @dataclass(frozen=True)
 class RankResources:
-    """What one rank may use of its node.
+    """What one rank may use of its node."""
 
-    Attributes:
-        cores: numbers of the cores on which it may run.
-        cgroup: the one that limits it most, and the cores' worth of time that its processes
-            get together; None for no limit.
-        threads: of its BLAS, the most of any that is loaded.
-        is_user_set: whether its user set the number.
-    """
-
-    cores: frozenset[int]
+    cores: frozenset[int]  # numbers of those on which it may run
+    # The one that limits it most, and how many cores' time its processes get together.
     cgroup: tuple[str, float] | None
-    threads: int
-    is_user_set: bool
+    threads: int  # of its BLAS, the most of any that is loaded
+    is_user_set: bool  # whether its user set that number
 
 
 def blas_payload(ranks: int) -> bytes:

@@ -54,9 +54,6 @@ class SharedFiles:
 
     The kernel tells who has mapped a file only while a rank lives, so `scan` must be called
     before.
-
-    Attributes:
-        inotify: a descriptor that is readable when a file was made; -1 if there is none.
     """
 
     def __init__(self, ranks: list[Process]) -> None:
@@ -64,6 +61,7 @@ class SharedFiles:
         self._known: dict[str, Identity] = {}
         self._foreign: set[Identity] = set()
         libc = ctypes.CDLL(None)
+        # A descriptor that is readable when a file was made; -1 if there is none.
         self.inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         libc.inotify_add_watch(self.inotify, FOLDER.encode(), IN_CREATE | IN_MOVED_TO)
         first = min((start for _, start in ranks), default=0) / os.sysconf("SC_CLK_TCK")
@@ -96,11 +94,7 @@ class SharedFiles:
         self.scan()
 
     def remove(self) -> bool:
-        """Remove the files that no process has mapped any more.
-
-        Returns:
-            Whether that was all: False while some process still uses one.
-        """
+        """Remove the files that no process has mapped; return whether that was all of them."""
         in_use: set[Identity] | None = None
         for name, identity in list(self._known.items()):
             if self._is_ours(name, identity):

@@ -54,29 +54,26 @@ def _watch(
 ) -> None:
     if done.wait(timeout.seconds / 2):
         return
-    graph, waiting = _local_ranks(members)
-    if _is_reporter(waiting, members):
+    graph, waiting, is_reporter = _local_ranks(members)
+    if is_reporter:
         processes.write(2, warning(graph, *waiting[0], timeout.seconds), 2.0)
     if done.wait(timeout.seconds / 2):
         return
-    graph, waiting = _local_ranks(members)
-    reports = _is_reporter(waiting, members)
-    if reports:
+    graph, waiting, is_reporter = _local_ranks(members)
+    if is_reporter:
         text = report(graph, waiting, next_step(timeout.seconds, timeout.ends_job))
         if timeout.ends_job:
             emit("watchdog_abort", reason=reason(text))
         processes.write(2, text, 2.0)
-    if timeout.ends_job and not done.wait(REPORTER_SECONDS if reports else OTHERS_SECONDS):
+    if timeout.ends_job and not done.wait(REPORTER_SECONDS if is_reporter else OTHERS_SECONDS):
         abort()
 
 
-def _is_reporter(waiting: list[tuple[Rank, Call]], members: list[int]) -> bool:
-    """Return whether this rank is the first of this machine's that wait."""
-    return bool(waiting) and waiting[0][0].world == members[0]
+def _local_ranks(members: list[int]) -> tuple[WaitGraph, list[tuple[Rank, Call]], bool]:
+    """Return the members on this machine, and the calls in which those wait that have come.
 
-
-def _local_ranks(members: list[int]) -> tuple[WaitGraph, list[tuple[Rank, Call]]]:
-    """Return the members on this machine, and the calls in which those wait that have come."""
+    The third is whether this rank is the first of those.
+    """
     now = time.monotonic()
     host = os.uname().nodename
     pids = {**_pids_by_rank(), members[0]: os.getpid()}
@@ -85,7 +82,8 @@ def _local_ranks(members: list[int]) -> tuple[WaitGraph, list[tuple[Rank, Call]]
         for world, pid in sorted(pids.items())
         if world in members
     )
-    return graph, [(rank, call) for rank in graph.ranks.values() for call in rank.waits]
+    waiting = [(rank, call) for rank in graph.ranks.values() for call in rank.waits]
+    return graph, waiting, bool(waiting) and waiting[0][0].world == members[0]
 
 
 def _pids_by_rank() -> dict[int, int]:

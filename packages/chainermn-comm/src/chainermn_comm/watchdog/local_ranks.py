@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import operator
 import os
 import select
 import time
@@ -52,23 +53,20 @@ class MonitoredRank:
 
 def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
     """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
-    asked: dict[int, tuple[MonitoredRank, int]] = {}
-    for rank in ranks:
-        if rank.state() == RUNNING and processes.catches(rank.pid, rank.signal):
-            asked[rank.world] = rank, os.fstat(rank.stacks).st_size
-            processes.send_signal(rank.process, rank.signal)
+    running = [rank for rank in ranks if rank.state() == RUNNING]
+    asked = [rank for rank in running if processes.catches(rank.pid, rank.signal)]
+    starts = sizes = [os.fstat(rank.stacks).st_size for rank in asked]
+    for rank in asked:
+        processes.send_signal(rank.process, rank.signal)
     deadline = time.monotonic() + STACKS_SECONDS
-    sizes: list[int] = []
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        before = sizes
-        sizes = [os.fstat(rank.stacks).st_size for rank, _ in asked.values()]
-        starts = [start for _, start in asked.values()]
-        if sizes == before and all(a > b for a, b in zip(sizes, starts, strict=True)):
+        before, sizes = sizes, [os.fstat(rank.stacks).st_size for rank in asked]
+        if sizes == before and all(map(operator.gt, sizes, starts)):
             break
     return {
-        world: normalize_stacks(os.pread(rank.stacks, 1 << 20, start))
-        for world, (rank, start) in asked.items()
+        rank.world: normalize_stacks(os.pread(rank.stacks, 1 << 20, start))
+        for rank, start in zip(asked, starts, strict=True)
     }
 
 

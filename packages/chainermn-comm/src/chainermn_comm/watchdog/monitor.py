@@ -27,9 +27,7 @@ from .report import (
     describe_rank,
     describe_state,
     host_silent,
-    link_cut,
     next_step,
-    no_answer,
     reason,
     report,
     warning,
@@ -102,11 +100,7 @@ class Monitor:
         threading.Thread(target=work, args=arguments, daemon=True).start()
 
     def answer(self, question: str) -> dict[str, Any]:
-        """Return what another monitor asked for.
-
-        Args:
-            question: ``"alive"``, ``"failed"``, ``"calls"``, or ``"stacks"`` for calls and stacks.
-        """
+        """Reply to "alive", "failed", "calls", or "stacks", which asks for calls and stacks."""
         stacks = self.stacks() if question == "stacks" else {}
         now = time.monotonic()
         ranks = [rank.look(now) for rank in self.ranks]
@@ -162,17 +156,15 @@ class Monitor:
             return False
         if now - peer.last_heartbeat - self.paused(peer.last_heartbeat) <= self.silence:
             return False
-        why = no_answer(peer.host, self.silence)
+        why, text = host_silent(peer.host, self.silence, self.seconds, self.ends_job)
         event = self.event("host_lost", host=peer.host, reason=why, ends_job=self.ends_job)
-        if not self.ends_job:
-            if self.silent_since != peer.last_heartbeat:  # else there was none since
-                self.silent_since = peer.last_heartbeat
-                self.print(host_silent(peer.host, self.silence, self.seconds), event)
-            return False
-        event += self.event("watchdog_abort", reason=why)
-        self.print(link_cut(peer.host, self.silence), event)
-        self.end_ranks()
-        return True
+        if self.ends_job:
+            self.print(text, [*event, *self.event("watchdog_abort", reason=why)])
+            self.end_ranks()
+        elif self.silent_since != peer.last_heartbeat:  # else there was none since
+            self.silent_since = peer.last_heartbeat
+            self.print(text, event)
+        return self.ends_job
 
     def check_calls(self, now: float) -> bool:
         """Report what waits too long; return whether that ended the job."""

@@ -83,11 +83,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def listen(addresses: list[str]) -> list[socket.socket]:
-    """Return a listening socket for each of these addresses of this machine.
-
-    Raises:
-        OSError: there is none on which this process can listen.
-    """
+    """Return a listening socket for each of these addresses that allows it; OSError for none."""
     listeners = []
     for address in addresses:
         with contextlib.suppress(OSError):  # such as an IPv6 address that isn't ready
@@ -100,31 +96,23 @@ def listen(addresses: list[str]) -> list[socket.socket]:
 
 
 class Peer:
-    """The monitor of another machine.
-
-    Attributes:
-        name: the machine's with its ranks, for reports.
-        last_heartbeat: when it last replied; None if it never did.
-        has_finished: whether its ranks have ended, or nobody listens there any more.
-    """
+    """The monitor of another machine."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Know where it listens, as `rendezvous` describes it; it is asked nothing yet."""
         self.host: str = config["host"]
         ranks = config["ranks"]
         listed = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
+        # For reports.
         self.name = f"rank{'s' * (len(ranks) > 1)} {listed} on {self.host}"
         self._endpoints = [(str(name), int(port)) for name, port in config["endpoints"]]
         self._secret: str = config["secret"]
-        self.last_heartbeat: float | None = None
+        self.last_heartbeat: float | None = None  # when it last replied
+        # Whether its ranks have ended, or nobody listens there any more.
         self.has_finished = False
 
     def ask(self, question: str, seconds: float) -> dict[str, Any]:
-        """Return its reply.
-
-        Raises:
-            OSError: there is none.
-        """
+        """Return its reply; OSError where there is none."""
         problem: Exception = OSError("no address")
         for endpoint in self._endpoints:
             try:
@@ -150,10 +138,8 @@ class Peer:
                 connection.sendall(_line(_proof(self._secret, *asked), nonce, question))
                 proof, text = json.loads(file.readline(LARGEST_REPLY))
         _check(proof, self._secret, ANSWERED, *asked, text)
-        found = json.loads(text)
-        if not isinstance(found, dict):
-            raise ValueError(f"no reply: {found!r}")
-        return found
+        reply: dict[str, Any] = json.loads(text)
+        return reply
 
 
 class Query:

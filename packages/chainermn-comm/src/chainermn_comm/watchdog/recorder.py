@@ -171,16 +171,16 @@ _records: WeakSet[CallRecorder] = WeakSet()
 
 
 def region() -> StatusRegion:
-    """Return this process's status region, made at the first call.
-
-    Raises:
-        OSError: no file can be made.
-    """
+    """Return this process's status region, made at the first call; OSError where none can be."""
     global _region
     if _region is None:
         file, stacks = _anonymous_file("chainermn-calls"), _anonymous_file("chainermn-stacks")
         os.ftruncate(file, REGION_BYTES)
-        number = _unused_signal()
+        # Real-time signals: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'.
+        numbers = range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1)
+        number = next((one for one in numbers if signal.getsignal(one) is signal.SIG_DFL), None)
+        if number is None:
+            raise OSError("no signal is free")
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
         memory = mmap.mmap(file, REGION_BYTES)
         _region = StatusRegion(os.getpid(), memory, file, stacks, number, os.pipe())
@@ -215,14 +215,6 @@ def _anonymous_file(name: str) -> int:
         return os.memfd_create(name)
     # Python was built on an older glibc, as conda's is.
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
-
-
-def _unused_signal() -> int:
-    # Real-time signals: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'.
-    for number in range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            return number
-    raise OSError("no signal is free")
 
 
 def _reset_in_child() -> None:

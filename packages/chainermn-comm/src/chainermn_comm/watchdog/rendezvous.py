@@ -52,12 +52,12 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     mine, problem = _describe_process(world)
     if problem is not None:
         _warn(problem)
-    everyone = comm.allgather((world, _num_registered, _machine_id(), mine))
+    everyone = comm.allgather((world, _num_registered, mine))
     machines: dict[Any, list[dict[str, Any]]] = {}  # the ranks that get a monitor now
-    for *_, machine, it in everyone:
+    for *_, it in everyone:
         if it is not None:
-            machines.setdefault(machine, []).append(it)
-    here = machines.get(_machine_id(), [])
+            machines.setdefault(it["machine"], []).append(it)
+    here = machines[mine["machine"]] if mine else []
     leads = mine is not None and here[0]["world"] == world
     listeners: list[socket.socket] = []
     others: list[dict[str, Any] | None] = []
@@ -97,6 +97,7 @@ def _describe_process(world: int) -> tuple[dict[str, Any] | None, Exception | No
         return None, None
     return {
         "world": world,
+        "machine": _machine_id(),
         "pid": os.getpid(),
         "start_time": start_time(os.getpid()),
         "region": region.file,
