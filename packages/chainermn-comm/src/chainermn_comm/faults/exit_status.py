@@ -80,26 +80,6 @@ else:
     _members: dict[str, Any] = gc.get_referents(SystemExit.__dict__)[0]
     _code = _members["code"]
 
-    class _ListeningCode:
-        """Stands for the attribute `SystemExit.code`."""
-
-        def __init__(self, listener: Listener) -> None:
-            self.listener = listener
-
-        def __get__(self, exception: SystemExit | None, kind: type | None = None) -> object:
-            code = _code.__get__(exception, kind)
-            # No Python code reads the attribute, but the interpreter itself.
-            is_leaving = sys._getframe().f_back is None
-            if exception is not None and is_leaving and _is_main_thread():
-                self.listener(code)
-            return code
-
-        def __set__(self, exception: SystemExit, code: object) -> None:
-            _code.__set__(exception, code)
-
-        def __delete__(self, exception: SystemExit) -> None:
-            _code.__delete__(exception)
-
     def _replace_code(descriptor: object) -> None:
         _members["code"] = descriptor
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
@@ -115,7 +95,15 @@ else:
 
     def watch(listener: Listener) -> None:
         """Call `listener` when the interpreter is about to end because of `SystemExit`."""
-        _replace_code(_ListeningCode(listener))
+
+        def read_code(exception: SystemExit) -> object:
+            code = _code.__get__(exception)
+            # It isn't read by Python code, but by the interpreter itself.
+            if sys._getframe().f_back is None and _is_main_thread():
+                listener(code)
+            return code
+
+        _replace_code(property(read_code, _code.__set__, _code.__delete__))
         for module in list(sys.modules.values()):  # sys, and whoever did `from sys import exit`
             if not isinstance(module, types.ModuleType) or module is sys.modules[__name__]:
                 continue

@@ -51,7 +51,7 @@ def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
     if _file is None:
         _file = TraceFile(folder, run, rank, ranks)
         os.register_at_fork(after_in_child=_reset_in_child)
-        atexit.register(_end, os.getpid())
+        atexit.register(_end)
     return _file
 
 
@@ -187,6 +187,6 @@ def _reset_in_child() -> None:
         _file = None
 
 
-def _end(process: int) -> None:
-    if _file is not None and os.getpid() == process:
+def _end() -> None:
+    if _file is not None:
         _file.end()

@@ -16,22 +16,12 @@ from typing import Any
 
 from _chainermn_events import event_frames
 
-from . import processes
+from . import processes, report
 from .cleanup import Launcher, SharedFiles, clean
 from .diagnosis import Rank, WaitGraph, ranks_from_reply
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
 from .network import Peer, Query, poll_heartbeat, serve
 from .processes import GONE
-from .report import (
-    PREFIX,
-    describe_rank,
-    describe_state,
-    host_silent,
-    next_step,
-    reason,
-    report,
-    warning,
-)
 from .status_region import Call, read_abort_time
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
@@ -145,9 +135,9 @@ class Monitor:
         if not is_over and all(age <= own for age in ages):
             lost = rank.look(now)
             graph = WaitGraph([lost])
-            how = describe_state(graph, lost).removeprefix("is ")
+            how = report.describe_state(graph, lost).removeprefix("is ")
             event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
-            self.print(f"{PREFIX}{describe_rank(graph, lost)}.\n", event)
+            self.print(f"{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
 
     def check_next_host(self, now: float) -> bool:
         """Report the next machine where it was heard and is silent; return whether it ends us."""
@@ -156,7 +146,7 @@ class Monitor:
             return False
         if now - peer.last_heartbeat - self.paused(peer.last_heartbeat) <= self.silence:
             return False
-        why, text = host_silent(peer.host, self.silence, self.seconds, self.ends_job)
+        why, text = report.host_silent(peer.host, self.silence, self.seconds, self.ends_job)
         event = self.event("host_lost", host=peer.host, reason=why, ends_job=self.ends_job)
         if self.ends_job:
             self.print(text, [*event, *self.event("watchdog_abort", reason=why)])
@@ -174,14 +164,15 @@ class Monitor:
             for rank, call in self.stalled(graph, self.warned_at, self.seconds / 2, now)[:1]:
                 self.warned_at = now
                 query = Query(self.peers, "calls", REPLY_SECONDS, ranks_from_reply)
-                self.print(warning(graph.with_replies(*query.result()), rank, call, self.seconds))
+                graph = graph.extended({}, *query.result())
+                self.print(report.warning(graph, rank, call, self.seconds))
             return False
         query = Query(self.peers, "stacks", REPLY_SECONDS, ranks_from_reply)
-        graph = graph.with_stacks(self.stacks()).with_replies(*query.result())
+        graph = graph.extended(self.stacks(), *query.result())
         if self.ends_job and self.is_exempt(graph, stalled, now):
             return False
-        text = report(graph, stalled, next_step(self.seconds, self.ends_job))
-        event = self.event("watchdog_abort", reason=reason(text)) if self.ends_job else []
+        text = report.report(graph, stalled, report.next_step(self.seconds, self.ends_job))
+        event = self.event("watchdog_abort", reason=report.reason(text)) if self.ends_job else []
         self.print(text, event)
         self.reported_at = self.warned_at = now
         if self.ends_job:
@@ -200,7 +191,7 @@ class Monitor:
         if work not in self.exempted:
             self.exempted.add(work)
             until = f"The ranks go on waiting for it, {EXEMPT_SECONDS:g} s at most."
-            self.print(report(graph, stalled, until))
+            self.print(report.report(graph, stalled, until))
         # What they waited for it doesn't count.
         self.pauses.append((now, min(first.scope.age, self.seconds)))
         return True
@@ -251,7 +242,7 @@ class Monitor:
 
 def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
     """Run a monitor in a child process, and another one if it fails, so often as ATTEMPTS says."""
-    us = f"{PREFIX}the process that watches the ranks on {os.uname().nodename}"
+    us = f"{report.PREFIX}the process that watches the ranks on {os.uname().nodename}"
     for _ in range(ATTEMPTS):
         child = os.fork()
         if not child:

@@ -171,12 +171,10 @@ class Query:
 
 def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
     """Reply to questions until the listener is closed; to be run in a thread of its own."""
-    while True:
+    while listener.fileno() >= 0:
         try:
             connection, _ = listener.accept()
         except OSError:  # such as that no file is left: at once it would be so again
-            if listener.fileno() < 0:
-                return
             time.sleep(REFUSED_SECONDS)
             continue
         one = threading.Thread(target=_reply, args=(connection, secret, answer), daemon=True)
@@ -218,7 +216,7 @@ def _check(proof: str, secret: str, *parts: str) -> None:
 def poll_heartbeat(peer: Peer, pause: float) -> None:
     """Find out again and again whether a peer is there; to be run in a thread of its own."""
     while not peer.has_finished:
-        with contextlib.suppress(OSError, KeyError):
+        with contextlib.suppress(OSError, LookupError, TypeError):
             # After the end of its ranks a machine may go, which is no cut link.
             peer.has_finished = peer.ask("alive", 2 * pause)["finished"]
         time.sleep(pause)

@@ -16,31 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from .status_region import (
-    CALL,
-    COLLECTIVE,
-    FINALIZE,
-    FIRST_VERSION,
-    HEADER,
-    IDENTITY,
-    IDLE,
-    MESSAGE,
-    NOBODY,
-    REGION_BYTES,
-    SCOPE_SEPARATOR,
-    SLOT_BYTES,
-    SLOTS,
-    STATE_AND_TIME,
-    USED_SLOTS,
-    VERSION,
-    VERSION_OFFSET,
-    WORLD,
-    offset_of,
-)
+from . import status_region as layout
+from .status_region import CALL, COLLECTIVE, IDLE, MESSAGE, NOBODY, STATE_AND_TIME
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_write_version, _now = VERSION.pack_into, time.monotonic
+_write_version, _now = layout.VERSION.pack_into, time.monotonic
 
 
 class CallRecorder:
@@ -53,7 +34,7 @@ class CallRecorder:
 
     def __init__(self) -> None:
         self._detach()
-        self._version = FIRST_VERSION
+        self._version = layout.FIRST_VERSION
         self.sequence = 0
 
     def collective(
@@ -87,8 +68,8 @@ class CallRecorder:
             _write_version(memory, offset + CALL.size, version + 1)
 
     def _detach(self) -> None:
-        self._memory: Any = bytearray(SLOT_BYTES)
-        self._offset = IDENTITY.size
+        self._memory: Any = bytearray(layout.SLOT_BYTES)
+        self._offset = layout.IDENTITY.size
         self._slot: int | None = None
 
     def release(self) -> None:
@@ -96,7 +77,7 @@ class CallRecorder:
         slot = self._slot
         self._detach()
         if slot is not None and _region is not None:
-            IDENTITY.pack_into(_region.memory, offset_of(slot), 0, 0, 0, 0)
+            layout.IDENTITY.pack_into(_region.memory, layout.offset_of(slot), 0, 0, 0, 0)
             _region.free_slots.append(slot)
 
 
@@ -126,7 +107,7 @@ def watch_call(operation: str, size: int = 1) -> Iterator[None]:
     if _region is None:
         yield
         return
-    record = allocate(WORLD, 0, size)
+    record = allocate(layout.WORLD, 0, size)
     record.collective(operation, 0)
     try:
         yield
@@ -137,13 +118,13 @@ def watch_call(operation: str, size: int = 1) -> Iterator[None]:
 def mark_aborting() -> None:
     """Tell the monitor that this process calls MPI_Abort."""
     if _region is not None:
-        HEADER.pack_into(_region.memory, 0, _region.used_slots, _now())
+        layout.HEADER.pack_into(_region.memory, 0, _region.used_slots, _now())
 
 
 def mark_finalizing() -> None:
     """Tell the monitor that this process ends on purpose, or is about to call MPI_Finalize."""
     if _region is not None and _region.process == os.getpid():
-        allocate(WORLD, 0, 1).collective(FINALIZE, 0)
+        allocate(layout.WORLD, 0, 1).collective(layout.FINALIZE, 0)
 
 
 # mpi4py calls MPI_Finalize after all exit functions. Since they are called in reverse order, this
@@ -175,14 +156,14 @@ def region() -> StatusRegion:
     global _region
     if _region is None:
         file, stacks = _anonymous_file("chainermn-calls"), _anonymous_file("chainermn-stacks")
-        os.ftruncate(file, REGION_BYTES)
+        os.ftruncate(file, layout.REGION_BYTES)
         # Real-time signals: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'.
         numbers = range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1)
         number = next((one for one in numbers if signal.getsignal(one) is signal.SIG_DFL), None)
         if number is None:
             raise OSError("no signal is free")
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
-        memory = mmap.mmap(file, REGION_BYTES)
+        memory = mmap.mmap(file, layout.REGION_BYTES)
         _region = StatusRegion(os.getpid(), memory, file, stacks, number, os.pipe())
         os.register_at_fork(after_in_child=_reset_in_child)
     return _region
@@ -193,18 +174,20 @@ def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorde
     record, mine = CallRecorder(), region()
     if mine.free_slots:
         slot = mine.free_slots.pop()
-    elif mine.used_slots < SLOTS:
+    elif mine.used_slots < layout.SLOTS:
         slot = mine.used_slots
     else:
         return record
-    start = offset_of(slot)
-    CALL.pack_into(mine.memory, start + IDENTITY.size, IDLE, _now(), 0, 0, NOBODY, NOBODY, b"")
-    VERSION.pack_into(mine.memory, start + VERSION_OFFSET, FIRST_VERSION)
-    IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
+    start = layout.offset_of(slot)
+    CALL.pack_into(
+        mine.memory, start + layout.IDENTITY.size, IDLE, _now(), 0, 0, NOBODY, NOBODY, b""
+    )
+    layout.VERSION.pack_into(mine.memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
+    layout.IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
     if slot == mine.used_slots:
         mine.used_slots += 1
-        USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
-    record._memory, record._offset, record._slot = mine.memory, start + IDENTITY.size, slot
+        layout.USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
+    record._memory, record._offset, record._slot = mine.memory, start + layout.IDENTITY.size, slot
     _records.add(record)
     return record
 
@@ -231,4 +214,4 @@ def _reset_in_child() -> None:
 @functools.lru_cache(maxsize=1024)  # some names hold ranks and tags
 def encode_name(name: str, function: str = "") -> bytes:
     """Return an operation as it is recorded, with the function that it is part of."""
-    return (f"{name}{SCOPE_SEPARATOR}{function}" if function else name).encode()
+    return (f"{name}{layout.SCOPE_SEPARATOR}{function}" if function else name).encode()
