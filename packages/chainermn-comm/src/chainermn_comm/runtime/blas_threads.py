@@ -59,7 +59,11 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
         node.Free()
     threads = allowed_threads(ranks)
     if threads is not None:
-        _limit(threads)
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(threads, user_api="blas")
+        for name in LATE_VARIABLES:
+            os.environ[name] = _set_by_us[name] = str(threads)
     texts = mpi_comm.gather(
         threads and f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"
     )
@@ -108,11 +112,3 @@ def _blas_threads() -> int:
 
     found = threadpoolctl.threadpool_info()
     return max((one["num_threads"] for one in found if one["user_api"] == "blas"), default=1)
-
-
-def _limit(threads: int) -> None:
-    import threadpoolctl
-
-    threadpoolctl.threadpool_limits(threads, user_api="blas")
-    for name in LATE_VARIABLES:
-        os.environ[name] = _set_by_us[name] = str(threads)

@@ -38,7 +38,11 @@ def report(graph: WaitGraph, stalled: list[tuple[Rank, Call]], next_step: str) -
     head = "likely culprit" if len(causes) == 1 else "likely culprits, the likeliest first"
     lines = [f"{PREFIX}{'or' if n else head}: {clause}." for n, clause in enumerate(clauses)]
     if not causes:
-        lines.append(f"{PREFIX}{_no_culprit(graph, stalled)}")
+        what = "all ranks are in the call that waits: is the network stuck, or much being sent?"
+        if graph.unreachable or any(graph.num_unknown(call) for _, call in stalled):
+            silent = f"ranks wait for others that could not be asked{_unreachable(graph)}"
+            what = f"{silent}; see the reports of other machines."
+        lines.append(f"{PREFIX}{what}")
     longest = max(call.age for _, call in stalled)
     lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
     waiting = [rank for _, rank in sorted(graph.ranks.items()) if rank.waits]
@@ -129,15 +133,6 @@ def _operation(graph: WaitGraph, call: Call) -> str:
         details.append(f"{call.nbytes:,} bytes")
     name, separator, function = call.operation.partition(SCOPE_SEPARATOR)
     return f"{name} ({', '.join(details)}){separator}{function}" if details else call.operation
-
-
-def _no_culprit(graph: WaitGraph, stalled: list[tuple[Rank, Call]]) -> str:
-    if graph.unreachable or any(graph.num_unknown(call) for _, call in stalled):
-        return (
-            "ranks wait for others that could not be asked"
-            f"{_unreachable(graph)}; see the reports of other machines."
-        )
-    return "all ranks are in the call that waits: is the network stuck, or much being sent?"
 
 
 def _unreachable(graph: WaitGraph) -> str:
