@@ -45,12 +45,8 @@ def communicator_within(name: str, seconds: float = 600.0, **limits: Any) -> Any
 
 
 def description(world: int) -> dict[str, Any]:
-    """What a monitor must know of this process as a rank; none has it yet."""
-    recorder.region().is_monitored = False
-    found, problem = rendezvous._describe_process(world)
-    if found is None:
-        raise RuntimeError(problem)
-    return found
+    """What a monitor must know of this process as a rank."""
+    return rendezvous._describe_process(world, recorder.region())
 
 
 def record(communicator: tuple[int, int], rank: int, size: int) -> Any:

@@ -19,7 +19,7 @@ from _chainermn_events import active_job
 from . import recorder
 from .network import addresses_towards, listen, own_addresses
 from .processes import start_time
-from .recorder import CallRecorder
+from .recorder import CallRecorder, StatusRegion
 from .timeout import Timeout
 
 if TYPE_CHECKING:
@@ -49,9 +49,13 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     if not timeout.seconds or comm.size == 1:
         return CallRecorder()
     _num_registered += 1
-    mine, problem = _describe_process(world)
-    if problem is not None:
+    region = mine = None
+    try:
+        region = recorder.region()
+    except OSError as problem:
         _warn(problem)
+    if region is not None and not region.is_monitored:
+        mine = _describe_process(world, region)
     everyone = comm.allgather((world, _num_registered, mine))
     machines: dict[Any, list[dict[str, Any]]] = {}  # the ranks that get a monitor now
     for *_, it in everyone:
@@ -69,8 +73,8 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
             listeners, reached_at = _listen(here, addresses)
         monitors = comm.allgather(reached_at)
         others = [*monitors[comm.rank + 1 :], *monitors[: comm.rank]]  # the next one first
-    if mine is not None:
-        recorder.region().is_monitored = True
+    if region is not None:
+        region.is_monitored = True
     if leads:
         config = {
             "ranks": here,
@@ -84,17 +88,13 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
             "others": [it for it in others if it is not None],
         }
         _launch_monitor(config, listeners)
-    return CallRecorder() if problem else recorder.allocate(everyone[0][:2], comm.rank, comm.size)
+    if region is None:
+        return CallRecorder()
+    return recorder.allocate(everyone[0][:2], comm.rank, comm.size)
 
 
-def _describe_process(world: int) -> tuple[dict[str, Any] | None, Exception | None]:
-    """Return what a monitor must know of this process; None if one knows it, or none can."""
-    try:
-        region = recorder.region()
-    except OSError as problem:
-        return None, problem
-    if region.is_monitored:
-        return None, None
+def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
+    """Return what a monitor must know of this process."""
     return {
         "world": world,
         "machine": _machine_id(),
@@ -105,7 +105,7 @@ def _describe_process(world: int) -> tuple[dict[str, Any] | None, Exception | No
         "liveness": region.liveness_pipe[0],
         "signal": region.signal,
         "addresses": own_addresses(),
-    }, None
+    }
 
 
 def _machine_id() -> tuple[str, str, int]:
