@@ -27,7 +27,7 @@ ORDER = {
         "trace",
         "messaging",
         "config",
-        "events watchdog runtime",
+        "watchdog runtime",
         "arrays devices errors topology",
     ],
     "train": [

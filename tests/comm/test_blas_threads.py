@@ -7,10 +7,10 @@ import os
 
 import pytest
 
+from _chainermn_limits import tightest_cgroup
 from chainermn_comm.runtime.blas_threads import (
     RankResources,
     allowed_threads,
-    tightest_cgroup,
     usable_cores,
 )
 from tests.support import jobs

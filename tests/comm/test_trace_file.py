@@ -17,9 +17,8 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3), pytest.mark.ranks(3
 
 
 def own_file() -> file.TraceFile:
-    found = file.current()
-    assert found is not None
-    return found
+    assert file._file is not None
+    return file._file
 
 
 def test_calls_are_written_together(world, folder, monkeypatch):

@@ -22,7 +22,7 @@ USES_CHAINER = {"chainermn-train", "chainermn-modelparallel", "chainermn"}
 MODULES = {name: name.replace("-", "_") for name in PARTS} | {"chainermn": "chainermn_facade"}
 FULL = pytest.mark.full
 # What `import` and the diagnostics use before MPI may be initialised.
-BESIDE_COMM = ("startup", "cgroups", "events")
+BESIDE_COMM = ("startup", "limits", "events")
 OPTIONAL = {"cupy"}  # there with the extras cuda12 and cuda13
 TRIED = {"chainermn-tools": {"chainer"}}  # where it is installed, to tell what goes wrong
 
@@ -70,7 +70,7 @@ def test_distribution_installs_and_imports_alone(name, request, wheels, find_lin
 
 # Beside its package.
 OF_COMM = {"chainermn.pth", "chainermn.start", "_chainermn_startup"}
-OF_COMM |= {"_chainermn_cgroups.py", "_chainermn_events.py"}
+OF_COMM |= {"_chainermn_events.py", "_chainermn_limits.py"}
 MORE = {"chainermn": {"chainermn-stubs"}, "chainermn-comm": OF_COMM}
 
 

@@ -213,7 +213,7 @@ class Machine:
 
     def cores(self, usable: int, load: float = 0.0) -> None:
         """So many cores, and so many processes that want them."""
-        self._patch.setattr(cores, "cpu_quota", lambda _: None)
+        self._patch.setattr(cores, "tightest_cgroup", lambda: None)
         allowed = set(range(usable))
         self.returns(**{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)})
 

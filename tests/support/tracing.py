@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.trace import TRACE_VARIABLE, clocks, file, flush_trace, recorder
+from chainermn_comm.trace import TRACE_VARIABLE, file, flush_trace, recorder
 
 
 @contextmanager
@@ -52,6 +52,6 @@ def is_traced(comm: Any) -> bool:
 
 def on_machine(number: int, now: Callable[[], float]) -> None:
     """From now on this process traces as if it were on another machine, with that clock."""
-    for module in (clocks, file, recorder):
+    for module in (file, recorder):
         module.now = now
     file._clock = lambda: f"machine {number}"

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from chainermn_comm.watchdog import Timeout, recorder, rendezvous
 from chainermn_comm.watchdog.processes import start_time as birth
 from chainermn_comm.watchdog.status_region import (
@@ -43,12 +45,8 @@ def communicator_within(name: str, seconds: float = 600.0, **limits: Any) -> Any
 
 
 def description(world: int) -> dict[str, Any]:
-    """What a monitor must know of this process as a rank; none has it yet."""
-    recorder.region().is_monitored = False
-    found, problem = rendezvous._describe_process(world)
-    if found is None:
-        raise RuntimeError(problem)
-    return found
+    """What a monitor must know of this process as a rank."""
+    return rendezvous._describe_process(world, recorder.region())
 
 
 def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
@@ -85,3 +83,20 @@ class Neighbour:
             time.sleep(0.001)
         (call,) = found
         return call
+
+
+def monitors_of(ranks: set[str]) -> list[psutil.Process]:
+    """The processes that watch these: each monitor, and its supervisor."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if ranks & set(words) and any("chainermn_comm.watchdog.monitor" in word for word in words):
+            found.append(process)
+    return found
+
+
+def reads_our_calls(pid: int) -> bool:
+    """Whether a process has mapped the memory in which this one notes its calls."""
+    inode = os.fstat(recorder.region().file).st_ino
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return str(inode) in {line.split()[4] for line in maps}

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chainermn_tools
+from _chainermn_limits import THREAD_VARIABLES
 from chainermn_tools.jobs import mpiexec
 
 MPICH = {"path": "/opt/mpi ch/bin/mpiexec", "vendor": "MPICH", "version": "5.0.2"}
@@ -80,7 +81,7 @@ def test_nothing_in_the_package_asks_a_shell():
 
 def test_threads_divide_the_cores_unless_the_user_chose(monkeypatch):
     monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 8})
-    for name in mpiexec.THREAD_VARIABLES:
+    for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert [mpiexec.threads_per_rank(ranks, {}) for ranks in (2, 3, 20)] == [4, 2, 1]
     assert mpiexec.threads_per_rank(6, {"a": 4, "b": 2}) == 2

@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -63,9 +62,9 @@ def start_rank() -> Iterator:
 
 def watching(monkeypatch, ranks, others=(), ends_job=True):
     """A monitor of these ranks, what it says, an item for each time that it ends them, events."""
-    config = {"ranks": ranks, "seconds": 2.0, "ends_job": ends_job, "silence": 20.0}
+    config = {"seconds": 2.0, "ends_job": ends_job, "silence": 20.0}
     config |= {"launch": events.LAUNCH, "listeners": [], "secret": None, "others": list(others)}
-    made = monitor.Monitor(config)
+    made = monitor.Monitor(config, [monitor.MonitoredRank(each) for each in ranks])
     said, ended, told = [], [], []
 
     def say(text, event=()):
@@ -153,25 +152,6 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, m
     assert event["event"] == "rank_lost"
     assert (event["rank"], event["lost"], event["pid"]) == (0, 2, first.pid)
     assert f" is {event['how']}." in words
-
-
-def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(
-    monkeypatch, mine
-):
-    def in_vain(_, text, seconds, frames=()):
-        time.sleep(max(0.0, seconds))
-        given.append(max(0.0, seconds))
-        return False
-
-    given: list[float] = []
-    watched, *_ = watching(monkeypatch, [description(0)] * 50)
-    monkeypatch.setattr(monitor, "PRINT_SECONDS", 5.0)
-    monkeypatch.setattr(monitor.processes, "write_stderr", in_vain)
-    monkeypatch.setattr(monitor.processes, "write", in_vain)
-    monitor.Monitor.print(watched, "words")
-    assert len(given) == 50 + 1 + 1  # ranks, launcher, the monitor's own standard error
-    assert given[0] > 0
-    assert sum(given) <= 5.0
 
 
 def test_a_monitor_that_fails_is_started_again_and_at_last_the_ranks_are_told(monkeypatch, capfd):

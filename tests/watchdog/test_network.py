@@ -28,8 +28,7 @@ def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
         work = (one, "x", lambda question: {"asked": question})
         threading.Thread(target=serve, args=work, daemon=True).start()
         query = Query([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0, dict)
-        assert query.replies() == [{"asked": "calls"}]
-        assert query.unreachable() == ["rank 1 on far"]
+        assert query.result() == ([{"asked": "calls"}], ["rank 1 on far"])
 
 
 def test_no_core_is_kept_busy_while_no_connection_can_be_taken(monkeypatch):
@@ -117,5 +116,4 @@ def test_a_reply_that_can_not_be_read_is_none(reply):
         work = (listener, "x", lambda _: reply)
         threading.Thread(target=serve, args=work, daemon=True).start()
         query = Query([peer("near", 0, listener)], "failed", 5.0, lambda it: float(it["failed"]))
-        assert query.replies() == []
-        assert query.unreachable() == ["rank 0 on near"]
+        assert query.result() == ([], ["rank 0 on near"])

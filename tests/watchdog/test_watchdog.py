@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.support import events, jobs
 from tests.support.explained import explained
 from tests.support.processes import soon
+from tests.support.watchdog import monitors_of
 
 # Long enough for the ranks to be where they shall be, on a machine that is busy.
 SECONDS = 5.0
@@ -105,16 +105,6 @@ def left_nothing(job):
     pids = set(re.findall(r"RANK (\d+)", job.out))
     assert pids, job
     assert soon(lambda: not monitors_of(pids)), job
-
-
-def monitors_of(ranks):
-    """Those that watch these processes."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if ranks & set(words) and any("chainermn_comm.watchdog.monitor" in word for word in words):
-            found.append(process)
-    return found
 
 
 def said(job, *patterns):

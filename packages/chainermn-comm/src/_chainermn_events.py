@@ -54,11 +54,7 @@ _serials = itertools.count()
 def encode(job: str, rank: int, serial: int, event: dict[str, Any]) -> list[bytes]:
     """Return an event as frames, each of which is to be written in one piece.
 
-    Args:
-        job: value of JOB_VARIABLE, which tells this launch's events from any other text.
-        rank: whose event it is.
-        serial: a number that no other event of the rank has.
-        event: what JSON can hold.
+    ``job`` is JOB_VARIABLE's value, and ``serial`` a number that no other event of the rank has.
     """
     text = json.dumps(event)  # all ASCII, without control characters
     parts = [text[at : at + PART_CHARACTERS] for at in range(0, len(text), PART_CHARACTERS)]
@@ -72,10 +68,6 @@ def emit(kind: str, **fields: Any) -> None:
     """Send an event about this rank to `chainermn launch`; do nothing where it wasn't started so.
 
     Nothing is raised, also where the launcher is gone.
-
-    Args:
-        kind: what happened, such as ``"aborted"``.
-        fields: what JSON can hold.
     """
     job = active_job()
     if job is None:
@@ -88,7 +80,7 @@ def emit(kind: str, **fields: Any) -> None:
 
 
 def event_frames(job: str, rank: int, kind: str, **fields: Any) -> list[bytes]:
-    """Return the frames of a new event; see `encode` and `emit`."""
+    """Return the frames of a new event."""
     # The watchdog's monitor, another process, may send events for the same rank.
     serial = os.getpid() << 32 | next(_serials)
     return encode(job, rank, serial, {"version": VERSION, "event": kind, "rank": rank, **fields})
@@ -97,10 +89,7 @@ def event_frames(job: str, rank: int, kind: str, **fields: Any) -> list[bytes]:
 def write_frames(file: int, frames: Sequence[bytes], seconds: float) -> None:
     """Write frames, each once the reader has taken what a pipe held before or the time is over.
 
-    Args:
-        file: a descriptor.
-        frames: what `encode` returned.
-        seconds: how long to wait for the reader, of all frames together.
+    ``seconds`` are for all frames together.
 
     Raises:
         OSError: the file can't be written.
@@ -119,7 +108,7 @@ def write_frames(file: int, frames: Sequence[bytes], seconds: float) -> None:
 def active_job() -> str | None:
     """Return the launch to which this process sends its rank's events; None if it sends none."""
     job = os.environ.get(JOB_VARIABLE)
-    return job if job and os.environ.get(REPORTER_VARIABLE) == _reporter(job) else None
+    return job if job and os.environ.get(REPORTER_VARIABLE) == f"{job} {os.getpid()}" else None
 
 
 def rank_from_env() -> tuple[int, int] | None:
@@ -130,20 +119,15 @@ def rank_from_env() -> tuple[int, int] | None:
     return None
 
 
-def _reporter(job: str) -> str:
-    return f"{job} {os.getpid()}"
-
-
 def _claim() -> int:
-    """Make this process the one that speaks for its rank if none does.
+    """Make this process the one that speaks for its rank if none does; return where it writes.
 
-    Returns:
-        A duplicate of standard error, in whose place the script may put something else.
+    That is a duplicate of standard error, in whose place the script may put something else.
     """
     job = os.environ.get(JOB_VARIABLE)
     if job:
         if not os.environ.get(REPORTER_VARIABLE, "").startswith(f"{job} "):
-            os.environ[REPORTER_VARIABLE] = _reporter(job)
+            os.environ[REPORTER_VARIABLE] = f"{job} {os.getpid()}"
         with contextlib.suppress(OSError):
             return os.dup(2)
     return 2

@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import PeerError
 from ..watchdog import mark_finalizing
@@ -31,8 +30,7 @@ RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
 SECONDARY_ERROR_SECONDS = 1.5
 
 
-@dataclass(frozen=True)
-class _Replaced:
+class _Replaced(NamedTuple):
     """The hooks that ours stand in place of, and the process that ours are for."""
 
     process: int
@@ -86,9 +84,7 @@ def remove_hook() -> None:
 def install_by_default() -> None:
     """Do :func:`add_hook`, unless refused or alone; called when a communicator is created.
 
-    Nothing is done in a world of one rank, nor where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is
-    ``0``. The communicator's own size doesn't count: others may wait for a rank that is alone
-    in its own.
+    The communicator's own size doesn't count: others may wait for a rank that is alone in its own.
     """
     from mpi4py import MPI
 
@@ -97,10 +93,7 @@ def install_by_default() -> None:
 
 
 def install_if_forced() -> None:
-    """Do :func:`add_hook` if the environment asks for it; called when the package is imported.
-
-    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1`` asks; otherwise importing doesn't initialize MPI.
-    """
+    """Do :func:`add_hook` if asked; else importing the package doesn't initialize MPI."""
     if _wanted():
         add_hook()
 
@@ -165,10 +158,8 @@ def _excepthook(
     if not _others_may_wait():
         previous(kind, value, trace)
         return
-    what, code = f"uncaught {kind.__name__}", 1
-    if issubclass(kind, KeyboardInterrupt):
-        code = 130  # 128 + SIGINT, as a shell reports it
-    details = ""
+    what, details = f"uncaught {kind.__name__}", ""
+    code = 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT, as a shell has it
     try:
         if isinstance(value, (PeerError, sys.modules["mpi4py.MPI"].Exception)):
             time.sleep(SECONDARY_ERROR_SECONDS)
@@ -199,12 +190,9 @@ def _threading_excepthook(args: threading.ExceptHookArgs) -> None:
 def _on_system_exit(code: object) -> None:
     status = exit_status.exit_code(code)
     if status and _others_may_wait():
-        is_number = isinstance(code, int)
-        abort_job(
-            f"sys.exit({code})" if is_number else "sys.exit with a message",
-            status,
-            "" if is_number else f"{code}\n",
-        )
+        if isinstance(code, int):
+            abort_job(f"sys.exit({code})", status)
+        abort_job("sys.exit with a message", status, f"{code}\n")
 
 
 def _os_exit(status: int) -> NoReturn:

@@ -55,15 +55,13 @@ if sys.version_info >= (3, 12):
                 listener(exception.code)
 
         monitoring = sys.monitoring
-        free = [tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None]
-        if not free:
-            warnings.warn(
-                "all tools of sys.monitoring are taken: sys.exit(3) on one rank won't end the job",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        free = (tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None)
+        _tool = next(free, None)
+        if _tool is None:
+            taken = "all tools of sys.monitoring are taken"
+            what = f"{taken}: sys.exit(3) on one rank won't end the job"
+            warnings.warn(what, RuntimeWarning, stacklevel=3)
             return
-        _tool = free[0]
         monitoring.use_tool_id(_tool, "chainermn")
         monitoring.register_callback(_tool, monitoring.events.PY_UNWIND, unwound)
         monitoring.set_events(_tool, monitoring.events.PY_UNWIND)
@@ -82,32 +80,6 @@ else:
     _members: dict[str, Any] = gc.get_referents(SystemExit.__dict__)[0]
     _code = _members["code"]
 
-    class _ListeningCode:
-        """Stands for the attribute `SystemExit.code`."""
-
-        def __init__(self, listener: Listener) -> None:
-            self.listener = listener
-
-        def __get__(self, exception: SystemExit | None, kind: type | None = None) -> object:
-            code = _code.__get__(exception, kind)
-            if exception is not None and not _has_caller() and _is_main_thread():
-                self.listener(code)
-            return code
-
-        def __set__(self, exception: SystemExit, code: object) -> None:
-            _code.__set__(exception, code)
-
-        def __delete__(self, exception: SystemExit) -> None:
-            _code.__delete__(exception)
-
-    def _has_caller() -> bool:
-        """Whether Python code runs our caller, rather than the interpreter itself."""
-        try:
-            sys._getframe(2)
-        except ValueError:
-            return False
-        return True
-
     def _replace_code(descriptor: object) -> None:
         _members["code"] = descriptor
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
@@ -123,7 +95,15 @@ else:
 
     def watch(listener: Listener) -> None:
         """Call `listener` when the interpreter is about to end because of `SystemExit`."""
-        _replace_code(_ListeningCode(listener))
+
+        def read_code(exception: SystemExit) -> object:
+            code = _code.__get__(exception)
+            # It isn't read by Python code, but by the interpreter itself.
+            if sys._getframe().f_back is None and _is_main_thread():
+                listener(code)
+            return code
+
+        _replace_code(property(read_code, _code.__set__, _code.__delete__))
         for module in list(sys.modules.values()):  # sys, and whoever did `from sys import exit`
             if not isinstance(module, types.ModuleType) or module is sys.modules[__name__]:
                 continue

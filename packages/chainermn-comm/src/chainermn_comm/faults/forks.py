@@ -19,7 +19,7 @@ from . import exit_status
 from .job_abort import real_exit
 
 _registered = False
-_exit_code: object = None  # of the SystemExit that ends this child
+_exit_codes: list[object] = []  # of the SystemExit that ends this child
 _last_value: Any = None  # sys.last_value before the fork
 
 
@@ -32,13 +32,14 @@ def skip_finalize_in_forks() -> None:
 
 
 def _in_child() -> None:
-    global _exit_code, _last_value
+    global _last_value
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
-    _exit_code, _last_value = None, getattr(sys, "last_value", None)
+    _exit_codes.clear()
+    _last_value = getattr(sys, "last_value", None)
     exit_status.unwatch()  # what the abort hook watches for is not for a child
-    exit_status.watch(_record_exit_code)
+    exit_status.watch(_exit_codes.append)
     try:
         # Runs before all exit functions, and only it does whatever else is registered.
         threading._register_atexit(_register_exit)  # type: ignore[attr-defined]
@@ -49,11 +50,6 @@ def _in_child() -> None:
 def _register_exit() -> None:
     atexit.unregister(_exit_without_mpi)  # a child's child inherits its parent's
     atexit.register(_exit_without_mpi)
-
-
-def _record_exit_code(code: object) -> None:
-    global _exit_code
-    _exit_code = code
 
 
 def _exit_without_mpi() -> None:
@@ -68,11 +64,8 @@ def _exit_without_mpi() -> None:
             with contextlib.suppress(Exception):
                 stream.flush()
     finally:
-        real_exit(_exit_status())
-
-
-def _exit_status() -> int:
-    error = getattr(sys, "last_value", None)
-    if error is not _last_value:
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return exit_status.exit_code(_exit_code)
+        status = exit_status.exit_code(_exit_codes[-1] if _exit_codes else None)
+        error = getattr(sys, "last_value", None)
+        if error is not _last_value:
+            status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        real_exit(status)

@@ -9,7 +9,8 @@ import sys
 import time
 from typing import NoReturn
 
-from ..events import emit
+from _chainermn_events import emit
+
 from ..trace import flush_trace
 from ..watchdog import mark_aborting
 
@@ -27,12 +28,9 @@ real_exit = os._exit  # abort.py replaces the one in os
 
 
 def abort_job(what: str, code: int, details: str = "") -> NoReturn:
-    """Print why this rank fails and abort the job.
+    """Print why this rank fails and abort the job with an exit status from 1 to 255.
 
-    Args:
-        what: what happened, to follow "rank 1 of 2: ".
-        code: the job's exit status, 1 to 255.
-        details: printed last, such as a traceback.
+    ``what`` follows "rank 1 of 2: ", and ``details``, such as a traceback, come last.
     """
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
@@ -68,16 +66,11 @@ def mpi_abort(code: int) -> NoReturn:
         mark_aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         flush_trace()
-        _terminate_workers()
+        # MPICH's launcher may miss worker processes of this rank on a busy machine.
+        multiprocessing = sys.modules.get("multiprocessing")
+        with contextlib.suppress(Exception):  # MPI_Abort must be called
+            for worker in multiprocessing.active_children() if multiprocessing else ():
+                worker.terminate()
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
     finally:
         real_exit(code)
-
-
-def _terminate_workers() -> None:
-    """Terminate this rank's worker processes, which MPICH's launcher may miss on a busy machine."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None:
-        with contextlib.suppress(Exception):  # MPI_Abort must be called
-            for worker in multiprocessing.active_children():
-                worker.terminate()

@@ -6,24 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import _chainermn_cgroups
+from _chainermn_limits import chosen_thread_variables, threads_per_rank, tightest_cgroup
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# With one of these a user chooses the number of threads, and nothing is changed.
-USERS_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
-# threadpoolctl reaches what is loaded. Libraries loaded later (SciPy brings its own BLAS) and
-# child processes read these; OMP_NUM_THREADS isn't among them, since it rules more than BLAS.
+# threadpoolctl limits the libraries that are loaded. Those that are loaded later (SciPy brings a
+# BLAS of its own) and child processes read these variables. OMP_NUM_THREADS is not set, because
+# programs use OpenMP for other things than the BLAS.
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 _largest_size = 1  # that a communicator had so far for which threads were counted
@@ -32,20 +24,13 @@ _set_by_us: dict[str, str] = {}  # variables that we set, so as not to take them
 
 @dataclass(frozen=True)
 class RankResources:
-    """What one rank may use of its node.
+    """What one rank may use of its node."""
 
-    Attributes:
-        cores: numbers of the cores on which it may run.
-        cgroup: the one that limits it most, and the cores' worth of time that its processes
-            get together; None for no limit.
-        threads: of its BLAS, the most of any that is loaded.
-        is_user_set: whether its user set the number.
-    """
-
-    cores: frozenset[int]
+    cores: frozenset[int]  # numbers of those on which it may run
+    # The one that limits it most, and how many cores' time its processes get together.
     cgroup: tuple[str, float] | None
-    threads: int
-    is_user_set: bool
+    threads: int  # of its BLAS, the most of any that is loaded
+    is_user_set: bool  # whether its user set that number
 
 
 def blas_payload(ranks: int) -> bytes:
@@ -62,9 +47,6 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     Nothing is done on a node with one rank, nor where the user set a number in the environment.
     The limit stays until the process ends. Rank 0 says so, once: ranks that are limited already
     aren't limited again.
-
-    Args:
-        mpi_comm: the ranks that will compute at the same time.
     """
     from mpi4py import MPI
 
@@ -77,7 +59,11 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
         node.Free()
     threads = allowed_threads(ranks)
     if threads is not None:
-        _limit(threads)
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(threads, user_api="blas")
+        for name in LATE_VARIABLES:
+            os.environ[name] = _set_by_us[name] = str(threads)
     texts = mpi_comm.gather(
         threads and f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"
     )
@@ -93,7 +79,7 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
 def allowed_threads(ranks: Sequence[RankResources]) -> int | None:
     """Return the BLAS threads that each rank of a node gets; None to leave them as they are."""
     cores = usable_cores(ranks)
-    threads = max(1, cores // len(ranks))
+    threads = threads_per_rank(cores, len(ranks))
     if (
         len(ranks) == 1
         or any(rank.is_user_set for rank in ranks)
@@ -107,35 +93,18 @@ def allowed_threads(ranks: Sequence[RankResources]) -> int | None:
 def usable_cores(ranks: Sequence[RankResources]) -> int:
     """Return how many cores the ranks of a node can keep busy together, at least 1."""
     cores = len(frozenset[int]().union(*(rank.cores for rank in ranks)))
-    cgroups = [rank.cgroup for rank in ranks]
-    limited = [cgroup for cgroup in cgroups if cgroup is not None]
-    if len(limited) == len(cgroups):  # else a rank is free to use them all
-        cores = min(cores, int(sum(dict(limited).values())))
+    cgroups = [rank.cgroup for rank in ranks if rank.cgroup is not None]
+    if len(cgroups) == len(ranks):  # else a rank is free to use them all
+        cores = min(cores, int(sum(dict(cgroups).values())))
     return max(1, cores)
 
 
-def tightest_cgroup(
-    membership: str | None = None, root: Path = _chainermn_cgroups.ROOT
-) -> tuple[str, float] | None:
-    """Return the cgroup with the least CPU time above this process, and that time in cores.
-
-    Args:
-        membership: text of ``/proc/self/cgroup``; read from there when None.
-        root: where cgroups are mounted.
-    """
-    folders = _chainermn_cgroups.folders("cpu", membership, root)
-    quotas = ((str(folder), _chainermn_cgroups.cpu_quota(folder)) for folder in folders)
-    found = [(name, quota) for name, quota in quotas if quota is not None]
-    return min(found, key=lambda cgroup: cgroup[1], default=None)
-
-
 def _own_resources() -> RankResources:
-    is_set = any(
-        os.environ.get(name, "").strip() not in ("", _set_by_us.get(name))
-        for name in USERS_VARIABLES
+    is_user_set = bool(chosen_thread_variables(_set_by_us))
+    threads = 0 if is_user_set else _blas_threads()
+    return RankResources(
+        frozenset(os.sched_getaffinity(0)), tightest_cgroup(), threads, is_user_set
     )
-    cores = frozenset(os.sched_getaffinity(0))
-    return RankResources(cores, tightest_cgroup(), 0 if is_set else _blas_threads(), is_set)
 
 
 def _blas_threads() -> int:
@@ -143,11 +112,3 @@ def _blas_threads() -> int:
 
     found = threadpoolctl.threadpool_info()
     return max((one["num_threads"] for one in found if one["user_api"] == "blas"), default=1)
-
-
-def _limit(threads: int) -> None:
-    import threadpoolctl
-
-    threadpoolctl.threadpool_limits(threads, user_api="blas")
-    for name in LATE_VARIABLES:
-        os.environ[name] = _set_by_us[name] = str(threads)

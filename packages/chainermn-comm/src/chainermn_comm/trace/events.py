@@ -29,11 +29,8 @@ Call = tuple[Kind, int, float, float, float, int, str | None]
 def format_call(call: Call, rank: int, zero: float, thread: int) -> str:
     """Return the line of a call.
 
-    Args:
-        call: see `Call`.
-        rank: in MPI.COMM_WORLD.
-        zero: the time that the file counts from, in seconds of this process's clock.
-        thread: number of the thread in the file.
+    ``zero`` is the time that the file counts from, in seconds of this process's clock, and
+    ``thread`` the thread's number in the file.
     """
     kind, sequence, start, end, arrived, _, error = call
     head, middle, tail = _parts(kind, rank, thread)

@@ -40,14 +40,9 @@ def trace_folder() -> str | None:
     return os.environ.get(TRACE_VARIABLE) or None
 
 
-def new_run() -> str:
-    """Return a name for this run of the job, which sorts by time."""
-    return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
-
-
-def current() -> TraceFile | None:
-    """Return this process's file, if it has one."""
-    return _file
+def run_name() -> str:
+    """Return the name of this run of the job, which sorts by time; a new one at first."""
+    return _file.run if _file else f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
@@ -56,7 +51,7 @@ def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
     if _file is None:
         _file = TraceFile(folder, run, rank, ranks)
         os.register_at_fork(after_in_child=_reset_in_child)
-        atexit.register(_end, os.getpid())
+        atexit.register(_end)
     return _file
 
 
@@ -79,17 +74,19 @@ class TraceFile:
         self._ended = threading.Event()
         self._descriptor: int | None = None
         host = socket.gethostname()
-        header: dict[str, Any] = {
-            "schema": events.SCHEMA,
-            "run": run,
-            "rank": rank,
-            "ranks": ranks,
-            "host": host,
-            "process": os.getpid(),
-            "began": round(time.time(), 6),
-            "clock": _clock(),
-            "zero": round(self.zero * 1e6, 3),
-        }
+        header = events.metadata(
+            events.FILE,
+            rank,
+            schema=events.SCHEMA,
+            run=run,
+            rank=rank,
+            ranks=ranks,
+            host=host,
+            process=os.getpid(),
+            began=round(time.time(), 6),
+            clock=_clock(),
+            zero=microseconds(self.zero),
+        )
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"{run}.rank{rank}.json")
@@ -99,7 +96,7 @@ class TraceFile:
         else:
             self._write(
                 events.OPENING
-                + events.metadata(events.FILE, rank, **header)
+                + header
                 + events.metadata("process_name", rank, name=f"rank {rank} on {host}")
                 + events.metadata("process_sort_index", rank, sort_index=rank)
                 + events.metadata("thread_name", rank, name="main thread")
@@ -118,10 +115,6 @@ class TraceFile:
         """Have an event written that is no call."""
         self._queue.append(events.metadata(event, self.rank, **args))
 
-    def since_zero(self, seconds: float) -> float:
-        """Return a time in microseconds, as the file counts them."""
-        return round((seconds - self.zero) * 1e6, 3)
-
     def flush(self) -> None:
         """Write all calls that ended."""
         with self._lock:
@@ -139,11 +132,6 @@ class TraceFile:
         self._thread.join(END_SECONDS)
         if self._num_dropped:
             _warn(self.rank, f"{self._num_dropped} calls are missing: the disk is too slow")
-
-    def detach(self) -> None:
-        """Leave the file to its parent, in a forked child."""
-        self._descriptor = None
-        self._queue.clear()
 
     def _keep_writing(self) -> None:
         while not self._ended.wait(FLUSH_SECONDS):
@@ -170,6 +158,11 @@ class TraceFile:
             _warn(self.rank, f"the trace ends here: {problem}")
 
 
+def microseconds(seconds: float) -> float:
+    """Return a time as the file gives it."""
+    return round(seconds * 1e6, 3)
+
+
 def _clock() -> str:
     """Return a text that processes have in common which share a clock: the machine's boot."""
     try:
@@ -186,12 +179,14 @@ def _warn(rank: int, text: str) -> None:
 
 
 def _reset_in_child() -> None:
+    """Leave the file to the parent, in a forked child."""
     global _file
     if _file is not None:
-        _file.detach()
+        _file._descriptor = None
+        _file._queue.clear()
         _file = None
 
 
-def _end(process: int) -> None:
-    if _file is not None and os.getpid() == process:
+def _end() -> None:
+    if _file is not None:
         _file.end()

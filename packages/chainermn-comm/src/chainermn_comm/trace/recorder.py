@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..messaging import Handshake, Signature
 from ..watchdog import NOBODY, CallRecorder
-from . import clocks, events, file
+from . import events, file
 from .events import Kind
-from .file import TraceFile, now
+from .file import TraceFile, microseconds, now
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
 # Clocks drift: they are compared again at this collective call, at twice as many, and so on.
 NEXT_COMPARISON = 64
+# Round trips to rank 0, of which the shortest counts.
+ROUND_TRIPS = 10
 FINALIZE = "finalize"
 # Communicators that this process made, to give each a name.
 _num_traced = 0
@@ -25,10 +30,8 @@ _num_traced = 0
 def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
     """Return what records a communicator's calls (collective where it is traced).
 
-    Args:
-        comm: of the communicator, for its own traffic.
-        watchdogs: the watchdog's recorder, which records them in any case.
-        folder: of the trace; None on all ranks where there is none.
+    ``comm`` carries the communicator's own traffic, and ``watchdogs`` records the calls in any
+    case. The folder of the trace is None on all ranks where there is none.
     """
     global _num_traced
     if folder is None:
@@ -37,17 +40,14 @@ def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | No
 
     world = MPI.COMM_WORLD
     _num_traced += 1
-    mine = file.current()
-    proposal = mine.run if mine is not None else file.new_run()
-    everyone = comm.allgather((world.rank, _num_traced, proposal))
-    name = f"{everyone[0][0]}.{everyone[0][1]}"
-    mine = file.begin(folder, everyone[0][2], world.rank, world.size)
+    everyone = comm.allgather((world.rank, _num_traced, file.run_name()))
+    first, number, run = everyone[0]
+    members = [rank for rank, *_ in everyone]
+    mine = file.begin(folder, run, world.rank, world.size)
+    made = TracedCallRecorder(watchdogs, mine, f"{first}.{number}")
     # A process that was in another communicator before may have a file of that one's run.
-    run, members = everyone[0][2], [rank for rank, *_ in everyone]
-    mine.add_metadata(
-        events.COMMUNICATOR, communicator=name, rank=comm.rank, ranks=members, run=run
-    )
-    made = TracedCallRecorder(watchdogs, mine, name)
+    about = {"communicator": made.name, "rank": comm.rank, "ranks": members, "run": run}
+    mine.add_metadata(events.COMMUNICATOR, **about)
     made.compare_clocks(comm)
     return made
 
@@ -61,19 +61,11 @@ def handshake(comm: MPI.Intracomm, record: CallRecorder) -> Handshake:
 class TracedCallRecorder(CallRecorder):
     """Records each call for the trace, too."""
 
-    __slots__ = (
-        "_arrived",
-        "_file",
-        "_kind",
-        "_name",
-        "_queue",
-        "_start",
-        "_watchdogs",
-    )
+    __slots__ = ("_arrived", "_file", "_kind", "_queue", "_start", "_watchdogs", "name")
 
     def __init__(self, watchdogs: CallRecorder, into: TraceFile, name: str) -> None:
         super().__init__()
-        self._watchdogs, self._file, self._name = watchdogs, into, name
+        self._watchdogs, self._file, self.name = watchdogs, into, name
         self._queue = into.add_call
         self._start = self._arrived = 0.0
         self._kind: Kind = ("", name, True, 0, NOBODY, NOBODY)
@@ -84,7 +76,7 @@ class TracedCallRecorder(CallRecorder):
         self._watchdogs.collective(operation, sequence, root, nbytes)
         if not self._start:  # else it is a further step of the same call
             self.sequence = sequence
-            self._kind = (operation, self._name, True, nbytes, root, NOBODY)
+            self._kind = (operation, self.name, True, nbytes, root, NOBODY)
             self._arrived = 0.0
             self._start = now()
 
@@ -92,7 +84,7 @@ class TracedCallRecorder(CallRecorder):
         self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
     ) -> None:
         self._watchdogs.message(operation, peer, tag, nbytes, inside)
-        self._kind = (operation, self._name, False, nbytes, peer, tag)
+        self._kind = (operation, self.name, False, nbytes, peer, tag)
         self._start = now()
 
     def mark_arrived(self) -> None:
@@ -117,14 +109,16 @@ class TracedCallRecorder(CallRecorder):
         """Write how far this clock is from the communicator's rank 0's (collective)."""
         from mpi4py import MPI
 
-        found = clocks.measure(comm, int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0))
+        # A tag that nothing else has.
+        tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
+        at, ahead, round_trip = _measure_clock(comm, tag)
         self._file.add_metadata(
             events.CLOCK,
-            communicator=self._name,
-            at=self._file.since_zero(found.at),
+            communicator=self.name,
+            at=microseconds(at - self._file.zero),
             # To be added to a time of this file for the time of rank 0's clock.
-            ahead=round((found.ahead + self._file.zero) * 1e6, 3),
-            round_trip=round(found.round_trip * 1e6, 3),
+            ahead=microseconds(ahead + self._file.zero),
+            round_trip=microseconds(round_trip),
         )
 
 
@@ -142,7 +136,7 @@ class TracedHandshake(Handshake):
         nbytes: int = 0,
     ) -> list[bytes]:
         try:
-            payloads = _handshake(self, operation, signature, payload, error, nbytes)
+            payloads = super().__call__(operation, signature, payload, error, nbytes)
         finally:
             self._record.mark_arrived()
         count = self._calls
@@ -151,4 +145,27 @@ class TracedHandshake(Handshake):
         return payloads
 
 
-_handshake = Handshake.__call__
+def _measure_clock(comm: MPI.Intracomm, tag: int) -> tuple[float, float, float]:
+    """Compare this process's clock with rank 0's (collective).
+
+    Returns:
+        When; how far rank 0's is ahead then; and how long the messages took, half of which is the
+        error at most. Seconds.
+    """
+    theirs = np.zeros(1)
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
+            for _ in range(ROUND_TRIPS):
+                comm.Recv(theirs, rank, tag)
+                theirs[0] = now()
+                comm.Send(theirs, rank, tag)
+        return now(), 0.0, 0.0
+    found = []
+    for _ in range(ROUND_TRIPS):
+        sent = now()
+        comm.Send(theirs, 0, tag)
+        comm.Recv(theirs, 0, tag)
+        received = now()
+        middle = (sent + received) / 2
+        found.append((middle, float(theirs[0]) - middle, received - sent))
+    return min(found, key=itemgetter(2))

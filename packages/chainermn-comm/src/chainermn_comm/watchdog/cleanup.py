@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable
 
 from . import processes
 from .processes import GONE, Process
 
 FOLDER = "/dev/shm/"
-# Files that Python makes; a process that is no part of the job may make such and share them.
+# How names of files begin that Python makes. Any Python program makes such files, and may share
+# them with the job.
 MADE_BY_PYTHON = ("sem.mp-", "psm_")
-# Files that MPICH, Open MPI, UCX, NCCL and Python's multiprocessing make for one job and name
-# themselves. What else a rank has mapped, such as a data set, is its user's.
+# How names begin that MPICH, Open MPI, UCX, NCCL and Python give to files made for one job. Files
+# with other names, such as data sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
     "mpich_shm_",
     "mpich_shar_tmp",
@@ -53,9 +54,6 @@ class SharedFiles:
 
     The kernel tells who has mapped a file only while a rank lives, so `scan` must be called
     before.
-
-    Attributes:
-        inotify: a descriptor that is readable when a file was made; -1 if there is none.
     """
 
     def __init__(self, ranks: list[Process]) -> None:
@@ -63,6 +61,7 @@ class SharedFiles:
         self._known: dict[str, Identity] = {}
         self._foreign: set[Identity] = set()
         libc = ctypes.CDLL(None)
+        # A descriptor that is readable when a file was made; -1 if there is none.
         self.inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         libc.inotify_add_watch(self.inotify, FOLDER.encode(), IN_CREATE | IN_MOVED_TO)
         first = min((start for _, start in ranks), default=0) / os.sysconf("SC_CLK_TCK")
@@ -72,18 +71,20 @@ class SharedFiles:
     def scan(self) -> None:
         """Record what the ranks have mapped now."""
         with contextlib.suppress(OSError):
-            found = _named(set().union(*(_mapped(pid) for pid, _ in self._ranks)))
-            seen = {*self._known.values(), *self._foreign}
-            self._foreign |= self._shared_with_others(
-                {
-                    identity
-                    for name, identity in found.items()
-                    if identity not in seen and name.startswith(MADE_BY_PYTHON)
-                }
-            )
-            self._known.update(
-                {name: one for name, one in found.items() if one not in self._foreign}
-            )
+            mapped = set().union(*(_mapped(pid) for pid, _ in self._ranks))
+            device = os.stat(FOLDER).st_dev
+            with os.scandir(FOLDER) as entries:  # by their names now: semaphores change theirs
+                named = {one.name: (device, one.inode()) for one in entries}
+            found = {
+                name: identity
+                for name, identity in named.items()
+                if identity in mapped and name.startswith(MADE_FOR_A_JOB)
+            }
+            python = {one for name, one in found.items() if name.startswith(MADE_BY_PYTHON)}
+            new = python - self._foreign - set(self._known.values())
+            self._foreign |= self._shared_with_others(new)
+            ours = {name: one for name, one in found.items() if one not in self._foreign}
+            self._known.update(ours)
 
     def rescan(self) -> None:
         """Scan after files were made."""
@@ -93,51 +94,45 @@ class SharedFiles:
         self.scan()
 
     def remove(self) -> bool:
-        """Remove those that nobody uses; return whether none is left that may be removed later."""
+        """Remove the files that no process has mapped; return whether that was all of them."""
         in_use: set[Identity] | None = None
         for name, identity in list(self._known.items()):
-            try:
-                found = os.lstat(FOLDER + name)
-            except OSError:
-                continue
-            if (found.st_dev, found.st_ino) != identity or not self._is_ours(found):
-                del self._known[name]
-                continue
-            if in_use is None:
-                in_use = set().union(*map(_mapped, processes.pids()))
-            if identity not in in_use:
+            if self._is_ours(name, identity):
+                if in_use is None:
+                    in_use = set().union(*map(_mapped, processes.all_stats()))
+                if identity in in_use:
+                    continue
                 with contextlib.suppress(OSError):
                     os.unlink(FOLDER + name)
-                del self._known[name]
-        return not any(os.path.lexists(FOLDER + name) for name in self._known)
+            del self._known[name]
+        return not self._known
 
     def _shared_with_others(self, identities: set[Identity]) -> set[Identity]:
-        """Return those that processes have mapped which are no part of the job."""
+        """Return those that a process has mapped which is no part of the job."""
         if not identities:
             return set()
         ranks = {pid for pid, _ in self._ranks}
         family = processes.descendants(ranks)
-        return identities & set().union(
-            *(
-                _mapped(pid)
-                for pid in processes.pids()
-                if pid not in family
-                and (known := processes.group_and_start(pid))
-                and known[0] not in ranks  # nor left behind in the group of one
-            )
-        )
+        everyone = processes.all_stats().items()
+        # Nor is it left behind in the group of a rank.
+        strangers = (pid for pid, it in everyone if pid not in family and it.group not in ranks)
+        return identities & set().union(*map(_mapped, strangers))
 
-    def _is_ours(self, found: os.stat_result) -> bool:
-        made = found.st_ctime
-        return found.st_uid == os.geteuid() and made >= self._made_since - CLOCK_SECONDS
+    def _is_ours(self, name: str, identity: Identity) -> bool:
+        """Return whether the file is there, and is this user's and the job's."""
+        with contextlib.suppress(OSError):
+            it = os.lstat(FOLDER + name)
+            is_new = it.st_ctime >= self._made_since - CLOCK_SECONDS
+            return (it.st_dev, it.st_ino) == identity and it.st_uid == os.geteuid() and is_new
+        return False
 
 
 class Launcher:
     """The parent of a rank, of which Open MPI's may leave something behind.
 
-    On the machine where the job was started that is `mpiexec` itself, on the others a daemon of
-    its own, which waits for the word of `mpiexec` for ever when the link to it is cut. Each has a
-    folder with sockets and files. Other launchers' helpers end by themselves.
+    On the machine where the job was started it is `mpiexec` itself, on the others a daemon of its
+    own, which waits for `mpiexec` for ever when the link to it is cut. Each has a folder with
+    sockets and files. Other launchers' helpers end by themselves.
     """
 
     def __init__(self, rank: int) -> None:
@@ -152,20 +147,24 @@ class Launcher:
         )
 
     def daemon_lives(self) -> bool:
-        """Return whether it is a daemon of this job and lives."""
+        """Return whether the launcher is a daemon of this job and lives."""
         return self._is_daemon and processes.state(self._process) != GONE
 
     def end_daemon(self, seconds: float) -> None:
         """End such a daemon, unless it still has ranks or other processes of the job.
 
-        Args:
-            seconds: from SIGTERM, at which it removes its folder, to SIGKILL.
+        At SIGTERM it removes its folder; after so many seconds it gets SIGKILL.
         """
-        if self.daemon_lives() and not processes.children(self._process[0]):
+        pid = self._process[0]
+        others = processes.descendants({pid}) - {pid}
+        if self.daemon_lives() and not any(map(processes.start_time, others)):
             processes.terminate([self._process], seconds)
 
     def remove_folder(self) -> bool:
-        """Remove its folder if it is gone without having done that; return whether it is away."""
+        """Remove the folder of a launcher that is gone; return whether there is none any more.
+
+        Another user's folder is left alone, and counts as none.
+        """
         with contextlib.suppress(OSError):
             if os.lstat(self._folder).st_uid != os.geteuid():
                 return True
@@ -175,44 +174,32 @@ class Launcher:
 
 
 def clean(files: SharedFiles, launcher: Launcher, ranks: list[Process], failed: bool) -> None:
-    """Leave nothing of ranks that are gone.
-
-    Args:
-        files: that they had mapped.
-        launcher: of the ranks.
-        ranks: their processes.
-        failed: whether they ended badly. After a good end their children may be meant to stay.
-    """
+    """Remove what ranks that are gone have left; after a good end their children may stay."""
     if failed:
-        _wait(lambda: not _children(ranks), LAUNCHER_SECONDS)
+        processes.wait_until(lambda: not _children(ranks), LAUNCHER_SECONDS)
         processes.terminate(_children(ranks), LAUNCHER_SECONDS)
-    _wait(files.remove, WAIT_SECONDS)
+    processes.wait_until(files.remove, WAIT_SECONDS)
     if failed:
-        _wait(lambda: not launcher.daemon_lives(), DAEMON_SECONDS)
+        processes.wait_until(lambda: not launcher.daemon_lives(), DAEMON_SECONDS)
         launcher.end_daemon(LAUNCHER_SECONDS)
-        _wait(launcher.remove_folder, FOLDER_SECONDS)
-
-
-def _wait(is_done: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_done() and time.monotonic() < deadline:
-        time.sleep(0.05)
+        processes.wait_until(launcher.remove_folder, FOLDER_SECONDS)
 
 
 def _children(ranks: list[Process]) -> list[Process]:
     """Return the living processes of groups that ranks which are gone have led."""
-    groups = {}
-    for rank in ranks:
-        leader = processes.group_and_start(rank[0])
-        # Else another process has got the number since.
-        if leader in (None, rank) and processes.state(rank) == GONE:
-            groups[rank[0]] = rank[1]
-    found = []
-    for pid in processes.pids() if groups else ():
-        known = processes.group_and_start(pid)
-        if known and known[0] in groups and known[1] >= groups[known[0]]:
-            found.append((pid, known[1]))
-    return [one for one in found if processes.state(one) != GONE]
+    everyone = processes.all_stats()
+    groups = {
+        pid: start
+        for pid, start in ranks
+        # Else it lives, or another process has got the number since.
+        if (it := everyone.get(pid)) is None
+        or (it.is_gone and (it.group, it.start) == (pid, start))
+    }
+    return [
+        (pid, it.start)
+        for pid, it in everyone.items()
+        if not it.is_gone and it.start >= groups.get(it.group, math.inf)
+    ]
 
 
 def _mapped(pid: int) -> set[Identity]:
@@ -225,15 +212,3 @@ def _mapped(pid: int) -> set[Identity]:
                 major, minor = (int(number, 16) for number in device.split(":"))
                 found.add((os.makedev(major, minor), int(inode)))
     return found
-
-
-def _named(mapped: set[Identity]) -> dict[str, Identity]:
-    """Return those that were made for a job, by their names now: semaphores change theirs."""
-    device = os.stat(FOLDER).st_dev
-    with os.scandir(FOLDER) as entries:
-        found = {entry.name: (device, entry.inode()) for entry in entries}
-    return {
-        name: identity
-        for name, identity in found.items()
-        if name.startswith(MADE_FOR_A_JOB) and identity in mapped
-    }

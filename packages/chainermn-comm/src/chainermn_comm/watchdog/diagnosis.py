@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -14,25 +15,15 @@ from .status_region import COLLECTIVE, FINALIZE, MESSAGE, WORLD, Call, Scope
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank does.
+    """What a rank does."""
 
-    Attributes:
-        world: its number in MPI.COMM_WORLD.
-        host: name of its machine.
-        pid: its process there.
-        state: RUNNING, STOPPED or GONE.
-        calls: what it does, or did last, on each of its communicators.
-        stacks: of its threads, as text; empty where they weren't asked for or didn't come.
-        scope: what its calls are part of; None for nothing.
-    """
-
-    world: int
-    host: str
+    world: int  # its number in MPI.COMM_WORLD
+    host: str  # name of its machine
     pid: int
-    state: str
-    calls: tuple[Call, ...] = ()
-    stacks: str = ""
-    scope: Scope | None = None
+    state: str  # RUNNING, STOPPED or GONE
+    calls: tuple[Call, ...] = ()  # what it does, or did last, on each of its communicators
+    stacks: str = ""  # of its threads; empty where they weren't asked for or didn't come
+    scope: Scope | None = None  # what its calls are part of; None for nothing
 
     @property
     def waits(self) -> list[Call]:
@@ -61,24 +52,14 @@ class Rank:
 
 
 def ranks_from_reply(reply: dict[str, Any]) -> list[Rank]:
-    """Return the ranks of another machine, from its monitor's reply.
-
-    Raises:
-        KeyError, TypeError: the reply is malformed.
-    """
-    return [
-        Rank(
-            **{
-                **rank,
-                "calls": tuple(
-                    Call(**{**call, "communicator": tuple(call["communicator"])})
-                    for call in rank["calls"]
-                ),
-                "scope": rank["scope"] and Scope(**rank["scope"]),
-            }
-        )
-        for rank in reply["ranks"]
-    ]
+    """Return the ranks of another machine, from its monitor's reply."""
+    found = []
+    for rank in reply["ranks"]:
+        known = ({**call, "communicator": tuple(call["communicator"])} for call in rank["calls"])
+        calls = tuple(Call(**call) for call in known)
+        scope = rank["scope"] and Scope(**rank["scope"])
+        found.append(Rank(**{**rank, "calls": calls, "scope": scope}))
+    return found
 
 
 # In what faulthandler prints, the innermost Python function of each thread.
@@ -88,12 +69,7 @@ COMMUNICATING = ("/chainermn_comm/", "/mpi4py/")
 
 
 class WaitGraph:
-    """The ranks, and which of them wait for which.
-
-    Attributes:
-        ranks: by their number in MPI.COMM_WORLD.
-        unreachable: the hosts whose monitor didn't reply.
-    """
+    """The ranks, which of them wait for which, and the hosts whose monitor didn't reply."""
 
     def __init__(self, ranks: Iterable[Rank], unreachable: Iterable[str] = ()) -> None:
         self.ranks = {rank.world: rank for rank in ranks}
@@ -120,10 +96,8 @@ class WaitGraph:
             return [other for other in self.ranks.values() if other.is_lost or other.is_outside]
         members = self._members[call.communicator]
         if call.state == MESSAGE:
-            other, theirs = members.get(call.peer, (None, None))
-            if other is None or theirs is None or _match(call, theirs):
-                return []
-            return [other]
+            peer = members.get(call.peer)
+            return [peer[0]] if peer and not _match(call, peer[1]) else []
         return [
             other
             for other, theirs in members.values()
@@ -176,15 +150,12 @@ class WaitGraph:
                 found.append((rank, f"{name} ({os.path.basename(path)}, line {line})"))
         return found if others else []
 
-    def with_stacks(self, stacks: dict[int, str]) -> WaitGraph:
-        """Return the same graph with the stacks of the ranks that gave them."""
-        return WaitGraph(
-            (
-                replace(rank, stacks=stacks.get(rank.world, rank.stacks))
-                for rank in self.ranks.values()
-            ),
-            self.unreachable,
-        )
+    def extended(
+        self, stacks: dict[int, str], replies: Iterable[list[Rank]], unreachable: list[str]
+    ) -> WaitGraph:
+        """Return a graph that has these ranks' stacks and the ranks of other machines, too."""
+        ranks = (replace(rank, stacks=stacks.get(rank.world, "")) for rank in self.ranks.values())
+        return WaitGraph(itertools.chain(ranks, *replies), unreachable)
 
 
 def _match(one: Call, other: Call) -> bool:
@@ -200,10 +171,6 @@ def _match(one: Call, other: Call) -> bool:
 def _likelihood(rank: Rank) -> tuple[int, int, int]:
     """Return a key that sorts first: gone, stopped, in no call, behind the others' calls."""
     waits = [call.sequence for call in rank.waits if call.state == COLLECTIVE]
-    if rank.state == GONE and not rank.has_finished:
-        kind = 0
-    elif rank.state == STOPPED:
-        kind = 1
-    else:
-        kind = 3 if rank.waits else 2
-    return kind, min(waits, default=0), rank.world
+    is_gone = rank.state == GONE and not rank.has_finished
+    kinds = (is_gone, rank.state == STOPPED, not rank.waits, True)
+    return kinds.index(True), min(waits, default=0), rank.world

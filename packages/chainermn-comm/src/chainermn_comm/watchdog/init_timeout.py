@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..events import RANK_VARIABLES, emit
+from _chainermn_events import RANK_VARIABLES, emit
+
 from . import processes, recorder
 from .diagnosis import Rank, WaitGraph
 from .report import next_step, reason, report, warning
@@ -33,12 +34,9 @@ REPORTER_SECONDS, OTHERS_SECONDS = 0.5, 2.0
 def enforce_init_timeout(
     timeout: Timeout, members: list[int], abort: Callable[[], None]
 ) -> Iterator[None]:
-    """Report, and end the job if asked, when the ranks don't all come in time.
+    """Report, and end the job by ``abort`` if asked, when the ranks don't all come in time.
 
-    Args:
-        timeout: how long it may take.
-        members: the ranks that have to come, by their numbers in MPI.COMM_WORLD; this one first.
-        abort: ends the job.
+    ``members`` have to come, by their numbers in MPI.COMM_WORLD; this rank is the first of them.
     """
     done = threading.Event()
     with contextlib.suppress(OSError):
@@ -56,42 +54,36 @@ def _watch(
 ) -> None:
     if done.wait(timeout.seconds / 2):
         return
-    graph = _local_ranks(members)
-    if _is_reporter(graph, members):
-        mine = graph.ranks[members[0]]
-        processes.write(2, warning(graph, mine, mine.waits[0], timeout.seconds), 2.0)
+    graph, waiting, is_reporter = _local_ranks(members)
+    if is_reporter:
+        processes.write(2, warning(graph, *waiting[0], timeout.seconds), 2.0)
     if done.wait(timeout.seconds / 2):
         return
-    graph = _local_ranks(members)
-    reports = _is_reporter(graph, members)
-    if reports:
-        waiting = [(rank, call) for rank in graph.ranks.values() for call in rank.waits]
+    graph, waiting, is_reporter = _local_ranks(members)
+    if is_reporter:
         text = report(graph, waiting, next_step(timeout.seconds, timeout.ends_job))
         if timeout.ends_job:
             emit("watchdog_abort", reason=reason(text))
         processes.write(2, text, 2.0)
-    if timeout.ends_job and not done.wait(REPORTER_SECONDS if reports else OTHERS_SECONDS):
+    if timeout.ends_job and not done.wait(REPORTER_SECONDS if is_reporter else OTHERS_SECONDS):
         abort()
 
 
-def _is_reporter(graph: WaitGraph, members: list[int]) -> bool:
-    """Return whether this rank is the first of this machine's that wait."""
-    waiting = [world for world, rank in graph.ranks.items() if rank.waits]
-    return waiting != [] and min(waiting) == members[0]
+def _local_ranks(members: list[int]) -> tuple[WaitGraph, list[tuple[Rank, Call]], bool]:
+    """Return the members on this machine, and the calls in which those wait that have come.
 
-
-def _local_ranks(members: list[int]) -> WaitGraph:
-    """Return the members on this machine, and what those do that have come."""
+    The third is whether this rank is the first of those.
+    """
     now = time.monotonic()
     host = os.uname().nodename
-    found = {}
-    for world, pid in sorted(_pids_by_rank().items()):
-        if world in members:
-            state = processes.state((pid, processes.start_time(pid)))
-            found[world] = Rank(world, host, pid, state, _calls(pid, now))
-    mine, pid = members[0], os.getpid()
-    found[mine] = Rank(mine, host, pid, processes.RUNNING, _calls(pid, now))
-    return WaitGraph(found.values())
+    pids = {**_pids_by_rank(), members[0]: os.getpid()}
+    graph = WaitGraph(
+        Rank(world, host, pid, processes.state((pid, processes.start_time(pid))), _calls(pid, now))
+        for world, pid in sorted(pids.items())
+        if world in members
+    )
+    waiting = [(rank, call) for rank in graph.ranks.values() for call in rank.waits]
+    return graph, waiting, bool(waiting) and waiting[0][0].world == members[0]
 
 
 def _pids_by_rank() -> dict[int, int]:
@@ -103,7 +95,7 @@ def _pids_by_rank() -> dict[int, int]:
     while _rank_of(launcher, name) is not None:  # it is a script between
         launcher = processes.parent(launcher)
     found: dict[int, int] = {}
-    parents = {pid: processes.parent(pid) for pid in processes.pids()}
+    parents = {pid: it.parent for pid, it in processes.all_stats().items()}
     todo = [pid for pid in parents if parents[pid] == launcher]
     while todo:
         pid = todo.pop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import mmap
+import math
 import os
 import signal
 import socket
@@ -14,36 +14,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..events import event_frames
-from . import processes
+from _chainermn_events import event_frames
+
+from . import processes, report
 from .cleanup import Launcher, SharedFiles, clean
 from .diagnosis import Rank, WaitGraph, ranks_from_reply
-from .exit_tracker import ExitTracker
+from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
 from .network import Peer, Query, poll_heartbeat, serve
-from .processes import GONE, RUNNING
-from .report import (
-    PREFIX,
-    describe_rank,
-    describe_state,
-    host_silent,
-    link_cut,
-    next_step,
-    no_answer,
-    normalize_stacks,
-    reason,
-    report,
-    warning,
-)
-from .status_region import REGION_BYTES, Call, read_abort_time, read_calls, read_scope
+from .processes import GONE
+from .status_region import Call, read_abort_time
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
 TICK_SECONDS = 0.5
-# Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
-STACKS_SECONDS = 1.5
 # Age up to which a rank's stacks are not asked for again.
 FRESH_SECONDS = 2.0
-# Total time for printing, over all standard errors that are tried: a stopped launcher reads none.
-PRINT_SECONDS = 4.0
 # Time between the report and the end of the job, for the launcher to forward the report.
 FORWARDING_SECONDS = 0.5
 # Time between SIGTERM and SIGKILL.
@@ -64,57 +48,19 @@ EXEMPT_SECONDS = 600.0
 ATTEMPTS = 3
 
 
-class MonitoredRank:
-    """A rank of this machine, as the monitor sees it."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        """Map the memory of the rank that ``config`` describes (see `rendezvous`)."""
-        self.world, self.pid = config["world"], config["pid"]
-        self.signal = config["signal"]
-        self.process = (self.pid, config["start_time"])
-        # It can be printed for after the end of the last rank.
-        self.launcher = processes.parent(self.pid)
-        folder = f"/proc/{self.pid}/fd"
-        file = os.open(f"{folder}/{config['region']}", os.O_RDONLY)
-        self.region = mmap.mmap(file, REGION_BYTES, prot=mmap.PROT_READ)
-        os.close(file)
-        self.stacks = os.open(f"{folder}/{config['stacks']}", os.O_RDONLY)
-        self.liveness = os.open(f"{folder}/{config['liveness']}", os.O_RDONLY | os.O_NONBLOCK)
-
-    def state(self) -> str:
-        return processes.state(self.process)
-
-    def look(self, now: float) -> Rank:
-        return Rank(
-            self.world,
-            os.uname().nodename,
-            self.pid,
-            self.state(),
-            tuple(read_calls(self.region, now)),
-            scope=read_scope(self.region, now),
-        )
-
-    def has_aborted(self, now: float) -> bool:
-        since = read_abort_time(self.region)
-        return since > 0 and now - since > ABORT_SECONDS
-
-
 class Monitor:
     """Watches until the ranks have ended, or ends them."""
 
-    def __init__(self, config: dict[str, Any], ranks: list[MonitoredRank] | None = None) -> None:
-        """Watch the ranks of ``config``, which may be open already."""
-        self.config = config
-        self.ranks = ranks or [MonitoredRank(each) for each in config["ranks"]]
-        self.files = SharedFiles([rank.process for rank in self.ranks])
-        self.launcher = Launcher(self.ranks[0].pid)
+    def __init__(self, config: dict[str, Any], ranks: Sequence[MonitoredRank]) -> None:
+        self.config, self.ranks = config, ranks
+        self.files = SharedFiles([rank.process for rank in ranks])
+        self.launcher = Launcher(ranks[0].pid)
         self.seconds: float = config["seconds"]
         self.ends_job: bool = config["ends_job"]
         self.silence: float = config["silence"]
         self.tick = min(TICK_SECONDS, self.seconds / 10)
-        # When calls began that have been reported, or warned of, by rank and communicator.
-        self.reported: dict[Any, float] = {}
-        self.warned: dict[Any, float] = {}
+        # When calls were last reported, or warned of: all that began before are known.
+        self.reported_at = self.warned_at = -math.inf
         # Exempt work that has been reported.
         self.exempted: set[tuple[int, str]] = set()
         # When this process stood still, and the ranks with it, and for how long.
@@ -126,7 +72,7 @@ class Monitor:
         self.stacks_lock = threading.Lock()
         self.last_stacks: dict[int, str] = {}
         self.stacks_at = -FRESH_SECONDS
-        self.exits = ExitTracker(self.ranks, self.files.inotify)
+        self.exits = ExitTracker(ranks, self.files.inotify)
 
     def start_network(self) -> None:
         """Begin to reply to the monitors of other machines, and to poll the next one's heartbeat.
@@ -144,11 +90,7 @@ class Monitor:
         threading.Thread(target=work, args=arguments, daemon=True).start()
 
     def answer(self, question: str) -> dict[str, Any]:
-        """Return what another monitor asked for.
-
-        Args:
-            question: ``"alive"``, ``"failed"``, ``"calls"``, or ``"stacks"`` for calls and stacks.
-        """
+        """Reply to "alive", "failed", "calls", or "stacks", which asks for calls and stacks."""
         stacks = self.stacks() if question == "stacks" else {}
         now = time.monotonic()
         ranks = [rank.look(now) for rank in self.ranks]
@@ -172,7 +114,8 @@ class Monitor:
                 self.files.rescan()
             if all(rank.state() == GONE for rank in self.ranks):
                 return
-            if any(rank.has_aborted(now) for rank in self.ranks):
+            aborts = [read_abort_time(rank.region) for rank in self.ranks]
+            if any(0 < since < now - ABORT_SECONDS for since in aborts):
                 self.end_ranks()
                 return
             if self.check_next_host(now) or self.check_calls(now):
@@ -184,66 +127,54 @@ class Monitor:
         if rank is None:
             return
         query = Query(self.peers, "failed", FAILED_SECONDS, lambda it: float(it["failed"] or 0))
-        ages = query.replies()
+        ages, silent = query.result()
         now = time.monotonic()
         own = self.exits.since_failure(now) or 0.0
         # The end of a machine's last rank has reached the launcher before this one.
-        is_over = len(ages) < len(self.peers) and any(peer.has_finished for peer in self.peers)
+        is_over = silent and any(peer.has_finished for peer in self.peers)
         if not is_over and all(age <= own for age in ages):
             lost = rank.look(now)
             graph = WaitGraph([lost])
-            how = describe_state(graph, lost).removeprefix("is ")
+            how = report.describe_state(graph, lost).removeprefix("is ")
             event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
-            self.print(f"{PREFIX}{describe_rank(graph, lost)}.\n", event)
+            self.print(f"{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
 
     def check_next_host(self, now: float) -> bool:
-        """Report the next machine where it is silent; return whether that ended the job."""
-        if not self.peers or not self.is_silent(self.peers[0], now):
+        """Report the next machine where it was heard and is silent; return whether it ends us."""
+        peer = next(iter(self.peers), None)
+        if peer is None or peer.last_heartbeat is None or peer.has_finished:
             return False
-        peer = self.peers[0]
-        why = no_answer(peer.host, self.silence)
+        if now - peer.last_heartbeat - self.paused(peer.last_heartbeat) <= self.silence:
+            return False
+        why, text = report.host_silent(peer.host, self.silence, self.seconds, self.ends_job)
         event = self.event("host_lost", host=peer.host, reason=why, ends_job=self.ends_job)
-        if not self.ends_job:
-            if self.silent_since != peer.last_heartbeat:  # else there was none since
-                self.silent_since = peer.last_heartbeat
-                self.print(host_silent(peer.host, self.silence, self.seconds), event)
-            return False
-        event += self.event("watchdog_abort", reason=why)
-        self.print(link_cut(peer.host, self.silence), event)
-        self.end_ranks()
-        return True
-
-    def is_silent(self, peer: Peer, now: float) -> bool:
-        """Return whether a machine that once replied has been silent for too long."""
-        if peer.last_heartbeat is None or peer.has_finished:
-            return False
-        return now - peer.last_heartbeat - self.paused(peer.last_heartbeat) > self.silence
+        if self.ends_job:
+            self.print(text, [*event, *self.event("watchdog_abort", reason=why)])
+            self.end_ranks()
+        elif self.silent_since != peer.last_heartbeat:  # else there was none since
+            self.silent_since = peer.last_heartbeat
+            self.print(text, event)
+        return self.ends_job
 
     def check_calls(self, now: float) -> bool:
         """Report what waits too long; return whether that ended the job."""
         graph = WaitGraph(rank.look(now) for rank in self.ranks)
-        waiting = [
-            (rank, call)
-            for rank in graph.ranks.values()
-            if rank.state != GONE
-            for call in rank.waits
-        ]
-        stalled = self.new_stalls(waiting, self.reported, self.seconds, now)
+        stalled = self.stalled(graph, self.reported_at, self.seconds, now)
         if not stalled:
-            for rank, call in self.new_stalls(waiting, self.warned, self.seconds / 2, now)[:1]:
-                self.remember(waiting, self.warned, now)
+            for rank, call in self.stalled(graph, self.warned_at, self.seconds / 2, now)[:1]:
+                self.warned_at = now
                 query = Query(self.peers, "calls", REPLY_SECONDS, ranks_from_reply)
-                self.print(warning(self.merged(graph, query), rank, call, self.seconds))
+                graph = graph.extended({}, *query.result())
+                self.print(report.warning(graph, rank, call, self.seconds))
             return False
         query = Query(self.peers, "stacks", REPLY_SECONDS, ranks_from_reply)
-        graph = self.merged(graph.with_stacks(self.stacks()), query)
+        graph = graph.extended(self.stacks(), *query.result())
         if self.ends_job and self.is_exempt(graph, stalled, now):
             return False
-        text = report(graph, stalled, next_step(self.seconds, self.ends_job))
-        event = self.event("watchdog_abort", reason=reason(text)) if self.ends_job else []
+        text = report.report(graph, stalled, report.next_step(self.seconds, self.ends_job))
+        event = self.event("watchdog_abort", reason=report.reason(text)) if self.ends_job else []
         self.print(text, event)
-        self.remember(waiting, self.reported, now)
-        self.remember(waiting, self.warned, now)
+        self.reported_at = self.warned_at = now
         if self.ends_job:
             time.sleep(FORWARDING_SECONDS)
             self.end_ranks()
@@ -260,68 +191,34 @@ class Monitor:
         if work not in self.exempted:
             self.exempted.add(work)
             until = f"The ranks go on waiting for it, {EXEMPT_SECONDS:g} s at most."
-            self.print(report(graph, stalled, until))
+            self.print(report.report(graph, stalled, until))
         # What they waited for it doesn't count.
         self.pauses.append((now, min(first.scope.age, self.seconds)))
         return True
 
-    def merged(self, graph: WaitGraph, query: Query) -> WaitGraph:
-        """Return the ranks of this machine, and those of others that reply."""
-        found = [rank for ranks in query.replies() for rank in ranks]
-        return WaitGraph([*graph.ranks.values(), *found], query.unreachable())
-
-    def new_stalls(
-        self,
-        waiting: list[tuple[Rank, Call]],
-        known: dict[Any, float],
-        seconds: float,
-        now: float,
+    def stalled(
+        self, graph: WaitGraph, known: float, seconds: float, now: float
     ) -> list[tuple[Rank, Call]]:
-        """Return the calls that have waited for so long and aren't known yet."""
+        """Return the calls that have waited for so long and began after the time ``known``."""
         return [
             (rank, call)
-            for rank, call in waiting
-            if call.age - self.paused(now - call.age) > seconds
-            and abs(known.get(_key(rank, call), -1.0) - (now - call.age)) > 1e-3
+            for rank in graph.ranks.values()
+            if rank.state != GONE
+            for call in rank.waits
+            if now - call.age > known and call.age - self.paused(now - call.age) > seconds
         ]
 
     def paused(self, start: float) -> float:
         """Return for how long since then nobody can be said to have waited."""
         return sum(length for end, length in self.pauses if end > start)
 
-    def remember(
-        self, waiting: list[tuple[Rank, Call]], known: dict[Any, float], now: float
-    ) -> None:
-        known.clear()
-        known.update({_key(rank, call): now - call.age for rank, call in waiting})
-
     def stacks(self) -> dict[int, str]:
         """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
         with self.stacks_lock:  # other monitors ask too, all at the same time
             if time.monotonic() - self.stacks_at > FRESH_SECONDS:
-                self.last_stacks = self._ask_for_stacks()
+                self.last_stacks = collect_stacks(self.ranks)
                 self.stacks_at = time.monotonic()
             return self.last_stacks
-
-    def _ask_for_stacks(self) -> dict[int, str]:
-        asked: dict[int, tuple[MonitoredRank, int]] = {}
-        for rank in self.ranks:
-            if rank.state() == RUNNING and processes.catches(rank.pid, rank.signal):
-                asked[rank.world] = rank, os.fstat(rank.stacks).st_size
-                processes.send_signal(rank.process, rank.signal)
-        deadline = time.monotonic() + STACKS_SECONDS
-        sizes: list[int] = []
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-            before = sizes
-            sizes = [os.fstat(rank.stacks).st_size for rank, _ in asked.values()]
-            starts = [start for _, start in asked.values()]
-            if sizes == before and all(a > b for a, b in zip(sizes, starts, strict=True)):
-                break
-        return {
-            world: normalize_stacks(os.pread(rank.stacks, 1 << 20, start))
-            for world, (rank, start) in asked.items()
-        }
 
     def event(self, kind: str, **fields: Any) -> list[bytes]:
         """Return an event for `chainermn launch` in the name of the first rank; see `print`."""
@@ -343,50 +240,28 @@ class Monitor:
             time.sleep(LINGER_SECONDS)
 
 
-def _key(rank: Rank, call: Call) -> tuple[Any, ...]:
-    return rank.world, call.communicator, call.operation
-
-
-def print_for(ranks: list[MonitoredRank], text: str, event: Sequence[bytes] = ()) -> None:
-    """Print on the standard error of a rank or its launcher, the first whose reader takes it."""
-    deadline = time.monotonic() + PRINT_SECONDS
-    launchers = {rank.launcher for rank in ranks}
-    for pid in (*(rank.pid for rank in ranks), *launchers):
-        if processes.write_stderr(pid, text, (deadline - time.monotonic()) / 2, event):
-            return
-    processes.write(2, text, deadline - time.monotonic())
-
-
 def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
     """Run a monitor in a child process, and another one if it fails, so often as ATTEMPTS says."""
+    us = f"{report.PREFIX}the process that watches the ranks on {os.uname().nodename}"
     for _ in range(ATTEMPTS):
         child = os.fork()
         if not child:
-            _run_monitor(config, ranks)
+            status = 1
+            try:
+                monitor = Monitor(config, ranks)
+                monitor.start_network()
+                monitor.run()
+                monitor.clean()
+                status = 0
+            except Exception as error:
+                print_for(ranks, f"{us} failed: {type(error).__name__}: {error}\n")
+            finally:
+                os._exit(status)
         _, status = os.waitpid(child, 0)
         if not status or all(rank.state() == GONE for rank in ranks):
             return
-    print_for(
-        ranks,
-        f"{PREFIX}the process that watches the ranks on {os.uname().nodename} has failed "
-        f"{ATTEMPTS} times: calls that wait too long won't be reported any more.\n",
-    )
-
-
-def _run_monitor(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
-    """Watch to the end, and leave the process."""
-    status = 1
-    try:
-        monitor = Monitor(config, ranks)
-        monitor.start_network()
-        monitor.run()
-        monitor.clean()
-        status = 0
-    except Exception as error:
-        what = f"the process that watches the ranks on {os.uname().nodename} failed"
-        print_for(ranks, f"{PREFIX}{what}: {type(error).__name__}: {error}\n")
-    finally:
-        os._exit(status)
+    lost = "calls that wait too long won't be reported any more"
+    print_for(ranks, f"{us} has failed {ATTEMPTS} times: {lost}.\n")
 
 
 def main() -> None:

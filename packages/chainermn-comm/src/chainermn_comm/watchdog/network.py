@@ -32,15 +32,14 @@ MOST_RANKS = 8
 SIOCGIFADDR, GLOBAL_SCOPE = 0x8915, "00"
 
 Answer = Callable[[str], dict[str, Any]]
+Parse = Callable[[dict[str, Any]], Any]
 
 
 def own_addresses() -> list[str]:
     """Return this machine's IPv4 and global IPv6 addresses, but for the loopback's."""
     found = []
-    with (
-        contextlib.suppress(OSError),  # no file is left
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
-    ):
+    # It fails where no file is left.
+    with contextlib.suppress(OSError), _datagram_socket(socket.AF_INET) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
@@ -57,9 +56,7 @@ def own_addresses() -> list[str]:
 def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
     """Return the addresses of this machine that its packets to other hosts come from.
 
-    Args:
-        own: what `own_addresses` returned here.
-        hosts: what it returned on each of the other hosts.
+    ``own`` is what `own_addresses` returned here, and ``hosts`` what it did on each of the others.
     """
     found = set()
     for addresses in hosts:
@@ -71,13 +68,14 @@ def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
 
 def _source_address(destination: str) -> str:
     """Return the address that packets to another one come from; "" if there is no route."""
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(_family(destination), socket.SOCK_DGRAM) as probe,
-    ):
+    with contextlib.suppress(OSError), _datagram_socket(_family(destination)) as probe:
         probe.connect((destination, 9))  # nothing is sent
         return str(probe.getsockname()[0])
     return ""
+
+
+def _datagram_socket(family: socket.AddressFamily) -> socket.socket:
+    return socket.socket(family, socket.SOCK_DGRAM)
 
 
 def _family(address: str) -> socket.AddressFamily:
@@ -85,11 +83,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def listen(addresses: list[str]) -> list[socket.socket]:
-    """Return a listening socket for each of these addresses of this machine.
-
-    Raises:
-        OSError: there is none on which this process can listen.
-    """
+    """Return a listening socket for each of these addresses that allows it; OSError for none."""
     listeners = []
     for address in addresses:
         with contextlib.suppress(OSError):  # such as an IPv6 address that isn't ready
@@ -102,34 +96,23 @@ def listen(addresses: list[str]) -> list[socket.socket]:
 
 
 class Peer:
-    """The monitor of another machine.
-
-    Attributes:
-        host: name of the machine.
-        name: the same with its ranks, for reports.
-        last_heartbeat: when it last replied; None if it never did.
-        has_finished: whether its ranks have ended, or nobody listens there any more.
-    """
+    """The monitor of another machine."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Know where it listens, as `rendezvous` describes it; it is asked nothing yet."""
         self.host: str = config["host"]
         ranks = config["ranks"]
         listed = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
+        # For reports.
         self.name = f"rank{'s' * (len(ranks) > 1)} {listed} on {self.host}"
-        self._endpoints: list[tuple[str, int]] = [
-            (name, port) for name, port in config["endpoints"]
-        ]
+        self._endpoints = [(str(name), int(port)) for name, port in config["endpoints"]]
         self._secret: str = config["secret"]
-        self.last_heartbeat: float | None = None
+        self.last_heartbeat: float | None = None  # when it last replied
+        # Whether its ranks have ended, or nobody listens there any more.
         self.has_finished = False
 
     def ask(self, question: str, seconds: float) -> dict[str, Any]:
-        """Return its reply.
-
-        Raises:
-            OSError: there is none.
-        """
+        """Return its reply; OSError where there is none."""
         problem: Exception = OSError("no address")
         for endpoint in self._endpoints:
             try:
@@ -155,30 +138,21 @@ class Peer:
                 connection.sendall(_line(_proof(self._secret, *asked), nonce, question))
                 proof, text = json.loads(file.readline(LARGEST_REPLY))
         _check(proof, self._secret, ANSWERED, *asked, text)
-        found = json.loads(text)
-        if not isinstance(found, dict):
-            raise ValueError(f"no reply: {found!r}")
-        return found
+        reply: dict[str, Any] = json.loads(text)
+        return reply
 
 
 class Query:
     """A question to several peers at once."""
 
-    def __init__(
-        self,
-        peers: list[Peer],
-        question: str,
-        seconds: float,
-        parse: Callable[[dict[str, Any]], Any],
-    ) -> None:
+    def __init__(self, peers: list[Peer], question: str, seconds: float, parse: Parse) -> None:
         """Ask; a reply that takes longer, or that ``parse`` can't read, is none."""
         self._deadline = time.monotonic() + seconds
         self._peers, self._parse = peers, parse
         self._came: dict[Peer, Any] = {}
-        self._in_time: dict[Peer, Any] = {}
+        arguments = [(peer, question, seconds) for peer in peers]
         self._threads = [
-            threading.Thread(target=self._ask, args=(peer, question, seconds), daemon=True)
-            for peer in peers
+            threading.Thread(target=self._ask, args=each, daemon=True) for each in arguments
         ]
         for thread in self._threads:
             thread.start()
@@ -187,26 +161,20 @@ class Query:
         with contextlib.suppress(OSError, LookupError, TypeError, ValueError, AttributeError):
             self._came[peer] = self._parse(peer.ask(question, seconds))
 
-    def replies(self) -> list[Any]:
-        """Return those that come in time, as they were parsed."""
+    def result(self) -> tuple[list[Any], list[str]]:
+        """Return the replies that come in time, as parsed, and the names of peers without one."""
         for thread in self._threads:
             thread.join(max(0.0, self._deadline - time.monotonic()))
-        self._in_time = dict(self._came)
-        return list(self._in_time.values())
-
-    def unreachable(self) -> list[str]:
-        """Return the names of those without a reply; to be called after `replies`."""
-        return sorted(peer.name for peer in self._peers if peer not in self._in_time)
+        came = dict(self._came)
+        return list(came.values()), sorted(peer.name for peer in self._peers if peer not in came)
 
 
 def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
     """Reply to questions until the listener is closed; to be run in a thread of its own."""
-    while True:
+    while listener.fileno() >= 0:
         try:
             connection, _ = listener.accept()
         except OSError:  # such as that no file is left: at once it would be so again
-            if listener.fileno() < 0:
-                return
             time.sleep(REFUSED_SECONDS)
             continue
         one = threading.Thread(target=_reply, args=(connection, secret, answer), daemon=True)
@@ -248,7 +216,7 @@ def _check(proof: str, secret: str, *parts: str) -> None:
 def poll_heartbeat(peer: Peer, pause: float) -> None:
     """Find out again and again whether a peer is there; to be run in a thread of its own."""
     while not peer.has_finished:
-        with contextlib.suppress(OSError, KeyError):
+        with contextlib.suppress(OSError, LookupError, TypeError):
             # After the end of its ranks a machine may go, which is no cut link.
             peer.has_finished = peer.ask("alive", 2 * pause)["finished"]
         time.sleep(pause)

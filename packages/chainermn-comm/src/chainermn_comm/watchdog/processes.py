@@ -9,59 +9,67 @@ import contextlib
 import os
 import select
 import signal
-import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from ..events import write_frames
+from _chainermn_events import write_frames
 
 RUNNING, STOPPED, GONE = "running", "stopped", "gone"
 Process = tuple[int, int]  # number and start time
 
 
+class Stat(NamedTuple):
+    """What `/proc/PID/stat` says of a process."""
+
+    letter: str  # of its state
+    parent: int
+    group: int
+    start: int  # time, in the kernel's ticks
+
+    @property
+    def is_gone(self) -> bool:
+        return self.letter in "ZX"
+
+
+def stat(pid: int) -> Stat | None:
+    """Return what is known of a process; None if there is no such process."""
+    fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
+    return Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19])) if fields else None
+
+
+def all_stats() -> dict[int, Stat]:
+    """Return what is known of all processes that can be seen, by their numbers."""
+    found = ((int(name), stat(int(name))) for name in os.listdir("/proc") if name.isdigit())
+    return {pid: it for pid, it in found if it is not None}
+
+
 def start_time(pid: int) -> int:
     """Return when the process started, in the kernel's ticks; 0 when it is gone."""
-    fields = _fields(pid)
-    return int(fields[19]) if fields and fields[0] not in "ZX" else 0
+    found = stat(pid)
+    return 0 if found is None or found.is_gone else found.start
 
 
 def state(process: Process) -> str:
     """Return RUNNING, STOPPED or GONE."""
-    fields = _fields(process[0])
-    if not fields or fields[0] in "ZX" or int(fields[19]) != process[1]:
+    found = stat(process[0])
+    if found is None or found.is_gone or found.start != process[1]:
         return GONE
-    return STOPPED if fields[0] in "Tt" else RUNNING
-
-
-def group_and_start(pid: int) -> tuple[int, int] | None:
-    """Return a process's group and start time; None if there is no such process."""
-    fields = _fields(pid)
-    return (int(fields[2]), int(fields[19])) if fields else None
+    return STOPPED if found.letter in "Tt" else RUNNING
 
 
 def parent(pid: int) -> int:
     """Return the parent's number; 0 if there is no such process."""
-    fields = _fields(pid)
-    return int(fields[1]) if fields else 0
-
-
-def pids() -> list[int]:
-    """Return the numbers of all processes that can be seen."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = stat(pid)
+    return found.parent if found else 0
 
 
 def descendants(roots: set[int]) -> set[int]:
     """Return these processes and all that descend from them."""
-    parents = {pid: parent(pid) for pid in pids()}
-    found = set(roots)
-    while more := {pid for pid, ppid in parents.items() if ppid in found} - found:
+    everyone, found = all_stats().items(), set(roots)
+    while more := {pid for pid, it in everyone if it.parent in found} - found:
         found |= more
     return found
-
-
-def children(pid: int) -> list[int]:
-    """Return the living children of a process."""
-    return [one for one in pids() if parent(one) == pid and start_time(one)]
 
 
 def command_line(pid: int) -> list[str]:
@@ -95,32 +103,29 @@ def terminate(processes: Sequence[Process], grace: float) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             send_signal(process, number)
-        deadline = time.monotonic() + grace
-        while time.monotonic() < deadline and any(state(one) != GONE for one in processes):
-            time.sleep(0.02)
+        wait_until(lambda: all(state(one) == GONE for one in processes), grace, 0.02)
+
+
+def wait_until(is_done: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
+    """Wait until it is done, but not longer; return whether it is."""
+    deadline = time.monotonic() + seconds
+    while not (done := is_done()) and time.monotonic() < deadline:
+        time.sleep(pause)
+    return done
 
 
 def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = ()) -> bool:
-    """Write to where the standard error of another process goes.
+    """Write frames of events and a text to where the standard error of another process goes.
 
     It is opened only now: who holds the launcher's pipe keeps the launcher waiting for its end.
 
-    Args:
-        pid: the process.
-        text: what is written last.
-        seconds: for the launcher to read.
-        frames: of events, see `_chainermn_events`.
-
     Returns:
-        Whether all of it was written in time.
+        Whether the launcher has read enough in ``seconds`` for all of it to be written.
     """
-    path = f"/proc/{pid}/fd/2"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
     try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            return False
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
-        file = os.open(path, flags)
-    except OSError:
+        file = os.open(f"/proc/{pid}/fd/2", flags)
+    except OSError:  # such as that it is a socket
         return False
     deadline = time.monotonic() + seconds
     try:
@@ -143,11 +148,6 @@ def write(file: int, text: str, seconds: float) -> bool:
             if poll.poll(100):
                 data = data[os.write(file, data[: select.PIPE_BUF]) :]
     return not data
-
-
-def _fields(pid: int) -> list[str]:
-    """Return the fields of `/proc/PID/stat` from the state on; none if the process is gone."""
-    return _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
 
 
 def _read(path: str) -> bytes:

@@ -16,31 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from .status_region import (
-    CALL,
-    COLLECTIVE,
-    FINALIZE,
-    FIRST_VERSION,
-    HEADER,
-    IDENTITY,
-    IDLE,
-    MESSAGE,
-    NOBODY,
-    REGION_BYTES,
-    SCOPE_SEPARATOR,
-    SLOT_BYTES,
-    SLOTS,
-    STATE_AND_TIME,
-    USED_SLOTS,
-    VERSION,
-    VERSION_OFFSET,
-    WORLD,
-    offset_of,
-)
+from . import status_region as layout
+from .status_region import CALL, COLLECTIVE, IDLE, MESSAGE, NOBODY, STATE_AND_TIME
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_write_version, _now = VERSION.pack_into, time.monotonic
+_write_version, _now = layout.VERSION.pack_into, time.monotonic
 
 
 class CallRecorder:
@@ -52,10 +33,8 @@ class CallRecorder:
     __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "_version", "sequence")
 
     def __init__(self) -> None:
-        self._memory: Any = bytearray(SLOT_BYTES)
-        self._offset = IDENTITY.size
-        self._slot: int | None = None
-        self._version = FIRST_VERSION
+        self._detach()
+        self._version = layout.FIRST_VERSION
         self.sequence = 0
 
     def collective(
@@ -70,7 +49,7 @@ class CallRecorder:
         self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
     ) -> None:
         """Record that this process is about to wait for one other, inside of some function."""
-        name = _name_with_function(operation, inside) if inside else encode_name(operation)
+        name = encode_name(operation, inside) if inside else encode_name(operation)
         self._write(CALL, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
@@ -88,16 +67,18 @@ class CallRecorder:
             self._version = version + 1
             _write_version(memory, offset + CALL.size, version + 1)
 
+    def _detach(self) -> None:
+        self._memory: Any = bytearray(layout.SLOT_BYTES)
+        self._offset = layout.IDENTITY.size
+        self._slot: int | None = None
+
     def release(self) -> None:
         """Give the slot back: the communicator has been finalized."""
-        slot, self._slot = self._slot, None
+        slot = self._slot
         self._detach()
         if slot is not None and _region is not None:
-            IDENTITY.pack_into(_region.memory, offset_of(slot), 0, 0, 0, 0)
+            layout.IDENTITY.pack_into(_region.memory, layout.offset_of(slot), 0, 0, 0, 0)
             _region.free_slots.append(slot)
-
-    def _detach(self) -> None:
-        self._memory, self._offset, self._slot = bytearray(SLOT_BYTES), IDENTITY.size, None
 
 
 def watched(method: Method) -> Method:
@@ -126,7 +107,7 @@ def watch_call(operation: str, size: int = 1) -> Iterator[None]:
     if _region is None:
         yield
         return
-    record = allocate(WORLD, 0, size)
+    record = allocate(layout.WORLD, 0, size)
     record.collective(operation, 0)
     try:
         yield
@@ -137,13 +118,13 @@ def watch_call(operation: str, size: int = 1) -> Iterator[None]:
 def mark_aborting() -> None:
     """Tell the monitor that this process calls MPI_Abort."""
     if _region is not None:
-        HEADER.pack_into(_region.memory, 0, _region.used_slots, _now())
+        layout.HEADER.pack_into(_region.memory, 0, _region.used_slots, _now())
 
 
 def mark_finalizing() -> None:
     """Tell the monitor that this process ends on purpose, or is about to call MPI_Finalize."""
     if _region is not None and _region.process == os.getpid():
-        allocate(WORLD, 0, 1).collective(FINALIZE, 0)
+        allocate(layout.WORLD, 0, 1).collective(layout.FINALIZE, 0)
 
 
 # mpi4py calls MPI_Finalize after all exit functions. Since they are called in reverse order, this
@@ -153,28 +134,16 @@ atexit.register(mark_finalizing)
 
 @dataclass
 class StatusRegion:
-    """What the monitor reads of this process, and how it reaches the process.
-
-    Attributes:
-        process: whose it is.
-        memory: see `status_region`.
-        file: descriptor of the memory.
-        stacks: descriptor of the file where stacks are written.
-        signal: at which they are.
-        liveness_pipe: only this process has its second end open, and never writes to it.
-        free_slots: slots that have been given back.
-        used_slots: number of slots ever used.
-        is_monitored: whether some monitor knows of it.
-    """
+    """What the monitor reads of this process, and how it reaches the process."""
 
     process: int
-    memory: mmap.mmap
-    file: int
-    stacks: int
-    signal: int
-    liveness_pipe: tuple[int, int]
-    free_slots: list[int] = field(default_factory=list)
-    used_slots: int = 0
+    memory: mmap.mmap  # see `status_region`
+    file: int  # descriptor of the memory
+    stacks: int  # descriptor of the file where stacks are written
+    signal: int  # at which they are
+    liveness_pipe: tuple[int, int]  # only this process has the second end open; nobody writes
+    free_slots: list[int] = field(default_factory=list)  # that have been given back
+    used_slots: int = 0  # number of slots ever used
     is_monitored: bool = False
 
 
@@ -183,46 +152,42 @@ _records: WeakSet[CallRecorder] = WeakSet()
 
 
 def region() -> StatusRegion:
-    """Return this process's status region, made at the first call.
-
-    Raises:
-        OSError: no file can be made.
-    """
+    """Return this process's status region, made at the first call; OSError where none can be."""
     global _region
     if _region is None:
         file, stacks = _anonymous_file("chainermn-calls"), _anonymous_file("chainermn-stacks")
-        os.ftruncate(file, REGION_BYTES)
-        number = _unused_signal()
+        os.ftruncate(file, layout.REGION_BYTES)
+        # Real-time signals: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'.
+        numbers = range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1)
+        number = next((one for one in numbers if signal.getsignal(one) is signal.SIG_DFL), None)
+        if number is None:
+            raise OSError("no signal is free")
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
-        memory = mmap.mmap(file, REGION_BYTES)
+        memory = mmap.mmap(file, layout.REGION_BYTES)
         _region = StatusRegion(os.getpid(), memory, file, stacks, number, os.pipe())
         os.register_at_fork(after_in_child=_reset_in_child)
     return _region
 
 
 def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorder:
-    """Return a recorder with a slot that the monitor reads, if one is free.
-
-    Args:
-        communicator: see `Call`.
-        rank: of this process in the communicator.
-        size: of the communicator.
-    """
+    """Return a recorder with a slot that the monitor reads, if one is free; see `Call`."""
     record, mine = CallRecorder(), region()
     if mine.free_slots:
         slot = mine.free_slots.pop()
-    elif mine.used_slots < SLOTS:
+    elif mine.used_slots < layout.SLOTS:
         slot = mine.used_slots
     else:
         return record
-    start = offset_of(slot)
-    CALL.pack_into(mine.memory, start + IDENTITY.size, IDLE, _now(), 0, 0, NOBODY, NOBODY, b"")
-    VERSION.pack_into(mine.memory, start + VERSION_OFFSET, FIRST_VERSION)
-    IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
+    start = layout.offset_of(slot)
+    CALL.pack_into(
+        mine.memory, start + layout.IDENTITY.size, IDLE, _now(), 0, 0, NOBODY, NOBODY, b""
+    )
+    layout.VERSION.pack_into(mine.memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
+    layout.IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
     if slot == mine.used_slots:
         mine.used_slots += 1
-        USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
-    record._memory, record._offset, record._slot = mine.memory, start + IDENTITY.size, slot
+        layout.USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
+    record._memory, record._offset, record._slot = mine.memory, start + layout.IDENTITY.size, slot
     _records.add(record)
     return record
 
@@ -233,14 +198,6 @@ def _anonymous_file(name: str) -> int:
         return os.memfd_create(name)
     # Python was built on an older glibc, as conda's is.
     return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
-
-
-def _unused_signal() -> int:
-    # Real-time signals: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'.
-    for number in range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            return number
-    raise OSError("no signal is free")
 
 
 def _reset_in_child() -> None:
@@ -255,11 +212,6 @@ def _reset_in_child() -> None:
 
 
 @functools.lru_cache(maxsize=1024)  # some names hold ranks and tags
-def encode_name(text: str) -> bytes:
-    """Return the text as it is recorded."""
-    return text.encode()
-
-
-@functools.lru_cache(maxsize=1024)
-def _name_with_function(operation: str, function: str) -> bytes:
-    return f"{operation}{SCOPE_SEPARATOR}{function}".encode()
+def encode_name(name: str, function: str = "") -> bytes:
+    """Return an operation as it is recorded, with the function that it is part of."""
+    return (f"{name}{layout.SCOPE_SEPARATOR}{function}" if function else name).encode()

@@ -14,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..events import active_job
+from _chainermn_events import active_job
+
 from . import recorder
 from .network import addresses_towards, listen, own_addresses
 from .processes import start_time
-from .recorder import CallRecorder
+from .recorder import CallRecorder, StatusRegion
 from .timeout import Timeout
 
 if TYPE_CHECKING:
@@ -39,65 +40,41 @@ _num_registered = 0
 
 
 def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
-    """Have the calls on a communicator watched (collective over it).
+    """Have the calls on a communicator watched, and return their recorder (collective over it).
 
-    Ranks that no monitor knows yet get one for all of them that are on the same machine.
-
-    Args:
-        comm: the communicator.
-        world: this process's rank in MPI.COMM_WORLD.
-        timeout: the same on all ranks.
-
-    Returns:
-        Where the calls are to be recorded.
+    Ranks that no monitor knows yet get one for all of them that are on the same machine. The
+    ``timeout`` is the same on all ranks, and ``world`` this process's rank in MPI.COMM_WORLD.
     """
     global _num_registered
     if not timeout.seconds or comm.size == 1:
         return CallRecorder()
     _num_registered += 1
-    mine, problem = _describe_process(world)
-    if problem is not None:
+    region = mine = None
+    try:
+        region = recorder.region()
+    except OSError as problem:
         _warn(problem)
-    everyone = comm.allgather((world, _num_registered, _machine_id(), mine))
-    machines: dict[Any, list[dict[str, Any]]] = {}
-    for *_, machine, it in everyone:
+    if region is not None and not region.is_monitored:
+        mine = _describe_process(world, region)
+    everyone = comm.allgather((world, _num_registered, mine))
+    machines: dict[Any, list[dict[str, Any]]] = {}  # the ranks that get a monitor now
+    for *_, it in everyone:
         if it is not None:
-            machines.setdefault(machine, []).append(it)
-    if mine is not None:
-        recorder.region().is_monitored = True
-    here = machines.get(_machine_id(), [])
+            machines.setdefault(it["machine"], []).append(it)
+    here = machines[mine["machine"]] if mine else []
     leads = mine is not None and here[0]["world"] == world
-    _start_monitors(comm, here, leads, len(machines), timeout)
-    return CallRecorder() if problem else recorder.allocate(everyone[0][:2], comm.rank, comm.size)
-
-
-def _start_monitors(
-    comm: MPI.Intracomm,
-    here: list[dict[str, Any]],
-    leads: bool,
-    num_machines: int,
-    timeout: Timeout,
-) -> None:
-    """Start a monitor on each of these machines (collective).
-
-    Args:
-        comm: the communicator.
-        here: the ranks of this machine that are to be watched.
-        leads: whether this rank starts their monitor.
-        num_machines: on how many machines there are such ranks.
-        timeout: the monitors'.
-    """
     listeners: list[socket.socket] = []
-    mine: dict[str, Any] | None = None
     others: list[dict[str, Any] | None] = []
-    if num_machines > 1:
-        own = own_addresses() if leads else []
-        everywhere = comm.allgather(own)
+    reached_at = None
+    if len(machines) > 1:
         if leads:
-            elsewhere = [it for rank, it in enumerate(everywhere) if it and rank != comm.rank]
-            listeners, mine = _listen(here, addresses_towards(own, elsewhere))
-        everyone = comm.allgather(mine)
-        others = [*everyone[comm.rank + 1 :], *everyone[: comm.rank]]  # the next one first
+            elsewhere = [ranks[0]["addresses"] for ranks in machines.values() if ranks is not here]
+            addresses = addresses_towards(here[0]["addresses"], elsewhere)
+            listeners, reached_at = _listen(here, addresses)
+        monitors = comm.allgather(reached_at)
+        others = [*monitors[comm.rank + 1 :], *monitors[: comm.rank]]  # the next one first
+    if region is not None:
+        region.is_monitored = True
     if leads:
         config = {
             "ranks": here,
@@ -107,29 +84,28 @@ def _start_monitors(
             "ends_job": timeout.ends_job,
             "silence": timeout.silence,
             "listeners": [listener.fileno() for listener in listeners],
-            "secret": mine and mine["secret"],
+            "secret": reached_at and reached_at["secret"],
             "others": [it for it in others if it is not None],
         }
         _launch_monitor(config, listeners)
+    if region is None:
+        return CallRecorder()
+    return recorder.allocate(everyone[0][:2], comm.rank, comm.size)
 
 
-def _describe_process(world: int) -> tuple[dict[str, Any] | None, Exception | None]:
-    """Return what a monitor must know of this process; None if one knows it, or none can."""
-    try:
-        region = recorder.region()
-    except OSError as problem:
-        return None, problem
-    if region.is_monitored:
-        return None, None
+def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
+    """Return what a monitor must know of this process."""
     return {
         "world": world,
+        "machine": _machine_id(),
         "pid": os.getpid(),
         "start_time": start_time(os.getpid()),
         "region": region.file,
         "stacks": region.stacks,
         "liveness": region.liveness_pipe[0],
         "signal": region.signal,
-    }, None
+        "addresses": own_addresses(),
+    }
 
 
 def _machine_id() -> tuple[str, str, int]:
@@ -169,8 +145,7 @@ def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> N
             stdout=subprocess.DEVNULL,
             # Nobody else can open a socket; any other file the monitor opens when it must print.
             stderr=None if stat.S_ISSOCK(os.fstat(2).st_mode) else subprocess.DEVNULL,
-            close_fds=True,
-            pass_fds=[listener.fileno() for listener in listeners],
+            pass_fds=config["listeners"],
             cwd="/",
             env={name: os.environ[name] for name in kept if name in os.environ},
         )

@@ -27,13 +27,7 @@ def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
 
 
 def report(graph: WaitGraph, stalled: list[tuple[Rank, Call]], next_step: str) -> str:
-    """Return a text with the likely culprit first, then who waits for what, then the stacks.
-
-    Args:
-        graph: all ranks that are known of.
-        stalled: the calls that have waited too long.
-        next_step: the last line, what happens next.
-    """
+    """Return a text with the likely culprit first, then who waits for what, then the stacks."""
     causes = graph.root_causes(stalled)
     runs = {} if causes else {rank.world: what for rank, what in graph.off_path_ranks(stalled)}
     causes = causes or [graph.ranks[world] for world in runs]
@@ -44,7 +38,11 @@ def report(graph: WaitGraph, stalled: list[tuple[Rank, Call]], next_step: str) -
     head = "likely culprit" if len(causes) == 1 else "likely culprits, the likeliest first"
     lines = [f"{PREFIX}{'or' if n else head}: {clause}." for n, clause in enumerate(clauses)]
     if not causes:
-        lines.append(f"{PREFIX}{_no_culprit(graph, stalled)}")
+        what = "all ranks are in the call that waits: is the network stuck, or much being sent?"
+        if graph.unreachable or any(graph.num_unknown(call) for _, call in stalled):
+            silent = f"ranks wait for others that could not be asked{_unreachable(graph)}"
+            what = f"{silent}; see the reports of other machines."
+        lines.append(f"{PREFIX}{what}")
     longest = max(call.age for _, call in stalled)
     lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
     waiting = [rank for _, rank in sorted(graph.ranks.items()) if rank.waits]
@@ -78,25 +76,14 @@ def next_step(seconds: float, ends_job: bool) -> str:
     )
 
 
-def no_answer(host: str, seconds: float) -> str:
-    """Return that another machine is silent, as a clause."""
-    return f"{host} has not answered for {_seconds(seconds)}"
-
-
-def link_cut(host: str, seconds: float) -> str:
-    """Return what is printed before this machine's ranks are ended because another is silent."""
-    return (
-        f"\n{PREFIX}{no_answer(host, seconds)}: the link is cut, or it is "
-        f"down. Ending the ranks on {os.uname().nodename}, which MPI can't do from there.\n"
-    )
-
-
-def host_silent(host: str, silence: float, timeout: float) -> str:
-    """Return what is printed of a silent machine where the job isn't ended for that."""
-    return (
-        f"\n{PREFIX}nothing was heard of {host} for {_seconds(silence)}: the link is cut, or it "
-        f"is down. {next_step(timeout, False)}\n"
-    )
+def host_silent(host: str, silence: float, timeout: float, ends_job: bool) -> tuple[str, str]:
+    """Return that another machine is silent, as a clause, and what is printed."""
+    why, lost = f"{host} has not answered for {_seconds(silence)}", "the link is cut, or it is down"
+    if ends_job:
+        end = f"Ending the ranks on {os.uname().nodename}, which MPI can't do from there."
+        return why, f"\n{PREFIX}{why}: {lost}. {end}\n"
+    heard = f"nothing was heard of {host} for {_seconds(silence)}"
+    return why, f"\n{PREFIX}{heard}: {lost}. {next_step(timeout, ends_job)}\n"
 
 
 def describe_rank(graph: WaitGraph, rank: Rank) -> str:
@@ -146,15 +133,6 @@ def _operation(graph: WaitGraph, call: Call) -> str:
         details.append(f"{call.nbytes:,} bytes")
     name, separator, function = call.operation.partition(SCOPE_SEPARATOR)
     return f"{name} ({', '.join(details)}){separator}{function}" if details else call.operation
-
-
-def _no_culprit(graph: WaitGraph, stalled: list[tuple[Rank, Call]]) -> str:
-    if graph.unreachable or any(graph.num_unknown(call) for _, call in stalled):
-        return (
-            "ranks wait for others that could not be asked"
-            f"{_unreachable(graph)}; see the reports of other machines."
-        )
-    return "all ranks are in the call that waits: is the network stuck, or much being sent?"
 
 
 def _unreachable(graph: WaitGraph) -> str:

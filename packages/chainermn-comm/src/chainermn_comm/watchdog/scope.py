@@ -8,8 +8,6 @@ import threading
 from . import recorder
 from .status_region import ANNOTATED, EXEMPT, NO_SCOPE, SCOPE, SCOPE_OFFSET
 
-_SCOPE_END = SCOPE_OFFSET + SCOPE.size
-
 
 class ScopeContext:
     """A context manager that records a scope, and on leaving the one around it."""
@@ -46,11 +44,9 @@ def _replace(scope: ScopeContext | None) -> ScopeContext | None:
         if region is not None:
             last = next(reversed(_innermost.values()), None)
             shown = next((one for one in _innermost.values() if one._kind == EXEMPT), last)
-            values = (NO_SCOPE, 0.0, b"")
-            if shown is not None:
-                values = shown._kind, shown._since, shown._name
+            values = (shown._kind, shown._since, shown._name) if shown else (NO_SCOPE, 0.0, b"")
             # `pack_into` would write zeros first.
-            region.memory[SCOPE_OFFSET:_SCOPE_END] = SCOPE.pack(*values)
+            region.memory[SCOPE_OFFSET : SCOPE_OFFSET + SCOPE.size] = SCOPE.pack(*values)
         return before
 
 

@@ -48,31 +48,18 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank does, or did last, on a communicator.
+    """What a rank does, or did last, on a communicator."""
 
-    Attributes:
-        communicator: the same on all its ranks.
-        rank: this rank's number there.
-        size: number of its ranks.
-        state: IDLE, COLLECTIVE or MESSAGE.
-        age: seconds since that began.
-        sequence: collective calls so far.
-        nbytes: payload of this rank, 0 where it isn't known.
-        peer: the other rank or the root, in this communicator's numbers; or NOBODY.
-        tag: of the message; or NOBODY.
-        operation: its name; of the last call where the state is IDLE.
-    """
-
-    communicator: tuple[int, int]
-    rank: int
-    size: int
-    state: int
-    age: float
-    sequence: int
-    nbytes: int
-    peer: int
-    tag: int
-    operation: str
+    communicator: tuple[int, int]  # the same on all its ranks
+    rank: int  # this rank's number there
+    size: int  # number of its ranks
+    state: int  # IDLE, COLLECTIVE or MESSAGE
+    age: float  # seconds since that began
+    sequence: int  # collective calls so far
+    nbytes: int  # payload of this rank, 0 where it isn't known
+    peer: int  # the other rank or the root, in this communicator's numbers; or NOBODY
+    tag: int  # of the message; or NOBODY
+    operation: str  # its name; of the last call where the state is IDLE
 
     @property
     def waits(self) -> bool:
@@ -81,17 +68,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a rank's calls are part of.
+    """What a rank's calls are part of."""
 
-    Attributes:
-        name: such as a function's.
-        age: seconds since the rank entered it.
-        exempt: whether the others may have to wait for it for long.
-    """
-
-    name: str
-    age: float
-    exempt: bool
+    name: str  # such as a function's
+    age: float  # seconds since the rank entered it
+    exempt: bool  # whether the others may have to wait for it for long
 
 
 def offset_of(slot: int) -> int:

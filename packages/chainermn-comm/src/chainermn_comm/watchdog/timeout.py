@@ -7,24 +7,18 @@ from dataclasses import dataclass
 
 TIMEOUT_VARIABLE = "CHAINERMN_TIMEOUT"
 DEFAULT_SECONDS = 600.0
-SILENCE_SECONDS = 20.0
+SILENCE_SECONDS = 20.0  # TCP bridges shorter gaps, and so does MPI
 # Less makes a busy machine stall every job; more, some thirty years, is a mistake.
 SHORTEST, LONGEST = 1.0, 1e9
 
 
 @dataclass(frozen=True)
 class Timeout:
-    """How long a call may wait, and what happens then.
+    """How long a call may wait, and what happens then."""
 
-    Attributes:
-        seconds: after which a waiting call is reported; 0 for never.
-        ends_job: whether the job is ended then, and when a link is cut.
-        silence: seconds without a heartbeat of another host's monitor that mean a cut link. TCP
-            bridges shorter gaps, and so does MPI.
-    """
-
-    seconds: float = DEFAULT_SECONDS
-    ends_job: bool = False
+    seconds: float = DEFAULT_SECONDS  # after which a waiting call is reported; 0 for never
+    ends_job: bool = False  # whether the job is ended then, and when a link is cut
+    # Seconds without a heartbeat of another host's monitor that mean a cut link.
     silence: float = SILENCE_SECONDS
 
     def __str__(self) -> str:
@@ -37,11 +31,7 @@ NO_TIMEOUT = Timeout(0.0)
 
 
 def timeout_from_env() -> Timeout:
-    """Return what the environment asks for.
-
-    Raises:
-        ValueError: the variable's value is no number of seconds in that range.
-    """
+    """Return what the environment asks for; ValueError where that is no number in the range."""
     text = os.environ.get(TIMEOUT_VARIABLE, "").strip()
     if not text:
         return Timeout()

@@ -6,7 +6,7 @@ import contextlib
 import resource
 from pathlib import Path
 
-from _chainermn_cgroups import folders as cgroup_folders
+from _chainermn_limits import cgroup_folders
 from chainermn_tools.environment import memory
 
 # What is left to everybody else, and to what cannot be foreseen.

@@ -14,6 +14,7 @@ from errno import ENOSYS, EPERM
 from pathlib import Path
 from typing import Any
 
+from _chainermn_limits import chosen_thread_variables
 from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.software import mpi_vendor
@@ -176,7 +177,7 @@ def cores(context: Context) -> CheckResult:
             f"start at most {usable} ranks here, or ask for more cores",
             **found,
         )
-    chosen = [name for name in jobs.THREAD_VARIABLES if os.environ.get(name, "").strip()]
+    chosen = chosen_thread_variables({})
     for name in chosen:
         value = os.environ[name].split(",")[0].strip()
         if value.isdigit() and int(value) * (ranks or 1) > usable:

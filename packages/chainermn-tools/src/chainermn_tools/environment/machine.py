@@ -12,7 +12,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from _chainermn_cgroups import folders as cgroup_folders
+from _chainermn_limits import cgroup_folders
 from chainermn_tools import jobs
 from chainermn_tools.environment.probe import (
     MARGIN_SECONDS,

@@ -33,7 +33,6 @@ from chainermn_tools.jobs.tags import TAG_VARIABLE as TAG_VARIABLE
 from chainermn_tools.jobs.tags import kill_by_env_tag as kill_by_env_tag
 from chainermn_tools.jobs.tags import kill_children_on_exit as kill_children_on_exit
 from chainermn_tools.jobs.tags import register_tag as register_tag
-from chainermn_tools.jobs.variables import THREAD_VARIABLES as THREAD_VARIABLES
 from chainermn_tools.jobs.variables import influences_jobs as influences_jobs
 from chainermn_tools.jobs.variables import is_forwarded as is_forwarded
 from chainermn_tools.jobs.variables import rank_from_env as rank_from_env

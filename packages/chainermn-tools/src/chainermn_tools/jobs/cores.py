@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from _chainermn_cgroups import cpu_quota
-from _chainermn_cgroups import folders as cgroup_folders
+from _chainermn_limits import tightest_cgroup
 
 
 def available_cores() -> dict[str, Any]:
@@ -17,8 +16,7 @@ def available_cores() -> dict[str, Any]:
         without one) and ``usable``, a whole number of at least 1.
     """
     affinity = len(os.sched_getaffinity(0))
-    quotas = [cpu_quota(folder) for folder in cgroup_folders("cpu")]
-    quota = min((one for one in quotas if one is not None), default=None)
+    _, quota = tightest_cgroup() or ("", None)
     usable = affinity if quota is None else min(affinity, max(1, int(quota)))
     return {
         "machine": os.cpu_count(),

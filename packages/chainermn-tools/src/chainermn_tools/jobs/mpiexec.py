@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import _chainermn_limits
 from chainermn_tools.jobs.cores import available_cores
 from chainermn_tools.jobs.process import Unavailable, check_output
-from chainermn_tools.jobs.variables import JOB_VARIABLE, THREAD_VARIABLES, is_forwarded
+from chainermn_tools.jobs.variables import JOB_VARIABLE, is_forwarded
 
 RANK_MODULE = "chainermn_tools.jobs.rank"
 HYDRA_VENDORS = ("MPICH", "MVAPICH", "Intel MPI")
@@ -143,6 +144,7 @@ def threads_per_rank(ranks: int, hosts: Mapping[str, int] | None = None) -> int 
         ranks: the number of ranks.
         hosts: how many ranks each host gets; None or empty for this one alone.
     """
-    if any(os.environ.get(name, "").strip() for name in THREAD_VARIABLES):
+    if _chainermn_limits.chosen_thread_variables({}):
         return None
-    return max(1, int(available_cores()["usable"]) // max((hosts or {}).values(), default=ranks))
+    ranks_here = max((hosts or {}).values(), default=ranks)
+    return _chainermn_limits.threads_per_rank(int(available_cores()["usable"]), ranks_here)

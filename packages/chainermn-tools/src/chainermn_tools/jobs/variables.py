@@ -6,20 +6,10 @@ from _chainermn_events import JOB_VARIABLE, rank_from_env
 
 __all__ = [
     "JOB_VARIABLE",
-    "THREAD_VARIABLES",
     "influences_jobs",
     "is_forwarded",
     "rank_from_env",
 ]
-
-# With one of these a user chooses the number of threads.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
 
 
 # Prefixes of variables that influence how MPI, the BLAS, GPUs or Python behave; that go to other

@@ -1,0 +1,140 @@
+"""The ranks of one machine as their monitor sees them: calls, stacks, exits, standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import operator
+import os
+import select
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from . import processes
+from .diagnosis import Rank
+from .processes import GONE, RUNNING
+from .report import normalize_stacks
+from .status_region import REGION_BYTES, read_abort_time, read_calls, read_scope
+
+# Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
+STACKS_SECONDS = 1.5
+# Total time for printing, over all standard errors that are tried: a stopped launcher reads none.
+PRINT_SECONDS = 4.0
+# Time for a process whose files are closed to be gone.
+GONE_SECONDS = 0.3
+
+
+class MonitoredRank:
+    """A rank of this machine."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Map the memory of the rank that ``config`` describes (see `rendezvous`)."""
+        self.world, self.pid = config["world"], config["pid"]
+        self.signal = config["signal"]
+        self.process = (self.pid, config["start_time"])
+        # It can be printed for after the end of the last rank.
+        self.launcher = processes.parent(self.pid)
+        folder = f"/proc/{self.pid}/fd"
+        file = os.open(f"{folder}/{config['region']}", os.O_RDONLY)
+        self.region = mmap.mmap(file, REGION_BYTES, prot=mmap.PROT_READ)
+        os.close(file)
+        self.stacks = os.open(f"{folder}/{config['stacks']}", os.O_RDONLY)
+        self.liveness = os.open(f"{folder}/{config['liveness']}", os.O_RDONLY | os.O_NONBLOCK)
+
+    def state(self) -> str:
+        return processes.state(self.process)
+
+    def look(self, now: float) -> Rank:
+        calls, scope = read_calls(self.region, now), read_scope(self.region, now)
+        host = os.uname().nodename
+        return Rank(self.world, host, self.pid, self.state(), tuple(calls), scope=scope)
+
+
+def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
+    """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
+    running = [rank for rank in ranks if rank.state() == RUNNING]
+    asked = [rank for rank in running if processes.catches(rank.pid, rank.signal)]
+    starts = sizes = [os.fstat(rank.stacks).st_size for rank in asked]
+    for rank in asked:
+        processes.send_signal(rank.process, rank.signal)
+    deadline = time.monotonic() + STACKS_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        before, sizes = sizes, [os.fstat(rank.stacks).st_size for rank in asked]
+        if sizes == before and all(map(operator.gt, sizes, starts)):
+            break
+    return {
+        rank.world: normalize_stacks(os.pread(rank.stacks, 1 << 20, start))
+        for rank, start in zip(asked, starts, strict=True)
+    }
+
+
+def print_for(ranks: Sequence[MonitoredRank], text: str, event: Sequence[bytes] = ()) -> None:
+    """Print on the standard error of a rank or its launcher, the first whose reader takes it."""
+    deadline = time.monotonic() + PRINT_SECONDS
+    launchers = {rank.launcher for rank in ranks}
+    for pid in (*(rank.pid for rank in ranks), *launchers):
+        if processes.write_stderr(pid, text, (deadline - time.monotonic()) / 2, event):
+            return
+    processes.write(2, text, deadline - time.monotonic())
+
+
+class ExitTracker:
+    """Tracks in which order ranks exit, and which of them failed first.
+
+    When one rank dies the launcher kills the others, and may then blame any of them.
+
+    Attributes:
+        first_failure: the first rank to fail, if it died without calling MPI_Abort; None if there
+            is none so far.
+    """
+
+    def __init__(self, ranks: Sequence[MonitoredRank], wakeup: int) -> None:
+        """Wait for these ranks, and for a descriptor that is read elsewhere; -1 for none."""
+        self._ranks, self._alive = ranks, list(ranks)
+        self._wakeup = wakeup
+        # It reports exits in the order in which they came, which select.poll doesn't.
+        self._poll = select.epoll()
+        self._files: dict[int, MonitoredRank] = {}
+        self._failed_at: float | None = None
+        self.first_failure: MonitoredRank | None = None
+        if wakeup >= 0:
+            self._poll.register(wakeup, select.EPOLLIN)
+        for rank in ranks:
+            # The kernel closes a process's files, the last opened first, before it is gone. So
+            # we hear of it before the launcher does, which kills others that are gone sooner.
+            self._files[rank.liveness] = rank
+            # Before Linux 5.3, and on conda's Python, there is none.
+            with contextlib.suppress(OSError, AttributeError):
+                self._files[os.pidfd_open(rank.pid)] = rank
+        for file in self._files:
+            self._poll.register(file, select.EPOLLIN)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for an exit or for ``wakeup``, but not longer; return whether the latter came."""
+        came = False
+        for file, _ in self._poll.poll(seconds):
+            if file == self._wakeup:
+                came = True
+            else:
+                self._poll.unregister(file)
+                os.close(file)
+                self._record_exit(self._files.pop(file))
+        for rank in [rank for rank in self._alive if rank.state() == GONE]:
+            self._record_exit(rank)
+        return came
+
+    def _record_exit(self, rank: MonitoredRank) -> None:
+        # Else it has closed its files, and lives.
+        is_gone = processes.wait_until(lambda: rank.state() == GONE, GONE_SECONDS, 0.005)
+        if is_gone and rank in self._alive:
+            self._alive.remove(rank)
+            now = time.monotonic()
+            if self.since_failure(now) is None and not rank.look(now).has_finished:
+                self._failed_at, self.first_failure = now, rank
+
+    def since_failure(self, now: float) -> float | None:
+        """Return for how long a rank has called MPI_Abort or ended badly; None if none has."""
+        times = [read_abort_time(rank.region) for rank in self._ranks] + [self._failed_at or 0.0]
+        return now - min(filter(None, times)) if any(times) else None
