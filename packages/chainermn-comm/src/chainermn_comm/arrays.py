@@ -51,6 +51,14 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
+def integer_between(value: Any, least: int, most: int, what: str) -> int:
+    """Return ``value`` as an int; raise ValueError, which names ``what``, if it isn't in range."""
+    number = as_integer(value)
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{what} must be an integer from {least} to {most}, got {value!r}")
+    return number
+
+
 def can_be_summed(dtype: np.dtype) -> bool:
     """Return whether the dtype is a number (bool counts; its sum is a logical or)."""
     # ml_dtypes' numbers, bfloat16 among them, are of NumPy's kind V with a type of their own.

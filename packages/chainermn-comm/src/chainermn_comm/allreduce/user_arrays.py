@@ -8,40 +8,27 @@ import numpy as np
 
 from .. import devices
 from ..arrays import can_be_summed
-from ..errors import capture_error
-from ..messaging import Context, Message, message_of_array
+from ..messaging import Context, Message, SharedFailure, message_of_array
 from .pairwise import Allreduce
 from .summation import overflow_errstate
 
 
 def sum_arrays(context: Context, allreduce: Allreduce, data: Any) -> Any:
-    """Return the sum of all ranks' arrays, on every rank (collective).
-
-    Args:
-        context: the ranks.
-        allreduce: sums buffers over the same ranks.
-        data: an array, a scalar, or a tuple or list of them; numbers of any dtype.
-    """
-    message, error = capture_error(lambda: _summable(context, "allreduce", data))
-    return _reduce(context, allreduce, "allreduce", message, error, 1)
+    """Return the sum of all ranks' arrays, numbers of any dtype, on every rank (collective)."""
+    operation = "allreduce"
+    with SharedFailure(context.handshake, operation):
+        message = _summable(context, operation, data)
+        buffers = [_copied(array) for array in message.arrays]
+    return _reduce(context, allreduce, operation, message, buffers, 1)
 
 
 def mean_arrays(context: Context, allreduce: Allreduce, data: Any, out: Any) -> Any:
-    """Return the mean of all ranks' arrays, on every rank (collective).
+    """Return the mean of all ranks' float arrays, on every rank (collective).
 
-    Args:
-        context: the ranks.
-        allreduce: sums buffers over the same ranks.
-        data: as for :func:`sum_arrays`, but floats.
-        out: where the mean is written and which is then returned; None for a new array.
-
-    Raises:
-        TypeError: an array isn't a float; PeerError on the other ranks.
-        ValueError: ``out`` doesn't fit; PeerError on the other ranks.
+    It is written into ``out``, which is then returned, unless that is None.
     """
     operation = "multi_node_mean"
-
-    def make() -> Message:
+    with SharedFailure(context.handshake, operation):
         message = _summable(context, operation, data)
         for array in message.arrays:
             if array.dtype.kind in "biu":
@@ -54,10 +41,8 @@ def mean_arrays(context: Context, allreduce: Allreduce, data: Any, out: Any) -> 
                     f"rank {context.rank}: recvbuf of {operation} must be a writable array of the "
                     f"shape of sendbuf, {', '.join(map(str, shapes))}"
                 )
-        return message
-
-    message, error = capture_error(make)
-    mean = _reduce(context, allreduce, operation, message, error, context.size)
+        buffers = [_copied(array) for array in message.arrays]
+    mean = _reduce(context, allreduce, operation, message, buffers, context.size)
     if out is None:
         return mean
     if devices.on_gpu(out) != devices.on_gpu(mean):
@@ -78,26 +63,20 @@ def _reduce(
     context: Context,
     allreduce: Allreduce,
     operation: str,
-    message: Message | None,
-    error: BaseException | None,
+    message: Message,
+    buffers: list[np.ndarray],
     divisor: int,
 ) -> Any:
-    arrays = message.arrays if message else ()
-    buffers: list[np.ndarray] = []
-    if error is None:
-        made, error = capture_error(lambda: [_copied(array) for array in arrays])
-        buffers = made or []
-    specs = [("array", array.dtype, array.shape) for array in arrays]
+    """Return the sum of the message's arrays, of which ``buffers`` are copies, divided."""
+    specs = [("array", array.dtype, array.shape) for array in message.arrays]
     signature = (("chunk_bytes", context.chunk_bytes), *specs)
-    nbytes = sum(array.nbytes for array in arrays)
-    context.handshake(operation, signature, error=error, nbytes=nbytes)
-    assert message is not None  # else the handshake raised
+    context.handshake(operation, signature, nbytes=message.nbytes)
     with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
         for buffer in buffers:
             allreduce([buffer.reshape(-1)], divisor)
     sums = [
         buffer.astype(array.dtype, copy=False)
-        for buffer, array in zip(buffers, arrays, strict=True)
+        for buffer, array in zip(buffers, message.arrays, strict=True)
     ]
     return message._replace(arrays=tuple(sums)).value()
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..errors import RankMismatchError, capture_error
-from ..messaging import Context, bcast_buffer
+from ..errors import RankMismatchError
+from ..messaging import Context, SharedFailure, bcast_buffer
 from . import parameters
 
 # Shape and dtype of a parameter.
@@ -27,20 +27,21 @@ def bcast_parameters(context: Context, model: Any) -> None:
         RankMismatchError: on all ranks, when models differ in a name, shape or dtype.
         TypeError: a parameter isn't a float array.
     """
-    found, error = capture_error(lambda: _array_specs(model, context.rank))
-    named, own_specs = found or ([], [])
+    with SharedFailure(context.handshake, "bcast_data"):
+        named = parameters.named(model, context.rank)
+        arrays = [parameters.checked(param.data, name, context.rank) for name, param in named]
+        own_specs = [None if array is None else (array.shape, array.dtype) for array in arrays]
     signature = tuple([("parameter", name) for name, _ in named])
     nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, own_specs))
-    payloads = context.handshake(
-        "bcast_data", signature, pickle.dumps(own_specs), error, nbytes=nbytes
-    )
+    payloads = context.handshake("bcast_data", signature, pickle.dumps(own_specs), nbytes)
     rows = [pickle.loads(payload) for payload in payloads]
     sources = [
         _source(context, name, [row[index] for row in rows])
         for index, (name, _) in enumerate(named)
     ]
-    _, error = capture_error(lambda: _initialise(named, own_specs, sources))
-    context.handshake("bcast_data, initialising parameters", error=error)
+    context.handshake.run_on_all_ranks(
+        "bcast_data, initialising parameters", lambda: _initialise(named, own_specs, sources)
+    )
     for (_, param), source in zip(named, sources, strict=True):
         if source is None:
             continue
@@ -57,12 +58,6 @@ def bcast_parameters(context: Context, model: Any) -> None:
         bcast_buffer(context.comm, buffer.reshape(-1), root)
         if context.rank != root and not usable:
             param.data = buffer
-
-
-def _array_specs(model: Any, rank: int) -> tuple[list[tuple[str, Any]], list[ArraySpec | None]]:
-    named = parameters.named(model, rank)
-    arrays = [parameters.checked(param.data, name, rank) for name, param in named]
-    return named, [None if array is None else (array.shape, array.dtype) for array in arrays]
 
 
 def _source(

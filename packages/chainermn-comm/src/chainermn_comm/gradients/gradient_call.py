@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -22,20 +22,15 @@ NOT_INITIALISED = "not initialised (bcast_data would bring it)"
 class GradientSignature:
     """The gradients of one call as one rank sees them, in the order of their parameters' names.
 
-    Attributes:
-        settings: names and values that concern all gradients.
-        names: the parameters' names, sorted.
-        dtypes: of the gradients, or of the parameters that have none; None where a parameter is
-            not initialised.
-        shapes: likewise.
-        annotations: what else must be equal for each parameter, in words; empty where there is
-            nothing for any.
+    Dtypes and shapes are those of the gradients, or of the parameters that have none; None where a
+    parameter is not initialised.
     """
 
-    settings: tuple[tuple[str, Any], ...]
+    settings: tuple[tuple[str, Any], ...]  # names and values that concern all gradients
     names: tuple[str, ...]
     dtypes: tuple[np.dtype | None, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
+    # What else must be equal for each parameter, in words; empty where there is nothing for any.
     annotations: tuple[tuple[str, ...], ...] = ()
 
     def __hash__(self) -> int:
@@ -81,7 +76,6 @@ class GradientCall:
         complete: whether no gradient is missing.
         wire_dtypes: the dtypes in which all gradients travel, if none is missing and all are
             NumPy's; else None.
-        finish: the rest of the algorithm's work, where a part was done before the handshake.
     """
 
     params: list[Any]
@@ -89,8 +83,7 @@ class GradientCall:
     targets: list[Any]
     signature: GradientSignature
     complete: bool
-    wire_dtypes: Sequence[np.dtype] | None = None
-    finish: Callable[[], None] | None = None
+    wire_dtypes: Sequence[np.dtype] | None
 
 
 def call_of(
@@ -98,12 +91,7 @@ def call_of(
 ) -> GradientCall:
     """Return the call for the model's present gradients.
 
-    Args:
-        model: as for :func:`mean_gradients`.
-        rank: this rank's number, for errors.
-        zero_fill: whether missing gradients count as zeros.
-        settings: the communicator's.
-        in_memory: whether gradients in host memory go through no network.
+    ``in_memory`` says whether gradients in host memory go through no network.
 
     Raises:
         TypeError: a gradient isn't a float array, or is complex and would travel as a float.
@@ -112,50 +100,14 @@ def call_of(
     named = parameters.named(model, rank)
     names, params = tuple([name for name, _ in named]), [param for _, param in named]
     grads = [param.grad for param in params]
-    if not _all_numpy(grads):
-        return _checked(named, grads, rank, zero_fill, settings, in_memory)
-    fast = _fast_path(settings, zero_fill, in_memory, names, _array_specs(grads))
-    if fast is None:
-        return _checked(named, grads, rank, zero_fill, settings, in_memory)
-    apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
-    targets = grads if apart else _targets(grads)
-    return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes)
-
-
-def _checked(
-    named: list[tuple[str, Any]],
-    grads: list[Any],
-    rank: int,
-    zero_fill: bool,
-    settings: Settings,
-    in_memory: bool,
-) -> GradientCall:
-    """Return the call where gradients may be missing, on a GPU, or of any other type."""
-    params = [param for _, param in named]
-    datas = [param.data for param in params]
-    for index, (name, param) in enumerate(named):
-        grad = None if datas[index] is None else grads[index]
-        grads[index] = parameters.checked(grad, name, rank)
-        if grads[index] is not grad:  # a NumPy scalar: the mean needs an array to go to
-            param.grad = grads[index]
-    likes = [data if grad is None else grad for data, grad in zip(datas, grads, strict=True)]
-    dtypes = tuple([None if like is None else like.dtype for like in likes])
-    shapes = tuple([None if like is None else like.shape for like in likes])
-    wire = settings.allreduce_grad_dtype
-    for (name, _), dtype in zip(named, dtypes, strict=True):
-        if wire is not None and dtype is not None and dtype.kind == "c":
-            raise TypeError(
-                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
-                f"as {wire}; set allreduce_grad_dtype to None"
-            )
-    annotations = tuple(
-        [_annotate(grad, like, zero_fill) for grad, like in zip(grads, likes, strict=True)]
-    )
-    names = tuple([name for name, _ in named])
-    common = _common_entries(settings, zero_fill)
-    signature = GradientSignature(
-        common, names, dtypes, shapes, annotations if any(annotations) else ()
-    )
+    fast = None
+    if _all_numpy(grads):
+        fast = _fast_path(settings, zero_fill, in_memory, names, _array_specs(grads))
+    if fast is not None:
+        apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
+        targets = grads if apart else _targets(grads)
+        return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes)
+    signature = _checked_signature(named, grads, rank, zero_fill, settings)
     complete = not any([grad is None for grad in grads])
     # Where there are wire dtypes, packing starts before the handshake. All ranks must decide alike,
     # so this uses only what is equal on all.
@@ -165,22 +117,41 @@ def _checked(
     return GradientCall(params, grads, _targets(grads), signature, complete, wire_dtypes)
 
 
-def _annotate(grad: Any, like: Any, zero_fill: bool) -> tuple[str, ...]:
-    """Return what else must be equal on all ranks beside name, dtype and shape."""
-    where = type(like) is not np.ndarray and like is not None and devices.on_gpu(like)
-    missing = grad is None and like is not None and not zero_fill
-    return ("on a GPU",) * where + ("no gradient",) * missing
+def _checked_signature(
+    named: list[tuple[str, Any]], grads: list[Any], rank: int, zero_fill: bool, settings: Settings
+) -> GradientSignature:
+    """Return the signature of gradients that may be missing, on a GPU, or of any other type.
 
-
-def select(grads: list[Any], on_gpu: bool) -> Sequence[int]:
-    """Return the indices of the gradients that exist and are on GPUs, or aren't."""
-    if _all_numpy(grads):
-        return () if on_gpu else range(len(grads))
-    return [
-        index
-        for index, grad in enumerate(grads)
-        if grad is not None and devices.on_gpu(grad) == on_gpu
-    ]
+    Gradients of uninitialised parameters become None in ``grads``, and NumPy's scalars arrays.
+    """
+    wire = settings.allreduce_grad_dtype
+    dtypes, shapes, annotations = [], [], []
+    for index, (name, param) in enumerate(named):
+        data = param.data
+        given = None if data is None else grads[index]
+        grad = grads[index] = parameters.checked(given, name, rank)
+        if grad is not given:  # a NumPy scalar: the mean needs an array to go to
+            param.grad = grad
+        like = data if grad is None else grad
+        dtypes.append(None if like is None else like.dtype)
+        shapes.append(None if like is None else like.shape)
+        if like is not None and wire is not None and like.dtype.kind == "c":
+            raise TypeError(
+                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
+                f"as {wire}; set allreduce_grad_dtype to None"
+            )
+        is_missing = grad is None and like is not None and not zero_fill
+        annotations.append(
+            ("on a GPU",) * (like is not None and devices.on_gpu(like))
+            + ("no gradient",) * is_missing
+        )
+    return GradientSignature(
+        _common_entries(settings, zero_fill),
+        tuple([name for name, _ in named]),
+        tuple(dtypes),
+        tuple(shapes),
+        tuple(annotations) if any(annotations) else (),
+    )
 
 
 def _array_specs(grads: list[np.ndarray]) -> tuple[tuple[np.dtype, tuple[int, ...], int], ...]:
@@ -188,17 +159,11 @@ def _array_specs(grads: list[np.ndarray]) -> tuple[tuple[np.dtype, tuple[int, ..
 
 
 class _FastPath(NamedTuple):
-    """What follows from the specs of gradients that all are NumPy arrays of real floats.
-
-    Attributes:
-        signature: what must be equal on all ranks.
-        wire_dtypes: the dtypes in which they travel.
-        own_memory: whether each owns its memory, and a result may be written there.
-    """
+    """What follows from the specs of gradients that all are NumPy arrays of real floats."""
 
     signature: GradientSignature
     wire_dtypes: Sequence[np.dtype]
-    own_memory: bool
+    own_memory: bool  # each owns its memory, and a result may be written there
 
 
 # Loops repeat few different calls; computing this again would take as long as summing the gradients

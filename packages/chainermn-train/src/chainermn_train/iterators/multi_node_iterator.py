@@ -18,7 +18,6 @@ from chainermn_comm import CommunicatorBase
 from ..collective_errors import (
     capture_error,
     chain_cause,
-    handshake,
     require_communicator,
     require_same,
     run_on_all_ranks,
@@ -233,7 +232,7 @@ class MultiNodeIterator(SharedIterator):
                 attributes, value = received
                 self._remote_attributes.update(attributes)
         try:
-            handshake(communicator, _OPERATION, (("method", method),), error=error)
+            communicator.handshake(_OPERATION, (("method", method),), error=error)
         finally:
             del error  # else a cycle through its traceback would keep the batch's memory
         return value

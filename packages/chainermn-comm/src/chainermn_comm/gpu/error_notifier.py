@@ -1,4 +1,4 @@
-"""Sends a failure to the other ranks, which poll for it while they wait for something else."""
+"""Notifies other ranks of a failure; they poll for it while they wait for something else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import PeerError
 MAX_CHARACTERS = 1000
 
 
-class ErrorBroadcast:
+class ErrorNotifier:
     """Messages of failures among the ranks of one communicator; only `close` waits for other ranks.
 
     It serves for one failure, after which the owner does nothing any more.
