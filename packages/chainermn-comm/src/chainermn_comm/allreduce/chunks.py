@@ -19,18 +19,13 @@ CACHE_LINE = 64
 
 @dataclass(frozen=True)
 class Chunk:
-    """Segments of gradients that travel together.
+    """Segments of gradients that travel together."""
 
-    Attributes:
-        dtype: in which they travel.
-        segments: (index of the array, start, stop) of each segment of a flattened array; if there
-            are several, each is a whole array.
-        size: number of elements.
-    """
-
-    dtype: np.dtype
+    dtype: np.dtype  # in which they travel
+    # (index of the array, start, stop) of each segment of a flattened array; if there are several,
+    # each is a whole array.
     segments: tuple[tuple[int, int, int], ...]
-    size: int
+    size: int  # number of elements
 
     @property
     def nbytes(self) -> int:
@@ -78,18 +73,11 @@ class Chunk:
 def plan_chunks(
     sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], chunk_bytes: int
 ) -> list[Chunk]:
-    """Divide arrays into chunks of at most ``chunk_bytes``, or of one element.
+    """Divide arrays, of so many elements each, into chunks of at most ``chunk_bytes``.
 
     A large array is divided into equal chunks of its own, so that they can be summed in its own
-    memory; only small ones are packed together, whole.
-
-    Args:
-        sizes: elements of each array.
-        dtypes: the dtype in which each travels.
-        chunk_bytes: the limit in bytes.
-
-    Returns:
-        The chunks, dtype by dtype.
+    memory; only small ones are packed together, whole. Chunks have one element at least. ``dtypes``
+    are those in which the arrays travel; chunks are in their order.
     """
     return [
         chunk

@@ -67,15 +67,11 @@ def sum_blocked(rows: Sequence[np.ndarray], out: np.ndarray, divisor: float = 1)
 
 
 def scaled_sum(rows: Sequence[np.ndarray], out: np.ndarray) -> int:
-    """Sum over ranks, divided by a power of two only where the sum would overflow.
+    """Sum rows in rank order into ``out``, which is in other memory and has their dtype.
 
-    Args:
-        rows: 1-D arrays in rank order, of a dtype that :func:`accumulator` returns.
-        out: the result; of their dtype and length, and in other memory.
-
-    Returns:
-        The exponent of the power of two: 0 unless the sum overflows, which is noticed only within
-        :func:`overflow_errstate`.
+    That is one that :func:`accumulator` returns. Where the sum overflows, which is noticed only
+    within :func:`overflow_errstate`, it is divided by a power of two, whose exponent is returned;
+    else 0.
     """
     try:
         if len(rows) == 1:
