@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,21 +46,13 @@ class Settings:
         Raises:
             ValueError: there is no such setting, or it can't have this value.
         """
-        if name == "allreduce_grad_dtype":
-            return replace(self, allreduce_grad_dtype=wire_dtype(value))
-        if name == "batched_copy":
-            return replace(self, batched_copy=bool(value))
-        if name == "chunk_bytes":
-            return replace(self, chunk_bytes=None if value is None else _checked_bytes(name, value))
-        raise ValueError(f"no setting {name!r}; there are {', '.join(self.as_dict())}")
+        if name not in _CHECKS:
+            raise ValueError(f"no setting {name!r}; there are {', '.join(_CHECKS)}")
+        return replace(self, **{name: _CHECKS[name](value)})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings that `get_config` shows, by name."""
-        return {
-            "allreduce_grad_dtype": self.allreduce_grad_dtype,
-            "batched_copy": self.batched_copy,
-            "chunk_bytes": self.chunk_bytes,
-        }
+        return {name: getattr(self, name) for name in _CHECKS}
 
 
 def wire_dtype(value: Any) -> np.dtype | None:
@@ -115,3 +108,11 @@ def _checked_bytes(name: str, value: Any) -> int:
     if number is None or number % CHUNK_STEP or not CHUNK_STEP <= number <= CHUNK_MAXIMUM:
         raise ValueError(f"{name} must be {_SIZES}, got {value!r}")
     return number
+
+
+# What users may change, and what makes a setting of a value of theirs.
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "allreduce_grad_dtype": wire_dtype,
+    "batched_copy": bool,
+    "chunk_bytes": lambda value: None if value is None else _checked_bytes("chunk_bytes", value),
+}

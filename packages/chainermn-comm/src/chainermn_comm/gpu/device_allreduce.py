@@ -54,11 +54,7 @@ class DeviceAllreduce(Algorithm):
     """Means over one topology, on the device that is current when this is made."""
 
     def __init__(
-        self,
-        context: Context,
-        topology: Topology,
-        leaders: int = 1,
-        staged: bool = False,
+        self, context: Context, topology: Topology, leaders: int = 1, staged: bool = False
     ) -> None:
         """Split the ranks by node and by leader, and make the NCCL communicators (collective).
 
@@ -72,7 +68,7 @@ class DeviceAllreduce(Algorithm):
         self._leaders = leaders
         self._leader_index = topology.intra_rank(rank)
         # NCCL sums values that were divided before; the sums by MPI are divided after.
-        self._nccl_sums = max(topology.nodes.count(node) for node in topology.nodes) > 1
+        self._nccl_sums = max(map(topology.nodes.count, topology.nodes)) > 1
         default = STAGED_CHUNK_BYTES if self._nodes > 1 else NCCL_CHUNK_BYTES
         self._chunk_bytes = context.chunk_bytes or default
         self._handshake = context.handshake
@@ -110,10 +106,10 @@ class DeviceAllreduce(Algorithm):
     def mean(
         self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Sequence[Any]
     ) -> None:
-        """Write the mean over ranks of each source into its target; see :meth:`Algorithm.mean`.
+        """Write the mean over ranks of each source into its target, and wait for it (collective).
 
         Sources and targets are CuPy arrays of this algorithm's device, in the order of the current
-        stream. Returns when the means are computed.
+        stream; see :meth:`Algorithm.mean`.
 
         Raises:
             ValueError: arrays are on another device, or a wire dtype can't be used on GPUs or with
@@ -146,7 +142,12 @@ class DeviceAllreduce(Algorithm):
         )
         # A chunk may be padded to equal shards.
         padding = self._leaders * max((wire.itemsize for wire in wire_dtypes), default=0)
-        self._reserve(max((chunk.nbytes for chunk in chunks), default=0) + padding)
+        nbytes = max((chunk.nbytes for chunk in chunks), default=0) + padding
+        if self._reserved_bytes < nbytes:
+            self._buffers = [devices.empty(nbytes) for _ in range(SLOTS)]
+            self._reserved_bytes = nbytes
+        if self._exchange is not None:
+            self._exchange.reserve(-(-nbytes // self._leaders))
         rows = np.concatenate(
             [kernels.segment_table(chunks, inputs), kernels.segment_table(chunks, flats)]
         )
@@ -176,13 +177,6 @@ class DeviceAllreduce(Algorithm):
                     f"a gradient lies on device {array.device.id}, and this communicator was "
                     f"first used on device {self._device}; keep to one device a rank"
                 )
-
-    def _reserve(self, nbytes: int) -> None:
-        if self._reserved_bytes < nbytes:
-            self._buffers = [devices.empty(nbytes) for _ in range(SLOTS)]
-            self._reserved_bytes = nbytes
-        if self._exchange is not None:
-            self._exchange.reserve(-(-nbytes // self._leaders))
 
     def _run(self, call: _Call) -> None:
         compute = devices.current_stream()
@@ -262,17 +256,13 @@ class DeviceAllreduce(Algorithm):
                     time.sleep(POLL_SECONDS)
 
     def release_local(self) -> None:
-        """Release what needs no other rank, and tell ranks that wait for this (not collective).
-
-        NCCL aborts what is in flight; MPI's communicators stay.
-        """
+        # NCCL aborts what is in flight; MPI's communicators stay.
         self._fail(CommunicationError("an exception left the communicator's block"))
         if self._exchange is not None:
             self._exchange.close()
         self._buffers = []
 
     def close(self) -> None:
-        """Destroy the NCCL communicator and free everything else."""
         if self._nccl is not None:
             self._nccl.close()
         failed = self._errors.close()
