@@ -9,11 +9,7 @@ import numpy as np
 
 
 def as_array(data: Any, rank: int) -> np.ndarray:
-    """Return the NumPy array of an array or scalar that a user passes.
-
-    Raises:
-        TypeError: it is no array or scalar, holds Python objects, is masked, or is on a GPU.
-    """
+    """Return the NumPy array of an array or scalar that a user passes; else raise TypeError."""
     if not isinstance(data, (np.ndarray, np.generic, bool, int, float, complex)):
         if hasattr(data, "__cuda_array_interface__"):
             raise TypeError(
@@ -39,11 +35,8 @@ def as_array(data: Any, rank: int) -> np.ndarray:
 
 
 def as_integer(value: Any) -> int | None:
-    """Return the int that the value stands for, NumPy's included; None if it is no integer.
-
-    True and False are none: where a rank, tag or color is meant, they are mistakes.
-    """
-    if isinstance(value, bool):
+    """Return the int that the value stands for, NumPy's included; None if it is no integer."""
+    if isinstance(value, bool):  # where a rank, tag or color is meant, a mistake
         return None
     try:
         return operator.index(value)

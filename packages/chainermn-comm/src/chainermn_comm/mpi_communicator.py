@@ -70,12 +70,9 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
-        Args:
-            mpi_comm: an intracommunicator; the user's own messages on it aren't touched.
-            factories: make the algorithms for gradients in host memory and on GPUs.
-            settings: what the user chose.
-            topology: imposed instead of asking MPI; the same on all ranks.
-            owns_mpi_comm: whether ``finalize`` frees ``mpi_comm``.
+        ``factories`` make the algorithms for gradients in host memory and on GPUs. A ``topology``,
+        the same on all ranks, is imposed instead of asking MPI. ``finalize`` frees ``mpi_comm`` if
+        ``owns_mpi_comm``.
         """
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm

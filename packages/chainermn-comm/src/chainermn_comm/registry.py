@@ -22,18 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """The algorithms of a communicator.
+    """The algorithms of a communicator: functions of a `Context`, or names of such functions."""
 
-    Attributes:
-        host: makes the algorithm for gradients in host memory: a function of a `Context`, or the
-            name of one in `allreduce.FACTORIES`.
-        gpu: the same for gradients on GPUs; a name is one in `gpu.FACTORIES`.
-        single_node: whether more than one node is refused.
-    """
-
-    host: str | Factory
-    gpu: str | Factory = "mpi"
-    single_node: bool = False
+    host: str | Factory  # for gradients in host memory; a name is one in `allreduce.FACTORIES`
+    gpu: str | Factory = "mpi"  # for those on GPUs; a name is one in `gpu.FACTORIES`
+    single_node: bool = False  # refuses more than one node
 
 
 REGISTRY = {

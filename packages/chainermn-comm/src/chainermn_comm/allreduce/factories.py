@@ -20,11 +20,6 @@ from .shared_window import NoSharedMemory
 LARGE_BYTES = 1 << 20
 
 
-def per_tensor(context: Context) -> Algorithm:
-    """Every array by itself, through MPI."""
-    return Bucketed(context, _pairwise(context).allreduce, per_tensor=True)
-
-
 def bucketed(context: Context) -> Algorithm:
     """Small arrays packed together, through MPI."""
     return Bucketed(context, _pairwise(context).allreduce)
@@ -37,8 +32,7 @@ def single_leader(context: Context) -> Algorithm:
 
 def multi_leader(context: Context) -> Algorithm:
     """Through shared memory in each node; as many ranks as possible exchange, each a shard."""
-    nodes = context.topology.nodes
-    return _through_shared_memory(context, min(map(nodes.count, nodes)))
+    return _through_shared_memory(context, context.topology.least_intra_size)
 
 
 def gpus_only(context: Context) -> Algorithm:
@@ -50,14 +44,14 @@ def gpus_only(context: Context) -> Algorithm:
     )
 
 
-def no_op(_: Context) -> Algorithm:
-    """No communication at all."""
-    return NoOp()
-
-
 FACTORIES: dict[str, Factory] = {
-    factory.__name__: factory
-    for factory in (per_tensor, bucketed, single_leader, multi_leader, gpus_only, no_op)
+    # Every array by itself, through MPI.
+    "per_tensor": lambda context: Bucketed(context, _pairwise(context).allreduce, per_tensor=True),
+    "bucketed": bucketed,
+    "single_leader": single_leader,
+    "multi_leader": multi_leader,
+    "gpus_only": gpus_only,
+    "no_op": lambda _: NoOp(),
 }
 
 

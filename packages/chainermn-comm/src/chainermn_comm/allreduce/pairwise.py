@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from ..messaging import Buffer, start_exchange
 from ..runtime import wait_all
-from .summation import sum_blocked, sum_rows
+from .summation import sum_rows
 
 # A function that overwrites 1-D contiguous arrays by their sums over ranks, divided by a number.
 Allreduce: TypeAlias = Callable[[Sequence[np.ndarray], int], None]
@@ -30,6 +30,9 @@ GATHER_BYTES = 256 << 10
 # The more ranks, the shorter their shards, so that what a rank receives stays the same. But none is
 # shorter than this: from some hundred ranks on a rank receives more.
 LEAST_SHARD_BYTES = 8 << 10
+# Elements that are summed at a time: what NumPy allocates for so many stays in cache and costs no
+# page faults.
+BLOCK = 1 << 16
 # Layouts of gathered rows that are kept; models have few different sizes of small parameters.
 CACHED_LAYOUTS = 256
 
@@ -38,21 +41,14 @@ CACHED_LAYOUTS = 256
 class Pipeline:
     """How large the rounds of a sum are, and how many are in flight.
 
-    In a round each rank sums one shard.
-
-    Attributes:
-        chunk_bytes: a shard's size at most.
-        received_chunks: the most that a rank receives from all others in a round, in chunks.
-        sum_delay: rounds between sending a round's shards and summing them.
-        gather_delay: rounds between sending a round's shards and sending its sums.
-        wait_delay: rounds between sending a round's shards and waiting for its sums.
+    In a round each rank sums one shard. Delays count the rounds from sending a round's shards.
     """
 
-    chunk_bytes: int
-    received_chunks: int
-    sum_delay: int = 0
-    gather_delay: int = 0
-    wait_delay: int = 0
+    chunk_bytes: int  # a shard's size at most
+    received_chunks: int  # the most that a rank receives from all others in a round, in chunks
+    sum_delay: int = 0  # until they are summed
+    gather_delay: int = 0  # until the sums are sent
+    wait_delay: int = 0  # until the sums of the others are waited for
 
 
 # One round after the other. A shard, what is received for it and its sum stay in a core's cache.
@@ -143,7 +139,8 @@ class PairwiseAllreduce:
             shards = next(rounds, None)
             if shards is not None:
                 in_flight[tick] = shards
-                scattered[tick] = self._start_reduce_scatter(shards, self._rows(tick, shards))
+                rows = self._rows(tick, shards)
+                scattered[tick] = start_reduce_scatter(self._comm, shards, rows, self._tag)
             elif not in_flight:
                 return
             if (number := tick - self._pipeline.sum_delay) in in_flight:
@@ -151,7 +148,7 @@ class PairwiseAllreduce:
                 shards = in_flight[number]
                 self._sum(self._rows(number, shards), shards[self._rank], divisor)
             if (number := tick - self._pipeline.gather_delay) in in_flight:
-                gathered[number] = self._start_allgather(in_flight[number])
+                gathered[number] = start_allgather(self._comm, in_flight[number], self._tag)
             if (number := tick - self._pipeline.wait_delay) in in_flight:
                 self._wait(gathered.pop(number))
                 del in_flight[number]
@@ -212,17 +209,13 @@ class PairwiseAllreduce:
             found = self._gathered[size, dtype] = ([memory, MPI.BYTE], rows)
         return found
 
-    # What tests and subclasses replace.
+    # What is different on GPUs.
 
     def _allocate(self, nbytes: int) -> Buffer:
         return np.empty(nbytes, np.uint8)
 
     def _sum(self, rows: list[Buffer], out: Buffer, divisor: int) -> None:
         """Sum the rows in rank order, divide, and write into ``out``, which is one of them."""
-        sum_blocked(rows, out, divisor)
-
-    def _start_reduce_scatter(self, shards: list[Buffer], rows: list[Buffer]) -> list[MPI.Request]:
-        return start_reduce_scatter(self._comm, shards, rows, self._tag)
-
-    def _start_allgather(self, shards: list[Buffer]) -> list[MPI.Request]:
-        return start_allgather(self._comm, shards, self._tag)
+        for start in range(0, out.size, BLOCK):
+            block = slice(start, start + BLOCK)
+            sum_rows([row[block] for row in rows], out[block], divisor)

@@ -44,9 +44,7 @@ class SharedMemoryAllreduce(Algorithm):
     ) -> None:
         """Split ``comm`` by node, and allocate the node's window (collective).
 
-        Raises:
-            NoSharedMemory: on all ranks, when a window can't be made on some node, or some rank
-                can't allocate its own memory.
+        Where that or some rank's own memory can't be had, NoSharedMemory is raised on all ranks.
         """
         rank = comm.rank
         self._size = comm.size

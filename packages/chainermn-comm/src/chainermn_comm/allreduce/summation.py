@@ -11,9 +11,6 @@ import numpy as np
 from ..arrays import accumulator
 from .casts import add_into, cast_into
 
-# Elements of a block: what NumPy allocates for one stays in cache and costs no page faults.
-BLOCK = 1 << 16
-
 
 def sum_rows(
     rows: Sequence[np.ndarray],
@@ -57,13 +54,6 @@ def sum_rows(
         total = _mean_of_large(originals or rows, dtype, divisor)
     with np.errstate(all="ignore"):
         cast_into(total, out)
-
-
-def sum_blocked(rows: Sequence[np.ndarray], out: np.ndarray, divisor: float = 1) -> None:
-    """Do what :func:`sum_rows` does, block by block; ``out`` may be one of the rows."""
-    for start in range(0, out.size, BLOCK):
-        block = slice(start, start + BLOCK)
-        sum_rows([row[block] for row in rows], out[block], divisor)
 
 
 def scaled_sum(rows: Sequence[np.ndarray], out: np.ndarray) -> int:

@@ -45,14 +45,11 @@ class ErrorNotifier:
         that failed itself doesn't poll, and MPI gives the context id of a communicator that was
         freed to the next one, which would receive them.
         """
+        status = MPI.Status()
         while not MPI.Request.Testall(self._requests):
-            self._discard_messages()
+            while self._comm.iprobe(status=status):
+                self._comm.recv(source=status.source)  # as nobody polls any more
         failed = bool(self._comm.allreduce(self._received or bool(self._requests), MPI.LOR))
         if not failed:
             self._comm.Free()
         return failed
-
-    def _discard_messages(self) -> None:
-        status = MPI.Status()
-        while self._comm.iprobe(status=status):
-            self._comm.recv(source=status.source)

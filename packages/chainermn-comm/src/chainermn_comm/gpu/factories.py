@@ -13,37 +13,9 @@ from . import nccl
 from .device_allreduce import DeviceAllreduce
 
 
-def mpi(context: Context) -> Algorithm:
-    """Through MPI among all ranks; sums in rank order, the same bits as on CPUs."""
+def _through_mpi(context: Context) -> Algorithm:
     _check_on_all_ranks(context, devices.unavailable_reason)
     return DeviceAllreduce(context, Topology(tuple(range(context.size))))
-
-
-def nccl_only(context: Context) -> Algorithm:
-    """Through NCCL among all ranks, whatever their nodes."""
-    return _through_nccl(context, Topology((0,) * context.size))
-
-
-def single_leader(context: Context) -> Algorithm:
-    """Through NCCL in each node; one rank of each exchanges with other nodes."""
-    return _through_nccl(context, context.topology)
-
-
-def single_leader_staged(context: Context) -> Algorithm:
-    """The same; between nodes always through host memory, even if MPI is CUDA-aware."""
-    return _through_nccl(context, context.topology, staged=True)
-
-
-def multi_leader(context: Context) -> Algorithm:
-    """Through NCCL in each node; as many ranks as possible exchange, each a shard."""
-    nodes = context.topology.nodes
-    return _through_nccl(context, context.topology, min(map(nodes.count, nodes)))
-
-
-FACTORIES: dict[str, Factory] = {
-    factory.__name__: factory
-    for factory in (mpi, nccl_only, single_leader, single_leader_staged, multi_leader)
-} | {"no_op": HOST_FACTORIES["no_op"]}
 
 
 def _through_nccl(
@@ -65,3 +37,20 @@ def _check_on_all_ranks(context: Context, unavailable_reason: Callable[[], str |
             )
 
     context.handshake.run_on_all_ranks("averaging gradients on GPUs", check)
+
+
+FACTORIES: dict[str, Factory] = {
+    # MPI among all ranks; sums in rank order, the same bits as on CPUs.
+    "mpi": _through_mpi,
+    # NCCL among all ranks, whatever their nodes.
+    "nccl_only": lambda context: _through_nccl(context, Topology((0,) * context.size)),
+    # NCCL in each node; one rank of each exchanges with other nodes.
+    "single_leader": lambda context: _through_nccl(context, context.topology),
+    # The same; between nodes always through host memory, even if MPI is CUDA-aware.
+    "single_leader_staged": lambda context: _through_nccl(context, context.topology, staged=True),
+    # NCCL in each node; as many ranks as possible exchange, each a shard.
+    "multi_leader": lambda context: _through_nccl(
+        context, context.topology, context.topology.least_intra_size
+    ),
+    "no_op": HOST_FACTORIES["no_op"],
+}

@@ -65,24 +65,15 @@ class GradientSignature:
 
 @dataclass
 class GradientCall:
-    """One rank's part of a call, in the order of the parameters' names.
-
-    Attributes:
-        params: the parameters.
-        grads: their gradients; None where there is none.
-        targets: where the means are to be written; the list ``grads`` itself if all can be
-            overwritten.
-        signature: what must be equal on all ranks.
-        complete: whether no gradient is missing.
-        wire_dtypes: the dtypes in which all gradients travel, if none is missing and all are
-            NumPy's; else None.
-    """
+    """One rank's part of a call, in the order of the parameters' names."""
 
     params: list[Any]
-    grads: list[Any]
+    grads: list[Any]  # None where there is none
+    # Where the means are to be written; the list `grads` itself if all can be overwritten.
     targets: list[Any]
     signature: GradientSignature
-    complete: bool
+    complete: bool  # no gradient is missing
+    # The dtypes in which all gradients travel, if none is missing and all are NumPy's; else None.
     wire_dtypes: Sequence[np.dtype] | None
 
 

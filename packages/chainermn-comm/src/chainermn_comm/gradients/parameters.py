@@ -16,11 +16,7 @@ _USABLE = 0x401  # C-contiguous and writeable
 
 
 def named(model: Any, rank: int) -> list[tuple[str, Any]]:
-    """Return the model's parameters with their names, sorted by name.
-
-    Raises:
-        TypeError: ``model`` has no ``namedparams``.
-    """
+    """Return the model's parameters with their names, sorted by name."""
     try:
         namedparams = model.namedparams
     except AttributeError:
@@ -32,11 +28,7 @@ def named(model: Any, rank: int) -> list[tuple[str, Any]]:
 
 
 def checked(array: Any, name: str, rank: int) -> Any:
-    """Return the array, if it is None or a float array of NumPy's or CuPy's.
-
-    Raises:
-        TypeError: it is something else; the text names the parameter.
-    """
+    """Return the array if it is None, or of floats and NumPy's or CuPy's; else raise TypeError."""
     if array is None or (type(array) is np.ndarray and array.dtype.kind in "fc"):
         return array
     if devices.on_gpu(array):

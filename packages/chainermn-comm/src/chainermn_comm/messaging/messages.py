@@ -23,18 +23,12 @@ _new = tuple.__new__  # makes a named tuple in less time than its class does
 
 
 class Message(NamedTuple):
-    """A value that travels.
+    """A value that travels."""
 
-    Attributes:
-        kind: one of ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT.
-        arrays: contiguous in C or Fortran order.
-        scalars: of several arrays, the indices of those that stand for scalars.
-        on_gpu: the indices of arrays that came from a GPU, and shall be on one where they arrive.
-    """
-
-    kind: str
-    arrays: tuple[np.ndarray, ...]
-    scalars: tuple[int, ...] = ()
+    kind: str  # one of ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT
+    arrays: tuple[np.ndarray, ...]  # contiguous in C or Fortran order
+    scalars: tuple[int, ...] = ()  # of several arrays, the indices of those that stand for scalars
+    # The indices of arrays that came from a GPU, and shall be on one where they arrive.
     on_gpu: tuple[int, ...] = ()
 
     @property
@@ -67,11 +61,7 @@ class Message(NamedTuple):
             start += array.nbytes
 
     def value(self) -> Any:
-        """Return the array, scalar, tuple or object.
-
-        Raises:
-            RuntimeError: an array came from a GPU, and this process can't use one.
-        """
+        """Return the array, scalar, tuple or object."""
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
@@ -95,8 +85,7 @@ class Message(NamedTuple):
 def of_array(data: Any, rank: int) -> Message:
     """Return the message that carries an array, a scalar, or a tuple or list of them.
 
-    Raises:
-        TypeError: ``data`` is something else; the text names ``rank``.
+    Of anything else a TypeError is raised, whose text names ``rank``.
     """
     if isinstance(data, (tuple, list)):
         if all([_is_plain(item) for item in data]):  # nearly always
