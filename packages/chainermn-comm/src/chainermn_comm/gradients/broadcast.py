@@ -13,9 +13,6 @@ from ..errors import RankMismatchError
 from ..messaging import Context, SharedFailure, bcast_buffer
 from . import parameters
 
-# Shape and dtype of a parameter.
-ArraySpec = tuple[tuple[int, ...], np.dtype]
-
 
 def bcast_parameters(context: Context, model: Any) -> None:
     """Give every rank the parameters of rank 0 (collective).
@@ -35,17 +32,27 @@ def bcast_parameters(context: Context, model: Any) -> None:
     nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, own_specs))
     payloads = context.handshake("bcast_data", signature, pickle.dumps(own_specs), nbytes)
     rows = [pickle.loads(payload) for payload in payloads]
-    sources = [
-        _source(context, name, [row[index] for row in rows])
-        for index, (name, _) in enumerate(named)
-    ]
-    context.handshake.run_on_all_ranks(
-        "bcast_data, initialising parameters", lambda: _initialise(named, own_specs, sources)
-    )
-    for (_, param), source in zip(named, sources, strict=True):
-        if source is None:
-            continue
-        root, _ = source
+    # Each parameter that is sent, with the rank that sends it, and its shape and dtype there.
+    sent: list[tuple[Any, int, tuple[int, ...], np.dtype]] = []
+    for (name, param), specs in zip(named, zip(*rows, strict=True), strict=True):
+        having = [(rank, *spec) for rank, spec in enumerate(specs) if spec is not None]
+        if len(set(specs) - {None}) > 1:
+            listed = "; ".join(f"{dtype} {shape} on rank {rank}" for rank, shape, dtype in having)
+            raise RankMismatchError(
+                f"bcast_data on rank {context.rank}: ranks disagree on parameter {name}: {listed}"
+            )
+        sent += [(param, *first) for first in having[:1]]
+
+    def initialise() -> None:
+        for param, _, shape, dtype in sent:
+            if param.data is None:
+                if hasattr(param, "initialize"):
+                    param.initialize(shape)
+                if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
+                    param.data = np.empty(shape, dtype)
+
+    context.handshake.run_on_all_ranks("bcast_data, initialising parameters", initialise)
+    for param, root, _, _ in sent:
         data = param.data
         if devices.on_gpu(data):
             host = np.ascontiguousarray(devices.to_host(data))
@@ -58,32 +65,3 @@ def bcast_parameters(context: Context, model: Any) -> None:
         bcast_buffer(context.comm, buffer.reshape(-1), root)
         if context.rank != root and not usable:
             param.data = buffer
-
-
-def _source(
-    context: Context, name: str, specs: list[ArraySpec | None]
-) -> tuple[int, ArraySpec] | None:
-    """Return the rank that sends a parameter, and its spec there; None where no rank has it."""
-    having = [(rank, spec) for rank, spec in enumerate(specs) if spec is not None]
-    if not having:
-        return None
-    if any(spec != having[0][1] for _, spec in having):
-        listed = "; ".join(f"{dtype} {shape} on rank {rank}" for rank, (shape, dtype) in having)
-        raise RankMismatchError(
-            f"bcast_data on rank {context.rank}: ranks disagree on parameter {name}: {listed}"
-        )
-    return having[0]
-
-
-def _initialise(
-    named: list[tuple[str, Any]],
-    own_specs: list[ArraySpec | None],
-    sources: list[tuple[int, ArraySpec] | None],
-) -> None:
-    for (_, param), spec, source in zip(named, own_specs, sources, strict=True):
-        if spec is None and source is not None:
-            shape, dtype = source[1]
-            if hasattr(param, "initialize"):
-                param.initialize(shape)
-            if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
-                param.data = np.empty(shape, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -18,49 +18,25 @@ from . import parameters
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
 
 
-@dataclass(frozen=True)
-class GradientSignature:
-    """The gradients of one call as one rank sees them, in the order of their parameters' names.
+class GradientSignature(tuple[tuple[Any, ...], ...]):
+    """What must be equal on all ranks: settings, and each gradient's name, dtype and shape.
 
-    Dtypes and shapes are those of the gradients, or of the parameters that have none; None where a
-    parameter is not initialised.
+    They are the entries of a handshake's signature, in the order of the parameters' names. Dtype
+    and shape of a missing gradient are its parameter's.
     """
-
-    settings: tuple[tuple[str, Any], ...]  # names and values that concern all gradients
-    names: tuple[str, ...]
-    dtypes: tuple[np.dtype | None, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
-    # What else must be equal for each parameter, in words; empty where there is nothing for any.
-    annotations: tuple[tuple[str, ...], ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
-    def _hash(self) -> int:
-        # Needed in every call, and slow for many parameters.
-        return hash((self.settings, self.names, self.dtypes, self.shapes, self.annotations))
+    def _hash(self) -> int:  # needed in every call, and slow for many parameters
+        return super().__hash__()
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all gradients."""
-        return sum(
-            dtype.itemsize * math.prod(shape)
-            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
-            if dtype is not None and shape is not None
-        )
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the entries of a handshake's signature, by which a mismatch is reported."""
-        yield from self.settings
-        annotations = self.annotations or ((),) * len(self.names)
-        for name, dtype, shape, rest in zip(
-            self.names, self.dtypes, self.shapes, annotations, strict=True
-        ):
-            if dtype is None:
-                yield ("parameter", name, NOT_INITIALISED, *rest)
-            else:
-                yield ("parameter", name, dtype, shape, *rest)
+        found = [entry[2:4] for entry in self if entry[0] == "parameter" and len(entry) > 3]
+        return sum(dtype.itemsize * math.prod(shape) for dtype, shape in found)
 
 
 @dataclass
@@ -116,7 +92,7 @@ def _checked_signature(
     Gradients of uninitialised parameters become None in ``grads``, and NumPy's scalars arrays.
     """
     wire = settings.allreduce_grad_dtype
-    dtypes, shapes, annotations = [], [], []
+    entries = _common_entries(settings, zero_fill)
     for index, (name, param) in enumerate(named):
         data = param.data
         given = None if data is None else grads[index]
@@ -124,25 +100,18 @@ def _checked_signature(
         if grad is not given:  # a NumPy scalar: the mean needs an array to go to
             param.grad = grad
         like = data if grad is None else grad
-        dtypes.append(None if like is None else like.dtype)
-        shapes.append(None if like is None else like.shape)
-        if like is not None and wire is not None and like.dtype.kind == "c":
+        if like is None:
+            entries.append(("parameter", name, NOT_INITIALISED))
+            continue
+        if wire is not None and like.dtype.kind == "c":
             raise TypeError(
                 f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
                 f"as {wire}; set allreduce_grad_dtype to None"
             )
-        is_missing = grad is None and like is not None and not zero_fill
-        annotations.append(
-            ("on a GPU",) * (like is not None and devices.on_gpu(like))
-            + ("no gradient",) * is_missing
-        )
-    return GradientSignature(
-        _common_entries(settings, zero_fill),
-        tuple([name for name, _ in named]),
-        tuple(dtypes),
-        tuple(shapes),
-        tuple(annotations) if any(annotations) else (),
-    )
+        where = ("on a GPU",) if devices.on_gpu(like) else ()
+        missing = ("no gradient",) if grad is None and not zero_fill else ()
+        entries.append(("parameter", name, like.dtype, like.shape, *where, *missing))
+    return GradientSignature(entries)
 
 
 def _array_specs(grads: list[np.ndarray]) -> tuple[tuple[np.dtype, tuple[int, ...], int], ...]:
@@ -171,8 +140,10 @@ def _fast_path(
     dtypes = tuple([dtype for dtype, _, _ in specs])
     if any(dtype.kind != "f" for dtype in dtypes):
         return None
-    shapes = tuple([shape for _, shape, _ in specs])
-    signature = GradientSignature(_common_entries(settings, zero_fill), names, dtypes, shapes)
+    entries = _common_entries(settings, zero_fill)
+    for name, (dtype, shape, _) in zip(names, specs, strict=True):
+        entries.append(("parameter", name, dtype, shape))
+    signature = GradientSignature(entries)
     own = all(parameters.owns_usable_memory(flags) for _, _, flags in specs)
     return _FastPath(signature, wire_dtypes_of(dtypes, settings, in_memory), own)
 
@@ -199,14 +170,13 @@ def wire_dtypes_of(
     )
 
 
-@lru_cache(maxsize=8)
-def _common_entries(settings: Settings, zero_fill: bool) -> tuple[tuple[str, Any], ...]:
+def _common_entries(settings: Settings, zero_fill: bool) -> list[tuple[Any, ...]]:
     """Return the entries of the signature that concern all gradients."""
-    return (
+    return [
         ("zero_fill", zero_fill),
         ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
         ("chunk_bytes", settings.chunk_bytes),
-    )
+    ]
 
 
 def _targets(grads: list[Any]) -> list[Any]:
