@@ -12,7 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .allreduce import AlgorithmCache, Factory, mean_arrays, sum_arrays
+from .allreduce import AlgorithmCache, Factory, reduce_arrays
 from .arrays import integer_between
 from .communicator import CommunicatorBase, check_metadata, wrong_kind
 from .config import Settings
@@ -200,7 +200,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def allreduce(self, data: Any) -> Any:
-        return sum_arrays(self._context, self._algorithms.pairwise.allreduce, data)
+        return reduce_arrays(self._context, self._algorithms.pairwise.allreduce, data)
 
     @watched
     def allgather(self, x: Any) -> tuple[Any, ...]:
@@ -340,7 +340,8 @@ class MpiCommunicator(CommunicatorBase):
             ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        return mean_arrays(self._context, self._algorithms.pairwise.allreduce, data, recvbuf)
+        allreduce = self._algorithms.pairwise.allreduce
+        return reduce_arrays(self._context, allreduce, data, mean=True, out=recvbuf)
 
     # Settings and end of life.
 

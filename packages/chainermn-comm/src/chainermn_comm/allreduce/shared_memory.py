@@ -136,24 +136,21 @@ class SharedMemoryAllreduce(Algorithm):
         return [pack, self._sum, unpack]
 
     def _add_and_unpack(self, number: int, chunk: Chunk, inputs: Arrays, flats: Arrays) -> None:
-        rows = self._terms(number, chunk)
+        rows, originals = self._terms(number, chunk), None
         index, start, stop = chunk.segments[0]
-        if len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype:
-            mean = self._work[: chunk.nbytes].view(chunk.dtype)
-            summed_in_it = accumulator(chunk.dtype) == chunk.dtype
-            sum_rows(rows, mean, self._size, mean if summed_in_it else None)
-            chunk.unpack(mean, flats)
-            return
-        out = flats[index][start:stop]
-        if accumulator(chunk.dtype) != chunk.dtype:
-            sum_rows(rows, out, self._size)
-        elif flats[index] is inputs[index] and self._intra_rank < 2:
+        is_packed = len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype
+        out = (
+            self._work[: chunk.nbytes].view(chunk.dtype) if is_packed else flats[index][start:stop]
+        )
+        work = out if accumulator(chunk.dtype) == chunk.dtype else None
+        in_place = flats[index] is inputs[index] and not is_packed
+        if in_place and work is not None and self._intra_rank < 2:
             # This rank's own values are read from its gradient, which the sum overwrites.
-            terms = list(rows)
-            terms[self._intra_rank] = out
-            sum_rows(terms, out, self._size, out, rows)
-        else:
-            sum_rows(rows, out, self._size, out)
+            originals, rows = rows, list(rows)
+            rows[self._intra_rank] = out
+        sum_rows(rows, out, self._size, work, originals)
+        if is_packed:
+            chunk.unpack(out, flats)
 
     def _sum(self, number: int, chunk: Chunk) -> None:
         """Write the mean of this rank's shard of the chunk."""
