@@ -95,7 +95,10 @@ def _plan_one_dtype(
         if dtypes[index] != dtype or size == 0:
             continue
         if size * SMALL_FRACTION > limit:
-            step = _chunk_size(size, limit, dtype.itemsize)
+            # Equal chunks of whole cache lines; the last may be shorter.
+            line = max(1, CACHE_LINE // dtype.itemsize)
+            even = -(-size // -(-size // limit))
+            step = min(limit, -(-even // line) * line)
             for start in range(0, size, step):
                 stop = min(size, start + step)
                 yield Chunk(dtype, ((index, start, stop),), stop - start)
@@ -107,10 +110,3 @@ def _plan_one_dtype(
         filled += size
     if segments:
         yield Chunk(dtype, tuple(segments), filled)
-
-
-def _chunk_size(size: int, limit: int, itemsize: int) -> int:
-    """Elements of each chunk of a large array, of which the last may be shorter."""
-    line = max(1, CACHE_LINE // itemsize)
-    even = -(-size // -(-size // limit))
-    return min(limit, -(-even // line) * line)

@@ -69,7 +69,7 @@ def shard_slice(size: int, shards: int, index: int) -> slice:
 def start_reduce_scatter(
     comm: MPI.Intracomm, shards: Sequence[Buffer], rows: Sequence[Buffer], tag: int
 ) -> list[MPI.Request]:
-    """Start to send ``shards[i]`` to rank i, and to receive into ``rows[i]`` this rank's from it.
+    """Start to send shard i to rank i, and to receive rank i's terms of this rank's shard as row i.
 
     Once the requests are done, the caller takes the sum of the rows.
     """
