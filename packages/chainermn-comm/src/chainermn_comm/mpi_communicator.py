@@ -133,15 +133,14 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def split(self, color: int, key: int) -> MpiCommunicator:
-        context, name = self._context, f"rank {self._rank}: {{}} of split"
-
-        def checked() -> tuple[int, int]:
-            return (
-                integer_between(color, 0, LARGEST_INT, name.format("color")),
-                integer_between(key, -LARGEST_INT, LARGEST_INT, name.format("key")),
-            )
-
-        numbers = context.handshake.run_on_all_ranks("split", checked)
+        context, who = self._context, f"rank {self._rank}"
+        numbers = context.handshake.run_on_all_ranks(
+            "split",
+            lambda: (
+                integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
+                integer_between(key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"),
+            ),
+        )
         part = MPI.Intracomm(context.comm.Split(*numbers))
         topology = self._topology.restrict(part.allgather(self._rank))
         return MpiCommunicator(part, self._factories, self._settings, topology, owns_mpi_comm=True)
