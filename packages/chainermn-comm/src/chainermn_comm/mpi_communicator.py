@@ -217,12 +217,10 @@ class MpiCommunicator(CommunicatorBase):
         # Not `watched`, whose frame would refer to `error`: see `Handshake.fail`.
         try:
             handshake = self._context.handshake
-            with SharedFailure(handshake, operation):
-                if error is not None:
-                    raise error
-                if not isinstance(payload, bytes):
+            if error is not None or not isinstance(payload, bytes):
+                with SharedFailure(handshake, operation):
                     what = f"the payload of {operation} must be bytes"
-                    raise wrong_kind(what, payload, self._rank)
+                    raise wrong_kind(what, payload, self._rank) if error is None else error
             return handshake(operation, tuple(signature), payload, len(payload))
         finally:
             del error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mpi4py import MPI
 
@@ -23,12 +24,12 @@ class Context:
     # communicator can't be used any more.
     interruptions: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """This process's rank."""
         return self.comm.rank
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of ranks."""
         return self.comm.size
