@@ -1,5 +1,10 @@
 """Ranks check that they mean the same call, and tell each other of errors."""
 
+import gc
+import weakref
+from contextlib import contextmanager, suppress
+
+import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
@@ -48,3 +53,56 @@ def test_what_differs_is_named_on_all_ranks(naive, kind, entry):
 def test_a_payload_that_is_not_bytes_is_told_on_all_ranks(naive, kind):
     with pytest.raises((TypeError, PeerError), match=r"rank 0: .*payload of save must be bytes"):
         kind(naive).handshake(naive, "save", payload=b"" if naive.rank else "text")
+
+
+def test_numbers_of_numpy_are_equal_to_those_of_python(naive, kind):
+    number = np.int64 if naive.rank else int
+    signature = ("step", number(3)), ("shape", (number(2), 5), "float32"), ("on", None)
+    assert kind(naive).handshake(naive, "save", signature) == [b""] * naive.size
+    if naive.size > 1:
+        with pytest.raises(RankMismatchError, match="ranks disagree on step: 3 on rank 0; 4 on"):
+            kind(naive).handshake(naive, "save", (("step", number(3 + (naive.rank > 0))),))
+
+
+class Batch:
+    """Something large that a frame refers to."""
+
+
+@contextmanager
+def freed_at_once(thing):
+    """What is raised within keeps the thing no longer than it is handled."""
+    there = weakref.ref(thing)
+    del thing
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        assert there() is None
+    finally:
+        gc.enable()
+
+
+def caught_with(batch):
+    try:
+        raise ValueError("planted")
+    except ValueError as error:
+        return error
+
+
+def test_an_error_does_not_outlive_its_handling(naive, kind):
+    batch = Batch()
+    with freed_at_once(batch):
+        error = caught_with(batch) if naive.rank == 0 else None
+        del batch
+        with suppress(ValueError, PeerError):
+            kind(naive).handshake(naive, "save", error=error)
+        del error
+
+
+@pytest.mark.parametrize("verb", ["allreduce", "bcast", "allgather", "gather", "bcast_data"])
+def test_a_wrong_argument_does_not_outlive_the_error(naive, kind, verb):
+    batch = Batch()
+    with freed_at_once(batch):
+        with suppress(TypeError, PeerError):
+            getattr(naive, verb)(batch)
+        del batch

@@ -7,26 +7,26 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from chainermn_comm.allreduce import pairwise
 from chainermn_comm.allreduce.chunks import Chunk
-from chainermn_comm.allreduce.pairwise import PairwiseAllreduce
 
 
 @contextmanager
 def noted_sizes() -> Iterator[dict[str, list[int]]]:
     """Bytes of each chunk `packed` on this rank meanwhile, and of each message `sent`."""
     found: dict[str, list[int]] = {"packed": [], "sent": []}
-    pack, scatter = Chunk.pack, PairwiseAllreduce._start_reduce_scatter
+    pack, scatter = Chunk.pack, pairwise.start_reduce_scatter
 
     def packing(self: Chunk, flats: Any, out: Any) -> None:
         found["packed"].append(self.nbytes)
         pack(self, flats, out)
 
-    def scattering(self: PairwiseAllreduce, shards: Any, rows: Any) -> Any:
+    def scattering(comm: Any, shards: Any, *rest: Any) -> Any:
         found["sent"] += [shard.nbytes for shard in shards]
-        return scatter(self, shards, rows)
+        return scatter(comm, shards, *rest)
 
     with (
         mock.patch.object(Chunk, "pack", packing),
-        mock.patch.object(PairwiseAllreduce, "_start_reduce_scatter", scattering),
+        mock.patch.object(pairwise, "start_reduce_scatter", scattering),
     ):
         yield found

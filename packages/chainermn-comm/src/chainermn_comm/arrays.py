@@ -9,11 +9,7 @@ import numpy as np
 
 
 def as_array(data: Any, rank: int) -> np.ndarray:
-    """Return the NumPy array of an array or scalar that a user passes.
-
-    Raises:
-        TypeError: it is no array or scalar, holds Python objects, is masked, or is on a GPU.
-    """
+    """Return the NumPy array of an array or scalar that a user passes; else raise TypeError."""
     if not isinstance(data, (np.ndarray, np.generic, bool, int, float, complex)):
         if hasattr(data, "__cuda_array_interface__"):
             raise TypeError(
@@ -39,16 +35,21 @@ def as_array(data: Any, rank: int) -> np.ndarray:
 
 
 def as_integer(value: Any) -> int | None:
-    """Return the int that the value stands for, NumPy's included; None if it is no integer.
-
-    True and False are none: where a rank, tag or color is meant, they are mistakes.
-    """
-    if isinstance(value, bool):
+    """Return the int that the value stands for, NumPy's included; None if it is no integer."""
+    if isinstance(value, bool):  # where a rank, tag or color is meant, a mistake
         return None
     try:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def integer_between(value: Any, least: int, most: int, what: str) -> int:
+    """Return ``value`` as an int; raise ValueError, which names ``what``, if it isn't in range."""
+    number = as_integer(value)
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{what} must be an integer from {least} to {most}, got {value!r}")
+    return number
 
 
 def can_be_summed(dtype: np.dtype) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import describe, raise_failure, raise_mismatch
+from .errors import comparable, describe, raise_failure, raise_mismatch
 from .watchdog import annotate
 
 if TYPE_CHECKING:
@@ -297,7 +297,8 @@ class CommunicatorBase(ABC):
 
         Args:
             operation: the operation's name, for errors and the watchdog's reports.
-            signature: what must be equal on all ranks: hashable tuples of a name and its values.
+            signature: what must be equal on all ranks: hashable tuples of a name and its values,
+                of which NumPy's numbers are equal to Python's.
             error: why this rank can't take part; None if nothing is wrong.
             payload: bytes for the other ranks, some kilobytes at most; lengths may differ.
 
@@ -311,18 +312,26 @@ class CommunicatorBase(ABC):
             TypeError: the payload isn't bytes; PeerError on the other ranks.
         """
         rank = self.rank
-        error = error or check_payload(payload, operation, rank)
-        text = error and describe(error, rank)
         try:
-            rows = self.allgather_obj(([("operation", operation), *signature], text, payload))
-        except Exception as failure:  # `error` may be why this rank's call doesn't fit the others'
-            if error is None or failure is error:
-                raise
-            raise failure from error
+            if not isinstance(payload, bytes):
+                error = error or wrong_kind(
+                    f"the payload of {operation} must be bytes", payload, rank
+                )
+            text = error and describe(error, rank)
+            try:
+                rows = self.allgather_obj(((("operation", operation), *signature), text, payload))
+            except Exception as failure:  # `error` may be why this call doesn't fit the others'
+                if error is None or failure is error:
+                    raise
+                raise failure from error
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback refers to this frame: a cycle would keep all its frames alive
         signatures, texts, payloads = zip(*rows, strict=True)
         if any(texts):
-            raise_failure(operation, rank, error, texts)
-        if any(repr(each) != repr(signatures[0]) for each in signatures):
+            raise_failure(operation, rank, texts)
+        if len(set(map(comparable, signatures))) > 1:
             raise_mismatch(operation, rank, signatures)
         return list(payloads)
 
@@ -533,30 +542,21 @@ class CommunicatorBase(ABC):
         self.finalize()
 
 
-def check_payload(payload: Any, operation: str, rank: int) -> TypeError | None:
-    """Return the error of a handshake whose payload isn't bytes; None if it is."""
-    if isinstance(payload, bytes):
-        return None
-    kind = type(payload).__name__
-    return TypeError(f"rank {rank}: the payload of {operation} must be bytes, got {kind}")
+def wrong_kind(what: str, value: Any, rank: int) -> TypeError:
+    """Return the error that says what ``value`` must be, and what it is."""
+    return TypeError(f"rank {rank}: {what}, got {type(value).__name__}")
 
 
 def check_metadata(metadata: Any, data: Any, message_id: Any, rank: int) -> None:
     """Raise unless ``send_with_metadata`` can send these; the text names ``rank``."""
+    method = "send_with_metadata"
     if not isinstance(metadata, bytes):
-        kind = type(metadata).__name__
-        raise TypeError(
-            f"rank {rank}: the metadata of send_with_metadata must be bytes, got {kind}"
-        )
+        raise wrong_kind(f"the metadata of {method} must be bytes", metadata, rank)
     if not isinstance(data, (tuple, list)):
-        kind = type(data).__name__
-        raise TypeError(f"rank {rank}: send_with_metadata takes a tuple of arrays, got {kind}")
+        raise wrong_kind(f"{method} takes a tuple of arrays", data, rank)
     if not isinstance(message_id, int):
-        kind = type(message_id).__name__
-        raise TypeError(
-            f"rank {rank}: the message_id of send_with_metadata must be an int, got {kind}"
-        )
+        raise wrong_kind(f"the message_id of {method} must be an int", message_id, rank)
     if not -MESSAGE_IDS <= message_id < MESSAGE_IDS:
         raise ValueError(
-            f"rank {rank}: the message_id of send_with_metadata must have 64 bits, got {message_id}"
+            f"rank {rank}: the message_id of {method} must have 64 bits, got {message_id}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,53 +22,30 @@ CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a communicator, as its user chose them.
+    """The settings of a communicator, as its user chose them."""
 
-    Attributes:
-        allreduce_grad_dtype: the dtype in which gradients travel; None for each one's own.
-        batched_copy: accepted for old scripts and without effect: copies are always batched
-            where that helps.
-        chunk_bytes: the size of the chunks in which gradients travel; None for each algorithm's
-            default.
-        limit: how long a call may wait.
-        trace: the folder where calls are traced; None where they aren't.
-    """
-
+    # The dtype in which gradients travel; None for each one's own.
     allreduce_grad_dtype: np.dtype | None = None
+    # Accepted for old scripts and without effect: copies are always batched where that helps.
     batched_copy: bool = False
+    # The size of the chunks in which gradients travel; None for each algorithm's default.
     chunk_bytes: int | None = None
-    limit: Timeout = NO_TIMEOUT
-    trace: str | None = None
+    limit: Timeout = NO_TIMEOUT  # how long a call may wait
+    trace: str | None = None  # the folder where calls are traced; None where they aren't
 
     def changed(self, name: str, value: Any) -> Settings:
-        """Return these settings with one changed.
-
-        Raises:
-            ValueError: there is no such setting, or it can't have this value.
-        """
-        if name == "allreduce_grad_dtype":
-            return replace(self, allreduce_grad_dtype=wire_dtype(value))
-        if name == "batched_copy":
-            return replace(self, batched_copy=bool(value))
-        if name == "chunk_bytes":
-            return replace(self, chunk_bytes=None if value is None else _checked_bytes(name, value))
-        raise ValueError(f"no setting {name!r}; there are {', '.join(self.as_dict())}")
+        """Return these settings with one changed; raise ValueError if that can't be."""
+        if name not in _CHECKS:
+            raise ValueError(f"no setting {name!r}; there are {', '.join(_CHECKS)}")
+        return replace(self, **{name: _CHECKS[name](value)})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings that `get_config` shows, by name."""
-        return {
-            "allreduce_grad_dtype": self.allreduce_grad_dtype,
-            "batched_copy": self.batched_copy,
-            "chunk_bytes": self.chunk_bytes,
-        }
+        return {name: getattr(self, name) for name in _CHECKS}
 
 
 def wire_dtype(value: Any) -> np.dtype | None:
-    """Return the dtype that ``allreduce_grad_dtype`` names, None for None.
-
-    Raises:
-        ValueError: gradients can't travel in it.
-    """
+    """Return the dtype that a user names; raise ValueError if gradients can't travel in it."""
     if value is None:
         return None
     if isinstance(value, str) and value == "bfloat16":
@@ -91,11 +69,7 @@ def wire_dtype(value: Any) -> np.dtype | None:
 
 
 def chunk_bytes() -> int | None:
-    """Return the size of chunks that the environment sets, None where it doesn't.
-
-    Raises:
-        ValueError: the variable's value isn't a size of chunks.
-    """
+    """Return the size of chunks that the environment sets, None where it doesn't."""
     text = os.environ.get(CHUNK_VARIABLE, "").strip()
     if not text:
         return None
@@ -115,3 +89,11 @@ def _checked_bytes(name: str, value: Any) -> int:
     if number is None or number % CHUNK_STEP or not CHUNK_STEP <= number <= CHUNK_MAXIMUM:
         raise ValueError(f"{name} must be {_SIZES}, got {value!r}")
     return number
+
+
+# What users may change, and what makes a setting of a value of theirs.
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "allreduce_grad_dtype": wire_dtype,
+    "batched_copy": bool,
+    "chunk_bytes": lambda value: None if value is None else _checked_bytes("chunk_bytes", value),
+}

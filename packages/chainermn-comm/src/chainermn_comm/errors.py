@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, NoReturn
+
+import numpy as np
 
 
 class CommunicationError(RuntimeError):
@@ -49,15 +52,8 @@ def describe(error: BaseException, rank: int) -> str:
     return kind + colon + text.removeprefix(f"rank {rank}: ")
 
 
-def raise_failure(
-    operation: str, rank: int, error: BaseException | None, texts: Sequence[str | None]
-) -> NoReturn:
-    """Raise ``error`` where there is one, and elsewhere PeerError with each rank's text."""
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error  # its traceback leads back here, a cycle that would keep all its frames
+def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoReturn:
+    """Raise PeerError with the text of each rank that has an error."""
     failures = "; ".join(f"rank {other}: {text}" for other, text in enumerate(texts) if text)
     raise PeerError(f"{operation} on rank {rank} failed because of {failures}")
 
@@ -66,32 +62,31 @@ def raise_mismatch(
     operation: str, rank: int, signatures: Sequence[Sequence[tuple[Any, ...]]]
 ) -> NoReturn:
     """Raise RankMismatchError with every rank's values of the first entry that differs."""
-    name, values = _first_difference(signatures)
-    raise RankMismatchError(
-        f"{operation} on rank {rank}: ranks disagree on {name}: {_by_ranks(values)}", name
-    )
-
-
-def _first_difference(signatures: Sequence[Sequence[tuple[Any, ...]]]) -> tuple[str, list[str]]:
-    for index in range(max(map(len, signatures))):
-        entries = [signature[index] if index < len(signature) else None for signature in signatures]
-        if any(repr(entry) != repr(entries[0]) for entry in entries):
+    name, values = "the number of calls so far", ["unknown"] * len(signatures)
+    for entries in zip_longest(*signatures):
+        if len(set(map(comparable, entries))) > 1:
             names = dict.fromkeys(entry[0] for entry in entries if entry)
             shown = slice(1 if len(names) == 1 else 0, None)
-            return " or ".join(names), [
-                " ".join(map(str, entry[shown])) if entry else "none" for entry in entries
-            ]
-    return "the number of calls so far", ["unknown"] * len(signatures)
-
-
-def _by_ranks(values: list[str]) -> str:
+            name = " or ".join(names)
+            values = [" ".join(map(str, entry[shown])) if entry else "none" for entry in entries]
+            break
     ranks: dict[str, list[str]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(str(rank))
-    return "; ".join(
+    for other, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(other))
+    by_ranks = "; ".join(
         f"{value} on rank{'s' if len(those) > 1 else ''} {', '.join(those)}"
         for value, those in ranks.items()
     )
+    raise RankMismatchError(
+        f"{operation} on rank {rank}: ranks disagree on {name}: {by_ranks}", name
+    )
+
+
+def comparable(value: Any) -> str:
+    """Return the text by which ranks compare values: NumPy's numbers have that of Python's."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(comparable, value))})"
+    return repr(value.item() if isinstance(value, np.generic) else value)
 
 
 def capture_error(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
 
 from mpi4py import MPI
 
-from .allreduce import AlgorithmCache, Factory, PairwiseAllreduce, mean_arrays, sum_arrays
-from .arrays import as_integer
-from .communicator import CommunicatorBase, check_metadata, check_payload
+from .allreduce import AlgorithmCache, Factory, reduce_arrays
+from .arrays import integer_between
+from .communicator import CommunicatorBase, check_metadata, wrong_kind
 from .config import Settings
-from .errors import CommunicationError, FinalizedError, capture_error
+from .errors import CommunicationError, FinalizedError
 from .gradients import bcast_parameters, mean_gradients
 from .messaging import (
     ARRAY,
@@ -27,6 +27,7 @@ from .messaging import (
     Context,
     Message,
     Peer,
+    SharedFailure,
     collectives,
     message_of_array,
     message_of_object,
@@ -41,15 +42,6 @@ from .watchdog import register, watched
 LARGEST_INT = 2**31 - 1
 # The kinds of messages that `recv` takes.
 ARRAYS = (ARRAY, TUPLE, SCALAR)
-
-
-@dataclass(frozen=True)
-class _Resources:
-    """What a communicator owns until it is finalized, and works with."""
-
-    context: Context
-    pairwise: PairwiseAllreduce
-    comms: tuple[MPI.Intracomm, ...]
 
 
 class MpiCommunicator(CommunicatorBase):
@@ -78,42 +70,34 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
-        Args:
-            mpi_comm: an intracommunicator; the user's own messages on it aren't touched.
-            factories: make the algorithms for gradients in host memory and on GPUs.
-            settings: what the user chose.
-            topology: imposed instead of asking MPI; the same on all ranks.
-            owns_mpi_comm: whether ``finalize`` frees ``mpi_comm``.
+        ``factories`` make the algorithms for gradients in host memory and on GPUs. A ``topology``,
+        the same on all ranks, is imposed instead of asking MPI. ``finalize`` frees ``mpi_comm`` if
+        ``owns_mpi_comm``.
         """
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm
+        self._comms = (own, mpi_comm) if owns_mpi_comm else (own,)
         self._factories = factories
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
         watchdogs = register(own, MPI.COMM_WORLD.rank, settings.limit)
         self._record = traced.call_recorder(own, watchdogs, settings.trace)
-        topology = topology or Topology.discover(own)
-        self._topology = topology
+        self._topology = topology or Topology.discover(own)
         # Users have all tags but the two largest: one for the messages of the library's own
         # functions, one for those of collectives. Open MPI's communicators that were split don't
         # know the largest tag.
         self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
         self._max_tag = self.reserved_tag - 1
         self._interruption = ""
-        self._interrupted: _Resources | None = None
         context = Context(
             own,
             traced.handshake(own, self._record),
             self.reserved_tag + 1,
-            topology,
+            self._topology,
             settings.chunk_bytes,
         )
-        self._resources: _Resources | None = _Resources(
-            context,
-            PairwiseAllreduce(own, context.tag, chunk_bytes=settings.chunk_bytes),
-            (own, mpi_comm) if owns_mpi_comm else (own,),
-        )
+        self._open_context: Context | None = context
         self._algorithms = AlgorithmCache(*factories, context)
 
     # Rank and topology.
@@ -149,9 +133,14 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def split(self, color: int, key: int) -> MpiCommunicator:
-        context = self._context
-        numbers, error = capture_error(lambda: self._split_arguments(color, key))
-        context.handshake("split", error=error)
+        context, who = self._context, f"rank {self._rank}"
+        numbers = context.handshake.run_on_all_ranks(
+            "split",
+            lambda: (
+                integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
+                integer_between(key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"),
+            ),
+        )
         part = MPI.Intracomm(context.comm.Split(*numbers))
         topology = self._topology.restrict(part.allgather(self._rank))
         return MpiCommunicator(part, self._factories, self._settings, topology, owns_mpi_comm=True)
@@ -159,11 +148,11 @@ class MpiCommunicator(CommunicatorBase):
     # Arrays.
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        peer = self._peer(dest, tag, "dest")
+        peer = self._peer(dest, tag, "dest", self._max_tag)
         point_to_point.send("send", message_of_array(data, self._rank), peer, self._record)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        peer = self._peer(source, tag, "source")
+        peer = self._peer(source, tag, "source", self._max_tag)
         return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)[1]
 
     def send_with_metadata(
@@ -196,29 +185,27 @@ class MpiCommunicator(CommunicatorBase):
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         # Messages are split where MPI can't count them, so `max_buf_len` has nothing to limit.
-        return collectives.bcast(self._context, "bcast", self._array(data), root).value()
+        return collectives.bcast(self._context, "bcast", data, self._of_array, root).value()
 
     @watched
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
-        found = collectives.gather(self._context, "gather", self._array(data), root)
+        found = collectives.gather(self._context, "gather", data, self._of_array, root)
         return None if found is None else tuple(message.value() for message in found)
 
     @watched
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        found = collectives.alltoall(self._context, "alltoall", self._each(xs, message_of_array))
+        found = collectives.alltoall(self._context, "alltoall", xs, self._of_array)
         return tuple(message.value() for message in found)
 
     @watched
     def allreduce(self, data: Any) -> Any:
-        resources = self._open
-        return sum_arrays(resources.context, resources.pairwise.allreduce, data)
+        return reduce_arrays(self._context, self._algorithms.pairwise.allreduce, data)
 
     @watched
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        found = collectives.allgather(self._context, "allgather", self._array(x))
+        found = collectives.allgather(self._context, "allgather", x, self._of_array)
         return tuple(message.value() for message in found)
 
-    @watched
     def handshake(
         self,
         operation: str,
@@ -227,67 +214,70 @@ class MpiCommunicator(CommunicatorBase):
         error: BaseException | None = None,
         payload: bytes = b"",
     ) -> list[bytes]:
-        if type(payload) is not bytes:
-            error = error or check_payload(payload, operation, self._rank)
-            payload = b""
-        return self._context.handshake(operation, tuple(signature), payload, error, len(payload))
+        # Not `watched`, whose frame would refer to `error`: see `Handshake.fail`.
+        try:
+            handshake = self._context.handshake
+            if error is not None or not isinstance(payload, bytes):
+                with SharedFailure(handshake, operation):
+                    what = f"the payload of {operation} must be bytes"
+                    raise wrong_kind(what, payload, self._rank) if error is None else error
+            return handshake(operation, tuple(signature), payload, len(payload))
+        finally:
+            del error
+            self._record.leave()
 
     @watched
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        make = self._each(xs, message_of_array)
-        return collectives.scatter(self._context, "scatter", make, root).value()
+        return collectives.scatter(self._context, "scatter", xs, self._of_array, root).value()
 
     # Objects.
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        peer = self._peer(dest, tag, "dest")
+        peer = self._peer(dest, tag, "dest", self._max_tag)
         point_to_point.send("send_obj", message_of_object(obj), peer, self._record)
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
-        peer = self._peer(source, tag, "source")
+        peer = self._peer(source, tag, "source", self._max_tag)
         return point_to_point.recv("recv_obj", (OBJECT,), peer, self._record, self._rank)[1]
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        make = self._object(obj)
-        message = collectives.bcast(self._context, "bcast_obj", make, root)
-        found = self._unpickled("bcast_obj", {} if self._rank == root else {root: message})
-        return found.get(root, obj)
+        message = collectives.bcast(self._context, "bcast_obj", obj, message_of_object, root)
+        received = self._unpickle("bcast_obj", [] if self._rank == root else [message])
+        return received[0] if received else obj
 
     @watched
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        found = collectives.gather(self._context, "gather_obj", self._object(obj), root)
-        objs = self._unpickled("gather_obj", dict(enumerate(found or ())))
-        return list(objs.values()) if self._rank == root else None
+        found = collectives.gather(self._context, "gather_obj", obj, message_of_object, root)
+        objs = self._unpickle("gather_obj", found or [])
+        return None if found is None else objs
 
     @watched
     def allreduce_obj(self, obj: Any) -> Any:
-        found = collectives.allgather(self._context, "allreduce_obj", self._object(obj))
-        objs = self._unpickled("allreduce_obj", dict(enumerate(found)))
+        found = collectives.allgather(self._context, "allreduce_obj", obj, message_of_object)
+        objs = self._unpickle("allreduce_obj", found)
         try:
-            return reduce(add, objs.values())
+            return reduce(add, objs)
         except TypeError as error:  # on all ranks, since all have the same objects
-            kinds = ", ".join(type(obj).__name__ for obj in objs.values())
+            kinds = ", ".join(type(obj).__name__ for obj in objs)
             raise TypeError(
                 f"rank {self._rank}: allreduce_obj can't add the ranks' objects ({kinds}): {error}"
             ) from error
 
     @watched
     def allgather_obj(self, obj: Any) -> list[Any]:
-        found = collectives.allgather(self._context, "allgather_obj", self._object(obj))
-        return list(self._unpickled("allgather_obj", dict(enumerate(found))).values())
+        found = collectives.allgather(self._context, "allgather_obj", obj, message_of_object)
+        return self._unpickle("allgather_obj", found)
 
     @watched
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        make = self._each(objs, lambda obj, _: message_of_object(obj))
-        message = collectives.scatter(self._context, "scatter_obj", make, root)
-        return self._unpickled("scatter_obj", {root: message})[root]
+        message = collectives.scatter(self._context, "scatter_obj", objs, message_of_object, root)
+        return self._unpickle("scatter_obj", [message])[0]
 
     @watched
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        make = self._each(objs, lambda obj, _: message_of_object(obj))
-        found = collectives.alltoall(self._context, "alltoall_obj", make)
-        return list(self._unpickled("alltoall_obj", dict(enumerate(found))).values())
+        found = collectives.alltoall(self._context, "alltoall_obj", objs, message_of_object)
+        return self._unpickle("alltoall_obj", found)
 
     # Models.
 
@@ -328,9 +318,9 @@ class MpiCommunicator(CommunicatorBase):
             mean_gradients(context, self._algorithms, model, self._settings, zero_fill)
         finally:
             if context.interruptions:
-                # All of it stays, since MPI may still write where messages were to arrive.
+                # The memory stays, since MPI may still write where messages were to arrive.
                 self._interruption = context.interruptions[0]
-                self._interrupted, self._resources = self._resources, None
+                self._open_context = None
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -347,8 +337,8 @@ class MpiCommunicator(CommunicatorBase):
             ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        resources = self._open
-        return mean_arrays(resources.context, resources.pairwise.allreduce, data, recvbuf)
+        allreduce = self._algorithms.pairwise.allreduce
+        return reduce_arrays(self._context, allreduce, data, mean=True, out=recvbuf)
 
     # Settings and end of life.
 
@@ -367,10 +357,7 @@ class MpiCommunicator(CommunicatorBase):
                     "have travelled; change it right after making the communicator"
                 )
             context = replace(self._context, chunk_bytes=settings.chunk_bytes)
-            pairwise = PairwiseAllreduce(
-                context.comm, context.tag, chunk_bytes=settings.chunk_bytes
-            )
-            self._resources = replace(self._open, context=context, pairwise=pairwise)
+            self._open_context = context
             self._algorithms = AlgorithmCache(*self._factories, context)
         self._settings = settings
 
@@ -389,15 +376,14 @@ class MpiCommunicator(CommunicatorBase):
         The communicator that the user gave stays theirs. A second call does nothing, nor does
         one in a process that the rank forked.
         """
-        resources = self._resources
-        if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
-            self._resources = None
+        context = self._open_context
+        if context is None or MPI.Is_finalized() or os.getpid() != self._process:
+            self._open_context = None
             return
-        resources.context.handshake("finalize")
-        self._resources = None
+        context.handshake("finalize")
+        self._open_context = None
         self._algorithms.close()
-        resources.pairwise.close()
-        for comm in resources.comms:
+        for comm in self._comms:
             comm.Free()
         self._record.release()
 
@@ -413,94 +399,48 @@ class MpiCommunicator(CommunicatorBase):
         if kind is None:
             self.finalize()
             return
-        resources, self._resources = self._resources, None
-        if resources is None or MPI.Is_finalized() or os.getpid() != self._process:
+        context, self._open_context = self._open_context, None
+        if context is None or MPI.Is_finalized() or os.getpid() != self._process:
             return
         self._record.release()
-        resources.pairwise.close()
         self._algorithms.release_local()
 
     # What the methods above share.
 
     @property
-    def _open(self) -> _Resources:
+    def _context(self) -> Context:
         if self._interruption:
             raise CommunicationError(
                 f"rank {self._rank}: a mean of gradients was interrupted on this rank "
                 f"({self._interruption}), so the ranks are at different steps of it: end the job, "
                 "or make a new communicator on all ranks"
             )
-        if self._resources is None:
+        if self._open_context is None:
             raise FinalizedError(f"rank {self._rank}: the communicator has been finalized")
         if os.getpid() != self._process:
             raise CommunicationError(
                 f"rank {self._rank}: a process that the rank forked can't communicate"
             )
-        return self._resources
+        return self._open_context
 
-    @property
-    def _context(self) -> Context:
-        return self._open.context
+    def _of_array(self, data: Any) -> Message:
+        return message_of_array(data, self._rank)
 
-    def _array(self, data: Any) -> Callable[[], Message]:
-        return lambda: message_of_array(data, self._rank)
-
-    def _object(self, obj: Any) -> Callable[[], Message]:
-        return lambda: message_of_object(obj)
-
-    def _each(
-        self, values: Sequence[Any] | None, one: Callable[[Any, int], Message]
-    ) -> Callable[[], list[Message]]:
-        def make() -> list[Message]:
-            if values is not None and not hasattr(values, "__len__"):
-                raise TypeError(
-                    f"rank {self._rank}: expected a tuple or list of {self._size} values, one for "
-                    f"each rank, got {type(values).__name__}"
-                )
-            if values is None or len(values) != self._size:
-                raise ValueError(
-                    f"rank {self._rank}: expected {self._size} values, one for each rank, got "
-                    f"{None if values is None else len(values)}"
-                )
-            return [one(value, self._rank) for value in values]
-
-        return make
-
-    def _peer(self, rank: int, tag: int, name: str, max_tag: int | None = None) -> Peer:
+    def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> Peer:
         """Return MPI's communicator, the other rank, and the tag of a message."""
-        own, resources = self._rank, self._resources
-        max_tag = self._max_tag if max_tag is None else max_tag
-        if resources is None or os.getpid() != self._process:
-            resources = self._open  # raises
-        context = resources.context
+        own, context = self._rank, self._open_context
+        if context is None or os.getpid() != self._process:
+            context = self._context  # raises
         is_plain = type(rank) is type(tag) is int and rank != own  # nearly always
         if is_plain and 0 <= rank < self._size and 0 <= tag <= max_tag:
             return context.comm, rank, tag
         index = collectives.check_rank(context, rank, name)
         if index == own:
             raise ValueError(f"rank {own}: {name} is this rank itself, which would wait for ever")
-        number = as_integer(tag)
-        if number is None or not 0 <= number <= max_tag:
-            raise ValueError(
-                f"rank {self._rank}: tag must be an integer from 0 to {max_tag}, got {tag!r}"
-            )
-        return context.comm, index, number
+        return context.comm, index, integer_between(tag, 0, max_tag, f"rank {own}: tag")
 
-    def _split_arguments(self, color: int, key: int) -> list[int]:
-        numbers = []
-        for name, value, least in (("color", color, 0), ("key", key, -LARGEST_INT)):
-            number = as_integer(value)
-            if number is None or not least <= number <= LARGEST_INT:
-                raise ValueError(
-                    f"rank {self._rank}: {name} of split must be an integer from {least} to "
-                    f"{LARGEST_INT}, got {value!r}"
-                )
-            numbers.append(number)
-        return numbers
-
-    def _unpickled(self, operation: str, found: dict[int, Message]) -> dict[int, Any]:
+    def _unpickle(self, operation: str, found: list[Message]) -> list[Any]:
         """Return the objects; when one can't be unpickled on some rank, all ranks raise."""
-        values: dict[int, Any]
-        values, error = capture_error(lambda: {rank: m.value() for rank, m in found.items()})
-        self._context.handshake(f"{operation}, unpickling", error=error)
-        return values
+        return self._context.handshake.run_on_all_ranks(
+            f"{operation}, unpickling", lambda: [message.value() for message in found]
+        )

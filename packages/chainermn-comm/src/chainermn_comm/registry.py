@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """The algorithms of a communicator.
+    """The algorithms of a communicator: functions of a `Context`, or names of such functions."""
 
-    Attributes:
-        host: makes the algorithm for gradients in host memory: a function of a `Context`, or the
-            name of one in `allreduce.FACTORIES`.
-        gpu: the same for gradients on GPUs; a name is one in `gpu.FACTORIES`.
-        single_node: whether more than one node is refused.
-    """
-
-    host: str | Factory
-    gpu: str | Factory = "mpi"
-    single_node: bool = False
+    host: str | Factory  # for gradients in host memory; a name is one in `allreduce.FACTORIES`
+    gpu: str | Factory = "mpi"  # for those on GPUs; a name is one in `gpu.FACTORIES`
+    single_node: bool = False  # refuses more than one node
 
 
 REGISTRY = {
@@ -124,8 +118,7 @@ def make_communicator(
     from mpi4py import MPI
 
     from . import allreduce, gpu
-    from .errors import capture_error
-    from .messaging import Handshake
+    from .messaging import Handshake, SharedFailure
     from .mpi_communicator import MpiCommunicator
 
     # First: whatever fails on one rank below must not leave the others waiting.
@@ -133,40 +126,39 @@ def make_communicator(
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
-    found, error = capture_error(
-        lambda: (
-            _find(name),
-            Settings(
-                wire_dtype(allreduce_grad_dtype),
-                bool(batched_copy),
-                chunk_bytes(),
-                limit or watchdog.timeout_from_env(),
-                trace_folder(),
-            ),
-        )
-    )
-    signature = (
-        ("communicator", str(name)),
-        ("allreduce_grad_dtype", str(found and found[1].allreduce_grad_dtype)),
-        (CHUNK_VARIABLE, found and found[1].chunk_bytes),
-        (watchdog.TIMEOUT_VARIABLE, str(found and found[1].limit)),
-        (TRACE_VARIABLE, "set" if found and found[1].trace else "unset"),
-    )
-    payload = runtime.blas_payload(comm.size)
-    wait = found[1].limit if found else watchdog.Timeout()
+    wait = watchdog.Timeout()
+    with contextlib.suppress(ValueError):  # which is raised on all ranks below
+        wait = limit or watchdog.timeout_from_env()
     with (
         watchdog.enforce_init_timeout(wait, _numbers(comm), lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
     ):
         traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
         try:
-            payloads = Handshake(traffic)("create_communicator", signature, payload, error)
+            handshake = Handshake(traffic)
+            with SharedFailure(handshake, "create_communicator"):
+                entry = _find(name)
+                settings = Settings(
+                    wire_dtype(allreduce_grad_dtype),
+                    bool(batched_copy),
+                    chunk_bytes(),
+                    limit or watchdog.timeout_from_env(),
+                    trace_folder(),
+                )
+            signature = (
+                ("communicator", name),
+                ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
+                (CHUNK_VARIABLE, settings.chunk_bytes),
+                (watchdog.TIMEOUT_VARIABLE, str(settings.limit)),
+                (TRACE_VARIABLE, "set" if settings.trace else "unset"),
+            )
+            payload = runtime.blas_payload(comm.size)
+            payloads = handshake("create_communicator", signature, payload)
         finally:
             traffic.Free()
         if any(payloads):
             runtime.limit_blas_threads(comm)
         faults.skip_finalize_in_forks()
-        entry, settings = found
         factories = _resolve(entry.host, allreduce.FACTORIES), _resolve(entry.gpu, gpu.FACTORIES)
         made = MpiCommunicator(comm, factories, settings, topology)
     if entry.single_node and made.inter_size > 1:

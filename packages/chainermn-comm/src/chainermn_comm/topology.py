@@ -49,6 +49,11 @@ class Topology:
         """Number of nodes."""
         return len(set(self.nodes))
 
+    @property
+    def least_intra_size(self) -> int:
+        """Number of ranks on the node that has the fewest."""
+        return min(map(self.nodes.count, self.nodes))
+
     def inter_rank(self, rank: int) -> int:
         """Return the number of the rank's node."""
         return self.nodes[rank]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,31 +15,6 @@ from chainermn_comm.errors import capture_error as capture_error
 
 # Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
-
-
-def handshake(
-    communicator: CommunicatorBase,
-    operation: str,
-    signature: Iterable[tuple[Any, ...]] = (),
-    *,
-    error: BaseException | None = None,
-    payload: bytes = b"",
-) -> list[bytes]:
-    """Call the communicator's handshake; ``error`` is raised with the traceback that it had.
-
-    The frames of the communicator refer to ``error``. If its traceback referred to them, this
-    cycle would keep all its frames, and the memory of a batch for instance, until the next
-    garbage collection.
-    """
-    traceback = None if error is None else error.__traceback__
-    try:
-        return communicator.handshake(operation, signature, error=error, payload=payload)
-    except BaseException as failure:
-        if failure is not error:
-            raise
-        raise failure.with_traceback(traceback)  # noqa: B904  (it is the same exception)
-    finally:
-        del error, traceback
 
 
 def allgather_checked(
@@ -61,7 +36,7 @@ def allgather_checked(
             content, error = capture_error(lambda: pickle.dumps(value, protocol=5))
         small = error is None and len(content) <= _MAX_PAYLOAD_BYTES
         payload = content if small else b""  # a pickle is never empty
-        payloads = handshake(communicator, operation, error=error, payload=payload)
+        payloads = communicator.handshake(operation, error=error, payload=payload)
     finally:
         del error  # its traceback refers to this frame: a cycle would keep all its frames alive
     if all(payloads):
@@ -114,7 +89,7 @@ def require_same(
     found, error = capture_error(entries)
     found = found or {}
     try:
-        handshake(communicator, operation, found.items(), error=error)
+        communicator.handshake(operation, found.items(), error=error)
     finally:
         del error
     return found

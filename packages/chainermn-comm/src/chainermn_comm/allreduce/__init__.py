@@ -6,7 +6,7 @@ from .chunks import Chunk, plan_chunks
 from .factories import FACTORIES, AlgorithmCache
 from .pairwise import Allreduce, PairwiseAllreduce
 from .summation import overflow_errstate
-from .user_arrays import mean_arrays, sum_arrays
+from .user_arrays import reduce_arrays
 
 __all__ = [
     "FACTORIES",
@@ -18,8 +18,7 @@ __all__ = [
     "Factory",
     "NoOp",
     "PairwiseAllreduce",
-    "mean_arrays",
     "overflow_errstate",
     "plan_chunks",
-    "sum_arrays",
+    "reduce_arrays",
 ]

@@ -34,16 +34,10 @@ class Algorithm(ABC):
         """
 
     def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
-        """Do the part of :meth:`mean` that needs no other rank (not collective).
+        """Do the part of :meth:`mean` that needs no other rank, and writes to no target.
 
-        Args:
-            sources: as for :meth:`mean`, like the others.
-            targets: nothing is written to them yet.
-            wire_dtypes: as for :meth:`mean`.
-
-        Returns:
-            A function that does the rest (collective). It is to be called once all ranks have
-            staged alike and have passed a barrier since, or not at all.
+        The function that it returns does the rest (collective). It is to be called once all ranks
+        have staged alike and have passed a barrier since, or not at all.
         """
         return partial(self.mean, sources, targets, wire_dtypes)
 

@@ -1,9 +1,11 @@
-"""Of several algorithms that give the same bits, takes the one that was fastest lately."""
+"""Chooses among algorithms that give the same bits the one that was fastest lately."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import compress
+from typing import Any
 
 from mpi4py import MPI
 
@@ -29,18 +31,12 @@ class Autotuner(Algorithm):
         candidates: Sequence[Algorithm],
         large_bytes: int,
     ) -> None:
-        """Own the algorithms, which all give the same bits.
+        """Own the algorithms; ``candidates`` may include the default.
 
-        Args:
-            comm: all ranks; stays the caller's.
-            default: for all arrays that aren't large.
-            candidates: for large arrays; the default may be among them.
-            large_bytes: an array is large from this size on, if it travels in its own dtype.
+        An array is large from ``large_bytes`` on, if it travels in its own dtype.
         """
-        self._comm = comm
-        self._default = default
-        self._candidates = list(candidates)
-        self._large_bytes = large_bytes
+        self._comm, self._large_bytes = comm, large_bytes
+        self._default, self._candidates = default, list(candidates)
         # Of each candidate's last uses: one that something else slowed down doesn't rule it out
         # until its next trial. Zero makes a candidate the next choice; its first use, which
         # allocates, isn't counted.
@@ -55,13 +51,10 @@ class Autotuner(Algorithm):
             self._default.mean(sources, targets, wire_dtypes)
             return
         for mean, which in ((self._mean_large, True), (self._default.mean, False)):
-            members = [index for index, is_large in enumerate(large) if is_large == which]
-            if members:
-                mean(
-                    [sources[index] for index in members],
-                    [targets[index] for index in members],
-                    [wire_dtypes[index] for index in members],
-                )
+            chosen = [is_large == which for is_large in large]
+            if any(chosen):
+                every: list[Any] = [sources, targets, wire_dtypes]
+                mean(*[list(compress(each, chosen)) for each in every])
 
     def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
         if any(self._which_are_large(targets, wire_dtypes)):
@@ -73,13 +66,10 @@ class Autotuner(Algorithm):
             algorithm.close()
 
     def _which_are_large(self, targets: Arrays, wire_dtypes: Dtypes) -> list[bool]:
-        sizes = [target.nbytes for target in targets]
         least = self._large_bytes
-        if max(sizes, default=0) < least:
-            return []
         return [
-            size >= least and wire == target.dtype
-            for size, target, wire in zip(sizes, targets, wire_dtypes, strict=True)
+            target.nbytes >= least and wire == target.dtype
+            for target, wire in zip(targets, wire_dtypes, strict=True)
         ]
 
     def _mean_large(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..arrays import accumulator
@@ -21,14 +23,7 @@ class Bucketed(Algorithm):
     """Sums arrays where they are; what is small or cast to another dtype is packed into chunks."""
 
     def __init__(self, context: Context, allreduce: Allreduce, per_tensor: bool = False) -> None:
-        """Use ``allreduce`` for every sum.
-
-        Args:
-            context: the ranks.
-            allreduce: overwrites 1-D contiguous arrays by their sums over ranks, divided by a
-                number.
-            per_tensor: whether small arrays aren't packed together.
-        """
+        """Use ``allreduce`` for every sum; ``per_tensor``, small arrays aren't packed together."""
         self._size = context.size
         self._allreduce = allreduce
         self._per_tensor = per_tensor
@@ -46,15 +41,10 @@ class Bucketed(Algorithm):
         with overflow_errstate():
             self._allreduce([targets[index].reshape(-1) for index in whole], self._size)
             for members in [[index] for index in packed] if self._per_tensor else [packed]:
-                self._mean_packed(
-                    [sources[i] for i in members],
-                    [targets[i] for i in members],
-                    [wire_dtypes[i] for i in members],
-                )
+                every: list[Any] = [sources, targets, wire_dtypes]
+                self._mean_packed(*[[each[index] for index in members] for each in every])
 
-    def _mean_packed(
-        self, sources: list[np.ndarray], targets: list[np.ndarray], wire_dtypes: list[np.dtype]
-    ) -> None:
+    def _mean_packed(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
         inputs = [source.reshape(-1) for source in sources]
         outputs = [target.reshape(-1) for target in targets]
         sizes = tuple(flat.size for flat in outputs)
@@ -71,7 +61,10 @@ class Bucketed(Algorithm):
     def _mean_narrowed(
         self, chunk: Chunk, inputs: list[np.ndarray], outputs: list[np.ndarray]
     ) -> None:
-        """Take the mean of numbers that a 16-bit dtype may not hold, though it holds their mean."""
+        """Take the mean of numbers too large or too small for the 16-bit dtype of a message.
+
+        They travel divided by a power of two, or in a wider dtype: see :mod:`wire_format`.
+        """
         wide = np.empty(chunk.size, accumulator(chunk.dtype))
         chunk.pack(inputs, wide)
         # The sum of all ranks' largest magnitudes bounds each number, and also any sum of them.

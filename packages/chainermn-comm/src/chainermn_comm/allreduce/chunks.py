@@ -19,18 +19,13 @@ CACHE_LINE = 64
 
 @dataclass(frozen=True)
 class Chunk:
-    """Segments of gradients that travel together.
+    """Segments of gradients that travel together."""
 
-    Attributes:
-        dtype: in which they travel.
-        segments: (index of the array, start, stop) of each segment of a flattened array; if there
-            are several, each is a whole array.
-        size: number of elements.
-    """
-
-    dtype: np.dtype
+    dtype: np.dtype  # in which they travel
+    # (index of the array, start, stop) of each segment of a flattened array; if there are several,
+    # each is a whole array.
     segments: tuple[tuple[int, int, int], ...]
-    size: int
+    size: int  # number of elements
 
     @property
     def nbytes(self) -> int:
@@ -78,18 +73,11 @@ class Chunk:
 def plan_chunks(
     sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], chunk_bytes: int
 ) -> list[Chunk]:
-    """Divide arrays into chunks of at most ``chunk_bytes``, or of one element.
+    """Divide arrays, of so many elements each, into chunks of at most ``chunk_bytes``.
 
     A large array is divided into equal chunks of its own, so that they can be summed in its own
-    memory; only small ones are packed together, whole.
-
-    Args:
-        sizes: elements of each array.
-        dtypes: the dtype in which each travels.
-        chunk_bytes: the limit in bytes.
-
-    Returns:
-        The chunks, dtype by dtype.
+    memory; only small ones are packed together, whole. Chunks have one element at least. ``dtypes``
+    are those in which the arrays travel; chunks are in their order.
     """
     return [
         chunk
@@ -107,7 +95,10 @@ def _plan_one_dtype(
         if dtypes[index] != dtype or size == 0:
             continue
         if size * SMALL_FRACTION > limit:
-            step = _chunk_size(size, limit, dtype.itemsize)
+            # Equal chunks of whole cache lines; the last may be shorter.
+            line = max(1, CACHE_LINE // dtype.itemsize)
+            even = -(-size // -(-size // limit))
+            step = min(limit, -(-even // line) * line)
             for start in range(0, size, step):
                 stop = min(size, start + step)
                 yield Chunk(dtype, ((index, start, stop),), stop - start)
@@ -119,10 +110,3 @@ def _plan_one_dtype(
         filled += size
     if segments:
         yield Chunk(dtype, tuple(segments), filled)
-
-
-def _chunk_size(size: int, limit: int, itemsize: int) -> int:
-    """Elements of each chunk of a large array, of which the last may be shorter."""
-    line = max(1, CACHE_LINE // itemsize)
-    even = -(-size // -(-size // limit))
-    return min(limit, -(-even // line) * line)

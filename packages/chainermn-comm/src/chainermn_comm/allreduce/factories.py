@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from ..errors import capture_error
 from ..faults import abort_if_desynchronized
 from ..messaging import Context
 from .algorithm import Algorithm, Factory, NoOp
@@ -21,11 +20,6 @@ from .shared_window import NoSharedMemory
 LARGE_BYTES = 1 << 20
 
 
-def per_tensor(context: Context) -> Algorithm:
-    """Every array by itself, through MPI."""
-    return Bucketed(context, _pairwise(context).allreduce, per_tensor=True)
-
-
 def bucketed(context: Context) -> Algorithm:
     """Small arrays packed together, through MPI."""
     return Bucketed(context, _pairwise(context).allreduce)
@@ -38,16 +32,11 @@ def single_leader(context: Context) -> Algorithm:
 
 def multi_leader(context: Context) -> Algorithm:
     """Through shared memory in each node; as many ranks as possible exchange, each a shard."""
-    nodes = context.topology.nodes
-    return _through_shared_memory(context, min(nodes.count(node) for node in nodes))
+    return _through_shared_memory(context, context.topology.least_intra_size)
 
 
 def gpus_only(context: Context) -> Algorithm:
-    """No algorithm.
-
-    Raises:
-        ValueError: always, the same on all ranks.
-    """
+    """Raise ValueError on all ranks: there is no such algorithm."""
     raise ValueError(
         f"rank {context.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
         "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
@@ -55,25 +44,30 @@ def gpus_only(context: Context) -> Algorithm:
     )
 
 
-def no_op(_: Context) -> Algorithm:
-    """No communication at all."""
-    return NoOp()
-
-
 FACTORIES: dict[str, Factory] = {
-    factory.__name__: factory
-    for factory in (per_tensor, bucketed, single_leader, multi_leader, gpus_only, no_op)
+    # Every array by itself, through MPI.
+    "per_tensor": lambda context: Bucketed(context, _pairwise(context).allreduce, per_tensor=True),
+    "bucketed": bucketed,
+    "single_leader": single_leader,
+    "multi_leader": multi_leader,
+    "gpus_only": gpus_only,
+    "no_op": lambda _: NoOp(),
 }
 
 
 class AlgorithmCache:
-    """The algorithms for gradients in host memory and on GPUs, each made at its first use."""
+    """The algorithms for gradients in host memory and on GPUs, each made at its first use.
+
+    Attributes:
+        pairwise: for the arrays that users pass.
+    """
 
     def __init__(self, host: Factory, gpu: Factory, context: Context) -> None:
-        """Make nothing yet: only later has the user chosen a device."""
+        """Make nothing for gradients yet: only later has the user chosen a device."""
         self._factories = {False: host, True: gpu}
         self._context = context
         self._made: dict[bool, Algorithm] = {}
+        self.pairwise = _pairwise(context)
 
     def __bool__(self) -> bool:
         """Whether an algorithm has been made: gradients have been averaged."""
@@ -96,20 +90,22 @@ class AlgorithmCache:
             PeerError: another rank couldn't make it; the cause is raised there.
         """
         if on_gpu not in self._made:
-            make = self._factories[on_gpu]
-            algorithm, error = capture_error(lambda: make(self._context))
-            self._context.handshake("allreduce_grad, its first use", error=error)
-            self._made[on_gpu] = algorithm
+            make, context = self._factories[on_gpu], self._context
+            self._made[on_gpu] = context.handshake.run_on_all_ranks(
+                "allreduce_grad, its first use", lambda: make(context)
+            )
         return self._made[on_gpu]
 
     def close(self) -> None:
         """Release what the algorithms own (collective)."""
+        self.pairwise.close()
         for algorithm in self._made.values():
             algorithm.close()
         self._made.clear()
 
     def release_local(self) -> None:
         """Release what needs no other rank (not collective)."""
+        self.pairwise.close()
         for algorithm in self._made.values():
             algorithm.release_local()
         self._made.clear()

@@ -31,7 +31,9 @@ SLOTS, IN_FLIGHT = 4, 2
 WIDEST_BYTES = 32
 # Tags of messages between nodes.
 FORMATS, SUMS, MEANS = 0, 1, 2
-
+# What lies in the node's window beside each rank's terms: the node's sums, the same in the wire
+# dtype, the means, and for each shard of the sums what its wire format depends on.
+SUM_RING, NARROW_RING, MEAN_RING, STATS_RING = range(4)
 STATS_DTYPE = np.dtype(np.float64)
 
 
@@ -47,16 +49,8 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
     ) -> None:
         """Split ``comm`` by node and by leader, and allocate each node's window (collective).
 
-        Args:
-            comm: all ranks; stays the caller's.
-            topology: which rank sits on which node.
-            leaders: ranks of each node that exchange with other nodes, at most the ranks of the
-                smallest node.
-            chunk_bytes: instead of the default; a multiple of 16.
-
-        Raises:
-            NoSharedMemory: on all ranks, when a window can't be made on some node, or some rank
-                can't allocate its own memory.
+        See :class:`SharedMemoryAllreduce`. Each node has as many ``leaders``, so at most the ranks
+        of the smallest node.
         """
         self._nodes, self._node = topology.inter_size, topology.inter_rank(comm.rank)
         self._leaders, self._leader_index = leaders, topology.intra_rank(comm.rank)
@@ -65,19 +59,13 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         self._inter = MPI.Intracomm(comm.Split(color, self._node))
         self._requests: dict[int, list[MPI.Request]] = {}
         super().__init__(comm, topology, chunk_bytes)
-        self._split_common()
 
-    def _window_bytes(self) -> tuple[int, int]:
+    def _window_bytes(self) -> tuple[int, list[int]]:
         chunk, stats = self._chunk_bytes, self._ranks * 2 * STATS_DTYPE.itemsize
         # Within a node 16-bit numbers are kept as float32, which saves conversions; see
         # docs/decisions/float16.md.
-        self._sizes = [SLOTS * 2 * chunk, SLOTS * chunk, SLOTS * chunk, SLOTS * stats]
-        return SLOTS * 2 * chunk, sum(self._sizes)
-
-    def _split_common(self) -> None:
-        rings = np.split(self._common, np.cumsum(self._sizes)[:-1])
-        # A node's sums, the same in the wire dtype, the means, and each shard's range.
-        self._sum_ring, self._narrow_ring, self._mean_ring, self._stats_ring = rings
+        sizes = [SLOTS * 2 * chunk, SLOTS * chunk, SLOTS * chunk, SLOTS * stats]
+        return SLOTS * 2 * chunk, sizes
 
     def _allocate(self) -> None:
         super()._allocate()
@@ -121,7 +109,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
             cast_into(work, self._wire_view(number, chunk, wire_format)[self._own_shard(chunk)])
 
     def _scatter(self, number: int, chunk: Chunk) -> None:
-        """Start to send each node its shard of this leader's share of the node's sums."""
+        """Start to exchange the node's sums: node i gets the i-th part of this leader's share."""
         if self._inter == MPI.COMM_NULL:
             return
         wire_format = self._wire_format(number, chunk)
@@ -153,7 +141,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
             wait_all(self._requests.pop(number))
 
     def _operands(self, number: int, chunk: Chunk, own: np.ndarray) -> tuple[list[np.ndarray], int]:
-        """Return each node's sums of the shard, divided by 2 to a common power, and that power."""
+        """Return every node's sums of the shard, all divided by 2**exponent, and the exponent."""
         formats = self._formats[number % IN_FLIGHT].tolist()
         # This node's own sums are here as they were summed.
         formats[self._node] = [int(self._shard_stats(number)[:, 0].max()), 0]
@@ -161,15 +149,14 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         rows = self._rows(number, own)
         for node, (exponent, narrow) in enumerate(formats):
             row = own if node == self._node else rows[node].view(own.dtype)
+            wide = self._wide_rows[node * own.nbytes : (node + 1) * own.nbytes].view(own.dtype)
             if narrow and chunk.dtype != own.dtype:
-                rows[node] = self._wide_row(node, own)
-                cast_into(row.view(chunk.dtype)[: own.size], rows[node])
-                row = rows[node]
+                cast_into(row.view(chunk.dtype)[: own.size], wide)
+                row = wide
             if exponent != common:
-                rows[node] = self._wide_row(node, own)
-                ldexp_into(row, exponent - common, rows[node])
-            else:
-                rows[node] = row
+                ldexp_into(row, exponent - common, wide)
+                row = wide
+            rows[node] = row
         return rows, common
 
     # Where things are in memory.
@@ -184,20 +171,22 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         return [slot_of(slots, SLOTS, number, chunk.size, dtype) for slots in self._slots]
 
     def _sums(self, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(self._sum_ring, SLOTS, number, chunk.size, accumulator(chunk.dtype))
+        dtype = accumulator(chunk.dtype)
+        return slot_of(self._rings[SUM_RING], SLOTS, number, chunk.size, dtype)
 
     def _means(self, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(self._mean_ring, SLOTS, number, chunk.size, chunk.dtype)
+        return slot_of(self._rings[MEAN_RING], SLOTS, number, chunk.size, chunk.dtype)
 
     def _wire_view(self, number: int, chunk: Chunk, wire_format: WireFormat) -> np.ndarray:
         """Return the node's sums as they travel."""
         if wire_format.dtype == accumulator(chunk.dtype):
             return self._sums(number, chunk)
-        return slot_of(self._narrow_ring, SLOTS, number, chunk.size, chunk.dtype)
+        return slot_of(self._rings[NARROW_RING], SLOTS, number, chunk.size, chunk.dtype)
 
     def _shard_stats(self, number: int) -> np.ndarray:
         """Return (ranks, 2): the power of 2 by which each shard is divided, and its absmax."""
-        return slot_of(self._stats_ring, SLOTS, number, 2 * self._ranks, STATS_DTYPE).reshape(-1, 2)
+        stats = slot_of(self._rings[STATS_RING], SLOTS, number, 2 * self._ranks, STATS_DTYPE)
+        return stats.reshape(-1, 2)
 
     def _wire_format(self, number: int, chunk: Chunk) -> WireFormat:
         """Return how the node's sums travel."""
@@ -214,15 +203,6 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         start = number % IN_FLIGHT * (len(self._received) // IN_FLIGHT)
         n = like.nbytes
         return [self._received[start + i * n : start + (i + 1) * n] for i in range(self._nodes)]
-
-    def _wide_row(self, node: int, like: np.ndarray) -> np.ndarray:
-        n = like.nbytes
-        return self._wide_rows[node * n : (node + 1) * n].view(like.dtype)
-
-    def close(self) -> None:
-        # No view of the window may outlive it.
-        self._sum_ring = self._narrow_ring = self._mean_ring = self._stats_ring = np.empty(0)
-        super().close()
 
     def _free(self) -> None:
         super()._free()

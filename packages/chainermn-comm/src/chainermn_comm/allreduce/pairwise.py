@@ -1,10 +1,9 @@
-"""The sum over ranks by messages: pairwise reduce-scatter, sum in rank order, allgather.
+"""The sum over ranks by messages: ranks exchange shards, each sums its own, and all get the sums.
 
 Every algorithm sums this way where it doesn't go through shared memory; between nodes,
 :mod:`hierarchical` uses the two exchanges and takes the sum itself. MPI's own reduction promises
-neither the order of a sum nor 16-bit types. So ranks exchange shards, each sums its own, and the
-sums are exchanged: the bytes of a ring allreduce (Patarasuk and Yuan, 2009). See
-docs/decisions/sums.md.
+neither the order of a sum nor 16-bit types. As many bytes are moved as by a ring allreduce
+(Patarasuk and Yuan, 2009). See docs/decisions/sums.md.
 """
 
 from __future__ import annotations
@@ -19,39 +18,37 @@ from mpi4py import MPI
 
 from ..messaging import Buffer, start_exchange
 from ..runtime import wait_all
-from .summation import sum_blocked, sum_rows
+from .summation import sum_rows
 
 # A function that overwrites 1-D contiguous arrays by their sums over ranks, divided by a number.
 Allreduce: TypeAlias = Callable[[Sequence[np.ndarray], int], None]
 Wait: TypeAlias = Callable[[Sequence[MPI.Request]], None]
 
-# While a rank receives no more than this, every rank gathers all buffers and sums them: one
-# exchange where shards need two.
+# Where a rank receives no more than this, every rank gathers whole buffers and sums them all: one
+# exchange, where shards take two.
 GATHER_BYTES = 256 << 10
-# With more ranks each shard is shorter, but not shorter than this, so that from some hundred ranks
-# on the memory grows.
+# The more ranks, the shorter their shards, so that what a rank receives stays the same. But none is
+# shorter than this: from some hundred ranks on a rank receives more.
 LEAST_SHARD_BYTES = 8 << 10
+# Elements that are summed at a time: what NumPy allocates for so many stays in cache and costs no
+# page faults.
+BLOCK = 1 << 16
 # Layouts of gathered rows that are kept; models have few different sizes of small parameters.
 CACHED_LAYOUTS = 256
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How large the rounds of a sum are, and how many are in flight; a round is a shard a rank.
+    """How large the rounds of a sum are, and how many are in flight.
 
-    Attributes:
-        chunk_bytes: a shard's size at most.
-        received_chunks: the most that a rank receives from all others in a round, in chunks.
-        sum_delay: rounds between sending a round's shards and summing them.
-        gather_delay: rounds between sending a round's shards and sending its sums.
-        wait_delay: rounds between sending a round's shards and waiting for its sums.
+    In a round each rank sums one shard. Delays count the rounds from sending a round's shards.
     """
 
-    chunk_bytes: int
-    received_chunks: int
-    sum_delay: int = 0
-    gather_delay: int = 0
-    wait_delay: int = 0
+    chunk_bytes: int  # a shard's size at most
+    received_chunks: int  # the most that a rank receives from all others in a round, in chunks
+    sum_delay: int = 0  # until they are summed
+    gather_delay: int = 0  # until the sums are sent
+    wait_delay: int = 0  # until the sums of the others are waited for
 
 
 # One round after the other. A shard, what is received for it and its sum stay in a core's cache.
@@ -59,8 +56,8 @@ BLOCKING = Pipeline(2 << 20, 3)
 # For ranks whose cores share little cache: reading what another core has just written is slow
 # there; see docs/decisions/autotuner.md.
 LATE_GATHER = Pipeline(2 << 20, 3, gather_delay=2, wait_delay=2)
-# For ranks that share no memory: enough messages are in flight for a link of 1 Gbit/s to be busy
-# for some ten milliseconds, for ranks that progress their messages only now and then.
+# For ranks that share no memory. MPI progresses messages only during its calls; so much is in
+# flight that a link of 1 Gbit/s stays busy for some ten milliseconds between them.
 OVERLAPPED = Pipeline(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
 
 
@@ -72,9 +69,9 @@ def shard_slice(size: int, shards: int, index: int) -> slice:
 def start_reduce_scatter(
     comm: MPI.Intracomm, shards: Sequence[Buffer], rows: Sequence[Buffer], tag: int
 ) -> list[MPI.Request]:
-    """Start to send ``shards[i]`` to rank i, and to receive rank i's part of the sum into rows[i].
+    """Start to send shard i to rank i, and to receive rank i's terms of this rank's shard as row i.
 
-    The sum is the caller's to take, once the requests are done.
+    Once the requests are done, the caller takes the sum of the rows.
     """
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     outgoing = [(rank, shards[rank]) for rank in others]
@@ -102,13 +99,8 @@ class PairwiseAllreduce:
     ) -> None:
         """Use ``comm``, which stays the caller's (not collective).
 
-        Args:
-            comm: the ranks.
-            tag: of the messages; no others have it meanwhile.
-            pipeline: how large the rounds are, and how many are in flight.
-            chunk_bytes: instead of the pipeline's.
-            gather_bytes: while a rank receives no more, all ranks gather and sum whole buffers.
-            wait: returns when all requests are done.
+        No other messages have ``tag``. ``chunk_bytes`` replaces the pipeline's. ``wait`` returns
+        when all requests are done.
         """
         self._comm = comm
         self._size, self._rank = comm.size, comm.rank
@@ -127,11 +119,9 @@ class PairwiseAllreduce:
     def allreduce(self, buffers: Sequence[Buffer], divisor: int = 1) -> None:
         """Overwrite each buffer by the sum over ranks, divided by ``divisor`` (collective).
 
-        Args:
-            buffers: each 1-D, contiguous, of any numeric dtype; equal lengths and dtypes on all
-                ranks.
-            divisor: the sum is divided before it is rounded to the buffer's dtype, so that a mean
-                that can be represented doesn't overflow.
+        Buffers are 1-D, contiguous, of any numeric dtype, and of equal lengths and dtypes on all
+        ranks. The sum is divided before it is rounded to that dtype, so that a mean that can be
+        represented doesn't overflow.
         """
         if self._size == 1:
             return
@@ -149,7 +139,8 @@ class PairwiseAllreduce:
             shards = next(rounds, None)
             if shards is not None:
                 in_flight[tick] = shards
-                scattered[tick] = self._start_reduce_scatter(shards, self._rows(tick, shards))
+                rows = self._rows(tick, shards)
+                scattered[tick] = start_reduce_scatter(self._comm, shards, rows, self._tag)
             elif not in_flight:
                 return
             if (number := tick - self._pipeline.sum_delay) in in_flight:
@@ -157,7 +148,7 @@ class PairwiseAllreduce:
                 shards = in_flight[number]
                 self._sum(self._rows(number, shards), shards[self._rank], divisor)
             if (number := tick - self._pipeline.gather_delay) in in_flight:
-                gathered[number] = self._start_allgather(in_flight[number])
+                gathered[number] = start_allgather(self._comm, in_flight[number], self._tag)
             if (number := tick - self._pipeline.wait_delay) in in_flight:
                 self._wait(gathered.pop(number))
                 del in_flight[number]
@@ -218,17 +209,13 @@ class PairwiseAllreduce:
             found = self._gathered[size, dtype] = ([memory, MPI.BYTE], rows)
         return found
 
-    # What tests and subclasses replace.
+    # What is different on GPUs.
 
     def _allocate(self, nbytes: int) -> Buffer:
         return np.empty(nbytes, np.uint8)
 
     def _sum(self, rows: list[Buffer], out: Buffer, divisor: int) -> None:
         """Sum the rows in rank order, divide, and write into ``out``, which is one of them."""
-        sum_blocked(rows, out, divisor)
-
-    def _start_reduce_scatter(self, shards: list[Buffer], rows: list[Buffer]) -> list[MPI.Request]:
-        return start_reduce_scatter(self._comm, shards, rows, self._tag)
-
-    def _start_allgather(self, shards: list[Buffer]) -> list[MPI.Request]:
-        return start_allgather(self._comm, shards, self._tag)
+        for start in range(0, out.size, BLOCK):
+            block = slice(start, start + BLOCK)
+            sum_rows([row[block] for row in rows], out[block], divisor)

@@ -7,6 +7,7 @@ tick t stage s works on chunk t - s, and the node's ranks pass a barrier once a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 from mpi4py import MPI
@@ -41,16 +42,9 @@ class SharedMemoryAllreduce(Algorithm):
     def __init__(
         self, comm: MPI.Intracomm, topology: Topology, chunk_bytes: int | None = None
     ) -> None:
-        """Split ``comm`` by node, and allocate the node's window.
+        """Split ``comm`` by node, and allocate the node's window (collective).
 
-        Args:
-            comm: all ranks; stays the caller's.
-            topology: which rank sits on which node.
-            chunk_bytes: instead of the default; a multiple of 16.
-
-        Raises:
-            NoSharedMemory: on all ranks, when a window can't be made on some node, or some rank
-                can't allocate its own memory.
+        Where that or some rank's own memory can't be had, NoSharedMemory is raised on all ranks.
         """
         rank = comm.rank
         self._size = comm.size
@@ -65,19 +59,21 @@ class SharedMemoryAllreduce(Algorithm):
         except MemoryError:
             reason = f"rank {rank} has no memory for some chunks of its own"
         terms, common = self._window_bytes()
-        sizes = [terms + common] + [terms] * (self._ranks - 1)
+        sizes = [terms + sum(common)] + [terms] * (self._ranks - 1)
         try:
             self._window = SharedWindow.open(comm, self._intra, sizes, reason)
         except NoSharedMemory:
             self._free()
             raise
         self._slots = [buffer[:terms] for buffer in self._window.buffers]
-        self._common = self._window.buffers[0][terms:]
+        # What all ranks share follows the terms of the first.
+        ends = list(accumulate(common, initial=terms))
+        self._rings = [self._window.buffers[0][start:end] for start, end in pairwise(ends)]
 
-    def _window_bytes(self) -> tuple[int, int]:
-        """Return the bytes for the terms of each rank, and for the sums of the node's ranks."""
+    def _window_bytes(self) -> tuple[int, list[int]]:
+        """Return the bytes for the terms of each rank, and for the rings that all ranks share."""
         ring = SLOTS * self._chunk_bytes
-        return ring, ring if self._ranks > REDUNDANT_RANKS else 0
+        return ring, [ring if self._ranks > REDUNDANT_RANKS else 0]
 
     def _allocate(self) -> None:
         """Allocate this rank's own memory. 16-bit numbers are summed in twice their bytes."""
@@ -89,11 +85,8 @@ class SharedMemoryAllreduce(Algorithm):
         rest()
 
     def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
-        """Pack the first chunk; see :meth:`Algorithm.stage`.
-
-        No other rank accesses its slot until the barrier: what it held before has been read by all
-        ranks when a call of :meth:`mean` ends.
-        """
+        # Pack the first chunk. No other rank accesses its slot until the barrier: what it held
+        # before has been read by all ranks when a call of `mean` ends.
         flats = [target if target.ndim == 1 else target.reshape(-1) for target in targets]
         inputs = flats
         if sources is not targets:
@@ -142,31 +135,22 @@ class SharedMemoryAllreduce(Algorithm):
             return [pack, add_and_unpack]
         return [pack, self._sum, unpack]
 
-    def _add_and_unpack(
-        self,
-        number: int,
-        chunk: Chunk,
-        inputs: Arrays,
-        flats: Arrays,
-    ) -> None:
-        rows = self._terms(number, chunk)
+    def _add_and_unpack(self, number: int, chunk: Chunk, inputs: Arrays, flats: Arrays) -> None:
+        rows, originals = self._terms(number, chunk), None
         index, start, stop = chunk.segments[0]
-        if len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype:
-            mean = self._work[: chunk.nbytes].view(chunk.dtype)
-            summed_in_it = accumulator(chunk.dtype) == chunk.dtype
-            sum_rows(rows, mean, self._size, mean if summed_in_it else None)
-            chunk.unpack(mean, flats)
-            return
-        out = flats[index][start:stop]
-        if accumulator(chunk.dtype) != chunk.dtype:
-            sum_rows(rows, out, self._size)
-        elif flats[index] is inputs[index] and self._intra_rank < 2:
+        is_packed = len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype
+        out = (
+            self._work[: chunk.nbytes].view(chunk.dtype) if is_packed else flats[index][start:stop]
+        )
+        work = out if accumulator(chunk.dtype) == chunk.dtype else None
+        in_place = flats[index] is inputs[index] and not is_packed
+        if in_place and work is not None and self._intra_rank < 2:
             # This rank's own values are read from its gradient, which the sum overwrites.
-            terms = list(rows)
-            terms[self._intra_rank] = out
-            sum_rows(terms, out, self._size, out, rows)
-        else:
-            sum_rows(rows, out, self._size, out)
+            originals, rows = rows, list(rows)
+            rows[self._intra_rank] = out
+        sum_rows(rows, out, self._size, work, originals)
+        if is_packed:
+            chunk.unpack(out, flats)
 
     def _sum(self, number: int, chunk: Chunk) -> None:
         """Write the mean of this rank's shard of the chunk."""
@@ -180,7 +164,7 @@ class SharedMemoryAllreduce(Algorithm):
         return [slot_of(slots, SLOTS, number, chunk.size, chunk.dtype) for slots in self._slots]
 
     def _sums(self, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(self._common, SLOTS, number, chunk.size, chunk.dtype)
+        return slot_of(self._rings[0], SLOTS, number, chunk.size, chunk.dtype)
 
     def _scratch(self, like: np.ndarray) -> np.ndarray:
         """Return private memory to sum such an array in."""
@@ -190,7 +174,7 @@ class SharedMemoryAllreduce(Algorithm):
     def close(self) -> None:
         if not self._slots:  # closed already
             return
-        self._slots, self._common = [], np.empty(0, np.uint8)
+        self._slots, self._rings = [], []  # no view of the window may outlive it
         self._window.close()
         self._free()
 

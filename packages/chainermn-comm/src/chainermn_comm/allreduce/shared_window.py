@@ -41,12 +41,7 @@ class SharedWindow:
     """
 
     def __init__(self, comm: MPI.Intracomm, sizes: list[int]) -> None:
-        """Allocate (collective over the node).
-
-        Args:
-            comm: the ranks of one node; stays the caller's.
-            sizes: bytes for each rank.
-        """
+        """Allocate ``sizes[i]`` bytes for rank i of the node (collective); ``comm`` isn't freed."""
         self._comm = comm
         self._window = MPI.Win.Allocate_shared(sizes[comm.rank], 1, comm=comm)
         # One passive epoch for the window's life: MPICH wants Sync inside an epoch.
@@ -59,14 +54,8 @@ class SharedWindow:
     ) -> SharedWindow:
         """Open a window on each node, and check that it works (collective over ``comm``).
 
-        Args:
-            comm: all ranks; stays the caller's.
-            node: those of this rank's node; stays the caller's.
-            sizes: bytes for each rank of the node.
-            reason: why this rank can't use a window.
-
-        Raises:
-            NoSharedMemory: on all ranks, when it can't be made on some node; none is left then.
+        On all ranks this raises NoSharedMemory, and leaves no window, when there is none for some
+        node, or some rank has a ``reason`` not to use one.
         """
         _raise_on_all(comm, reason or obstacle(sum(sizes)))
         window, reason = None, ""
@@ -123,7 +112,7 @@ class SharedWindow:
 
     def is_shared(self) -> bool:
         """Return whether what rank 0 writes here is what the others read (collective)."""
-        nonce = self._comm.bcast(secrets.token_bytes(16) if self._comm.rank == 0 else None)
+        nonce = self._comm.bcast(secrets.token_bytes(16))
         start = self.buffers[0][: len(nonce)]
         if self._comm.rank == 0:
             start[...] = np.frombuffer(nonce, np.uint8)

@@ -11,9 +11,6 @@ import numpy as np
 from ..arrays import accumulator
 from .casts import add_into, cast_into
 
-# Elements of a block: what NumPy allocates for one stays in cache and costs no page faults.
-BLOCK = 1 << 16
-
 
 def sum_rows(
     rows: Sequence[np.ndarray],
@@ -59,23 +56,12 @@ def sum_rows(
         cast_into(total, out)
 
 
-def sum_blocked(rows: Sequence[np.ndarray], out: np.ndarray, divisor: float = 1) -> None:
-    """Do what :func:`sum_rows` does, block by block; ``out`` may be one of the rows."""
-    for start in range(0, out.size, BLOCK):
-        block = slice(start, start + BLOCK)
-        sum_rows([row[block] for row in rows], out[block], divisor)
-
-
 def scaled_sum(rows: Sequence[np.ndarray], out: np.ndarray) -> int:
-    """Sum over ranks, divided by a power of two only where the sum would overflow.
+    """Sum rows in rank order into ``out``, which is in other memory and has their dtype.
 
-    Args:
-        rows: 1-D arrays in rank order, of a dtype that :func:`accumulator` returns.
-        out: the result; of their dtype and length, and in other memory.
-
-    Returns:
-        The exponent of the power of two: 0 unless the sum overflows, which is noticed only within
-        :func:`overflow_errstate`.
+    That is one that :func:`accumulator` returns. Where the sum overflows, which is noticed only
+    within :func:`overflow_errstate`, it is divided by a power of two, whose exponent is returned;
+    else 0.
     """
     try:
         if len(rows) == 1:

@@ -8,43 +8,26 @@ import numpy as np
 
 from .. import devices
 from ..arrays import can_be_summed
-from ..errors import capture_error
-from ..messaging import Context, Message, message_of_array
+from ..messaging import Context, SharedFailure, message_of_array
 from .pairwise import Allreduce
 from .summation import overflow_errstate
 
 
-def sum_arrays(context: Context, allreduce: Allreduce, data: Any) -> Any:
-    """Return the sum of all ranks' arrays, on every rank (collective).
+def reduce_arrays(
+    context: Context, allreduce: Allreduce, data: Any, mean: bool = False, out: Any = None
+) -> Any:
+    """Return the sum or the mean of all ranks' arrays, on every rank (collective).
 
-    Args:
-        context: the ranks.
-        allreduce: sums buffers over the same ranks.
-        data: an array, a scalar, or a tuple or list of them; numbers of any dtype.
+    Sums are of numbers of any dtype, means of floats; they are written into ``out``, which is then
+    returned, unless it is None.
     """
-    message, error = capture_error(lambda: _summable(context, "allreduce", data))
-    return _reduce(context, allreduce, "allreduce", message, error, 1)
-
-
-def mean_arrays(context: Context, allreduce: Allreduce, data: Any, out: Any) -> Any:
-    """Return the mean of all ranks' arrays, on every rank (collective).
-
-    Args:
-        context: the ranks.
-        allreduce: sums buffers over the same ranks.
-        data: as for :func:`sum_arrays`, but floats.
-        out: where the mean is written and which is then returned; None for a new array.
-
-    Raises:
-        TypeError: an array isn't a float; PeerError on the other ranks.
-        ValueError: ``out`` doesn't fit; PeerError on the other ranks.
-    """
-    operation = "multi_node_mean"
-
-    def make() -> Message:
-        message = _summable(context, operation, data)
+    operation, divisor = ("multi_node_mean", context.size) if mean else ("allreduce", 1)
+    with SharedFailure(context.handshake, operation):
+        message = message_of_array(data, context.rank)
         for array in message.arrays:
-            if array.dtype.kind in "biu":
+            if not can_be_summed(array.dtype):
+                raise TypeError(f"rank {context.rank}: {operation} can't sum dtype {array.dtype}")
+            if mean and array.dtype.kind in "biu":
                 raise TypeError(f"rank {context.rank}: {operation} takes floats, got {array.dtype}")
         if out is not None:
             shapes = [array.shape for array in message.arrays]
@@ -54,52 +37,24 @@ def mean_arrays(context: Context, allreduce: Allreduce, data: Any, out: Any) -> 
                     f"rank {context.rank}: recvbuf of {operation} must be a writable array of the "
                     f"shape of sendbuf, {', '.join(map(str, shapes))}"
                 )
-        return message
-
-    message, error = capture_error(make)
-    mean = _reduce(context, allreduce, operation, message, error, context.size)
-    if out is None:
-        return mean
-    if devices.on_gpu(out) != devices.on_gpu(mean):
-        mean = devices.to_device(mean) if devices.on_gpu(out) else devices.to_host(mean)
-    out[...] = mean
-    return out
-
-
-def _summable(context: Context, operation: str, data: Any) -> Message:
-    message = message_of_array(data, context.rank)
-    for array in message.arrays:
-        if not can_be_summed(array.dtype):
-            raise TypeError(f"rank {context.rank}: {operation} can't sum dtype {array.dtype}")
-    return message
-
-
-def _reduce(
-    context: Context,
-    allreduce: Allreduce,
-    operation: str,
-    message: Message | None,
-    error: BaseException | None,
-    divisor: int,
-) -> Any:
-    arrays = message.arrays if message else ()
-    buffers: list[np.ndarray] = []
-    if error is None:
-        made, error = capture_error(lambda: [_copied(array) for array in arrays])
-        buffers = made or []
-    specs = [("array", array.dtype, array.shape) for array in arrays]
+        buffers = [_copied(array) for array in message.arrays]
+    specs = [("array", array.dtype, array.shape) for array in message.arrays]
     signature = (("chunk_bytes", context.chunk_bytes), *specs)
-    nbytes = sum(array.nbytes for array in arrays)
-    context.handshake(operation, signature, error=error, nbytes=nbytes)
-    assert message is not None  # else the handshake raised
+    context.handshake(operation, signature, nbytes=message.nbytes)
     with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
         for buffer in buffers:
             allreduce([buffer.reshape(-1)], divisor)
-    sums = [
+    results = [
         buffer.astype(array.dtype, copy=False)
-        for buffer, array in zip(buffers, arrays, strict=True)
+        for buffer, array in zip(buffers, message.arrays, strict=True)
     ]
-    return message._replace(arrays=tuple(sums)).value()
+    result = message._replace(arrays=tuple(results)).value()
+    if out is None:
+        return result
+    if devices.on_gpu(out) != devices.on_gpu(result):
+        result = devices.to_device(result) if devices.on_gpu(out) else devices.to_host(result)
+    out[...] = result
+    return out
 
 
 def _copied(array: np.ndarray) -> np.ndarray:

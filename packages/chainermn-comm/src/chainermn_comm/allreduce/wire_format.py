@@ -29,12 +29,7 @@ LARGE_FOR_BFLOAT16 = 2.0**127
 
 @dataclass(frozen=True)
 class WireFormat:
-    """How the numbers of a chunk travel.
-
-    Attributes:
-        dtype: in which they travel.
-        exponent: what travels is the numbers divided by 2 to this power.
-    """
+    """How the numbers of a chunk travel: as ``dtype``, divided by 2**exponent."""
 
     dtype: np.dtype
     exponent: int
@@ -48,12 +43,9 @@ def absmax(numbers: np.ndarray, wire: np.dtype) -> float:
 
 
 def choose_wire_format(largest: float, exponent: int, wire: np.dtype) -> WireFormat:
-    """Choose how numbers travel.
+    """Choose how numbers whose `absmax` is at most ``largest`` on any rank travel as ``wire``.
 
-    Args:
-        largest: at least their `absmax` on any rank.
-        exponent: they are already divided by 2 to this power, so that they are in range.
-        wire: the dtype in which gradients travel.
+    They are already divided by 2**exponent, so that they are in range.
     """
     # Of other dtypes, such as those of 8 bits, the range isn't known here.
     limit = {"float16": LARGE, "bfloat16": LARGE_FOR_BFLOAT16}.get(wire.name, 0.0)

@@ -18,11 +18,11 @@ from mpi4py import MPI
 
 from .. import devices
 from ..allreduce import Algorithm, Chunk, plan_chunks
-from ..errors import CommunicationError, capture_error
-from ..messaging import Context
+from ..errors import CommunicationError
+from ..messaging import Context, SharedFailure
 from ..topology import Topology
 from . import cuda_aware, kernels
-from .error_broadcast import ErrorBroadcast
+from .error_notifier import ErrorNotifier
 from .inter_node import CudaAwareAllreduce, StagedAllreduce
 from .nccl import NcclCommunicator
 
@@ -40,48 +40,27 @@ DRAIN_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class _Call:
-    """What one call needs; all of it must live until its work is over.
-
-    Attributes:
-        chunks: in order.
-        host: rows of all tables, in pinned memory.
-        table: room for them on the device.
-        packing, unpacking: for each chunk, where in ``table`` its rows begin.
-        flats: the arrays that are read and written, 1-D.
-    """
+    """What one call needs; all of it must live until its work is over."""
 
     chunks: list[Chunk]
-    host: np.ndarray
-    table: Any
-    packing: list[Any]
+    host: np.ndarray  # rows of all tables, in pinned memory
+    table: Any  # room for them on the device
+    packing: list[Any]  # for each chunk, where in `table` its rows begin
     unpacking: list[Any]
-    flats: tuple[Any, ...]
-
-
-def _streams_and_events() -> tuple[int, Any, list[Any], list[Any], Any]:
-    """Return the device's number, a stream, two events for each slot, and one more event."""
-    packed, summed = [[devices.new_event() for _ in range(SLOTS)] for _ in range(2)]
-    return devices.current_device(), devices.new_stream(), packed, summed, devices.new_event()
+    flats: tuple[Any, ...]  # the arrays that are read and written, 1-D
 
 
 class DeviceAllreduce(Algorithm):
     """Means over one topology, on the device that is current when this is made."""
 
     def __init__(
-        self,
-        context: Context,
-        topology: Topology,
-        leaders: int = 1,
-        staged: bool = False,
+        self, context: Context, topology: Topology, leaders: int = 1, staged: bool = False
     ) -> None:
         """Split the ranks by node and by leader, and make the NCCL communicators (collective).
 
-        Args:
-            context: all ranks; within a node of the topology, no two use one device.
-            topology: NCCL is used within its nodes, MPI between them.
-            leaders: ranks of each node that exchange with other nodes, at most the ranks of the
-                smallest node; each sends and receives an equal share of every chunk.
-            staged: whether MPI gets host memory even where it is CUDA-aware on all ranks.
+        NCCL is used within the topology's nodes, where no two ranks use one device, and MPI between
+        them: each node's ``leaders``, at most the ranks of the smallest node, exchange equal shares
+        of every chunk. Where it is ``staged``, MPI gets host memory even if it is CUDA-aware.
         """
         comm, rank = context.comm, context.rank
         self._size = comm.size
@@ -89,14 +68,18 @@ class DeviceAllreduce(Algorithm):
         self._leaders = leaders
         self._leader_index = topology.intra_rank(rank)
         # NCCL sums values that were divided before; the sums by MPI are divided after.
-        self._nccl_sums = max(topology.nodes.count(node) for node in topology.nodes) > 1
+        self._nccl_sums = max(map(topology.nodes.count, topology.nodes)) > 1
         default = STAGED_CHUNK_BYTES if self._nodes > 1 else NCCL_CHUNK_BYTES
         self._chunk_bytes = context.chunk_bytes or default
         self._handshake = context.handshake
         self._failure = ""
-        made, error = capture_error(_streams_and_events)
-        self._handshake("averaging gradients on GPUs", error=error)
-        self._device, self._stream, self._packed, self._summed, self._done = made
+        operation = "averaging gradients on GPUs"
+        with SharedFailure(self._handshake, operation):
+            self._device, self._stream = devices.current_device(), devices.new_stream()
+            self._packed = [devices.new_event() for _ in range(SLOTS)]
+            self._summed = [devices.new_event() for _ in range(SLOTS)]
+            self._done = devices.new_event()
+        self._handshake(operation)
         self._buffers: list[Any] = []
         self._reserved_bytes = 0
         self._next_chunk = 0  # chunks so far
@@ -105,33 +88,28 @@ class DeviceAllreduce(Algorithm):
             comm.Split(self._leader_index if is_leader else MPI.UNDEFINED, rank)
         )
         direct = not staged and comm.allreduce(cuda_aware.mpi_takes_gpu_memory(), MPI.LAND)
-        made, error = capture_error(lambda: self._between_nodes(direct) if is_leader else None)
-        self._handshake("averaging gradients on GPUs, between nodes", error=error)
-        self._exchange = made
-        self._nccl = self._make_nccl(comm, topology)
-        self._errors = ErrorBroadcast(comm)
-
-    def _between_nodes(self, direct: bool) -> StagedAllreduce | CudaAwareAllreduce:
         make = CudaAwareAllreduce if direct else StagedAllreduce
-        return make(self._inter, SLOTS, self._wait)
-
-    def _make_nccl(self, comm: MPI.Intracomm, topology: Topology) -> NcclCommunicator | None:
-        node = MPI.Intracomm(comm.Split(topology.inter_rank(comm.rank), comm.rank))
-        made: NcclCommunicator | None
+        self._exchange = self._handshake.run_on_all_ranks(
+            f"{operation}, between nodes",
+            lambda: make(self._inter, SLOTS, self._wait) if is_leader else None,
+        )
+        node = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         try:
-            made, error = capture_error(lambda: NcclCommunicator(node) if node.size > 1 else None)
+            self._nccl = self._handshake.run_on_all_ranks(
+                "making NCCL communicators",
+                lambda: NcclCommunicator(node) if node.size > 1 else None,
+            )
         finally:
             node.Free()
-        self._handshake("making NCCL communicators", error=error)
-        return made
+        self._errors = ErrorNotifier(comm)
 
     def mean(
         self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Sequence[Any]
     ) -> None:
-        """Write the mean over ranks of each source into its target; see :meth:`Algorithm.mean`.
+        """Write the mean over ranks of each source into its target, and wait for it (collective).
 
         Sources and targets are CuPy arrays of this algorithm's device, in the order of the current
-        stream. Returns when the means are computed.
+        stream; see :meth:`Algorithm.mean`.
 
         Raises:
             ValueError: arrays are on another device, or a wire dtype can't be used on GPUs or with
@@ -140,21 +118,18 @@ class DeviceAllreduce(Algorithm):
                 can't average GPU gradients any more.
         """
         with devices.use(self._device):
-            call, error = capture_error(lambda: self._prepare(sources, targets, wire_dtypes))
-            self._handshake("allreduce_grad on GPUs", error=error)
+            call = self._handshake.run_on_all_ranks(
+                "allreduce_grad on GPUs", lambda: self._prepare(sources, targets, wire_dtypes)
+            )
             try:
                 self._run(call)
-            except CommunicationError as failure:
+            except BaseException as failure:  # those of a signal's handler too: the others wait
                 self._fail(failure)
-                raise
-            except Exception as failure:
-                self._fail(failure)
+                if isinstance(failure, CommunicationError) or not isinstance(failure, Exception):
+                    raise
                 raise CommunicationError(
                     f"rank {self._errors.rank}: averaging gradients on GPUs failed: {self._failure}"
                 ) from failure
-            except BaseException as failure:  # of a signal's handler: the others wait
-                self._fail(failure)
-                raise
 
     def _prepare(self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Any) -> _Call:
         if self._failure:
@@ -167,7 +142,12 @@ class DeviceAllreduce(Algorithm):
         )
         # A chunk may be padded to equal shards.
         padding = self._leaders * max((wire.itemsize for wire in wire_dtypes), default=0)
-        self._reserve(max((chunk.nbytes for chunk in chunks), default=0) + padding)
+        nbytes = max((chunk.nbytes for chunk in chunks), default=0) + padding
+        if self._reserved_bytes < nbytes:
+            self._buffers = [devices.empty(nbytes) for _ in range(SLOTS)]
+            self._reserved_bytes = nbytes
+        if self._exchange is not None:
+            self._exchange.reserve(-(-nbytes // self._leaders))
         rows = np.concatenate(
             [kernels.segment_table(chunks, inputs), kernels.segment_table(chunks, flats)]
         )
@@ -197,13 +177,6 @@ class DeviceAllreduce(Algorithm):
                     f"a gradient lies on device {array.device.id}, and this communicator was "
                     f"first used on device {self._device}; keep to one device a rank"
                 )
-
-    def _reserve(self, nbytes: int) -> None:
-        if self._reserved_bytes < nbytes:
-            self._buffers = [devices.empty(nbytes) for _ in range(SLOTS)]
-            self._reserved_bytes = nbytes
-        if self._exchange is not None:
-            self._exchange.reserve(-(-nbytes // self._leaders))
 
     def _run(self, call: _Call) -> None:
         compute = devices.current_stream()
@@ -283,17 +256,13 @@ class DeviceAllreduce(Algorithm):
                     time.sleep(POLL_SECONDS)
 
     def release_local(self) -> None:
-        """Release what needs no other rank, and tell ranks that wait for this (not collective).
-
-        NCCL aborts what is in flight; MPI's communicators stay.
-        """
+        # NCCL aborts what is in flight; MPI's communicators stay.
         self._fail(CommunicationError("an exception left the communicator's block"))
         if self._exchange is not None:
             self._exchange.close()
         self._buffers = []
 
     def close(self) -> None:
-        """Destroy the NCCL communicator and free everything else."""
         if self._nccl is not None:
             self._nccl.close()
         failed = self._errors.close()

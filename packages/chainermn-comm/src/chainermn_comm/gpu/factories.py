@@ -5,67 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .. import devices
-from ..allreduce import Algorithm, Factory, NoOp
-from ..errors import capture_error
+from ..allreduce import FACTORIES as HOST_FACTORIES
+from ..allreduce import Algorithm, Factory
 from ..messaging import Context
 from ..topology import Topology
 from . import nccl
 from .device_allreduce import DeviceAllreduce
 
 
-def mpi(context: Context) -> Algorithm:
-    """Through MPI among all ranks; sums in rank order, the same bits as on CPUs."""
-    _check_on_all(context, devices.unavailable_reason)
+def _through_mpi(context: Context) -> Algorithm:
+    _check_on_all_ranks(context, devices.unavailable_reason)
     return DeviceAllreduce(context, Topology(tuple(range(context.size))))
 
 
-def nccl_only(context: Context) -> Algorithm:
-    """Through NCCL among all ranks, whatever their nodes."""
-    _check_nccl(context)
-    return DeviceAllreduce(context, Topology((0,) * context.size))
-
-
-def single_leader(context: Context) -> Algorithm:
-    """Through NCCL in each node; one rank of each exchanges with other nodes."""
-    _check_nccl(context)
-    return DeviceAllreduce(context, context.topology)
-
-
-def single_leader_staged(context: Context) -> Algorithm:
-    """The same; between nodes always through host memory, even if MPI is CUDA-aware."""
-    _check_nccl(context)
-    return DeviceAllreduce(context, context.topology, staged=True)
-
-
-def multi_leader(context: Context) -> Algorithm:
-    """Through NCCL in each node; as many ranks as possible exchange, each a shard."""
-    _check_nccl(context)
-    nodes = context.topology.nodes
-    leaders = min(nodes.count(node) for node in nodes)
-    return DeviceAllreduce(context, context.topology, leaders)
-
-
-def no_op(_: Context) -> Algorithm:
-    """No communication at all."""
-    return NoOp()
-
-
-FACTORIES: dict[str, Factory] = {
-    factory.__name__: factory
-    for factory in (mpi, nccl_only, single_leader, single_leader_staged, multi_leader, no_op)
-}
-
-
-def _check_nccl(context: Context) -> None:
+def _through_nccl(
+    context: Context, topology: Topology, leaders: int = 1, staged: bool = False
+) -> Algorithm:
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device."""
     several = context.size > 1
-    _check_on_all(context, nccl.unavailable_reason if several else devices.unavailable_reason)
-    error = nccl.check_devices(context.comm, context.topology.inter_rank(context.rank))
-    if error is not None:
-        raise error
+    _check_on_all_ranks(context, nccl.unavailable_reason if several else devices.unavailable_reason)
+    nccl.check_devices(context.comm, context.topology.inter_rank(context.rank))
+    return DeviceAllreduce(context, topology, leaders, staged)
 
 
-def _check_on_all(context: Context, unavailable_reason: Callable[[], str | None]) -> None:
+def _check_on_all_ranks(context: Context, unavailable_reason: Callable[[], str | None]) -> None:
     def check() -> None:
         reason = unavailable_reason()
         if reason is not None:
@@ -73,5 +36,21 @@ def _check_on_all(context: Context, unavailable_reason: Callable[[], str | None]
                 f"rank {context.rank}: gradients lie on GPUs, which can't be used: {reason}"
             )
 
-    _, error = capture_error(check)
-    context.handshake("averaging gradients on GPUs", error=error)
+    context.handshake.run_on_all_ranks("averaging gradients on GPUs", check)
+
+
+FACTORIES: dict[str, Factory] = {
+    # MPI among all ranks; sums in rank order, the same bits as on CPUs.
+    "mpi": _through_mpi,
+    # NCCL among all ranks, whatever their nodes.
+    "nccl_only": lambda context: _through_nccl(context, Topology((0,) * context.size)),
+    # NCCL in each node; one rank of each exchanges with other nodes.
+    "single_leader": lambda context: _through_nccl(context, context.topology),
+    # The same; between nodes always through host memory, even if MPI is CUDA-aware.
+    "single_leader_staged": lambda context: _through_nccl(context, context.topology, staged=True),
+    # NCCL in each node; as many ranks as possible exchange, each a shard.
+    "multi_leader": lambda context: _through_nccl(
+        context, context.topology, context.topology.least_intra_size
+    ),
+    "no_op": HOST_FACTORIES["no_op"],
+}

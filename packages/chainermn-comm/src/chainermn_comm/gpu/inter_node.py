@@ -6,6 +6,7 @@ blocking call of MPI a rank wouldn't notice that another has failed meanwhile.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -36,7 +37,41 @@ class PendingRequests:
         return bool(MPI.Request.Testall(self._requests))
 
 
-class CudaAwareAllreduce(PairwiseAllreduce):
+class PolledAllreduce(PairwiseAllreduce):
+    """Sums GPU buffers, each of which is begun, and finished later."""
+
+    def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
+        """Use ``comm``, which stays the caller's; its ranks are on different nodes.
+
+        At most ``slots`` buffers are begun and not yet finished; ``poll`` waits for events and
+        requests.
+        """
+        self._poll = poll
+        self._ready = [devices.new_event() for _ in range(slots)]
+        super().__init__(comm, gather_bytes=0, wait=self._wait_polled)
+
+    def begin(self, slot: int, buffer: Any, stream: Any) -> None:
+        """Record when ``buffer`` is ready in the stream's order; return at once."""
+        self._ready[slot].record(stream)
+
+    @abstractmethod
+    def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
+        """Overwrite ``buffer``, 1-D, by the sum over ranks of what was given to :meth:`begin`.
+
+        The sum is divided by ``divisor`` before it is rounded to ``dtype``, that of the numbers,
+        which the array may store as another one. The work before and after is in the stream's
+        order.
+        """
+
+    def _wait_polled(self, requests: Sequence[MPI.Request]) -> None:
+        try:
+            self._poll(PendingRequests(requests))
+        except BaseException:
+            _orphaned_requests.append(requests)
+            raise
+
+
+class CudaAwareAllreduce(PolledAllreduce):
     """Gives MPI the GPU's memory; each rank sums its shard on its device.
 
     Sums are taken in rank order and in float32 or wider: the same bits as by
@@ -44,34 +79,19 @@ class CudaAwareAllreduce(PairwiseAllreduce):
     """
 
     def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
-        """Use ``comm``, which stays the caller's and carries nothing else.
-
-        Args:
-            comm: ranks on different nodes.
-            slots: buffers that are begun and not yet finished, at most.
-            poll: waits for events and requests.
-        """
-        self._poll = poll
-        self._ready = [devices.new_event() for _ in range(slots)]
         self._summed = devices.new_event()
         # The addresses of the rows that are summed, here and on the device.
         self._addresses = devices.pinned(8 * comm.size).view(np.int64)
         self._table = devices.empty(8 * comm.size)
         self._dtype, self._stream = np.dtype(np.float32), None
-        super().__init__(comm, gather_bytes=0, wait=lambda pending: _wait_polled(pending, poll))
-
-    def begin(self, slot: int, buffer: Any, stream: Any) -> None:
-        """Record when ``buffer`` is ready in the stream's order; return at once."""
-        self._ready[slot].record(stream)
+        super().__init__(comm, slots, poll)
 
     def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
-        """Sum the buffer given to :meth:`begin`; see :meth:`StagedAllreduce.finish`."""
         self._poll(self._ready[slot])  # MPI knows nothing of streams
         self._dtype, self._stream = dtype, stream
         self.allreduce([buffer], divisor)
 
     def close(self) -> None:
-        """Release the memory."""
         super().close()
         self._table = devices.empty(0)
         self._addresses = np.empty(0, np.int64)
@@ -89,7 +109,7 @@ class CudaAwareAllreduce(PairwiseAllreduce):
         self._poll(self._summed)
 
 
-class StagedAllreduce:
+class StagedAllreduce(PolledAllreduce):
     """Copies buffers to the host, sums them there by MPI, and copies them back.
 
     The device can do other work while a buffer is copied to the host. Each slot holds one buffer at
@@ -97,50 +117,25 @@ class StagedAllreduce:
     """
 
     def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
-        """Use ``comm``; see :class:`CudaAwareAllreduce`."""
-        self._poll = poll
-        self._copied = [devices.new_event() for _ in range(slots)]
         self._host = [np.empty(0, np.uint8)] * slots
-        self._pairwise = PairwiseAllreduce(
-            comm, gather_bytes=0, wait=lambda pending: _wait_polled(pending, poll)
-        )
+        super().__init__(comm, slots, poll)
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate what buffers of so many bytes need; none may be in flight."""
         if self._host[0].nbytes < nbytes:
             self._host = [devices.pinned(nbytes) for _ in self._host]
-        self._pairwise.reserve(nbytes)
+        super().reserve(nbytes)
 
     def begin(self, slot: int, buffer: Any, stream: Any) -> None:
-        """Copy ``buffer`` to the host in the stream's order; return at once."""
         devices.copy_to_host(buffer, self._host[slot][: buffer.nbytes], stream)
-        self._copied[slot].record(stream)
+        super().begin(slot, buffer, stream)
 
     def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
-        """Sum over ranks what :meth:`begin` copied, and copy it back in the stream's order.
-
-        Args:
-            slot: as given to :meth:`begin`.
-            buffer: 1-D; overwritten by the sum over ranks divided by ``divisor``.
-            dtype: of the numbers in it, which the array may store as another one.
-            stream: the work before and after is in its order.
-            divisor: the sum is divided by it before it is rounded.
-        """
-        self._poll(self._copied[slot])
+        self._poll(self._ready[slot])
         host = self._host[slot][: buffer.nbytes].view(dtype)
         with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
-            self._pairwise.allreduce([host], divisor)
+            self.allreduce([host], divisor)
         devices.copy_to_device(host, buffer, stream)
 
     def close(self) -> None:
-        """Release the memory."""
+        super().close()
         self._host = [np.empty(0, np.uint8)] * len(self._host)
-        self._pairwise.close()
-
-
-def _wait_polled(requests: Sequence[MPI.Request], poll: Poll) -> None:
-    try:
-        poll(PendingRequests(requests))
-    except BaseException:
-        _orphaned_requests.append(requests)
-        raise

@@ -1,7 +1,6 @@
 """The only CUDA source: one kernel packs all gradients of a chunk, one unpacks them, one sums.
 
-The first two walk a table of stretches. What they read and write goes through 64-bit offsets; a
-cast, and the division by the number of ranks, happen on the way.
+The first two walk a table of a chunk's segments, and cast and divide on the way.
 """
 
 from __future__ import annotations
@@ -175,12 +174,12 @@ KERNELS(b, Bfloat)
 
 
 def source() -> str:
-    """The CUDA source with its constants."""
+    """Return the CUDA source with its constants."""
     return f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{SOURCE}"
 
 
 def storage_dtype(wire: np.dtype) -> np.dtype:
-    """The dtype of a GPU array that holds numbers of a wire dtype.
+    """Return the dtype of a GPU array that holds numbers of a wire dtype.
 
     It is the same but for bfloat16, which not every CuPy has: its bits lie in uint16.
     """
@@ -188,15 +187,10 @@ def storage_dtype(wire: np.dtype) -> np.dtype:
 
 
 def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
-    """The table that the kernels walk, for all chunks one after the other.
+    """Return the table that the kernels walk, for all chunks one after the other.
 
-    Args:
-        chunks: whose parts index ``flats``.
-        flats: contiguous GPU arrays of float16, float32 or float64.
-
-    Returns:
-        (rows, 3) int64: begin, address, itemsize; each chunk has a row for each part and one
-        that ends it.
+    It is (rows, 3) int64: begin, address, itemsize. Each chunk has a row for each of its segments
+    of ``flats``, contiguous GPU arrays, and one that ends it.
     """
     places = [(devices.address(flat), flat.dtype.itemsize) for flat in flats]
     table = []
@@ -211,7 +205,7 @@ def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
 
 
 def launch(name: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -> None:
-    """Pack or unpack one chunk on the current stream; returns at once.
+    """Pack or unpack one chunk on the current stream; return at once.
 
     Args:
         name: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
@@ -230,14 +224,10 @@ def launch(name: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -
 
 
 def launch_sum(table: Any, count: int, dtype: np.dtype, out: Any, divisor: int) -> None:
-    """Sum rows in their order and divide, on the current stream; returns at once.
+    """Sum rows in their order into ``out`` and divide, on the current stream; return at once.
 
-    Args:
-        table: GPU memory, (count,) int64: the address of each row. ``out`` may be one of them.
-        count: number of rows.
-        dtype: of the numbers in rows and ``out``, one of ``DTYPE_CODES``.
-        out: GPU array as long as each row.
-        divisor: the sum is divided by it before it is rounded to ``dtype``.
+    ``table`` is GPU memory, (count,) int64: the address of each row, of which ``out`` may be one.
+    The numbers are of ``dtype``, one of ``DTYPE_CODES``, and divided before they are rounded to it.
     """
     kernel = devices.kernel(source(), f"sum_{DTYPE_CODES[dtype.name]}")
     blocks = min(-(-out.size // THREADS), MAX_BLOCKS)

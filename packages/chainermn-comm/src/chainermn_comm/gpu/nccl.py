@@ -8,7 +8,6 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices
-from ..errors import capture_error
 from ..messaging import Handshake
 
 # The first version that reports asynchronous errors (ncclCommGetAsyncError).
@@ -43,8 +42,9 @@ class NcclCommunicator:
         }
         if version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16 and hasattr(nccl, "NCCL_BFLOAT16"):
             self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
-        identity, error = capture_error(nccl.get_unique_id if comm.rank == 0 else lambda: None)
-        Handshake(comm)("making an NCCL communicator", error=error)
+        identity = Handshake(comm).run_on_all_ranks(
+            "making an NCCL communicator", lambda: nccl.get_unique_id() if comm.rank == 0 else None
+        )
         self._comm: Any = nccl.NcclCommunicator(comm.size, comm.bcast(identity), comm.rank)
 
     def allreduce(self, buffer: Any, stream: Any) -> None:
@@ -55,17 +55,11 @@ class NcclCommunicator:
     def reduce_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Sum shard i over ranks into rank i's ``buffer``, for each shard (collective).
 
-        Args:
-            buffer: a multiple of ``shards`` elements; all but a rank's own shard are overwritten.
-            shards: at most the number of ranks.
-            stream: the work before and after is in its order.
+        Of ``buffer``, a multiple of ``shards`` elements, all but a rank's own shard are
+        overwritten. There are no more shards than ranks.
         """
-        at, size, nccl_dtype = (
-            devices.address(buffer),
-            buffer.size // shards,
-            self.nccl_dtype(buffer.dtype),
-        )
-        step, sum_ = size * buffer.dtype.itemsize, self._nccl.NCCL_SUM
+        at, size, step, nccl_dtype = self._shards(buffer, shards)
+        sum_ = self._nccl.NCCL_SUM
         if shards == self.size:
             own = at + self.rank * step
             self._comm.reduceScatter(at, own, size, nccl_dtype, sum_, stream.ptr)
@@ -78,12 +72,7 @@ class NcclCommunicator:
 
     def gather_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Copy rank i's shard i to all ranks, for each shard (collective)."""
-        at, size, nccl_dtype = (
-            devices.address(buffer),
-            buffer.size // shards,
-            self.nccl_dtype(buffer.dtype),
-        )
-        step = size * buffer.dtype.itemsize
+        at, size, step, nccl_dtype = self._shards(buffer, shards)
         if shards == self.size:
             self._comm.allGather(at + self.rank * step, at, size, nccl_dtype, stream.ptr)
             return
@@ -92,6 +81,12 @@ class NcclCommunicator:
             shard = at + root * step
             self._comm.broadcast(shard, shard, size, nccl_dtype, root, stream.ptr)
         self._nccl.groupEnd()
+
+    def _shards(self, buffer: Any, shards: int) -> tuple[int, int, int, int]:
+        """Return the buffer's address, a shard's elements and bytes, and NCCL's dtype."""
+        size = buffer.size // shards
+        step = size * buffer.dtype.itemsize
+        return devices.address(buffer), size, step, self.nccl_dtype(buffer.dtype)
 
     def check(self) -> None:
         """Raise NCCL's asynchronous error, if there is one (not collective)."""
@@ -110,11 +105,7 @@ class NcclCommunicator:
             comm.destroy()
 
     def nccl_dtype(self, dtype: np.dtype) -> int:
-        """Return NCCL's number for the dtype of a buffer.
-
-        Raises:
-            ValueError: it is uint16, and NCCL or CuPy has no bfloat16.
-        """
+        """Return NCCL's number for a buffer's dtype; raise ValueError where bfloat16 has none."""
         if dtype.name not in self._dtypes:
             found = _dotted(version(self._nccl.get_version()))
             raise ValueError(
@@ -128,9 +119,9 @@ class NcclCommunicator:
 
 def unavailable_reason() -> str | None:
     """Return why this process can't use NCCL; None if it can."""
-    why = devices.unavailable_reason()
-    if why is not None:
-        return why
+    reason = devices.unavailable_reason()
+    if reason is not None:
+        return reason
     nccl = _nccl()
     if not nccl.available:
         return "CuPy finds no NCCL library (cupy.cuda.nccl.available is False)"
@@ -146,25 +137,20 @@ def version(code: int) -> tuple[int, ...]:
     return code // major, code % major // 100
 
 
-def check_devices(comm: MPI.Intracomm, node: int) -> Exception | None:
-    """Return the error if ranks of one node share a device, which NCCL can't (collective).
-
-    Args:
-        comm: all ranks, each with a device.
-        node: the number of this rank's node.
-    """
+def check_devices(comm: MPI.Intracomm, node: int) -> None:
+    """Raise on all ranks if those of one ``node`` share a device, which NCCL can't (collective)."""
     places: dict[tuple[int, str], list[int]] = {}
     for rank, place in enumerate(comm.allgather((node, devices.bus_id()))):
         places.setdefault(place, []).append(rank)
-    shared = [(place, ranks) for place, ranks in places.items() if len(ranks) > 1]
-    if not shared:
-        return None
-    told = "; ".join(f"ranks {ranks} use device {bus}" for (_, bus), ranks in shared)
-    return ValueError(
-        f"{told}: NCCL wants one device a rank; call "
-        "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
-        "gradients, with no more ranks on a node than it has devices"
-    )
+    shared = [
+        f"ranks {ranks} use device {bus}" for (_, bus), ranks in places.items() if len(ranks) > 1
+    ]
+    if shared:
+        raise ValueError(
+            f"{'; '.join(shared)}: NCCL wants one device a rank; call "
+            "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
+            "gradients, with no more ranks on a node than it has devices"
+        )
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

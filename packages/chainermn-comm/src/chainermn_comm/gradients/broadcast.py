@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..errors import RankMismatchError, capture_error
-from ..messaging import Context, bcast_buffer
+from ..errors import RankMismatchError
+from ..messaging import Context, SharedFailure, bcast_buffer
 from . import parameters
-
-# Shape and dtype of a parameter.
-ArraySpec = tuple[tuple[int, ...], np.dtype]
 
 
 def bcast_parameters(context: Context, model: Any) -> None:
@@ -27,24 +24,35 @@ def bcast_parameters(context: Context, model: Any) -> None:
         RankMismatchError: on all ranks, when models differ in a name, shape or dtype.
         TypeError: a parameter isn't a float array.
     """
-    found, error = capture_error(lambda: _array_specs(model, context.rank))
-    named, own_specs = found or ([], [])
+    with SharedFailure(context.handshake, "bcast_data"):
+        named = parameters.named(model, context.rank)
+        arrays = [parameters.checked(param.data, name, context.rank) for name, param in named]
+        own_specs = [None if array is None else (array.shape, array.dtype) for array in arrays]
     signature = tuple([("parameter", name) for name, _ in named])
     nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, own_specs))
-    payloads = context.handshake(
-        "bcast_data", signature, pickle.dumps(own_specs), error, nbytes=nbytes
-    )
+    payloads = context.handshake("bcast_data", signature, pickle.dumps(own_specs), nbytes)
     rows = [pickle.loads(payload) for payload in payloads]
-    sources = [
-        _source(context, name, [row[index] for row in rows])
-        for index, (name, _) in enumerate(named)
-    ]
-    _, error = capture_error(lambda: _initialise(named, own_specs, sources))
-    context.handshake("bcast_data, initialising parameters", error=error)
-    for (_, param), source in zip(named, sources, strict=True):
-        if source is None:
-            continue
-        root, _ = source
+    # Each parameter that is sent, with the rank that sends it, and its shape and dtype there.
+    sent: list[tuple[Any, int, tuple[int, ...], np.dtype]] = []
+    for (name, param), specs in zip(named, zip(*rows, strict=True), strict=True):
+        having = [(rank, *spec) for rank, spec in enumerate(specs) if spec is not None]
+        if len(set(specs) - {None}) > 1:
+            listed = "; ".join(f"{dtype} {shape} on rank {rank}" for rank, shape, dtype in having)
+            raise RankMismatchError(
+                f"bcast_data on rank {context.rank}: ranks disagree on parameter {name}: {listed}"
+            )
+        sent += [(param, *first) for first in having[:1]]
+
+    def initialise() -> None:
+        for param, _, shape, dtype in sent:
+            if param.data is None:
+                if hasattr(param, "initialize"):
+                    param.initialize(shape)
+                if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
+                    param.data = np.empty(shape, dtype)
+
+    context.handshake.run_on_all_ranks("bcast_data, initialising parameters", initialise)
+    for param, root, _, _ in sent:
         data = param.data
         if devices.on_gpu(data):
             host = np.ascontiguousarray(devices.to_host(data))
@@ -57,38 +65,3 @@ def bcast_parameters(context: Context, model: Any) -> None:
         bcast_buffer(context.comm, buffer.reshape(-1), root)
         if context.rank != root and not usable:
             param.data = buffer
-
-
-def _array_specs(model: Any, rank: int) -> tuple[list[tuple[str, Any]], list[ArraySpec | None]]:
-    named = parameters.named(model, rank)
-    arrays = [parameters.checked(param.data, name, rank) for name, param in named]
-    return named, [None if array is None else (array.shape, array.dtype) for array in arrays]
-
-
-def _source(
-    context: Context, name: str, specs: list[ArraySpec | None]
-) -> tuple[int, ArraySpec] | None:
-    """Return the rank that sends a parameter, and its spec there; None where no rank has it."""
-    having = [(rank, spec) for rank, spec in enumerate(specs) if spec is not None]
-    if not having:
-        return None
-    if any(spec != having[0][1] for _, spec in having):
-        listed = "; ".join(f"{dtype} {shape} on rank {rank}" for rank, (shape, dtype) in having)
-        raise RankMismatchError(
-            f"bcast_data on rank {context.rank}: ranks disagree on parameter {name}: {listed}"
-        )
-    return having[0]
-
-
-def _initialise(
-    named: list[tuple[str, Any]],
-    own_specs: list[ArraySpec | None],
-    sources: list[tuple[int, ArraySpec] | None],
-) -> None:
-    for (_, param), spec, source in zip(named, own_specs, sources, strict=True):
-        if spec is None and source is not None:
-            shape, dtype = source[1]
-            if hasattr(param, "initialize"):
-                param.initialize(shape)
-            if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
-                param.data = np.empty(shape, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -18,79 +18,39 @@ from . import parameters
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
 
 
-@dataclass(frozen=True)
-class GradientSignature:
-    """The gradients of one call as one rank sees them, in the order of their parameters' names.
+class GradientSignature(tuple[tuple[Any, ...], ...]):
+    """What must be equal on all ranks: settings, and each gradient's name, dtype and shape.
 
-    Attributes:
-        settings: names and values that concern all gradients.
-        names: the parameters' names, sorted.
-        dtypes: of the gradients, or of the parameters that have none; None where a parameter is
-            not initialised.
-        shapes: likewise.
-        annotations: what else must be equal for each parameter, in words; empty where there is
-            nothing for any.
+    They are the entries of a handshake's signature, in the order of the parameters' names. Dtype
+    and shape of a missing gradient are its parameter's.
     """
-
-    settings: tuple[tuple[str, Any], ...]
-    names: tuple[str, ...]
-    dtypes: tuple[np.dtype | None, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
-    annotations: tuple[tuple[str, ...], ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
-    def _hash(self) -> int:
-        # Needed in every call, and slow for many parameters.
-        return hash((self.settings, self.names, self.dtypes, self.shapes, self.annotations))
+    def _hash(self) -> int:  # needed in every call, and slow for many parameters
+        return super().__hash__()
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all gradients."""
-        return sum(
-            dtype.itemsize * math.prod(shape)
-            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
-            if dtype is not None and shape is not None
-        )
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the entries of a handshake's signature, by which a mismatch is reported."""
-        yield from self.settings
-        annotations = self.annotations or ((),) * len(self.names)
-        for name, dtype, shape, rest in zip(
-            self.names, self.dtypes, self.shapes, annotations, strict=True
-        ):
-            if dtype is None:
-                yield ("parameter", name, NOT_INITIALISED, *rest)
-            else:
-                yield ("parameter", name, dtype, shape, *rest)
+        found = [entry[2:4] for entry in self if entry[0] == "parameter" and len(entry) > 3]
+        return sum(dtype.itemsize * math.prod(shape) for dtype, shape in found)
 
 
 @dataclass
 class GradientCall:
-    """One rank's part of a call, in the order of the parameters' names.
-
-    Attributes:
-        params: the parameters.
-        grads: their gradients; None where there is none.
-        targets: where the means are to be written; the list ``grads`` itself if all can be
-            overwritten.
-        signature: what must be equal on all ranks.
-        complete: whether no gradient is missing.
-        wire_dtypes: the dtypes in which all gradients travel, if none is missing and all are
-            NumPy's; else None.
-        finish: the rest of the algorithm's work, where a part was done before the handshake.
-    """
+    """One rank's part of a call, in the order of the parameters' names."""
 
     params: list[Any]
-    grads: list[Any]
+    grads: list[Any]  # None where there is none
+    # Where the means are to be written; the list `grads` itself if all can be overwritten.
     targets: list[Any]
     signature: GradientSignature
-    complete: bool
-    wire_dtypes: Sequence[np.dtype] | None = None
-    finish: Callable[[], None] | None = None
+    complete: bool  # no gradient is missing
+    # The dtypes in which all gradients travel, if none is missing and all are NumPy's; else None.
+    wire_dtypes: Sequence[np.dtype] | None
 
 
 def call_of(
@@ -98,12 +58,7 @@ def call_of(
 ) -> GradientCall:
     """Return the call for the model's present gradients.
 
-    Args:
-        model: as for :func:`mean_gradients`.
-        rank: this rank's number, for errors.
-        zero_fill: whether missing gradients count as zeros.
-        settings: the communicator's.
-        in_memory: whether gradients in host memory go through no network.
+    ``in_memory`` says whether gradients in host memory go through no network.
 
     Raises:
         TypeError: a gradient isn't a float array, or is complex and would travel as a float.
@@ -112,50 +67,14 @@ def call_of(
     named = parameters.named(model, rank)
     names, params = tuple([name for name, _ in named]), [param for _, param in named]
     grads = [param.grad for param in params]
-    if not _all_numpy(grads):
-        return _checked(named, grads, rank, zero_fill, settings, in_memory)
-    fast = _fast_path(settings, zero_fill, in_memory, names, _array_specs(grads))
-    if fast is None:
-        return _checked(named, grads, rank, zero_fill, settings, in_memory)
-    apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
-    targets = grads if apart else _targets(grads)
-    return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes)
-
-
-def _checked(
-    named: list[tuple[str, Any]],
-    grads: list[Any],
-    rank: int,
-    zero_fill: bool,
-    settings: Settings,
-    in_memory: bool,
-) -> GradientCall:
-    """Return the call where gradients may be missing, on a GPU, or of any other type."""
-    params = [param for _, param in named]
-    datas = [param.data for param in params]
-    for index, (name, param) in enumerate(named):
-        grad = None if datas[index] is None else grads[index]
-        grads[index] = parameters.checked(grad, name, rank)
-        if grads[index] is not grad:  # a NumPy scalar: the mean needs an array to go to
-            param.grad = grads[index]
-    likes = [data if grad is None else grad for data, grad in zip(datas, grads, strict=True)]
-    dtypes = tuple([None if like is None else like.dtype for like in likes])
-    shapes = tuple([None if like is None else like.shape for like in likes])
-    wire = settings.allreduce_grad_dtype
-    for (name, _), dtype in zip(named, dtypes, strict=True):
-        if wire is not None and dtype is not None and dtype.kind == "c":
-            raise TypeError(
-                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
-                f"as {wire}; set allreduce_grad_dtype to None"
-            )
-    annotations = tuple(
-        [_annotate(grad, like, zero_fill) for grad, like in zip(grads, likes, strict=True)]
-    )
-    names = tuple([name for name, _ in named])
-    common = _common_entries(settings, zero_fill)
-    signature = GradientSignature(
-        common, names, dtypes, shapes, annotations if any(annotations) else ()
-    )
+    fast = None
+    if _all_numpy(grads):
+        fast = _fast_path(settings, zero_fill, in_memory, names, _array_specs(grads))
+    if fast is not None:
+        apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
+        targets = grads if apart else _targets(grads)
+        return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes)
+    signature = _checked_signature(named, grads, rank, zero_fill, settings)
     complete = not any([grad is None for grad in grads])
     # Where there are wire dtypes, packing starts before the handshake. All ranks must decide alike,
     # so this uses only what is equal on all.
@@ -165,22 +84,34 @@ def _checked(
     return GradientCall(params, grads, _targets(grads), signature, complete, wire_dtypes)
 
 
-def _annotate(grad: Any, like: Any, zero_fill: bool) -> tuple[str, ...]:
-    """Return what else must be equal on all ranks beside name, dtype and shape."""
-    where = type(like) is not np.ndarray and like is not None and devices.on_gpu(like)
-    missing = grad is None and like is not None and not zero_fill
-    return ("on a GPU",) * where + ("no gradient",) * missing
+def _checked_signature(
+    named: list[tuple[str, Any]], grads: list[Any], rank: int, zero_fill: bool, settings: Settings
+) -> GradientSignature:
+    """Return the signature of gradients that may be missing, on a GPU, or of any other type.
 
-
-def select(grads: list[Any], on_gpu: bool) -> Sequence[int]:
-    """Return the indices of the gradients that exist and are on GPUs, or aren't."""
-    if _all_numpy(grads):
-        return () if on_gpu else range(len(grads))
-    return [
-        index
-        for index, grad in enumerate(grads)
-        if grad is not None and devices.on_gpu(grad) == on_gpu
-    ]
+    Gradients of uninitialised parameters become None in ``grads``, and NumPy's scalars arrays.
+    """
+    wire = settings.allreduce_grad_dtype
+    entries = _common_entries(settings, zero_fill)
+    for index, (name, param) in enumerate(named):
+        data = param.data
+        given = None if data is None else grads[index]
+        grad = grads[index] = parameters.checked(given, name, rank)
+        if grad is not given:  # a NumPy scalar: the mean needs an array to go to
+            param.grad = grad
+        like = data if grad is None else grad
+        if like is None:
+            entries.append(("parameter", name, NOT_INITIALISED))
+            continue
+        if wire is not None and like.dtype.kind == "c":
+            raise TypeError(
+                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
+                f"as {wire}; set allreduce_grad_dtype to None"
+            )
+        where = ("on a GPU",) if devices.on_gpu(like) else ()
+        missing = ("no gradient",) if grad is None and not zero_fill else ()
+        entries.append(("parameter", name, like.dtype, like.shape, *where, *missing))
+    return GradientSignature(entries)
 
 
 def _array_specs(grads: list[np.ndarray]) -> tuple[tuple[np.dtype, tuple[int, ...], int], ...]:
@@ -188,17 +119,11 @@ def _array_specs(grads: list[np.ndarray]) -> tuple[tuple[np.dtype, tuple[int, ..
 
 
 class _FastPath(NamedTuple):
-    """What follows from the specs of gradients that all are NumPy arrays of real floats.
-
-    Attributes:
-        signature: what must be equal on all ranks.
-        wire_dtypes: the dtypes in which they travel.
-        own_memory: whether each owns its memory, and a result may be written there.
-    """
+    """What follows from the specs of gradients that all are NumPy arrays of real floats."""
 
     signature: GradientSignature
     wire_dtypes: Sequence[np.dtype]
-    own_memory: bool
+    own_memory: bool  # each owns its memory, and a result may be written there
 
 
 # Loops repeat few different calls; computing this again would take as long as summing the gradients
@@ -215,8 +140,10 @@ def _fast_path(
     dtypes = tuple([dtype for dtype, _, _ in specs])
     if any(dtype.kind != "f" for dtype in dtypes):
         return None
-    shapes = tuple([shape for _, shape, _ in specs])
-    signature = GradientSignature(_common_entries(settings, zero_fill), names, dtypes, shapes)
+    entries = _common_entries(settings, zero_fill)
+    for name, (dtype, shape, _) in zip(names, specs, strict=True):
+        entries.append(("parameter", name, dtype, shape))
+    signature = GradientSignature(entries)
     own = all(parameters.owns_usable_memory(flags) for _, _, flags in specs)
     return _FastPath(signature, wire_dtypes_of(dtypes, settings, in_memory), own)
 
@@ -243,14 +170,13 @@ def wire_dtypes_of(
     )
 
 
-@lru_cache(maxsize=8)
-def _common_entries(settings: Settings, zero_fill: bool) -> tuple[tuple[str, Any], ...]:
+def _common_entries(settings: Settings, zero_fill: bool) -> list[tuple[Any, ...]]:
     """Return the entries of the signature that concern all gradients."""
-    return (
+    return [
         ("zero_fill", zero_fill),
         ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
         ("chunk_bytes", settings.chunk_bytes),
-    )
+    ]
 
 
 def _targets(grads: list[Any]) -> list[Any]:

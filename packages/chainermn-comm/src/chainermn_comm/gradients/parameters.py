@@ -16,11 +16,7 @@ _USABLE = 0x401  # C-contiguous and writeable
 
 
 def named(model: Any, rank: int) -> list[tuple[str, Any]]:
-    """Return the model's parameters with their names, sorted by name.
-
-    Raises:
-        TypeError: ``model`` has no ``namedparams``.
-    """
+    """Return the model's parameters with their names, sorted by name."""
     try:
         namedparams = model.namedparams
     except AttributeError:
@@ -32,11 +28,7 @@ def named(model: Any, rank: int) -> list[tuple[str, Any]]:
 
 
 def checked(array: Any, name: str, rank: int) -> Any:
-    """Return the array, if it is None or a float array of NumPy's or CuPy's.
-
-    Raises:
-        TypeError: it is something else; the text names the parameter.
-    """
+    """Return the array if it is None, or of floats and NumPy's or CuPy's; else raise TypeError."""
     if array is None or (type(array) is np.ndarray and array.dtype.kind in "fc"):
         return array
     if devices.on_gpu(array):
@@ -63,17 +55,10 @@ def own_memory(grads: list[Any]) -> list[bool]:
     Chainer makes gradients that are read-only, of stride 0, transposed, or shared between
     parameters; those have to be replaced.
     """
-    if set(map(type, grads)) <= {np.ndarray}:
-        flags = [grad.flags.num for grad in grads]
-        kinds = set(flags)
-        own = all(each & _OWN_DATA for each in kinds)
-        if all(each & _USABLE == _USABLE for each in kinds):
-            usable = [True] * len(grads)
-        else:
-            usable = [each & _USABLE == _USABLE for each in flags]
-    else:  # CuPy's arrays are all writeable, and say nothing of it.
-        usable = [g.flags.c_contiguous and getattr(g.flags, "writeable", True) for g in grads]
-        own = all(grad.flags.owndata for grad in grads)
+    flags = [grad.flags for grad in grads]
+    # CuPy's arrays are all writeable, and say nothing of it.
+    usable = [each.c_contiguous and getattr(each, "writeable", True) for each in flags]
+    own = all([each.owndata for each in flags])
     # Arrays that own their memory overlap only views of it; most models have none.
     if not own or len(set(map(id, grads))) < len(grads):
         _exclude_overlapping(grads, usable)
@@ -91,9 +76,8 @@ def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
 
 
 def _span(array: Any) -> tuple[int, int]:
-    """Return the address of the array's first element and the one after its last."""
+    """Return the address of the array's first byte and the one after its last."""
     steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
     start = devices.address(array) if devices.on_gpu(array) else array.ctypes.data
-    return start + sum(min(s, 0) for s in steps), start + sum(
-        max(s, 0) for s in steps
-    ) + array.itemsize
+    first = start + sum([min(step, 0) for step in steps])
+    return first, first + sum(map(abs, steps)) + array.itemsize

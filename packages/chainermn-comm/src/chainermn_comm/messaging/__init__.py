@@ -2,7 +2,7 @@
 
 from . import collectives, point_to_point
 from .context import Context
-from .handshake import Handshake, Signature
+from .handshake import Handshake, SharedFailure, Signature
 from .messages import ARRAY, OBJECT, SCALAR, TUPLE, WITH_METADATA, Message
 from .messages import of_array as message_of_array
 from .messages import of_object as message_of_object
@@ -22,6 +22,7 @@ __all__ = [
     "Handshake",
     "Message",
     "Peer",
+    "SharedFailure",
     "Signature",
     "bcast_buffer",
     "collectives",

@@ -1,22 +1,21 @@
 """Collective operations on messages: a handshake that carries the headers, then the buffers.
 
-Each function is collective. ``make`` builds this rank's message or messages; what it raises is
-raised on all ranks before any data move.
+Each function is collective. ``make`` builds the message of a value; what it raises is raised on all
+ranks before any data move.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 from mpi4py import MPI
 
-from ..arrays import as_integer
-from ..errors import capture_error
+from ..arrays import integer_between
 from . import messages, transfer
 from .context import Context
-from .handshake import Signature
+from .handshake import SharedFailure
 from .messages import Message
 
 # From so many bytes on, ranks check that all of them could allocate before any data move: next to
@@ -26,35 +25,38 @@ LARGE_BYTES = 64 << 20
 SMALL_BYTES = 16 << 10
 _NBYTES = struct.Struct("<Q")
 
+Make: TypeAlias = Callable[[Any], Message]
 Value = TypeVar("Value")
 
 
-def bcast(context: Context, operation: str, make: Callable[[], Message], root: int) -> Message:
-    """Return root's message on every rank; only root calls ``make``."""
-    index, error = capture_error(lambda: check_rank(context, root, "root"))
+def bcast(context: Context, operation: str, value: Any, make: Make, root: int) -> Message:
+    """Return the message of root's value on every rank."""
     message = None
-    if context.rank == index:
-        message, error = capture_error(make)
-    payloads = _handshake(context, operation, _describe(message), error, index)
-    payload = payloads[index]
+    with SharedFailure(context.handshake, operation):
+        root = check_rank(context, root, "root")
+        if context.rank == root:
+            message = make(value)
+        payload = _describe(message)
+    payloads = _handshake(context, operation, payload, root)
     incoming = _with_memory(
         context,
         operation,
-        [payload],
-        lambda: message or messages.allocate(payload[_NBYTES.size :]),
+        payloads,
+        lambda: message or messages.allocate(payloads[root][_NBYTES.size :]),
     )
     for buffer in incoming.buffers:
-        transfer.bcast(context.comm, buffer, index)
+        transfer.bcast(context.comm, buffer, root)
     return incoming
 
 
-def allgather(context: Context, operation: str, make: Callable[[], Message]) -> list[Message]:
-    """Return every rank's message on every rank."""
-    message, error = capture_error(make)
-    payload = _describe(message)
-    if message is not None and _size_of(payload) <= SMALL_BYTES:
-        payload += message.packed()
-    payloads = _handshake(context, operation, payload, error)
+def allgather(context: Context, operation: str, value: Any, make: Make) -> list[Message]:
+    """Return the message of every rank's value on every rank."""
+    with SharedFailure(context.handshake, operation):
+        message = make(value)
+        payload = _describe(message)
+        if _size_of(payload) <= SMALL_BYTES:
+            payload += message.packed()
+    payloads = _handshake(context, operation, payload)
     # Where the data of a small message begin in its payload.
     starts = {
         rank: len(each) - _size_of(each)
@@ -79,52 +81,44 @@ def allgather(context: Context, operation: str, make: Callable[[], Message]) -> 
 
 
 def gather(
-    context: Context, operation: str, make: Callable[[], Message], root: int
+    context: Context, operation: str, value: Any, make: Make, root: int
 ) -> list[Message] | None:
-    """Return every rank's message at root; None elsewhere."""
-    index, error = capture_error(lambda: check_rank(context, root, "root"))
-    message = None
-    if error is None:
-        message, error = capture_error(make)
-    payloads = _handshake(context, operation, _describe(message), error, index)
-    assert message is not None  # else the handshake raised
-    outgoing = {index: message}
-    wanted = payloads if context.rank == index else []
+    """Return the message of every rank's value at root; None elsewhere."""
+    with SharedFailure(context.handshake, operation):
+        root = check_rank(context, root, "root")
+        outgoing = {root: make(value)}
+        payload = _describe(outgoing[root])
+    payloads = _handshake(context, operation, payload, root)
+    wanted = payloads if context.rank == root else []
     incoming = _with_memory(
         context, operation, payloads, lambda: _incoming(context, outgoing, wanted)
     )
     received = _move(context, outgoing, incoming)
-    return received if context.rank == index else None
+    return received if context.rank == root else None
 
 
-def scatter(
-    context: Context, operation: str, make: Callable[[], Sequence[Message]], root: int
-) -> Message:
-    """Return root's i-th message on rank i; only root calls ``make``."""
-    index, error = capture_error(lambda: check_rank(context, root, "root"))
-    each: Sequence[Message] | None = None
-    if context.rank == index:
-        each, error = capture_error(make)
-    outgoing = dict(enumerate(each or ()))
-    payloads = _handshake(context, operation, _pack_size(outgoing.values()), error, index)
+def scatter(context: Context, operation: str, values: Any, make: Make, root: int) -> Message:
+    """Return the message of root's i-th value on rank i."""
+    with SharedFailure(context.handshake, operation):
+        root = check_rank(context, root, "root")
+        outgoing = _one_for_each(context, values, make) if context.rank == root else {}
+    payloads = _handshake(context, operation, _pack_size(outgoing.values()), root)
     headers = [message.header() for message in outgoing.values()] or None
-    header = context.comm.scatter(headers, index)
+    header = context.comm.scatter(headers, root)
 
     def allocate() -> dict[int, Message]:
-        own = context.rank == index
-        return {index: outgoing[index].copy() if own else messages.allocate(header)}
+        own = context.rank == root
+        return {root: outgoing[root].copy() if own else messages.allocate(header)}
 
     return _move(context, outgoing, _with_memory(context, operation, payloads, allocate))[0]
 
 
-def alltoall(
-    context: Context, operation: str, make: Callable[[], Sequence[Message]]
-) -> list[Message]:
-    """Return the i-th message of each rank on rank i."""
-    each, error = capture_error(make)
-    payloads = _handshake(context, operation, _pack_size(each or ()), error)
-    headers = context.comm.alltoall([message.header() for message in each])
-    outgoing = dict(enumerate(each))
+def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[Message]:
+    """Return the message of each rank's i-th value on rank i."""
+    with SharedFailure(context.handshake, operation):
+        outgoing = _one_for_each(context, values, make)
+    payloads = _handshake(context, operation, _pack_size(outgoing.values()))
+    headers = context.comm.alltoall([message.header() for message in outgoing.values()])
     described = [b"\0" * _NBYTES.size + header for header in headers]
     incoming = _with_memory(
         context, operation, payloads, lambda: _incoming(context, outgoing, described)
@@ -132,31 +126,32 @@ def alltoall(
     return _move(context, outgoing, incoming)
 
 
-def check_rank(context: Context, rank: int, name: str) -> int:
-    """Return the rank as an int.
+def check_rank(context: Context, rank: Any, name: str) -> int:
+    """Return one of the communicator's ranks as an int; raise ValueError if it is none."""
+    return integer_between(rank, 0, context.size - 1, f"rank {context.rank}: {name}")
 
-    Raises:
-        ValueError: it is no integer, or none of the communicator's ranks.
-    """
-    index = as_integer(rank)
-    if index is None or not 0 <= index < context.size:
-        raise ValueError(
-            f"rank {context.rank}: {name} must be an integer from 0 to {context.size - 1}, "
-            f"got {rank!r}"
+
+def _one_for_each(context: Context, values: Any, make: Make) -> dict[int, Message]:
+    """Return the message for each rank; raise unless there are as many values as ranks."""
+    if values is not None and not hasattr(values, "__len__"):
+        raise TypeError(
+            f"rank {context.rank}: expected a tuple or list of {context.size} values, one for each "
+            f"rank, got {type(values).__name__}"
         )
-    return index
+    if values is None or len(values) != context.size:
+        raise ValueError(
+            f"rank {context.rank}: expected {context.size} values, one for each rank, got "
+            f"{None if values is None else len(values)}"
+        )
+    return {rank: make(value) for rank, value in enumerate(values)}
 
 
 def _handshake(
-    context: Context,
-    operation: str,
-    payload: bytes,
-    error: BaseException | None,
-    root: int | None = None,
+    context: Context, operation: str, payload: bytes, root: int | None = None
 ) -> list[bytes]:
     """Return every rank's payload, which begins with its data's size unless it is empty."""
-    signature: Signature = () if root is None else (("root", root),)
-    return context.handshake(operation, signature, payload, error, _size_of(payload))
+    signature = () if root is None else (("root", root),)
+    return context.handshake(operation, signature, payload, _size_of(payload))
 
 
 def _describe(message: Message | None) -> bytes:
@@ -179,10 +174,7 @@ def _with_memory(
     """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
     if sum(map(_size_of, payloads)) < LARGE_BYTES:
         return allocate()
-    value: Value
-    value, error = capture_error(allocate)
-    context.handshake(f"{operation}, memory", error=error)
-    return value
+    return context.handshake.run_on_all_ranks(f"{operation}, memory", allocate)
 
 
 def _incoming(

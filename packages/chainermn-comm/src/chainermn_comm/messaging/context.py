@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mpi4py import MPI
 
@@ -12,31 +13,23 @@ from .handshake import Handshake
 
 @dataclass(frozen=True)
 class Context:
-    """The ranks of one communicator, and how they communicate.
+    """The ranks of one communicator, and how they communicate."""
 
-    Attributes:
-        comm: carries nothing but this package's traffic.
-        handshake: among these ranks.
-        tag: of the messages of collective operations.
-        topology: which rank sits on which node.
-        chunk_bytes: the size of chunks that the user asked for; None for each algorithm's default.
-        interruptions: what interrupted collective steps on this rank; after one, ranks are out of
-            step, and the communicator can't be used any more.
-    """
-
-    comm: MPI.Intracomm
+    comm: MPI.Intracomm  # carries nothing but this package's traffic
     handshake: Handshake
-    tag: int
+    tag: int  # of the messages of collective operations
     topology: Topology
-    chunk_bytes: int | None = None
+    chunk_bytes: int | None = None  # what the user asked for; None for each algorithm's default
+    # What interrupted collective steps on this rank: after one, ranks are out of step, and the
+    # communicator can't be used any more.
     interruptions: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """This process's rank."""
         return self.comm.rank
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of ranks."""
         return self.comm.size

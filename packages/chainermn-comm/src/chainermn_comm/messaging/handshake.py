@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import describe, raise_failure, raise_mismatch
+from ..errors import comparable, describe, raise_failure, raise_mismatch
 from ..watchdog import NOBODY, CallRecorder
 
-# What must be equal on all ranks: entries of a name and its values; hashable, with a `repr` that
-# shows all of it. Of signatures that differ, the first entry that differs is reported.
+# What must be equal on all ranks: hashable entries of a name and its values. Of signatures that
+# differ, the first entry that differs is reported.
 Signature = Iterable[tuple[Any, ...]]
+Value = TypeVar("Value")
 
 # What each rank contributes: digest of operation and signature, calls so far, 1 if the rank has an
 # error, length of its payload. The payload's first bytes follow, so that short ones, such as the
@@ -48,45 +49,55 @@ class Handshake:
         self._digests: dict[Any, tuple[bytes, int, int]] = {}
 
     def __call__(
-        self,
-        operation: str,
-        signature: Signature = (),
-        payload: bytes = b"",
-        error: BaseException | None = None,
-        nbytes: int = 0,
+        self, operation: str, signature: Signature = (), payload: bytes = b"", nbytes: int = 0
     ) -> list[bytes]:
-        """Check one collective call (collective).
+        """Check one collective call, and return every rank's payload, in rank order (collective).
 
         Args:
             operation: the operation's name.
             signature: what must be equal on all ranks.
             payload: bytes for the other ranks, any length.
-            error: why this rank can't take part; None if nothing is wrong.
             nbytes: bytes of this rank's data, for the watchdog, where ``signature`` has no
                 ``nbytes``.
 
-        Returns:
-            Every rank's payload, in rank order.
-
         Raises:
-            BaseException: ``error`` itself, on the rank that has one.
-            PeerError: on the ranks without an error, when another rank has one.
+            PeerError: another rank has failed (:meth:`fail`).
             RankMismatchError: on all ranks, when operations or signatures differ.
         """
         self._calls += 1
         digest, root, size = self._digest(operation, signature)
         self._record.collective(operation, self._calls, root, size or nbytes)
-        prefix = _PREFIX.pack(digest, self._calls, error is not None, len(payload))
+        prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
         received = self._received
         self._comm.Allgather([entry, MPI.BYTE], [received, MPI.BYTE])
-        if error is None and len(payload) <= _INLINE_BYTES and received == entry * self._size:
+        if len(payload) <= _INLINE_BYTES and received == entry * self._size:
             return [payload] * self._size
         entries = [received[start : start + _ENTRY_BYTES] for start in self._starts]
         lengths = [len(payload)] * len(entries)
-        if error is not None or not all([other.startswith(prefix) for other in entries]):
-            lengths = self._compare(entries, operation, signature, error)
+        if not all([other.startswith(prefix) for other in entries]):
+            lengths = self._compare(entries, operation, signature)
         return self._payloads(entries, lengths, payload)
+
+    def fail(self, operation: str, error: BaseException) -> None:
+        """Take part in a handshake where this rank can't take part in the call (collective).
+
+        The other ranks raise PeerError. The caller raises ``error`` where no frame refers to it,
+        such as in an ``except`` clause: a frame that is in the error's traceback and refers to the
+        error would keep all of its frames, and their arrays, until the next garbage collection.
+        """
+        self._calls += 1
+        self._record.collective(operation, self._calls)
+        entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
+        self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
+        self._comm.allgather(describe(error, self._comm.rank))
+
+    def run_on_all_ranks(self, operation: str, make: Callable[[], Value]) -> Value:
+        """Return what ``make`` returns, once it has returned on all ranks (collective)."""
+        with SharedFailure(self, operation):
+            value = make()
+        self(operation)
+        return value
 
     def _digest(self, operation: str, signature: Signature) -> tuple[bytes, int, int]:
         key = operation, signature
@@ -95,23 +106,17 @@ class Handshake:
         if found is None:
             if len(self._digests) >= _CACHED_SIGNATURES:
                 self._digests.clear()
-            digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+            text = comparable((operation, *signature))
+            digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
             roots = [entry[1] for entry in signature if entry[0] == "root"] or [NOBODY]
             found = self._digests[key] = digest, roots[0], getattr(signature, "nbytes", 0)
         return found
 
-    def _compare(
-        self,
-        entries: list[bytearray],
-        operation: str,
-        signature: Signature,
-        error: BaseException | None,
-    ) -> list[int]:
+    def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
         """Return the lengths of the ranks' payloads; raise if more than the lengths differs."""
         prefixes = [_PREFIX.unpack_from(entry) for entry in entries]
         if any(failed for _, _, failed, _ in prefixes):
-            texts = self._comm.allgather(error and describe(error, self._comm.rank))
-            raise_failure(operation, self._comm.rank, error, texts)
+            raise_failure(operation, self._comm.rank, self._comm.allgather(""))
         if any(other[:2] != prefixes[0][:2] for other in prefixes):
             signatures = self._comm.allgather([("operation", operation), *signature])
             raise_mismatch(operation, self._comm.rank, signatures)
@@ -135,3 +140,22 @@ class Handshake:
             gathered[end - length : end].tobytes()
             for end, length in zip(ends, lengths, strict=True)
         ]
+
+
+class SharedFailure:
+    """What is raised within makes all ranks raise; a handshake is to follow where nothing is.
+
+    That includes `KeyboardInterrupt` and `SystemExit`: the other ranks are about to wait.
+    """
+
+    __slots__ = ("_handshake", "_operation")
+
+    def __init__(self, handshake: Handshake, operation: str) -> None:
+        self._handshake, self._operation = handshake, operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._handshake.fail(self._operation, error)

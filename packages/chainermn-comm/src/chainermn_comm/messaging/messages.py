@@ -23,18 +23,12 @@ _new = tuple.__new__  # makes a named tuple in less time than its class does
 
 
 class Message(NamedTuple):
-    """A value that travels.
+    """A value that travels."""
 
-    Attributes:
-        kind: one of ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT.
-        arrays: contiguous in C or Fortran order.
-        scalars: of several arrays, the indices of those that stand for scalars.
-        on_gpu: the indices of arrays that came from a GPU, and shall be on one where they arrive.
-    """
-
-    kind: str
-    arrays: tuple[np.ndarray, ...]
-    scalars: tuple[int, ...] = ()
+    kind: str  # one of ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT
+    arrays: tuple[np.ndarray, ...]  # contiguous in C or Fortran order
+    scalars: tuple[int, ...] = ()  # of several arrays, the indices of those that stand for scalars
+    # The indices of arrays that came from a GPU, and shall be on one where they arrive.
     on_gpu: tuple[int, ...] = ()
 
     @property
@@ -67,11 +61,7 @@ class Message(NamedTuple):
             start += array.nbytes
 
     def value(self) -> Any:
-        """Return the array, scalar, tuple or object.
-
-        Raises:
-            RuntimeError: an array came from a GPU, and this process can't use one.
-        """
+        """Return the array, scalar, tuple or object."""
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
@@ -89,15 +79,13 @@ class Message(NamedTuple):
 
     def copy(self) -> Message:
         """Return the same message in memory of its own."""
-        arrays = tuple(array.copy(order="K") for array in self.arrays)
-        return self._replace(arrays=arrays)
+        return self._replace(arrays=tuple(array.copy(order="K") for array in self.arrays))
 
 
 def of_array(data: Any, rank: int) -> Message:
     """Return the message that carries an array, a scalar, or a tuple or list of them.
 
-    Raises:
-        TypeError: ``data`` is something else; the text names ``rank``.
+    Of anything else a TypeError is raised, whose text names ``rank``.
     """
     if isinstance(data, (tuple, list)):
         if all([_is_plain(item) for item in data]):  # nearly always
@@ -135,7 +123,7 @@ def of_object(obj: Any) -> Message:
 
 def allocate(header: bytes) -> Message:
     """Return a message of the header's kind and specs whose data are still to be received."""
-    kind, specs, scalars, on_gpu = decode_header(header)
+    kind, specs, scalars, on_gpu = decode_header_cached(header) or decode_header(header)
     arrays = tuple([empty_array(dtype, shape, order) for dtype, shape, order, _ in specs])
     return Message(kind, arrays, scalars, on_gpu)
 
@@ -154,10 +142,13 @@ def encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes:
 
 def decode_header(header: bytes) -> Any:
     """Return kind, specs (dtype, shape, order and bytes of each array), scalars and on_gpu."""
-    found = decode_header_cached(header)
-    if found is None:
-        found = _with_sizes(*pickle.loads(header))
-    return found
+    kind, encoded, scalars, on_gpu = pickle.loads(header)
+    dtypes = [np.dtype(token) for token, *_ in encoded]
+    specs = tuple(
+        (dtype, shape, order, dtype.itemsize * math.prod(shape))
+        for dtype, (_, shape, order) in zip(dtypes, encoded, strict=True)
+    )
+    return kind, specs, scalars, on_gpu
 
 
 @lru_cache(maxsize=256)
@@ -167,19 +158,8 @@ def decode_header_cached(header: bytes) -> Any:
     That is a structured or foreign dtype, whose field names the owner of an array can change: a
     cached one can't be handed out twice.
     """
-    kind, specs, scalars, on_gpu = pickle.loads(header)
-    if not all(isinstance(token, str) for token, *_ in specs):
-        return None
-    return _with_sizes(kind, specs, scalars, on_gpu)
-
-
-def _with_sizes(kind: str, specs: Any, scalars: Any, on_gpu: Any) -> Any:
-    dtypes = [np.dtype(token) for token, *_ in specs]
-    sized = tuple(
-        (dtype, shape, order, dtype.itemsize * math.prod(shape))
-        for dtype, (_, shape, order) in zip(dtypes, specs, strict=True)
-    )
-    return kind, sized, scalars, on_gpu
+    is_plain = all(isinstance(token, str) for token, *_ in pickle.loads(header)[1])
+    return decode_header(header) if is_plain else None
 
 
 def _is_plain(item: Any) -> bool:

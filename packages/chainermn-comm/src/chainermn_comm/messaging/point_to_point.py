@@ -51,17 +51,10 @@ def send(
 ) -> None:
     """Send the message; return when its arrays may be changed.
 
-    Args:
-        method: the method of the communicator, for the watchdog's reports.
-        message: what is sent.
-        peer: to whom.
-        record: where the call is recorded.
-        label: what the call is made for, for the watchdog's reports.
-        metadata: bytes beside the arrays.
-        message_id: 64 bits, signed.
+    The watchdog's reports show ``method``, a communicator's, and ``label``, what the call is for.
 
     Raises:
-        struct.error: the message id has more than 64 bits.
+        struct.error: the message id has more than 64 bits, signed.
     """
     comm, dest, tag = peer
     kind, arrays, scalars, on_gpu = message
@@ -99,22 +92,11 @@ def recv(
     rank: int,
     label: str = "",
 ) -> tuple[bytes, Any, int]:
-    """Receive a message of :func:`send`.
-
-    Args:
-        method: the method of the communicator, for the watchdog's reports and errors.
-        kinds: the kinds of messages that it takes.
-        peer: from whom.
-        record: where the call is recorded.
-        rank: this rank's number, for errors.
-        label: what the call is made for, for the watchdog's reports.
-
-    Returns:
-        The metadata, the message's value, and the message id.
+    """Receive a message of :func:`send`: its metadata, value and message id.
 
     Raises:
         MemoryError: an array can't be allocated; the message is discarded.
-        TypeError: the message is of none of these kinds; it is discarded.
+        TypeError: the message is of none of these kinds; it is discarded. The text has ``rank``.
     """
     comm, source, tag = peer
     inline = np.empty(INLINE_BYTES, np.uint8)
@@ -151,9 +133,7 @@ def recv(
 def fits_inline(start: int, sizes: Sequence[int]) -> list[bool]:
     """Return for each array whether its data are in the first of MPI's messages.
 
-    Args:
-        start: bytes before the first array.
-        sizes: bytes of each array.
+    The arrays have ``sizes`` bytes each, and ``start`` bytes precede the first.
     """
     fit = []
     for size in sizes:
@@ -167,11 +147,10 @@ def fits_inline(start: int, sizes: Sequence[int]) -> list[bool]:
 def _encode(
     kind: str, specs: tuple[ArraySpec, ...], scalars: Any, on_gpu: Any, metadata: bytes
 ) -> tuple[bytes, tuple[bool, ...], bool, int]:
-    """Return what precedes the data, but for the message id, and how the data are sent.
+    """Return what follows from a message's metadata and the specs of its arrays.
 
-    Returns:
-        Lengths, header and metadata; which arrays are out of line, empty if none is; whether all
-        are C-contiguous; bytes of all.
+    That is lengths, header and metadata in one; which arrays are out of line, empty if none is;
+    whether all are C-contiguous; bytes of all.
     """
     header = messages.encode_header(kind, specs, scalars, on_gpu)
     head = _LENGTHS.pack(len(header), len(metadata)) + header + metadata
@@ -182,26 +161,17 @@ def _encode(
 
 
 class _Decoded(NamedTuple):
-    """What follows from a message's header and metadata.
-
-    Attributes:
-        kind: of the message.
-        metadata: bytes beside the arrays.
-        places: each array's dtype, shape, order (None for C), and where its data begin in the
-            first of MPI's messages; 0 if they are out of line.
-        out_of_line: dtype, shape and order of those out of line.
-        scalars: see :class:`Message`.
-        on_gpu: see :class:`Message`.
-        is_plain: whether the message's value is the tuple of its arrays, as nearly always.
-    """
+    """What follows from a message's header and metadata."""
 
     kind: str
     metadata: bytes
+    # Each array's dtype, shape, order (None for C), and where its data begin in the first of MPI's
+    # messages; 0 if they are out of line.
     places: list[tuple[np.dtype, tuple[int, ...], Any, int]]
-    out_of_line: list[tuple[np.dtype, tuple[int, ...], Any]]
+    out_of_line: list[tuple[np.dtype, tuple[int, ...], Any]]  # dtype, shape, order
     scalars: tuple[int, ...]
     on_gpu: tuple[int, ...]
-    is_plain: bool
+    is_plain: bool  # the message's value is the tuple of its arrays, as nearly always
 
 
 def _decode(head: bytes, header_bytes: int) -> _Decoded:
@@ -232,9 +202,8 @@ def _recv_out_of_line(
 ) -> list[np.ndarray]:
     """Receive new arrays of these dtypes, shapes and orders.
 
-    Raises:
-        MemoryError: there is none for them; their data are discarded, and the next message can be
-            received.
+    Where there is no memory for them, their data are discarded, so that the next message can be
+    received.
     """
     comm, source, tag = peer
     try:

@@ -62,14 +62,8 @@ def start_exchange(
 ) -> list[MPI.Request]:
     """Start to receive and to send buffers; the requests are for the caller to wait for.
 
-    Between two ranks, buffers arrive in the order in which they are sent, so both must list them
-    in the same order, with the same sizes.
-
-    Args:
-        comm: the ranks.
-        outgoing: the rank to which each buffer goes, and the buffer; none to this rank itself.
-        incoming: the rank from which each comes, and the buffer that is overwritten.
-        tag: of the messages.
+    Each comes with the other rank, never this one. Between two ranks, buffers arrive in the order
+    in which they are sent, so both must list them in the same order, with the same sizes.
     """
     requests = [
         comm.Irecv([piece, MPI.BYTE], source, tag)

@@ -19,7 +19,6 @@ from chainermn_comm import CommunicatorBase
 from ..collective_errors import (
     allgather_checked,
     capture_error,
-    handshake,
     require_communicator,
     require_same,
 )
@@ -177,7 +176,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             content, error = capture_error(lambda: next(local, None))
             payload = b"" if content is None else _HAS_BATCH
             try:
-                present = handshake(self.comm, _OPERATION, error=error, payload=payload)
+                present = self.comm.handshake(_OPERATION, error=error, payload=payload)
             except BaseException as exception:
                 failures.append(exception)
                 return

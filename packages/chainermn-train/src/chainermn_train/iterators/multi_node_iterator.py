@@ -17,7 +17,6 @@ from chainermn_comm import CommunicatorBase
 from ..collective_errors import (
     capture_error,
     chain_cause,
-    handshake,
     require_communicator,
     require_integer,
     require_same,
@@ -215,7 +214,7 @@ class MultiNodeIterator(IteratorProxy):
                 attributes, value = received
                 self.__dict__.update(attributes)
         try:
-            handshake(communicator, _OPERATION, (("method", method),), error=error)
+            communicator.handshake(_OPERATION, (("method", method),), error=error)
         finally:
             del error  # else a cycle through its traceback would keep the batch's memory
         return value

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError
-from chainermn_comm.gpu.error_broadcast import ErrorBroadcast
+from chainermn_comm.gpu.error_notifier import ErrorNotifier
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
 
 @pytest.mark.parametrize("failing", ["one", "all"])
 def test_no_message_of_a_failure_gets_into_the_next_communicator(world, failing):
-    errors = ErrorBroadcast(world)
+    errors = ErrorNotifier(world)
     if failing == "all" or world.rank == 0:
         errors.send("no luck")  # and never listens
     assert errors.close()
@@ -21,10 +21,10 @@ def test_no_message_of_a_failure_gets_into_the_next_communicator(world, failing)
 
 
 def test_a_failure_is_heard_and_without_one_nothing_is_left(world):
-    errors = ErrorBroadcast(world)
+    errors = ErrorNotifier(world)
     errors.poll()
     assert not errors.close()
-    errors = ErrorBroadcast(world)
+    errors = ErrorNotifier(world)
     if world.rank == 0:
         errors.send("no luck")
     else:

@@ -1,4 +1,4 @@
-"""Sends a failure to the other ranks, which poll for it while they wait for something else."""
+"""Notifies other ranks of a failure; they poll for it while they wait for something else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import PeerError
 MAX_CHARACTERS = 1000
 
 
-class ErrorBroadcast:
+class ErrorNotifier:
     """Messages of failures among the ranks of one communicator; only `close` waits for other ranks.
 
     It serves for one failure, after which the owner does nothing any more.
@@ -45,14 +45,11 @@ class ErrorBroadcast:
         that failed itself doesn't poll, and MPI gives the context id of a communicator that was
         freed to the next one, which would receive them.
         """
+        status = MPI.Status()
         while not MPI.Request.Testall(self._requests):
-            self._discard_messages()
+            while self._comm.iprobe(status=status):
+                self._comm.recv(source=status.source)  # as nobody polls any more
         failed = bool(self._comm.allreduce(self._received or bool(self._requests), MPI.LOR))
         if not failed:
             self._comm.Free()
         return failed
-
-    def _discard_messages(self) -> None:
-        status = MPI.Status()
-        while self._comm.iprobe(status=status):
-            self._comm.recv(source=status.source)
