@@ -13,6 +13,7 @@ import pytest
 from chainermn_comm.watchdog import monitor
 from tests.support import events, jobs
 from tests.support.explained import explained
+from tests.support.processes import is_gone
 from tests.support.watchdog import clock, description, record
 
 COMMUNICATOR = (0, 1)
@@ -29,6 +30,20 @@ if sys.argv[2] == "after a call":
 with alone("evaluate"):
     print(json.dumps(described), flush=True)
     sys.stdin.read()
+"""
+
+
+# One that waits in MPI_Finalize and has a child.
+LAST_RANK = """
+import json, os, subprocess, sys
+from chainermn_comm.watchdog.status_region import FINALIZE
+from tests.support.watchdog import WORLD, description, record
+os.setpgid(0, 0)
+described = description(1)
+record(WORLD, 0, 1).collective(FINALIZE, 0)
+child = subprocess.Popen(["sleep", "1000"])
+print(json.dumps([described, child.pid]), flush=True)
+sys.stdin.read()
 """
 
 
@@ -60,11 +75,15 @@ def start_rank() -> Iterator:
         process.communicate()
 
 
-def watching(monkeypatch, ranks, others=(), ends_job=True):
-    """A monitor of these ranks, what it says, an item for each time that it ends them, events."""
+def make_monitor(ranks, others=(), ends_job=True):
     config = {"seconds": 2.0, "ends_job": ends_job, "silence": 20.0}
     config |= {"launch": events.LAUNCH, "listeners": [], "secret": None, "others": list(others)}
-    made = monitor.Monitor(config, [monitor.MonitoredRank(each) for each in ranks])
+    return monitor.Monitor(config, [monitor.MonitoredRank(each) for each in ranks])
+
+
+def watching(monkeypatch, ranks, others=(), ends_job=True):
+    """A monitor of these ranks, what it says, an item for each time that it ends them, events."""
+    made = make_monitor(ranks, others, ends_job)
     said, ended, told = [], [], []
 
     def say(text, event=()):
@@ -167,3 +186,17 @@ def test_a_monitor_that_fails_is_started_again_and_at_last_the_ranks_are_told(mo
     assert all("failed: KeyError: 'planted'" in line for line in told[:-1])
     assert told[-1].startswith("ChainerMN: the process that watches the ranks on ")
     assert told[-1].endswith("calls that wait too long won't be reported any more.")
+
+
+def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed():
+    """So nothing of them is left: no child, nor a folder of the launcher's."""
+    command = [sys.executable, "-c", LAST_RANK]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=jobs.variables(), **pipes) as rank:
+        described, child = json.loads(rank.stdout.readline())  # type: ignore[union-attr]
+        made = make_monitor([described])
+        assert made.ranks[0].look(clock()).has_finished
+        made.end_ranks()
+        assert rank.wait(timeout=10) != 0
+        made.clean()
+        assert is_gone(child)

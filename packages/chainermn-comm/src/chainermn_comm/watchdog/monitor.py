@@ -73,6 +73,7 @@ class Monitor:
         self.last_stacks: dict[int, str] = {}
         self.stacks_at = -FRESH_SECONDS
         self.exits = ExitTracker(ranks, self.files.inotify)
+        self.ended_job = False
 
     def start_network(self) -> None:
         """Begin to reply to the monitors of other machines, and to poll the next one's heartbeat.
@@ -229,12 +230,13 @@ class Monitor:
         print_for(self.ranks, text, event)
 
     def end_ranks(self) -> None:
+        self.ended_job = True
         self.files.scan()
         processes.terminate([rank.process for rank in self.ranks], TERM_SECONDS)
 
     def clean(self) -> None:
         """Leave nothing of the ranks, which have ended."""
-        failed = not all(rank.look(0.0).has_finished for rank in self.ranks)
+        failed = self.ended_job or not all(rank.look(0.0).has_finished for rank in self.ranks)
         clean(self.files, self.launcher, [rank.process for rank in self.ranks], failed)
         if self.peers and failed:
             time.sleep(LINGER_SECONDS)
