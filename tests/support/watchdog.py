@@ -14,6 +14,7 @@ from chainermn_comm.watchdog import Timeout, recorder, rendezvous
 from chainermn_comm.watchdog.processes import start_time as birth
 from chainermn_comm.watchdog.status_region import (
     COLLECTIVE,
+    FINALIZE,
     MESSAGE,
     NOBODY,
     REGION_BYTES,
@@ -23,7 +24,7 @@ from chainermn_comm.watchdog.status_region import (
     read_scope,
 )
 
-__all__ = ["COLLECTIVE", "MESSAGE", "NOBODY", "WORLD", "Call", "birth"]
+__all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "birth"]
 
 
 def clock() -> float:

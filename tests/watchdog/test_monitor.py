@@ -36,8 +36,7 @@ with alone("evaluate"):
 # One that waits in MPI_Finalize and has a child.
 LAST_RANK = """
 import json, os, subprocess, sys
-from chainermn_comm.watchdog.status_region import FINALIZE
-from tests.support.watchdog import WORLD, description, record
+from tests.support.watchdog import FINALIZE, WORLD, description, record
 os.setpgid(0, 0)
 described = description(1)
 record(WORLD, 0, 1).collective(FINALIZE, 0)
