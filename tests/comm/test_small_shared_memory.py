@@ -69,6 +69,8 @@ def lacking() -> str:
 def test_many_communicators_take_what_is_there_and_give_it_back(tmp_path, kernel, others):
     if why := lacking():
         pytest.skip(f"no small /dev/shm can be had here: {why}")
+    if others == "take it after the check" and jobs.on_open_mpi():
+        pytest.skip("on Open MPI the others then wait for ever for the rank that has no room")
     path = tmp_path / "script.py"
     path.write_text(jobs.PRELUDE + MANY)
     command = [*SMALL, str(jobs.MPIEXEC), "-n", "2", sys.executable, str(path), kernel, others]

@@ -83,6 +83,11 @@ def run_text(ranks: int, text: str, *arguments: object, **how: Any) -> Job:
         return run(ranks, path, *arguments, **how)
 
 
+def on_open_mpi() -> bool:
+    """Whether the ranks of `run` are Open MPI's."""
+    return "Open MPI" in run_command([str(MPIEXEC), "--version"], variables(), SECONDS).out
+
+
 def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
     """This process's environment without settings of ours, and with those given."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("CHAINERMN_")}

@@ -20,7 +20,15 @@ from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.support.jobs import MPIEXEC, SECONDS, Job, Meanwhile, run_command, variables
+from tests.support.jobs import (
+    MPIEXEC,
+    SECONDS,
+    Job,
+    Meanwhile,
+    on_open_mpi,
+    run_command,
+    variables,
+)
 
 T = TypeVar("T")
 
@@ -210,7 +218,7 @@ class Cluster:
     def _mpiexec(self, ranks: dict[str, int], passed: list[str], alternating: bool) -> list[str]:
         """The words before the arguments of ``python``; Open MPI passes on what is `passed`."""
         total = sum(ranks.values())
-        if "Open MPI" in _output(MPIEXEC, "--version"):
+        if on_open_mpi():
             return [
                 *(str(MPIEXEC), "--mca", "plm_rsh_agent", str(self.folder / "ssh")),
                 *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"),
