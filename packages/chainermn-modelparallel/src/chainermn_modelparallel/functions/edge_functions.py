@@ -33,7 +33,7 @@ from .messages import (
     NO_REPLY,
     Header,
     Message,
-    make_header,
+    encode_header,
     message_ids,
     receive_message,
     send_message,
@@ -58,20 +58,29 @@ _pending_sends: dict[int, ref[SendFunction]] = {}
 class EdgeFunction(OrderedFunctionNode):
     """A function at one end of an edge."""
 
+    _function: str  # what the user called
     # Whether backward has to come here, so that it is an error to drop this before.
     backward_expected = False
 
-    def __init__(self, name: str, edge: Edge) -> None:
-        self._communicator, self._peer, tag = edge
-        self._call = f"{name}(rank={self._peer}, tag={tag})"
-        self._gradient_edge = self._communicator, self._peer, self._communicator.reserved_tag
+    def __init__(self, edge: Edge) -> None:
+        self._communicator, self._peer, self._tag = edge
+
+    @property
+    def _call(self) -> str:
+        return f"{self._function}(rank={self._peer}, tag={self._tag})"
+
+    @property
+    def _gradient_edge(self) -> Edge:
+        return self._communicator, self._peer, self._communicator.reserved_tag
 
 
 class SendFunction(EdgeFunction):
     """The function of a send: its inputs are sent, its output is an empty delegate."""
 
+    _function = "send"
+
     def __init__(self, edge: Edge, message_id: int, mask: bytes) -> None:
-        super().__init__("send", edge)
+        super().__init__(edge)
         self._message_id = message_id
         self._requires_grad_mask = mask
         self._received: deque[Message] = deque()
@@ -155,12 +164,10 @@ class RecvFunction(EdgeFunction):
     backward might not come here. Outputs: the message's arrays.
     """
 
+    _function = "recv"
     arrays: tuple[Any, ...] = ()  # what `forward` is to return
     # Whether a second backward can't start here: the delegate leads to no variable of this rank.
     not_twice_differentiable = False
-
-    def __init__(self, edge: Edge) -> None:
-        super().__init__("recv", edge)
 
     def bind(self, message: Message) -> None:
         """Remember what backward needs of the message that was received."""
@@ -211,10 +218,10 @@ class RecvFunction(EdgeFunction):
                 gradients = connect_all(self.control_output(), gradients)
             mask, last = requires_grad_mask(gradients), not_twice_differentiable
             reply_id = next(message_ids)
-        header = make_header(mask, positions, differentiable, 0, last, reply_id)
+        metadata = encode_header(mask, positions, differentiable, 0, last, reply_id)
         arrays = tuple([gradient.array for gradient in gradients])
         label = BACKWARD + self._call
-        send_message(header, arrays, *self._gradient_edge, self._message_id, label)
+        send_message(metadata, arrays, *self._gradient_edge, self._message_id, label)
         if not differentiable:
             return None
         return SendFunction(self._gradient_edge, reply_id, mask).apply(gradients)[0]
@@ -235,13 +242,12 @@ def prebuild_output(edge: Edge, delegate: Variable | None) -> Variable | None:
 
     As if the message brought one array, which is missing; None where Chainer has to build them.
     """
-    inputs: tuple[Variable, ...] = (make_variable(EMPTY, True),)
-    if delegate is not None:
-        inputs = (delegate, *inputs)
-    node = RecvFunction(edge)
-    if not chainer_config("enable_backprop") or not node.begin_apply(inputs):
+    if not chainer_config("enable_backprop"):
         return None
-    return node.build_outputs(inputs, (None,))[0]
+    leaf = make_variable(EMPTY, True)
+    inputs = (leaf,) if delegate is None else (delegate, leaf)
+    node = RecvFunction(edge)
+    return node.build_outputs(inputs, (None,))[0] if node.begin_apply(inputs) else None
 
 
 def make_outputs(

@@ -53,13 +53,10 @@ class Header(NamedTuple):
 Message: TypeAlias = tuple[int, Header, tuple[Any, ...]]
 
 
-# Loops send the same few again and again.
-make_header = lru_cache(maxsize=256)(Header)
-
-
-@lru_cache(maxsize=256)
-def _encode_header(header: Header) -> bytes:
-    mask, positions, *flags, reply_id = header
+@lru_cache(maxsize=256)  # loops send the same few again and again
+def encode_header(*fields: Any) -> bytes:
+    """Return the metadata that say what a :class:`Header` of these fields does."""
+    mask, positions, *flags, reply_id = Header(*fields)
     fixed = _FIXED.pack(_MAGIC, *flags, reply_id, len(mask))
     return fixed + mask + struct.pack(f"<{len(positions)}I", *positions)
 
@@ -77,7 +74,7 @@ def _decode_header(metadata: bytes) -> Header:
 
 
 def send_message(
-    header: Header,
+    metadata: bytes,
     arrays: tuple[Any, ...],
     communicator: CommunicatorBase,
     rank: int,
@@ -85,8 +82,10 @@ def send_message(
     message_id: int,
     label: str = SCOPE + "send",
 ) -> None:
-    """Send a message to ``rank``; reports of the watchdog name the call by the label."""
-    metadata = _encode_header(header)
+    """Send a message to ``rank``; reports of the watchdog name the call by the label.
+
+    The metadata are of :func:`encode_header`.
+    """
     if not arrays or type(arrays[0]) is np.ndarray:  # then all are
         communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
     else:

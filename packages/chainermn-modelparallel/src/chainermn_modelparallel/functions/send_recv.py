@@ -13,7 +13,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from .arguments import check_peer
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
 from .edge_functions import RecvFunction, SendFunction, make_outputs, prebuild_output
-from .messages import make_header, message_ids, receive_message, send_message
+from .messages import encode_header, message_ids, receive_message, send_message
 from .ordered_function import chainer_config, requires_grad_mask
 
 
@@ -59,7 +59,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     variables, arrays = _check_variables(x, communicator.rank)
     send_pending_cancellations(communicator)
     message_id, mask = next(message_ids), requires_grad_mask(variables)
-    send_message(make_header(mask), arrays, communicator, rank, tag, message_id)
+    send_message(encode_header(mask), arrays, communicator, rank, tag, message_id)
     # The graph is built while the other rank works on the message.
     node = SendFunction((communicator, rank, tag), message_id, mask)
     (delegate,) = node.apply(variables)
