@@ -25,12 +25,7 @@ def _is_communicator(kind: type) -> bool:
 
 
 def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
-    """Return the rank and the tag as plain integers.
-
-    Raises:
-        TypeError: an argument is of the wrong type.
-        ValueError: there is no such other rank, or no such tag.
-    """
+    """Return rank and tag as integers; raise unless there is such another rank, and such a tag."""
     check_communicator(communicator, "communicator")
     this_rank, size = communicator.rank, communicator.size
     if type(rank) is not int or type(tag) is not int:

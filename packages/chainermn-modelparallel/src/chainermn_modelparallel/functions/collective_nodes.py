@@ -138,6 +138,7 @@ class CollectiveFunction(OrderedFunctionNode):
     Outputs: this rank's results, or an empty one if there are none.
     """
 
+    label = ""  # what Chainer shows in graphs and reports: the operation
     # After `forward`: shape and dtype of each result; none on ranks that get nothing.
     specs: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
 
@@ -151,16 +152,12 @@ class CollectiveFunction(OrderedFunctionNode):
         call_id: int,
     ) -> None:
         self._comm = comm
-        self._op = op
+        self.label = op
         self._run, self._adjoint = OPS[op]
         self._root = root
         self._num_inputs = num_inputs
         self._operation = operation
         self._call_id = call_id
-
-    @property
-    def label(self) -> str:
-        return self._op
 
     def forward(self, inputs: Arrays) -> Arrays:
         with annotate(SCOPE + self._operation):

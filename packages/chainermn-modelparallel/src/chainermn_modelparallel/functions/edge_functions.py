@@ -120,11 +120,7 @@ class SendFunction(EdgeFunction):
         return keep_control_dependencies(grad_outputs, results) if differentiable else results
 
     def _receive_gradients(self) -> Message:
-        """Wait for the gradients of this send; those of others that come first are kept for them.
-
-        Raises:
-            RuntimeError: gradients came for a send that is gone.
-        """
+        """Wait for this send's gradients; keep those that come first for other sends."""
         send_pending_cancellations(self._communicator)
         if self._received:
             return self._received.popleft()
@@ -171,10 +167,9 @@ class RecvFunction(EdgeFunction):
 
     def bind(self, message: Message) -> None:
         """Remember what backward needs of the message that was received."""
-        message_id, header, _ = message
-        self._message_id = message_id if header.reply_id == NO_REPLY else header.reply_id
-        self._requires_grad_mask = header.requires_grad_mask
-        self._is_last_derivative = header.not_twice_differentiable
+        message_id, self._header, _ = message
+        reply_id = self._header.reply_id
+        self._message_id = message_id if reply_id == NO_REPLY else reply_id
 
     def __del__(self) -> None:
         if self.backward_expected:
@@ -189,10 +184,10 @@ class RecvFunction(EdgeFunction):
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
         self.backward_expected = False
-        mask = self._requires_grad_mask
+        mask = self._header.requires_grad_mask
         given = [i for i, needed in enumerate(mask) if needed and grad_outputs[i] is not None]
         sent: Variable | None = None
-        if not self._is_last_derivative and 1 in mask:
+        if not self._header.not_twice_differentiable and 1 in mask:
             last = self.not_twice_differentiable or 0 not in indexes
             sent = self._send_gradients(given, tuple([grad_outputs[i] for i in given]), last)
         elif given:
@@ -210,7 +205,7 @@ class RecvFunction(EdgeFunction):
 
         Returns a delegate variable where they can be differentiated again, else None.
         """
-        positions = () if len(given) == len(self._requires_grad_mask) else tuple(given)
+        positions = () if len(given) == len(self._header.requires_grad_mask) else tuple(given)
         mask, last, reply_id = bytes(len(given)), False, NO_REPLY
         differentiable = bool(chainer_config("enable_backprop"))
         if differentiable:

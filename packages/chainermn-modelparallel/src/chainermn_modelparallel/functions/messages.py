@@ -96,11 +96,7 @@ def send_message(
 def receive_message(
     communicator: CommunicatorBase, rank: int, tag: int, label: str = SCOPE + "recv"
 ) -> Message:
-    """Wait for a message of ``rank``; reports of the watchdog name the call by the label.
-
-    Raises:
-        TypeError: it sent something else with this tag.
-    """
+    """Wait for a message of ``rank``; reports of the watchdog name the call by the label."""
     try:
         metadata, arrays, message_id = communicator.recv_with_metadata(rank, tag, label)
         return message_id, _decode_header(metadata), arrays
