@@ -73,7 +73,7 @@ def model(
     cases = [*peers.probes(), *peers.copies(gradients, handoff)]
     cases += [peers.raw_mpi(gradients), *peers.gloo(gradients)]
     cases += of(communicators, gradients)
-    cases += [peers.agreement(gradients), peers.meeting(gradients)]
+    cases += [peers.handshake_alone(gradients), peers.barrier_alone(gradients)]
     return {
         "model": name,
         "arrays": len(MODELS[name]),

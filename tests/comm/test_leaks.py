@@ -18,7 +18,7 @@ pytestmark = pytest.mark.world
 WARM_UP = 50
 # MPICH 5.0.2 itself keeps some 0.2 kB for each window that was freed.
 KIB_EACH_TIME = 32
-# Each so many times the number is noted that MPI gives to a new communicator: numbers are used
+# Each so many times the number is recorded that MPI gives to a new communicator: numbers are used
 # again once their communicators are freed.
 NOTED = 5
 # MPICH has so many numbers for communicators that live at once.
@@ -35,7 +35,7 @@ def held() -> tuple[int, int, int, int]:
 
 
 def use(world, name: str, nodes: tuple[int, ...], times: int) -> set[int]:
-    """Make communicators, use and release them; the numbers noted meanwhile."""
+    """Make communicators, use and release them; the numbers recorded meanwhile."""
     numbers = set()
     for time in range(times):
         if time % NOTED == 0:

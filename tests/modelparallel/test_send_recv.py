@@ -322,8 +322,8 @@ def test_other_kinds_of_messages_are_refused_by_name(comm):
     if comm.rank == 0:
         comm.send_obj({"not": "a variable"}, 1, 4)
         comm.send(np.ones(2), 1, 4)
-        for note in (b"", b"CMNMSG of mine", b"another"):
-            comm.send_with_metadata(note, (np.ones(2),), 1, 4)
+        for metadata in (b"", b"CMNMSG of mine", b"another"):
+            comm.send_with_metadata(metadata, (np.ones(2),), 1, 4)
         send(Variable(np.ones(2)), comm, 1, tag=4).backward()
     else:
         told = r"rank 1: .*rank 0 .*tag 4, but .*got an? (obj|dict|array|ndarray)"

@@ -50,10 +50,10 @@ def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
         ranks = sorted(set(members.get(run.names[communicator], ())))
         here = table["communicator"][order] == communicator
         known = np.isin(table["rank"][order[here]], ranks)
-        strangers = np.bincount(group[here][~known], minlength=len(first)) > 0
+        has_nonmembers = np.bincount(group[here][~known], minlength=len(first)) > 0
         own = np.unique(group[here])
         wanted[own] = len(ranks)
-        complete[own] = (sizes[own] == len(ranks)) & ~strangers[own]
+        complete[own] = (sizes[own] == len(ranks)) & ~has_nonmembers[own]
     incomplete = int((~complete).sum())
     kept = (complete & (wanted > 1))[group]
     order, group = order[kept], group[kept]
