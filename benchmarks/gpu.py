@@ -36,7 +36,7 @@ ROUNDS = 20
 LAUNCHES = 10
 OF_A_COPY = 0.8
 NAMES = ("pure_nccl", "hierarchical", "two_dimensional", "flat", "naive")
-WIRES = ("float32", "float16")
+WIRE_DTYPES = ("float32", "float16")
 RAW, BUNDLED = "NCCL's allReduce of one buffer", "bundled pure_nccl"
 
 Cases = dict[str, Callable[[], Any]]
@@ -62,12 +62,12 @@ def run(world: MPI.Intracomm, shapes: Shapes, console: Console) -> list[dict[str
     grads = [devices.to_device(np.full(s, world.rank, np.float32)) for s in shapes.values()]
     rows: list[dict[str, Any]] = []
     if world.rank == 0:
-        rates = {wire: kernel_rates(grads, wire, world.size) for wire in WIRES}
+        rates = {wire: kernel_rates(grads, wire, world.size) for wire in WIRE_DTYPES}
         rows = [row for wire, found in rates.items() for row in limits(wire, found)]
         console.print(_kernels_table(rates))
         console.print(limits_table(rows))
     world.Barrier()
-    for wire in WIRES:
+    for wire in WIRE_DTYPES:
         ms, problems = whole_calls(world, grads, wire)
         if world.rank == 0:
             nbytes = sum(grad.nbytes for grad in grads)

@@ -40,9 +40,9 @@ def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:
     assert results["ranks"] == 2
     assert [model["arrays"] for model in results["models"]] == [1000, 6]
     for model in results["models"]:
-        names = [row["name"] for row in model["contestants"] if row["name"] != "PyTorch gloo"]
+        names = [row["name"] for row in model["cases"] if row["name"] != "PyTorch gloo"]
         assert names == [*PEERS, *OURS, "dummy", "handshake alone", "barrier alone"]
-        for row in model["contestants"]:
+        for row in model["cases"]:
             assert row["right"], row["name"]
             assert len(row["ms"]) == results["rounds"]
             assert min(row["ms"]) > 0
@@ -54,9 +54,9 @@ def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:
                 assert limit["ratio"][1] == pytest.approx(3, abs=0.01)
     assert [size["bytes"] for size in results["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
     for size in results["sizes"]:
-        names = [row["name"] for row in size["contestants"] if row["name"] != "PyTorch gloo"]
+        names = [row["name"] for row in size["cases"] if row["name"] != "PyTorch gloo"]
         assert names == [*PEERS[1:], *OURS]
-        assert all(row["right"] and row["median_ms"] > 0 for row in size["contestants"])
+        assert all(row["right"] and row["median_ms"] > 0 for row in size["cases"])
     assert "\x1b" not in done.stdout  # no colours without a terminal
     for file in (plot, tmp_path / "all-sizes.png"):
         assert file.read_bytes().startswith(b"\x89PNG")

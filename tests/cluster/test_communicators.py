@@ -31,7 +31,7 @@ EVERYWHERE = [*MEAN, "dummy"]
 THROUGH_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 VALUES = 1_000_003
 JOB_SECONDS = 300.0  # ends a hang, no more
-HEADERS = 1.15  # what frames, acknowledgements and meetings of ranks add to the bytes
+HEADERS = 1.15  # what frames, acknowledgements and handshakes add to the bytes
 
 
 @pytest.fixture(

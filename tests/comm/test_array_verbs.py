@@ -164,14 +164,14 @@ def test_bytes_of_any_length_are_gathered_from_all_ranks(naive):
 
 
 two_ranks = pytest.mark.sizes(2)
-# What a stranger's communicator inherits must say and do the same.
-as_ours_and_as_a_strangers = pytest.mark.parametrize(
+# What a third party's communicator inherits must say and do the same.
+ours_and_a_third_partys = pytest.mark.parametrize(
     "kind", [type, lambda _: CommunicatorBase], ids=["ours", "inherited"]
 )
 
 
 @two_ranks
-@as_ours_and_as_a_strangers
+@ours_and_a_third_partys
 def test_metadata_of_any_length_and_an_id_travel_beside_arrays(naive, kind):
     arrays = np.arange(6, dtype="f2").reshape(2, 3), np.asfortranarray(np.ones((2, 2)))
     large = np.arange(10_000, dtype="f8")
@@ -206,7 +206,7 @@ def test_long_metadata_are_not_kept(naive):
 
 
 @two_ranks
-@as_ours_and_as_a_strangers
+@ours_and_a_third_partys
 def test_what_is_no_metadata_no_tuple_or_no_id_raises_at_once(naive, kind):
     arrays = (np.ones(2),)
     for metadata, data, message_id, text in [

@@ -18,7 +18,7 @@ from tests.support.topologies import IMPOSED, on_nodes, over_nodes
 pytestmark = pytest.mark.world
 
 VARIABLE = "CHAINERMN_CHUNK_BYTES"
-WIRES = (None, "float16", "float64")
+WIRE_DTYPES = (None, "float16", "float64")
 
 
 def whole_numbers(rank: int) -> dict[str, np.ndarray]:
@@ -34,7 +34,7 @@ def whole_numbers(rank: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("chunk_bytes", [64, 192, 4096])
 def test_tiny_chunks_give_the_mean(world, monkeypatch, name, nodes, chunk_bytes):
     monkeypatch.setenv(VARIABLE, str(chunk_bytes))
-    for wire in WIRES:
+    for wire in WIRE_DTYPES:
         with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
             for _ in range(3):
                 model = with_grads(**whole_numbers(world.rank))

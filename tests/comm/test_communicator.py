@@ -43,7 +43,7 @@ def test_copies_of_what_holds_a_communicator_share_it(duplicate):
 
 
 def test_the_function_that_a_message_is_made_for_is_recorded(monkeypatch):
-    """A stranger's communicator may be made of one of ours, or wait in MPI itself."""
+    """A third party's communicator may be made of one of ours, or wait in MPI itself."""
     found: list[str] = []
 
     @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from chainermn_comm import create_communicator
 from tests.support.models import with_grads
 from tests.support.shared_memory import is_in_shared_memory
-from tests.support.topologies import NAMES, WAYS, by_name, on_nodes
+from tests.support.topologies import ALGORITHMS, NAMES, by_name, on_nodes
 
 pytestmark = pytest.mark.world
 
@@ -79,7 +79,7 @@ def test_communicators_leak_nothing(world, name, apart, times):
 
 
 @pytest.mark.parametrize("wire", [None, "float16"])
-@pytest.mark.parametrize("name", by_name(*WAYS))
+@pytest.mark.parametrize("name", by_name(*ALGORITHMS))
 def test_nothing_handed_out_lies_in_a_window(world, name, wire):
     with create_communicator(name, allreduce_grad_dtype=wire) as comm:
         readonly, both = np.broadcast_to(np.float32(1), 5), np.ones(3, "f4")

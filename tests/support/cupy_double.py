@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from tests.support.kernel_double import WIRES, run_kernel
+from tests.support.kernel_double import WIRE_DTYPES, run_kernel
 from tests.support.nccl_double import make_nccl
 
 MEMORY_BYTES = 1 << 34
@@ -285,7 +285,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                 gpu.calls.append(name)
                 if name.startswith("pack"):
                     letter = name.removeprefix("pack_")
-                    gpu.packed.append(int(size) * np.dtype(WIRES[letter]).itemsize)
+                    gpu.packed.append(int(size) * np.dtype(WIRE_DTYPES[letter]).itemsize)
                 rows, wire = table.data.ptr, buffer.data.ptr
 
                 def work() -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from chainermn_comm.allreduce.summation import overflow_errstate, sum_rows
 
 # Bits of bfloat16 lie in uint16.
-WIRES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
+WIRE_DTYPES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
 
 
 def cast(values: np.ndarray, dtype: Any, divisor: float = 1.0) -> np.ndarray:
@@ -49,7 +49,7 @@ def run_kernel(
 ) -> None:
     """Run the kernel of that name on memory that ``bytes_at`` gives for (address, bytes)."""
     operation, _, letter = name.partition("_")
-    wire = bytes_at(buffer, size * np.dtype(WIRES[letter]).itemsize).view(WIRES[letter])
+    wire = bytes_at(buffer, size * np.dtype(WIRE_DTYPES[letter]).itemsize).view(WIRE_DTYPES[letter])
     if operation == "sum":
         places = bytes_at(table, count * 8).view(np.int64)
         rows = [bytes_at(int(place), wire.nbytes).view(wire.dtype) for place in places]
