@@ -42,14 +42,8 @@ def send_cancellation(
     communicator: CommunicatorBase, peer: int, message_id: int, reason: int
 ) -> None:
     """Tell a rank that its message of this id gets no gradients."""
-    send_message(
-        encode_header(b"", (), False, reason),
-        (),
-        communicator,
-        peer,
-        communicator.reserved_tag,
-        message_id,
-    )
+    edge = communicator, peer, communicator.reserved_tag
+    send_message(encode_header(b"", cancellation=reason), (), edge, message_id)
 
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
-from chainer import Variable, backend
+from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import capture_error
@@ -119,8 +119,8 @@ def apply_collective(
             outputs = node.apply(inputs)
         return tuple([Variable(y.array, requires_grad=False) for y in outputs if node.specs])
     # Without an input that requires a gradient, Chainer would not call backward on this rank.
-    xp = backend.get_array_module(*inputs)
-    return node.apply((*inputs, Variable(xp.empty(0, np.float32))))
+    leaf = Variable(empty_on_device_of(inputs[0].array if inputs else None))
+    return node.apply((*inputs, leaf))
 
 
 def array_specs(variables: Variables) -> Signature:

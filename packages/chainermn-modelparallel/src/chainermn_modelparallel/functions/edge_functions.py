@@ -13,7 +13,7 @@ from weakref import ref
 import numpy as np
 from chainer import Variable
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import RankMismatchError
 
 from .cancellation import (
     REASONS,
@@ -31,6 +31,7 @@ from .control_dependencies import (
 )
 from .messages import (
     NO_REPLY,
+    Edge,
     Header,
     Message,
     encode_header,
@@ -49,8 +50,6 @@ from .ordered_function import (
 )
 
 BACKWARD = SCOPE + "backward of "
-Edge = tuple[CommunicatorBase, int, int]  # of this rank: the communicator, the other rank, the tag
-
 # The sends whose gradients may still come, by message id.
 _pending_sends: dict[int, ref[SendFunction]] = {}
 
@@ -125,7 +124,7 @@ class SendFunction(EdgeFunction):
         if self._received:
             return self._received.popleft()
         while True:
-            message = receive_message(*self._gradient_edge, BACKWARD + self._call)
+            message = receive_message(self._gradient_edge, BACKWARD + self._call)
             message_id, header, _ = message
             if message_id == self._message_id:
                 return message
@@ -216,7 +215,7 @@ class RecvFunction(EdgeFunction):
         metadata = encode_header(mask, positions, differentiable, 0, last, reply_id)
         arrays = tuple([gradient.array for gradient in gradients])
         label = BACKWARD + self._call
-        send_message(metadata, arrays, *self._gradient_edge, self._message_id, label)
+        send_message(metadata, arrays, self._gradient_edge, self._message_id, label)
         if not differentiable:
             return None
         return SendFunction(self._gradient_edge, reply_id, mask).apply(gradients)[0]
