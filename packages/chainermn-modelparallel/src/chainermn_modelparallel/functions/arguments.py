@@ -9,7 +9,7 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.arrays import as_integer as as_comm_integer
+from chainermn_comm.arrays import as_integer
 
 
 def check_communicator(comm: Any, name: str = "comm") -> None:
@@ -29,7 +29,7 @@ def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
     check_communicator(communicator, "communicator")
     this_rank, size = communicator.rank, communicator.size
     if type(rank) is not int or type(tag) is not int:
-        rank, tag = as_integer("rank", rank, this_rank), as_integer("tag", tag, this_rank)
+        rank, tag = check_integer("rank", rank, this_rank), check_integer("tag", tag, this_rank)
     if not 0 <= rank < size:
         raise ValueError(
             f"rank {this_rank}: there is no rank {rank}; ranks go from 0 to {size - 1}"
@@ -47,12 +47,12 @@ def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
     return rank, tag
 
 
-def as_integer(name: str, value: Any, this_rank: int) -> int:
+def check_integer(name: str, value: Any, this_rank: int) -> int:
     """Return the value as an int; raise TypeError, naming rank and argument, if it is none.
 
     True and False are none: a ``force_tuple`` given as the tag would be waited for in vain.
     """
-    number = as_comm_integer(value)
+    number = as_integer(value)
     if number is None:
         raise TypeError(f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}")
     return number
