@@ -39,7 +39,7 @@ class Counts:
         """All of them."""
         return self.written + self.read + self.sent + self.received
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Count from 0 again."""
         self.written = self.read = self.sent = self.received = 0
 

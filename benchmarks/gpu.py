@@ -36,7 +36,7 @@ ROUNDS = 20
 LAUNCHES = 10
 OF_A_COPY = 0.8
 NAMES = ("pure_nccl", "hierarchical", "two_dimensional", "flat", "naive")
-WIRES = ("float32", "float16")
+WIRE_DTYPES = ("float32", "float16")
 RAW, BUNDLED = "NCCL's allReduce of one buffer", "bundled pure_nccl"
 
 Cases = dict[str, Callable[[], Any]]
@@ -62,17 +62,17 @@ def run(world: MPI.Intracomm, shapes: Shapes, console: Console) -> list[dict[str
     grads = [devices.to_device(np.full(s, world.rank, np.float32)) for s in shapes.values()]
     rows: list[dict[str, Any]] = []
     if world.rank == 0:
-        rates = {wire: kernel_rates(grads, wire, world.size) for wire in WIRES}
+        rates = {wire: kernel_rates(grads, wire, world.size) for wire in WIRE_DTYPES}
         rows = [row for wire, found in rates.items() for row in limits(wire, found)]
         console.print(_kernels_table(rates))
         console.print(limits_table(rows))
     world.Barrier()
-    for wire in WIRES:
-        ms, notes = whole_calls(world, grads, wire)
+    for wire in WIRE_DTYPES:
+        ms, problems = whole_calls(world, grads, wire)
         if world.rank == 0:
             nbytes = sum(grad.nbytes for grad in grads)
             console.print(_calls_table(f"{nbytes / 1e6:.3g} MB, {world.size} ranks, {wire}", ms))
-            console.print(*notes, sep="\n")
+            console.print(*problems, sep="\n")
     return rows
 
 
@@ -151,22 +151,22 @@ def whole_calls(
     model = SimpleNamespace(namedparams=lambda: iter(params))
     comms = {name: create_communicator(name, allreduce_grad_dtype=wire) for name in NAMES}
     calls: Cases = {name: partial(c.allreduce_grad, model) for name, c in comms.items()}
-    notes = [f"{name}: WRONG" for name, call in calls.items() if not is_mean(world, grads, call)]
+    problems = [f"{name}: WRONG" for name, call in calls.items() if not is_mean(world, grads, call)]
     nccl = NcclCommunicator(world) if world.size > 1 else None
     if nccl is not None:
         size = sum(grad.size for grad in grads)
         flat = devices.empty(size * np.dtype(wire).itemsize).view(wire)
         calls[RAW] = partial(nccl.allreduce, flat, devices.current_stream())
-        call, note = bundled(world, grads, wire)
+        call, problem = bundled(world, grads, wire)
         calls |= {BUNDLED: call} if call else {}
-        notes += [note] * bool(note)
+        problems += [problem] * bool(problem)
     cases = [Timed(partial(call_and_wait, call)) for call in calls.values()]
     seconds = time_in_turn(world, cases, ROUNDS, warm_up=1)[:, :, 0]
     if nccl is not None:
         nccl.close()
     for comm in comms.values():
         comm.finalize()
-    return dict(zip(calls, 1e3 * seconds.T, strict=True)), notes
+    return dict(zip(calls, 1e3 * seconds.T, strict=True)), problems
 
 
 def is_mean(world: MPI.Intracomm, grads: Sequence[Any], call: Callable[[], Any]) -> bool:

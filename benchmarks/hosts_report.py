@@ -53,7 +53,7 @@ def document(
         "floats": floats,
         "rounds": rounds,
         "megabits": round(float(np.median(floats * 32e-3 / ms[LINK])), 1),
-        "contestants": [
+        "cases": [
             {
                 **row,
                 "median_ms": float(np.median(ms[row["name"]])),
@@ -85,7 +85,7 @@ def publish(results: dict[str, Any], json_file: Path, plot_file: Path) -> None:
     draw(results, plot_file)
     console = Console(highlight=False)
     console.print(heading(results), soft_wrap=True)
-    console.print(times_table(results["contestants"], "over_link", "link"))
+    console.print(times_table(results["cases"], "over_link", "link"))
     console.print(limits_table(results["limits"]))
     print(f"{json_file}\n{plot_file}", flush=True)
 
@@ -112,7 +112,7 @@ def heading(results: dict[str, Any], what: str | None = None) -> str:
 
 def draw(results: dict[str, Any], file: Path) -> None:
     """Draw medians with quartiles and extremes into an image file."""
-    rows = results["contestants"]
+    rows = results["cases"]
     limit = next(row["median_ms"] for row in rows if row["name"] == LINK) / 1e3
     size = 9, 1.5 + 0.3 * len(rows)
     with saved_figure(file, heading(results), figsize=size) as (_, ((axes,),)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from peers import AGREEMENT, BUNDLED, GLOO, HANDOFF
+from peers import BUNDLED, GLOO, HANDOFF, HANDSHAKE
 
 from chainermn_comm.allreduce.shared_memory import REDUNDANT_BYTES
 
@@ -59,8 +59,8 @@ LIMITS = (
             Limit(name, BUNDLED, AT_LEAST, 3, (2,), TINY),
         )
     ),
-    Limit(AGREEMENT, IN_A_NODE[0], AT_MOST, 0.03, (2,), RESNET),
-    Limit(AGREEMENT, IN_A_NODE[0], AT_MOST, 0.1, (2,), DIGITS),
+    Limit(HANDSHAKE, IN_A_NODE[0], AT_MOST, 0.03, (2,), RESNET),
+    Limit(HANDSHAKE, IN_A_NODE[0], AT_MOST, 0.1, (2,), DIGITS),
 )
 
 # The bytes that a rank moves are at most so many times those of the gradients, whatever the number

@@ -35,7 +35,7 @@ def measure(
     """
     extra, right = [], []
     for case in cases:
-        before = forget_peak()
+        before = reset_peak()
         call_once(case, comm, realtime)  # not counted: the first call allocates
         grown = comm.allgather(peak() - before if before else None)
         extra.append(None if None in grown else max(grown))
@@ -69,8 +69,8 @@ def call_once(case: peers.Case, comm: MPI.Intracomm, realtime: bool) -> None:
     time_in_turn(comm, [case.timed], 1, realtime=realtime)
 
 
-def forget_peak() -> int:
-    """Let the peak of this process's memory begin anew.
+def reset_peak() -> int:
+    """Reset the peak of this process's memory.
 
     Returns:
         The bytes it holds now, or 0 where Linux doesn't let us.
@@ -83,7 +83,7 @@ def forget_peak() -> int:
 
 
 def peak() -> int:
-    """The most bytes that this process held since `forget_peak`."""
+    """The most bytes that this process held since `reset_peak`."""
     return _status("VmHWM")
 
 

@@ -72,9 +72,7 @@ def run(args: argparse.Namespace) -> bool:
         stream.close()
     for _, _, communicator in communicators:
         communicator.finalize()
-    return all(
-        row["right"] for part in (rows, *(one["contestants"] for one in sizes)) for row in part
-    )
+    return all(row["right"] for part in (rows, *(one["cases"] for one in sizes)) for row in part)
 
 
 def size(
@@ -91,7 +89,7 @@ def size(
     less = max([times for least, times in LESS_OFTEN.items() if nbytes >= least], default=1)
     warm_up = WARM_UP_CALLS if less == 1 else 1
     rows = measure(cases, comm, -(-rounds // less), realtime=False, warm_up=warm_up)
-    return {"bytes": nbytes, "contestants": rows}
+    return {"bytes": nbytes, "cases": rows}
 
 
 def link(gradients: Gradients) -> Case:
@@ -121,7 +119,7 @@ def link(gradients: Gradients) -> Case:
 
 
 class WireAlone(HierarchicalAllreduce):
-    """The messages of a stream between nodes, and nothing else: no meetings, copies or sums."""
+    """The messages of a stream between nodes, and nothing else: no barriers, copies or sums."""
 
     def _barrier(self) -> None:
         pass

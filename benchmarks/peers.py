@@ -25,7 +25,7 @@ SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
 ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
 ONE_COUNTS, ALL_COUNT = "arithmetic, one rank", "arithmetic, all ranks"
 HANDOFF, BUNDLED, GLOO = "handoff", "bundled naive", "PyTorch gloo"
-RAW, AGREEMENT, MEETING = "MPI_Allreduce", "agreement alone", "meeting alone"
+RAW, HANDSHAKE, BARRIER = "MPI_Allreduce", "handshake alone", "barrier alone"
 LINK = "two ranks swap the bytes"  # of two hosts
 
 
@@ -137,15 +137,15 @@ def gloo(gradients: Gradients) -> list[Case]:
     ]
 
 
-def meeting(gradients: Gradients) -> Case:
-    """What the agreement also serves as, in a call whose gradients are packed by then."""
+def barrier_alone(gradients: Gradients) -> Case:
+    """What the handshake also serves as, in a call whose gradients are packed by then."""
     comm = gradients.comm
-    return Case(MEETING, "part", gradients.restore, partial(barrier, comm), lambda: True)
+    return Case(BARRIER, "part", gradients.restore, partial(barrier, comm), lambda: True)
 
 
-def agreement(gradients: Gradients) -> Case:
+def handshake_alone(gradients: Gradients) -> Case:
     """All that ranks tell each other of a call of `allreduce_grad` before gradients move."""
-    comm, agree, settings = gradients.comm, Handshake(gradients.comm), Settings()
+    comm, handshake, settings = gradients.comm, Handshake(gradients.comm), Settings()
     names = tuple(sorted(gradients.shapes))
     by_name = dict(zip(gradients.shapes, gradients.grads, strict=True))
     grads = [by_name[name] for name in names]
@@ -154,17 +154,17 @@ def agreement(gradients: Gradients) -> Case:
         path = gradient_call._fast_path(
             settings, False, False, names, gradient_call._array_specs(grads)
         )
-        agree("allreduce_grad", path.signature if path else ())
+        handshake("allreduce_grad", path.signature if path else ())
 
     def tells_a_difference() -> bool:
         try:
-            agree("allreduce_grad", (("rank", comm.rank),))
+            handshake("allreduce_grad", (("rank", comm.rank),))
         except RankMismatchError:
             return True
         return comm.size == 1
 
     return Case(
-        AGREEMENT,
+        HANDSHAKE,
         "part",
         gradients.restore,
         call,
@@ -205,7 +205,7 @@ class Handoff:
     """Packs gradients into slots of a shared window and copies the next rank's out.
 
     Two alternating slots, which go on from call to call: a rank writes a slot only after a
-    meeting that the slot's reader entered after reading it.
+    barrier that the slot's reader entered after reading it.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

@@ -41,7 +41,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
 
 
 def _shown(model: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in model["contestants"] if row["kind"] in COLORS]
+    return [row for row in model["cases"] if row["kind"] in COLORS]
 
 
 def _panel(axes: Any, model: dict[str, Any]) -> None:

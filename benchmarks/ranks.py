@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> bool:
     handoff.close()
     for _, communicator in communicators.values():
         communicator.finalize()
-    return all(row["right"] for part in models + sizes for row in part["contestants"])
+    return all(row["right"] for part in models + sizes for row in part["cases"])
 
 
 def model(
@@ -73,13 +73,13 @@ def model(
     cases = [*peers.probes(), *peers.copies(gradients, handoff)]
     cases += [peers.raw_mpi(gradients), *peers.gloo(gradients)]
     cases += of(communicators, gradients)
-    cases += [peers.agreement(gradients), peers.meeting(gradients)]
+    cases += [peers.handshake_alone(gradients), peers.barrier_alone(gradients)]
     return {
         "model": name,
         "arrays": len(MODELS[name]),
         "floats": elements(MODELS[name]),
         "moved": {one: moved(one, gradients) for one in IN_A_NODE if one in communicators},
-        "contestants": measure(cases, handoff.comm, args.repeat, args.realtime),
+        "cases": measure(cases, handoff.comm, args.repeat, args.realtime),
     }
 
 
@@ -94,7 +94,7 @@ def size(
     rounds = args.repeat if nbytes < LARGE_BYTES else max(3, args.repeat // LESS_OFTEN)
     return {
         "bytes": nbytes,
-        "contestants": measure(cases, handoff.comm, rounds, args.realtime),
+        "cases": measure(cases, handoff.comm, rounds, args.realtime),
     }
 
 
@@ -112,7 +112,7 @@ def moved(name: str, gradients: Gradients) -> float:
     with counted(name, gradients.comm) as (communicator, counts):
         for _ in range(COUNTED_CALLS):
             gradients.restore()
-            counts.forget()
+            counts.reset()
             communicator.allreduce_grad(gradients.model)
             most = max(most, counts.moved)
     return float(gradients.comm.allreduce(most, MPI.MAX) / gradients.source.nbytes)

@@ -1,10 +1,10 @@
-"""Times what the watchdog's note of a call costs, beside the meeting of ranks that it is a note of.
+"""Times what the watchdog's record of a call costs, beside the handshake of which it is a record.
 
     mpiexec -n 2 python benchmarks/record.py
 
 Rank 0 prints, in microseconds, the best and the median of blocks of calls: an empty method, one
-that is watched and noted (the difference is the cost), four numbers packed into memory (what no
-note can do without), and the agreement of the ranks that every collective call begins with.
+that is watched and recorded (the difference is the cost), four numbers packed into memory (what no
+record can do without), and the handshake that every collective call begins with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chainermn_tools.bench.timing import Timed, time_in_turn
 BLOCKS, CALLS = 200, 100
 
 
-class Noted:
+class RecordedCalls:
     """A communicator whose calls do nothing."""
 
     def __init__(self, record: object) -> None:
@@ -32,18 +32,22 @@ class Noted:
         pass
 
     @watched
-    def noted(self) -> None:
+    def recorded(self) -> None:
         self._record.collective("allreduce", 1, NOBODY, 400)  # type: ignore[attr-defined]
 
 
 def main() -> None:
     with create_communicator("naive") as comm:
-        methods, memory, pack = Noted(comm._record), bytearray(64), struct.Struct("<BdQq").pack_into
+        methods, memory, pack = (
+            RecordedCalls(comm._record),
+            bytearray(64),
+            struct.Struct("<BdQq").pack_into,
+        )
         ways = {
             "empty": methods.empty,
-            "noted": methods.noted,
+            "recorded": methods.recorded,
             "packed": lambda: pack(memory, 0, 1, 1.0, 1, 1),
-            "agreement": lambda: comm.allgather_bytes(b""),
+            "handshake": lambda: comm.allgather_bytes(b""),
         }
         seconds = time_in_turn(None, [Timed(way) for way in ways.values()], BLOCKS, calls=CALLS)
         micros = dict(zip(ways, 1e6 * seconds[:, :, 0].T, strict=True))
@@ -53,8 +57,8 @@ def main() -> None:
                 for name, each in micros.items()
             ]
             Console().print(make_table("microseconds", ("best", "median"), rows))
-            cost = micros["noted"].min() - micros["empty"].min()
-            print(f"a note costs {cost:.2f} us at best")
+            cost = micros["recorded"].min() - micros["empty"].min()
+            print(f"a record costs {cost:.2f} us at best")
 
 
 if __name__ == "__main__":

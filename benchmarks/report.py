@@ -82,8 +82,8 @@ def of_sizes(sizes: list[dict[str, Any]]) -> dict[str, Any]:
         "sizes": [
             {
                 "bytes": size["bytes"],
-                "contestants": [
-                    {**row, "median_ms": float(np.median(row["ms"]))} for row in size["contestants"]
+                "cases": [
+                    {**row, "median_ms": float(np.median(row["ms"]))} for row in size["cases"]
                 ],
             }
             for size in sizes
@@ -102,7 +102,7 @@ def summary(
     arrays: int,
     floats: int,
     moved: dict[str, float],
-    contestants: list[dict[str, Any]],
+    cases: list[dict[str, Any]],
     ranks: int,
 ) -> dict[str, Any]:
     """One model's medians, ratios (taken round by round), and limits.
@@ -110,10 +110,10 @@ def summary(
     Args:
         model, arrays, floats: its name and sizes.
         moved: for some communicators, the bytes that a rank moves over those of the gradients.
-        contestants: what `measure` returned.
+        cases: what `measure` returned.
         ranks: their number.
     """
-    ms = {row["name"]: np.array(row["ms"]) for row in contestants}
+    ms = {row["name"]: np.array(row["ms"]) for row in cases}
     return {
         "model": model,
         "arrays": arrays,
@@ -124,14 +124,14 @@ def summary(
             if floats >= TELLING_FLOATS
             else None,
         },
-        "contestants": [
+        "cases": [
             {
                 **row,
                 "median_ms": float(np.median(ms[row["name"]])),
                 "over_handoff": quartiles(ms[row["name"]] / ms[HANDOFF]),
                 "over_bundled": quartiles(ms[row["name"]] / ms[BUNDLED]),
             }
-            for row in contestants
+            for row in cases
             if row["kind"] != "probe"
         ],
         "limits": [
@@ -153,7 +153,7 @@ def show(results: dict[str, Any], console: Console) -> None:
     """Print the results; without colours where the console is no terminal."""
     console.print(heading(results), "", sep="\n", highlight=False, soft_wrap=True)
     for model in results["models"]:
-        console.print(times_table(model["contestants"], "over_handoff", "handoff", title(model)))
+        console.print(times_table(model["cases"], "over_handoff", "handoff", title(model)))
         console.print(cores(model, results["rounds"]), highlight=False, soft_wrap=True)
         console.print(limits_table(model["limits"]))
 
@@ -236,7 +236,7 @@ def sizes_table(sizes: list[dict[str, Any]]) -> Table:
     """Median times, a column for each number of bytes; an exclamation mark is a wrong result."""
     columns = [format_bytes(size["bytes"]) for size in sizes]
     table = make_table("", columns, title="one array of float32, median milliseconds")
-    for rows in zip(*(size["contestants"] for size in sizes), strict=True):
+    for rows in zip(*(size["cases"] for size in sizes), strict=True):
         times = [
             number(row["median_ms"]) if row["right"] else f"[red]{number(row['median_ms'])}!"
             for row in rows

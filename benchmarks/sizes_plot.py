@@ -43,7 +43,7 @@ def draw(results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, f
     sizes = [size["bytes"] for size in results]
     lines: dict[str, list[float]] = {}
     for size in results:
-        for row in size["contestants"]:
+        for row in size["cases"]:
             lines.setdefault(row["name"], []).append(row["median_ms"])
     # Linear, for what differs little beside three orders of magnitude. A copy that stays in a
     # cache leaves the panel.

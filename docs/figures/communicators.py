@@ -40,11 +40,11 @@ def number(value: float) -> str:
     return f"{value:,.{max(0, 2 - math.floor(math.log10(value)))}f}"
 
 
-def rows(contestants: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def rows(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that are shown: our communicators, and what they are compared with."""
     shown = [
         row
-        for row in contestants
+        for row in cases
         if row["name"] in PEERS or (row["kind"] == "ours" and "," not in row["name"])
     ]
     wrong = [row["name"] for row in shown if not row["right"]]
@@ -73,7 +73,7 @@ def table(header: list[str], body: list[list[str]]) -> str:
 def of_models(results: dict[str, Any]) -> str:
     """What is said of one machine's ranks; draws the pictures."""
     models = results["models"]
-    by_model = [rows(model["contestants"]) for model in models]
+    by_model = [rows(model["cases"]) for model in models]
     header = ["milliseconds"] + [
         f"{model['model']}, {number(model['floats'] * 4e-6)} MB" for model in models
     ]
@@ -98,10 +98,10 @@ def of_models(results: dict[str, Any]) -> str:
 
 def of_hosts(results: dict[str, Any]) -> str:
     """What is said of ranks on several hosts."""
-    found = rows(results["contestants"])
+    found = rows(results["cases"])
     halves = {
         row["name"].removesuffix(", float16"): row["median_ms"]
-        for row in results["contestants"]
+        for row in results["cases"]
         if row["name"].endswith(", float16")
     }
     body = [
@@ -124,14 +124,14 @@ def of_hosts(results: dict[str, Any]) -> str:
 
 def draw_models(results: dict[str, Any], name: str) -> str:
     models = results["models"]
-    count = len(rows(models[0]["contestants"]))
+    count = len(rows(models[0]["cases"]))
     height = len(models) * (0.7 + 0.21 * count)
     # One below the other, and narrow: so they can be read on a telephone, too.
     figure, panels = plt.subplots(
         len(models), 1, figsize=(5.4, height), squeeze=False, layout="constrained"
     )
     for axes, model in zip(panels.flat, models, strict=False):
-        found = rows(model["contestants"])
+        found = rows(model["cases"])
         for y, row in enumerate(found):
             times, color = sorted(row["ms"]), COLORS[row["kind"]]
             last = len(times) - 1
@@ -177,12 +177,12 @@ def draw_sizes(results: dict[str, Any], name: str) -> str:
         "handoff": (GREY, "", "handoff (the floor)"),
     }
     figure, axes = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
-    for contestant, (color, marker, text) in shown.items():
+    for case, (color, marker, text) in shown.items():
         points = [
             (size["bytes"], row["median_ms"])
             for size in results["sizes"]
-            for row in size["contestants"]
-            if row["name"] == contestant
+            for row in size["cases"]
+            if row["name"] == case
         ]
         if points:
             style = {"marker": marker, "ms": 4} if marker else {"ls": "--"}

@@ -55,7 +55,7 @@ def _path(folder: str, comm: Any, epoch: int) -> str:
     return os.path.join(folder, f"{_prefix(comm)}{epoch}.npz")
 
 
-def forget(folder: str, comm: Any) -> None:
+def remove_earlier(folder: str, comm: Any) -> None:
     """Remove snapshots and checkpoints of an earlier run, lest a resume mixes the two runs."""
     for epoch in _epochs(folder, comm):
         os.remove(_path(folder, comm, epoch))

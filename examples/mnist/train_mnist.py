@@ -33,7 +33,7 @@ from mistakes import (
     too_large,
 )
 from options import BATCHSIZE, options, parse, positive
-from snapshots import CHECKPOINTS, forget, resume, save_npz, shuffled_by_its_past, snapshot
+from snapshots import CHECKPOINTS, remove_earlier, resume, save_npz, shuffled_by_its_past, snapshot
 
 SEED = 0  # of the split, the shards and the first weights: a run can be repeated
 DIGITS_FOR_TRAINING = 1440  # of 1,797
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ):
         resume(trainer, args.resume, comm)
     if elsewhere or not args.resume:
-        forget(args.out, comm)
+        remove_earlier(args.out, comm)
     trainer.run()
 
     if comm.rank == 0:

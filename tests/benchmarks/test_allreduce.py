@@ -40,9 +40,9 @@ def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:
     assert results["ranks"] == 2
     assert [model["arrays"] for model in results["models"]] == [1000, 6]
     for model in results["models"]:
-        names = [row["name"] for row in model["contestants"] if row["name"] != "PyTorch gloo"]
-        assert names == [*PEERS, *OURS, "dummy", "agreement alone", "meeting alone"]
-        for row in model["contestants"]:
+        names = [row["name"] for row in model["cases"] if row["name"] != "PyTorch gloo"]
+        assert names == [*PEERS, *OURS, "dummy", "handshake alone", "barrier alone"]
+        for row in model["cases"]:
             assert row["right"], row["name"]
             assert len(row["ms"]) == results["rounds"]
             assert min(row["ms"]) > 0
@@ -54,9 +54,9 @@ def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:
                 assert limit["ratio"][1] == pytest.approx(3, abs=0.01)
     assert [size["bytes"] for size in results["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
     for size in results["sizes"]:
-        names = [row["name"] for row in size["contestants"] if row["name"] != "PyTorch gloo"]
+        names = [row["name"] for row in size["cases"] if row["name"] != "PyTorch gloo"]
         assert names == [*PEERS[1:], *OURS]
-        assert all(row["right"] and row["median_ms"] > 0 for row in size["contestants"])
+        assert all(row["right"] and row["median_ms"] > 0 for row in size["cases"])
     assert "\x1b" not in done.stdout  # no colours without a terminal
     for file in (plot, tmp_path / "all-sizes.png"):
         assert file.read_bytes().startswith(b"\x89PNG")
@@ -84,14 +84,14 @@ def limits_of(load: Any, model: str, ranks: int) -> set[tuple[str, str, str]]:
 
 def test_limits_are_those_that_were_set(load: Any) -> None:
     both = ("hierarchical", "single_node")
-    naive, agreement = "bundled naive", ("agreement alone", "hierarchical")
+    naive, handshake = "bundled naive", ("handshake alone", "hierarchical")
     beside = {"handoff": "at most 1.25", naive: "at least 1.4", "PyTorch gloo": "at least 4.5"}
     resnet = {(name, *limit) for name in both for limit in beside.items()}
-    assert limits_of(load, "ResNet-50", 2) == resnet | {(*agreement, "at most 0.03")}
+    assert limits_of(load, "ResNet-50", 2) == resnet | {(*handshake, "at most 0.03")}
     a_third, thrice = ({(name, naive, f"at least {n}") for name in both} for n in (1.3, 3))
     assert limits_of(load, "ResNet-50", 4) == a_third
     digits = limits_of(load, "digits MLP 64-100-100-10", 2)
-    assert digits == a_third | {(*agreement, "at most 0.1")}
+    assert digits == a_third | {(*handshake, "at most 0.1")}
     assert limits_of(load, "1,000 arrays of 100", 2) == thrice
 
 

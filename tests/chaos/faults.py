@@ -169,14 +169,14 @@ class Plan:
 
     updater: Any = None  # of the job, which tells the iteration
 
-    def __init__(self, fault: dict[str, Any] | None, rank: int, notes: Path, disk: Path) -> None:
+    def __init__(self, fault: dict[str, Any] | None, rank: int, status: Path, disk: Path) -> None:
         """Plan it, unless it is another rank's, or happened before the job was started again.
 
-        The fault has what a `Case` has; its `after` is in seconds. In `notes` the runner is told
+        The fault has what a `Case` has; its `after` is in seconds. In `status` the runner is told
         of it; `disk` may be to run full.
         """
-        self.notes, self.disk = notes, disk
-        mine = fault is not None and fault["victim"] == rank and not (notes / "fault").exists()
+        self.status, self.disk = status, disk
+        mine = fault is not None and fault["victim"] == rank and not (status / "fault").exists()
         self.fault = fault if mine else None
 
     def start(self) -> None:
@@ -214,7 +214,7 @@ class Plan:
         return call(other if how == "shape" else right)
 
     def _strike(self, kind: str) -> None:
-        note(self.notes / "fault", f"{time.time()}")
+        write_status(self.status / "fault", f"{time.time()}")
         if kind == "disk":
             self._fill()
         elif kind == "link":
@@ -232,13 +232,13 @@ class Plan:
 
     def _await_cut(self) -> None:
         deadline = time.monotonic() + LINK_SECONDS
-        while not (self.notes / "cut").exists():
+        while not (self.status / "cut").exists():
             if time.monotonic() > deadline:
                 raise TimeoutError("nobody has cut the link")
             time.sleep(0.01)
 
 
-def note(path: Path, text: str) -> None:
+def write_status(path: Path, text: str) -> None:
     """Write a small file that others see whole or not at all."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.write_text(text)

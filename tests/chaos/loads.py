@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from chainermn_comm import create_communicator
 from tests.support.models import check_mean
-from tests.support.verbs import VERBS, bcast
+from tests.support.operations import OPERATIONS, bcast
 
 # How often a rank looks at itself, over the run.
 SAMPLES = 30
@@ -39,7 +39,7 @@ def collectives(choose: random.Random) -> Iterator[None]:
     """Small calls."""
     comm = create_communicator("hierarchical")
     while True:
-        yield choose.choice(VERBS)(comm, choose.randrange(1, 300), choose.randrange(comm.size))
+        yield choose.choice(OPERATIONS)(comm, choose.randrange(1, 300), choose.randrange(comm.size))
 
 
 def communicators(choose: random.Random) -> Iterator[None]:

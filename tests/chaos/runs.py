@@ -161,8 +161,8 @@ def is_monitor(words: list[str]) -> bool:
     return any("chainermn_comm.watchdog.monitor" in word for word in words)
 
 
-def noted(folder: Path, name: str) -> float | None:
-    path = folder / "notes" / name
+def read_status(folder: Path, name: str) -> float | None:
+    path = folder / "status" / name
     return float(path.read_text()) if path.exists() else None
 
 
@@ -178,14 +178,14 @@ def run(
         seconds: CHAINERMN_TIMEOUT.
         after: the seconds until the fault comes, where it has no moment; None for no fault.
     """
-    out, notes, temporary = (folder / name for name in ("out", "notes", "tmp"))
+    out, status, temporary = (folder / name for name in ("out", "status", "tmp"))
     fault = None if after is None else asdict(case) | {"after": after}
-    orders = asdict(case) | {"stop": STOP, "out": str(out), "notes": str(notes), "fault": fault}
+    orders = asdict(case) | {"stop": STOP, "out": str(out), "status": str(status), "fault": fault}
     file = folder / "orders.json"
     file.write_text(json.dumps(orders))
     mark = secrets.token_hex(8)
     added = {MARK: mark, "TMPDIR": str(temporary), "CHAINERMN_TIMEOUT": f"{seconds:g}"}
-    for path in notes.glob("rank.*"):
+    for path in status.glob("rank.*"):
         path.unlink()
     reported, mapped, looked = None, set(), 0.0
 
@@ -197,14 +197,16 @@ def run(
             if time.monotonic() - looked > MAPS_SECONDS:
                 mapped.update(_mapped(launcher))
                 looked = time.monotonic()
-        elif fault and case.kind == "link" and noted(folder, "fault") and not noted(folder, "cut"):
+        elif fault and case.kind == "link" and (status / "fault").exists():
+            if read_status(folder, "cut"):
+                return
             ground.link("down")
-            (notes / "cut").write_text(f"{time.time()}")
+            (status / "cut").write_text(f"{time.time()}")
 
     job = ground.run(case, file, added, look)
     if REPORT in job.err:
         reported = reported or job.ended
-    pids = {int(path.suffix[1:]): int(path.read_text()) for path in notes.glob("rank.*")}
+    pids = {int(path.suffix[1:]): int(path.read_text()) for path in status.glob("rank.*")}
 
     def left() -> list[object]:
         found = [*ground.shared(mapped), *temporary.rglob("*")]
@@ -218,7 +220,7 @@ def run(
     for path in ground.shared(mapped):
         with contextlib.suppress(OSError):
             path.unlink()
-    times = noted(folder, "fault"), noted(folder, "cut"), reported
+    times = read_status(folder, "fault"), read_status(folder, "cut"), reported
     return Seen(job.returncode, job.out, job.err, pids, job.ended, *times, found)
 
 

@@ -2,7 +2,7 @@
 
     python training.py FILE
 
-The file has in JSON a `Case` and "stop" (iterations), "out" (the checkpoints' folder), "notes" (a
+The file has in JSON a `Case` and "stop" (iterations), "out" (the checkpoints' folder), "status" (a
 folder, for the runner) and "fault" (see faults.py) or null. Prints the iteration that the job goes
 on from, and at its end a digest of all that was trained.
 """
@@ -29,7 +29,7 @@ from chainermn_train import (
     create_multi_node_optimizer,
     scatter_dataset,
 )
-from tests.chaos.faults import Plan, note
+from tests.chaos.faults import Plan, write_status
 from tests.support.killed import Model, digest
 
 INTERVAL = 3  # iterations between saves
@@ -94,7 +94,7 @@ def plan_checkpoints(comm, plan, checkpointer, background):
         def save_and_note(iteration):
             real_save(target, iteration)
             if comm.rank == 0 and not background:
-                note(plan.notes / "committed", f"{number}")
+                write_status(plan.status / "committed", f"{number}")
 
         plan.collective("checkpoint", comm, save_and_note, iteration, number + 1)
 
@@ -125,12 +125,12 @@ def make_planned_trainer(comm, plan, case):
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     case = json.loads(Path(sys.argv[1]).read_text())
-    notes, out = Path(case["notes"]), Path(case["out"])
+    status, out = Path(case["status"]), Path(case["out"])
     (out / "filler").unlink(missing_ok=True)  # the disk has been cleared; no rank fills it yet
     MPI.COMM_WORLD.Barrier()  # that some ranks take longer to start on a busy machine is no stall
     comm = create_communicator(case["communicator"])
-    plan = Plan(case["fault"], comm.rank, notes, out)
-    note(notes / f"rank.{comm.rank}", f"{os.getpid()}")
+    plan = Plan(case["fault"], comm.rank, status, out)
+    write_status(status / f"rank.{comm.rank}", f"{os.getpid()}")
     begun = time.monotonic()
     plan.start()
     random.seed(comm.rank)
@@ -149,7 +149,7 @@ def main() -> None:
     print(f"END {comm.rank} {digest(trainer.updater)}\n", end="", flush=True)
     plan.collective("finalize", comm, lambda _: comm.finalize())
     plan.stop()
-    note(notes / f"length.{comm.rank}", f"{time.monotonic() - begun}")
+    write_status(status / f"length.{comm.rank}", f"{time.monotonic() - begun}")
 
 
 if __name__ == "__main__":

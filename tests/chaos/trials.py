@@ -12,7 +12,7 @@ from pathlib import Path
 from . import runs
 from .faults import STOP, Case
 from .judging import wrong
-from .runs import Ground, Here, Hosts, Seen, noted
+from .runs import Ground, Here, Hosts, Seen, read_status
 
 # CHAINERMN_TIMEOUT of the jobs that are to fail; the others take their time.
 LIMIT_SECONDS = 5.0
@@ -55,7 +55,7 @@ class Trial:
 @contextlib.contextmanager
 def made_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="chainermn-chaos-") as folder:
-        for name in ("out", "notes", "tmp"):
+        for name in ("out", "status", "tmp"):
             Path(folder, name).mkdir()
         yield Path(folder)
 
@@ -107,7 +107,7 @@ class Trials:
             with made_folder() as folder:
                 seen = runs.run(case, self._ground, folder, PATIENT_SECONDS)
                 assert seen.returncode == 0, f"an unbroken job failed\n{seen.out}{seen.err}"
-                lengths = [float(path.read_text()) for path in folder.glob("notes/length.*")]
+                lengths = [float(path.read_text()) for path in folder.glob("status/length.*")]
             self._whole[key] = seen.ends, max(lengths)
         return self._whole[key]
 
@@ -116,7 +116,7 @@ class Trials:
         out = self._ground.seen(folder / "out")
         records = [path.suffix[1:] for path in out.glob("run.commit.*")]
         numbers = map(int, filter(str.isdigit, records))
-        committed = max(int(noted(folder, "committed") or 0), *numbers, 0)
+        committed = max(int(read_status(folder, "committed") or 0), *numbers, 0)
         again = runs.run(case, self._ground, folder, PATIENT_SECONDS)
         if again.returncode != 0:
             said = f"status {again.returncode}\n{again.out}{again.err}"

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from chainermn_comm import create_communicator
 from tests.support.many_ranks import wrong_means
 from tests.support.models import with_grads
-from tests.support.verbs import VERBS
+from tests.support.operations import OPERATIONS
 
 WORLD = MPI.COMM_WORLD
 
@@ -42,12 +42,12 @@ def means(comm, size: int, wire: str | None) -> dict[str, object]:
     return {"sent": sent, "untouched": untouched, "wrong": wrong_means(comm, wire, size)}
 
 
-def complaint(verb, comm) -> str:
-    """What the verb gave and shouldn't have; judged after its calls."""
+def complaint(operation, comm) -> str:
+    """What the operation gave and shouldn't have; judged after its calls."""
     try:
-        verb(comm, 50_000, comm.size - 1)
+        operation(comm, 50_000, comm.size - 1)
     except AssertionError as error:
-        return f"{verb.__name__}: {error}"
+        return f"{operation.__name__}: {error}"
     return ""
 
 
@@ -70,7 +70,7 @@ def findings(name: str, size: int) -> dict[str, object]:
             "place": [comm.intra_rank, comm.intra_size, comm.inter_rank, comm.inter_size],
             "wide": wide,
             "narrow": means(comm, size, "float16"),
-            "verbs": [complaint(verb, comm) for verb in VERBS],
+            "operations": [complaint(operation, comm) for operation in OPERATIONS],
             "part": part_of(comm),
         }
 

@@ -31,7 +31,7 @@ EVERYWHERE = [*MEAN, "dummy"]
 THROUGH_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 VALUES = 1_000_003
 JOB_SECONDS = 300.0  # ends a hang, no more
-HEADERS = 1.15  # what frames, acknowledgements and meetings of ranks add to the bytes
+HEADERS = 1.15  # what frames, acknowledgements and handshakes add to the bytes
 
 
 @pytest.fixture(
@@ -90,7 +90,7 @@ def test_dummy_leaves_gradients_alone_and_the_network_too(world):
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_verbs(world, name):
     for rank, mine in enumerate(world[1]):
-        assert set(mine[name]["verbs"]) == {""}
+        assert set(mine[name]["operations"]) == {""}
         assert mine[name]["part"] == list(range(rank % 2, len(world[0]), 2))
 
 

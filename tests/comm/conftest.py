@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from chainermn_comm import create_communicator
-from tests.support.topologies import WAYS, by_name
+from tests.support.topologies import ALGORITHMS, by_name
 from tests.support.tracing import traced_into
 
 
-@pytest.fixture(params=by_name(*WAYS))
+@pytest.fixture(params=by_name(*ALGORITHMS))
 def comm(request: pytest.FixtureRequest) -> Iterator:
     """A communicator of each algorithm, and in the full tier of each name."""
     with create_communicator(request.param) as communicator:

@@ -164,49 +164,52 @@ def test_bytes_of_any_length_are_gathered_from_all_ranks(naive):
 
 
 two_ranks = pytest.mark.sizes(2)
-# What a stranger's communicator inherits must say and do the same.
-as_ours_and_as_a_strangers = pytest.mark.parametrize(
+# What a third party's communicator inherits must say and do the same.
+ours_and_a_third_partys = pytest.mark.parametrize(
     "kind", [type, lambda _: CommunicatorBase], ids=["ours", "inherited"]
 )
 
 
 @two_ranks
-@as_ours_and_as_a_strangers
-def test_a_note_of_any_length_and_a_number_travel_beside_arrays(naive, kind):
+@ours_and_a_third_partys
+def test_metadata_of_any_length_and_an_id_travel_beside_arrays(naive, kind):
     arrays = np.arange(6, dtype="f2").reshape(2, 3), np.asfortranarray(np.ones((2, 2)))
     large = np.arange(10_000, dtype="f8")
-    notes = (b"", b"x", bytes(range(256)) * 100, bytes(range(256)) * 300)
+    all_metadata = (b"", b"x", bytes(range(256)) * 100, bytes(range(256)) * 300)
     data = ((), arrays, (*arrays, large), (large[::2], arrays[0]))
-    cases = [(note, some, len(note) - 1) for note, some in itertools.product(notes, data)]
+    cases = [
+        (metadata, some, len(metadata) - 1)
+        for metadata, some in itertools.product(all_metadata, data)
+    ]
     # Ids of 64 bits with the same metadata, which are encoded once.
-    numbers = (0, 1, -1, 2**63 - 1, -(2**63), True)
-    cases += [(b"the same", (np.full(2, number),), number) for number in numbers]
-    for note, some, number in cases:
+    message_ids = (0, 1, -1, 2**63 - 1, -(2**63), True)
+    cases += [(b"the same", (np.full(2, message_id),), message_id) for message_id in message_ids]
+    for metadata, some, message_id in cases:
         if naive.rank == 0:
-            kind(naive).send_with_metadata(naive, note, some, 1, 3, message_id=number)
+            kind(naive).send_with_metadata(naive, metadata, some, 1, 3, message_id=message_id)
         else:
-            found, received, its_number = kind(naive).recv_with_metadata(naive, 0, 3)
-            assert (found, its_number) == (note, number)
+            found, received, its_id = kind(naive).recv_with_metadata(naive, 0, 3)
+            assert (found, its_id) == (metadata, message_id)
             all_same(received, some)
             assert all(array.flags.owndata for array in received)
 
 
 @two_ranks
-def test_a_long_note_is_not_kept(naive):
-    note = bytes(100_000)
-    before = sys.getrefcount(note)
+def test_long_metadata_are_not_kept(naive):
+    metadata = bytes(100_000)
+    before = sys.getrefcount(metadata)
     if naive.rank == 0:
-        naive.send_with_metadata(note, (np.ones(2),), 1, 3)
+        naive.send_with_metadata(metadata, (np.ones(2),), 1, 3)
     else:
         naive.recv_with_metadata(0, 3)
-    assert sys.getrefcount(note) == before
+    assert sys.getrefcount(metadata) == before
 
 
 @two_ranks
-@as_ours_and_as_a_strangers
-def test_what_is_no_note_no_tuple_or_no_number_raises_at_once(naive, kind):
+@ours_and_a_third_partys
+def test_what_is_no_metadata_no_tuple_or_no_id_raises_at_once(naive, kind):
     arrays = (np.ones(2),)
-    for note, data, number, text in [
+    for metadata, data, message_id, text in [
         ("text", (), 0, "the metadata of send_with_metadata must be bytes, got str"),
         (None, arrays, 0, "the metadata of send_with_metadata must be bytes, got NoneType"),
         (b"", np.ones((2, 2)), 0, "send_with_metadata takes a tuple of arrays, got ndarray"),
@@ -227,14 +230,14 @@ def test_what_is_no_note_no_tuple_or_no_number_raises_at_once(naive, kind):
         ),
     ]:
         with pytest.raises((TypeError, ValueError), match=f"^rank {naive.rank}: {text}"):
-            kind(naive).send_with_metadata(naive, note, data, 1 - naive.rank, 3, "", number)
+            kind(naive).send_with_metadata(naive, metadata, data, 1 - naive.rank, 3, "", message_id)
 
 
 @two_ranks
 def test_what_was_sent_in_another_way_is_refused_by_name(naive):
     sends = {
         "send": lambda: naive.send(np.ones(100_000), 1, 0),
-        "send_with_metadata": lambda: naive.send_with_metadata(b"note", (np.ones(2),), 1, 0),
+        "send_with_metadata": lambda: naive.send_with_metadata(b"metadata", (np.ones(2),), 1, 0),
         "send_obj": lambda: naive.send_obj("text", 1, 0),
     }
     for sent, send in sends.items():

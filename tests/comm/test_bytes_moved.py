@@ -48,7 +48,7 @@ def counts_of_calls(counted, comm, name, sizes, wire=None, calls=1):
     with counted.counted(name, comm, wire) as (communicator, counts):
         for _ in range(1 + calls):
             model = with_grads(**{key: array * (comm.rank + 1) for key, array in first.items()})
-            counts.forget()
+            counts.reset()
             communicator.allreduce_grad(model)
             found.append(counted.Counts(**vars(counts)))
             for key, array in first.items():

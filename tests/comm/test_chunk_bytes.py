@@ -9,7 +9,7 @@ import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from tests.support import gpus
-from tests.support.chunk_sizes import noted_sizes
+from tests.support.chunk_sizes import recorded_sizes
 from tests.support.cupy_double import installed
 from tests.support.models import check_mean, with_grads
 from tests.support.pairwise import pairwise
@@ -18,7 +18,7 @@ from tests.support.topologies import IMPOSED, on_nodes, over_nodes
 pytestmark = pytest.mark.world
 
 VARIABLE = "CHAINERMN_CHUNK_BYTES"
-WIRES = (None, "float16", "float64")
+WIRE_DTYPES = (None, "float16", "float64")
 
 
 def whole_numbers(rank: int) -> dict[str, np.ndarray]:
@@ -34,7 +34,7 @@ def whole_numbers(rank: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("chunk_bytes", [64, 192, 4096])
 def test_tiny_chunks_give_the_mean(world, monkeypatch, name, nodes, chunk_bytes):
     monkeypatch.setenv(VARIABLE, str(chunk_bytes))
-    for wire in WIRES:
+    for wire in WIRE_DTYPES:
         with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
             for _ in range(3):
                 model = with_grads(**whole_numbers(world.rank))
@@ -58,7 +58,7 @@ def test_the_widest_numbers_in_the_smallest_chunks(world, monkeypatch, name, nod
 @pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional"])
 def test_no_chunk_is_larger(world, monkeypatch, name):
     monkeypatch.setenv(VARIABLE, "128")
-    with noted_sizes() as used, create_communicator(name) as comm, comm.split(0, 0) as part:
+    with recorded_sizes() as used, create_communicator(name) as comm, comm.split(0, 0) as part:
         monkeypatch.delenv(VARIABLE)  # a split keeps what its parent was made with
         small = {f"p{i}": np.ones(7, "f4") for i in range(5)}
         part.allreduce_grad(with_grads(**small, w=np.ones(40, "f4")))
@@ -70,7 +70,7 @@ def test_no_chunk_is_larger(world, monkeypatch, name):
 def test_large_arrays_keep_to_it_by_each_algorithm_that_is_tried(world, monkeypatch):
     chunk_bytes = 65536
     monkeypatch.setenv(VARIABLE, str(chunk_bytes))
-    with noted_sizes() as used, create_communicator("hierarchical") as comm:
+    with recorded_sizes() as used, create_communicator("hierarchical") as comm:
         for _ in range(6):  # of two; each is new twice, since its first use isn't timed
             check_mean(comm, 300_001)
     assert all(0 < max(nbytes) <= chunk_bytes for nbytes in used.values())

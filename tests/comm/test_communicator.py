@@ -42,8 +42,8 @@ def test_copies_of_what_holds_a_communicator_share_it(duplicate):
     assert duplicate(comm) is comm
 
 
-def test_the_function_that_a_message_is_made_for_is_noted(monkeypatch):
-    """A stranger's communicator may be made of one of ours, or wait in MPI itself."""
+def test_the_function_that_a_message_is_made_for_is_recorded(monkeypatch):
+    """A third party's communicator may be made of one of ours, or wait in MPI itself."""
     found: list[str] = []
 
     @contextmanager

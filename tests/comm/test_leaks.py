@@ -11,14 +11,14 @@ import pytest
 from chainermn_comm import create_communicator
 from tests.support.models import with_grads
 from tests.support.shared_memory import is_in_shared_memory
-from tests.support.topologies import NAMES, WAYS, by_name, on_nodes
+from tests.support.topologies import ALGORITHMS, NAMES, by_name, on_nodes
 
 pytestmark = pytest.mark.world
 
 WARM_UP = 50
 # MPICH 5.0.2 itself keeps some 0.2 kB for each window that was freed.
 KIB_EACH_TIME = 32
-# Each so many times the number is noted that MPI gives to a new communicator: numbers are used
+# Each so many times the number is recorded that MPI gives to a new communicator: numbers are used
 # again once their communicators are freed.
 NOTED = 5
 # MPICH has so many numbers for communicators that live at once.
@@ -35,7 +35,7 @@ def held() -> tuple[int, int, int, int]:
 
 
 def use(world, name: str, nodes: tuple[int, ...], times: int) -> set[int]:
-    """Make communicators, use and release them; the numbers noted meanwhile."""
+    """Make communicators, use and release them; the numbers recorded meanwhile."""
     numbers = set()
     for time in range(times):
         if time % NOTED == 0:
@@ -79,7 +79,7 @@ def test_communicators_leak_nothing(world, name, apart, times):
 
 
 @pytest.mark.parametrize("wire", [None, "float16"])
-@pytest.mark.parametrize("name", by_name(*WAYS))
+@pytest.mark.parametrize("name", by_name(*ALGORITHMS))
 def test_nothing_handed_out_lies_in_a_window(world, name, wire):
     with create_communicator(name, allreduce_grad_dtype=wire) as comm:
         readonly, both = np.broadcast_to(np.float32(1), 5), np.ones(3, "f4")

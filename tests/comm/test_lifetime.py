@@ -19,7 +19,14 @@ from chainermn_comm import (
     create_communicator,
 )
 from tests.support.models import check_mean, with_grads
-from tests.support.topologies import IMPOSED, WAYS, algorithm_of, by_name, on_nodes, over_nodes
+from tests.support.topologies import (
+    ALGORITHMS,
+    IMPOSED,
+    algorithm_of,
+    by_name,
+    on_nodes,
+    over_nodes,
+)
 
 pytestmark = pytest.mark.world
 
@@ -116,7 +123,7 @@ def test_messages_of_the_user_do_not_mix_with_ours(naive, world):
     request.wait()
 
 
-@over_nodes(*WAYS, "two_dimensional", "single_node", "non_cuda_aware")
+@over_nodes(*ALGORITHMS, "two_dimensional", "single_node", "non_cuda_aware")
 def test_a_split_keeps_settings_and_its_part_of_the_topology(world, name, nodes):
     with on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
         color = comm.rank % 2
@@ -135,7 +142,7 @@ def test_a_split_keeps_settings_and_its_part_of_the_topology(world, name, nodes)
         check_mean(comm, 70_000)
 
 
-@pytest.mark.parametrize("name", by_name(*WAYS))
+@pytest.mark.parametrize("name", by_name(*ALGORITHMS))
 def test_finalize_leaves_others_alone(world, name):
     first, second = (create_communicator(name) for _ in range(2))
     part = first.split(0, -first.rank)
@@ -164,7 +171,7 @@ def test_after_finalize_every_call_raises(naive):
                 getattr(naive, name)(*arguments)
 
 
-@pytest.mark.parametrize("name", by_name(*WAYS))
+@pytest.mark.parametrize("name", by_name(*ALGORITHMS))
 def test_a_block_left_by_an_exception_waits_for_nobody(world, name):
     with create_communicator(name) as other:
         comm = create_communicator(name)

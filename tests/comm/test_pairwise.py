@@ -65,18 +65,16 @@ def test_back_to_back_calls_with_delays_do_not_mix(world):
 
 
 @pytest.mark.parametrize("nodes", ["together", "apart"])
-def test_patient_waits_give_the_same_bits_also_when_some_ranks_hurry_or_are_not_patient(
-    world, nodes
-):
+def test_patient_waits_give_the_same_bits_also_where_some_are_urgent_or_not_patient(world, nodes):
     with create_communicator("hierarchical") if nodes == "together" else apart(world) as comm:
         expected = means(comm, "float32")
         everybody = range(world.size)
         cases = [(everybody, ()), (everybody, (0,)), (everybody, everybody), ((), ())]
         for patient, hurrying in [*cases, *(((rank,), ()) for rank in everybody)]:
-            hurry = threading.Event()
+            urgent = threading.Event()
             if world.rank in hurrying:
-                hurry.set()
-            with patient_waits(hurry) if world.rank in patient else nullcontext():
+                urgent.set()
+            with patient_waits(urgent) if world.rank in patient else nullcontext():
                 assert means(comm, "float32") == expected
 
 

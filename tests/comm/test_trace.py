@@ -77,7 +77,7 @@ def test_calls_wait_for_the_rank_that_is_late(world, folder):
     assert waited >= (0.1 if world.rank == 0 < world.size - 1 else 0)
 
 
-def test_errors_are_noted_and_the_next_call_is_traced_again(world, folder):
+def test_errors_are_recorded_and_the_next_call_is_traced_again(world, folder):
     with create_communicator("naive") as comm:
         with pytest.raises(TypeError):
             comm.allreduce(np.array(["text"]))
@@ -95,7 +95,7 @@ class Unreadable:
 
 
 @pytest.mark.sizes(2)
-def test_the_errors_of_messages_are_noted_too(world, folder):
+def test_the_errors_of_messages_are_recorded_too(world, folder):
     with create_communicator("naive") as comm:
         if world.rank == 0:
             comm.send_obj("text", 1)

@@ -6,7 +6,16 @@ from typing import Any
 import chainer
 import pytest
 
-from tests.support.examples import CONV, DATES, DUAL, IMAGENET, LAYERS, MNIST, told_once, train_here
+from tests.support.examples import (
+    CONV,
+    DATES,
+    DUAL,
+    IMAGENET,
+    LAYERS,
+    MNIST,
+    reported_once,
+    train_here,
+)
 from tests.support.jobs import run
 
 
@@ -60,7 +69,7 @@ FOLDERS |= {"unlike/train/cat": 1, "unlike/val/dog": 1}
         case(IMAGENET, 2, "unlike", "train has classes"),
     ],
 )
-def test_mistake_is_told_once_and_ends_the_job(
+def test_mistake_is_reported_once_and_ends_the_job(
     script, arguments, words, world, folder, monkeypatch
 ):
     monkeypatch.setattr(chainer.backends.cuda, "available", False)  # even where there are GPUs
@@ -71,7 +80,7 @@ def test_mistake_is_told_once_and_ends_the_job(
                 (folder / name / f"{i}.png").touch()
         (folder / "killed" / "imagenet.commit.4").touch()
     world.barrier()
-    told_once(train_here(script, *arguments), script, *words)
+    reported_once(train_here(script, *arguments), script, *words)
     assert not list((folder / "result").glob("*"))
 
 
@@ -84,4 +93,4 @@ def test_mistake_is_told_once_and_ends_the_job(
     ],
 )
 def test_a_job_ends_by_a_mistake_as_by_no_failure(arguments, tmp_path):
-    told_once(run(2, MNIST, *arguments.split(), cwd=tmp_path, seconds=600), MNIST)
+    reported_once(run(2, MNIST, *arguments.split(), cwd=tmp_path, seconds=600), MNIST)

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.examples import MNIST, log_of, same_bits, shapes, told_once, train, train_here
+from tests.support.examples import (
+    MNIST,
+    log_of,
+    reported_once,
+    same_bits,
+    shapes,
+    train,
+    train_here,
+)
 from tests.support.jobs import Job, run_command, variables
 from tests.support.killing import kill_when
 
@@ -147,8 +155,10 @@ def test_new_run_forgets_the_snapshots_of_the_last_one(folder, world):
 @on_two_ranks
 def test_snapshots_that_do_not_serve_leave_the_results_alone(copied):
     before = {file: file.read_bytes() for file in copied.iterdir()}
-    told_once(resume(copied, "--epoch", "3"), MNIST, "--resume", "has 3 epochs already", "--epoch")
-    told_once(resume(copied, "--unit", "61"), MNIST, "--resume", "does not fit this run")
+    reported_once(
+        resume(copied, "--epoch", "3"), MNIST, "--resume", "has 3 epochs already", "--epoch"
+    )
+    reported_once(resume(copied, "--unit", "61"), MNIST, "--resume", "does not fit this run")
     assert {file: file.read_bytes() for file in copied.iterdir()} == before
 
 
@@ -180,7 +190,7 @@ def test_damage_everywhere_is_told(copied, world):
     world.barrier()
     damaged = "epoch 3 skipped: rank 1: snapshot_rank1of2_epoch3.npz is damaged: "
     none = "holds no snapshot that all 2 rank(s) share", "epoch 2 skipped: rank 1:"
-    told_once(resume(copied, "--epoch", "4"), MNIST, *none, damaged)
+    reported_once(resume(copied, "--epoch", "4"), MNIST, *none, damaged)
 
 
 @on_two_ranks
@@ -190,7 +200,7 @@ def test_mnist_is_asked_for_once_and_its_absence_told(data_sets, monkeypatch):
         monkeypatch.setenv(name, value)
         monkeypatch.setenv(name.upper(), value)
     job = train_here(MNIST, "--dataset", "mnist")
-    told_once(job, MNIST, "--dataset mnist", "could not download", "--dataset digits")
+    reported_once(job, MNIST, "--dataset mnist", "could not download", "--dataset digits")
 
 
 @on_two_ranks
@@ -204,7 +214,7 @@ def test_mnist_in_the_cache_is_shared_by_no_more_ranks_than_examples(data_sets, 
     world.barrier()
     job = train_here(MNIST, "--dataset", "mnist", "--epoch", "2")
     if tests == 1:
-        told_once(job, MNIST, "2 ranks are too many for 6 training and 1 test examples")
+        reported_once(job, MNIST, "2 ranks are too many for 6 training and 1 test examples")
     else:
         assert len(log_of(Path("result"))) == 2
         assert "batch 3 a rank" in job.out  # the default is less where ranks have less

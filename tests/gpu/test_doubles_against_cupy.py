@@ -20,7 +20,7 @@ import pytest
 
 from tests.support import cupy_double, gpus
 from tests.support.cupy_uses import uses
-from tests.support.kernel_double import WIRES
+from tests.support.kernel_double import WIRE_DTYPES
 from tests.support.nccl_double import NcclError
 
 pytestmark = [
@@ -214,5 +214,5 @@ def test_every_kernel_compiles_for_every_gpu(architecture):
     except nvrtc.NVRTCError as error:
         raise AssertionError(nvrtc.getProgramLog(program)) from error
     binary = nvrtc.getCUBIN(program)
-    for verb, letter in product(("pack", "unpack", "sum"), WIRES):
+    for verb, letter in product(("pack", "unpack", "sum"), WIRE_DTYPES):
         assert f"{verb}_{letter}".encode() in binary

@@ -17,10 +17,10 @@ from tests.support.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
-WAYS = ("flat", "pure_nccl", "hierarchical", "two_dimensional")
+ALGORITHMS = ("flat", "pure_nccl", "hierarchical", "two_dimensional")
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=ALGORITHMS)
 def name(request, gpu, world) -> str:
     """A communicator's name for each algorithm."""
     if request.param in NCCL:
@@ -70,7 +70,7 @@ def test_pure_nccl_refuses_numpy_gradients(world, one_each):
 
 # All names check before they make an algorithm.
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in WAYS[1:3] else pytest.mark.full) for n in NCCL]
+    "name", [pytest.param(n, marks=() if n in ALGORITHMS[1:3] else pytest.mark.full) for n in NCCL]
 )
 def test_ranks_on_one_device_are_told_by_each_name_and_others_serve(world, gpu, name):
     with create_communicator(name) as comm:
@@ -128,7 +128,7 @@ def test_a_device_that_fails_at_first_raises_on_every_rank(world, one_each, plac
 
 @pytest.mark.parametrize(
     ("name", "kernel", "aware"),
-    [*product(WAYS, ("pack", "unpack"), (False,)), ("flat", "pack", True)],
+    [*product(ALGORITHMS, ("pack", "unpack"), (False,)), ("flat", "pack", True)],
     indirect=["name"],
 )
 def test_a_rank_whose_kernel_fails_raises_on_every_rank(world, gpu, name, kernel, aware):

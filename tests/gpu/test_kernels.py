@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chainermn_comm.gpu import kernels
 from tests.support import gpus
-from tests.support.kernel_double import WIRES, cast, mean_of_rows, mean_on_cpus, run_kernel
+from tests.support.kernel_double import WIRE_DTYPES, cast, mean_of_rows, mean_on_cpus, run_kernel
 
 COMPILER_SECONDS = 600
 FLOATS = ("f2", "f4", "f8")
@@ -104,7 +104,7 @@ def check(compiled, letter: str, sizes: list[int], dtypes: list[str], offset: in
     grads = [interesting(rng, size + offset, dtype)[offset:] for size, dtype in pairs]
     table, total = table_of(grads), sum(sizes)
     blocks = min(-(-total // kernels.TILE), grid)
-    mine, expected = (np.full(total + offset + 1, 7, WIRES[letter]) for _ in range(2))
+    mine, expected = (np.full(total + offset + 1, 7, WIRE_DTYPES[letter]) for _ in range(2))
     place, other = (wire.ctypes.data + offset * wire.itemsize for wire in (mine, expected))
     compiled(f"pack_{letter}", 0, blocks, table, place, total, 3.0)
     if total:
@@ -126,7 +126,7 @@ ARRAYS = st.lists(st.tuples(ANY_SIZE, st.sampled_from(FLOATS)), max_size=40)
 
 @needs_compiler
 @settings(max_examples=60)
-@given(st.sampled_from(sorted(WIRES)), ARRAYS, st.integers(0, 3), st.integers(1, 4))
+@given(st.sampled_from(sorted(WIRE_DTYPES)), ARRAYS, st.integers(0, 3), st.integers(1, 4))
 def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
     check(compiled, letter, [n for n, _ in arrays], [d for _, d in arrays], offset, grid)
 
@@ -159,9 +159,9 @@ def test_bfloat16_has_the_bits_of_numpys_casts(compiled, dtype):
 
 
 @needs_compiler
-@pytest.mark.parametrize("letter", WIRES)
+@pytest.mark.parametrize("letter", WIRE_DTYPES)
 def test_sums_have_the_bits_of_cpus(compiled, letter):
-    dtype = ml_dtypes.bfloat16 if letter == "b" else WIRES[letter]
+    dtype = ml_dtypes.bfloat16 if letter == "b" else WIRE_DTYPES[letter]
     rng = np.random.default_rng(0)
     for count in (1, 2, 3, 4, 7):
         rows = [interesting(rng, 5000, dtype) for _ in range(count)]
@@ -171,18 +171,18 @@ def test_sums_have_the_bits_of_cpus(compiled, letter):
         for divisor in (1.0, float(count)):
             expected, got = mean_on_cpus(rows, divisor), np.empty_like(rows[0])
             compiled(f"sum_{letter}", 0, 3, table, got.ctypes.data, got.size, divisor)
-            of_double = mean_of_rows([row.view(WIRES[letter]) for row in rows], divisor)
+            of_double = mean_of_rows([row.view(WIRE_DTYPES[letter]) for row in rows], divisor)
             for found in (got, of_double.view(dtype)):
                 np.testing.assert_array_equal(found.astype("f8"), expected.astype("f8"))
 
 
 @needs_compiler
-@pytest.mark.parametrize("letter", sorted(WIRES))
+@pytest.mark.parametrize("letter", sorted(WIRE_DTYPES))
 def test_offsets_beyond_32_bits(compiled, letter):
     """The last tile of a chunk of more than 2^33 elements, of which no other is touched."""
     tiles = (1 << 33) // kernels.TILE + 3
     size, tail = tiles * kernels.TILE, 100
-    wire, grad = np.zeros(kernels.TILE, WIRES[letter]), np.arange(kernels.TILE, dtype="f4")
+    wire, grad = np.zeros(kernels.TILE, WIRE_DTYPES[letter]), np.arange(kernels.TILE, dtype="f4")
     last = np.arange(tail, dtype="f8")
     far = size - kernels.TILE
     offset_too = (5, grad.ctypes.data - (far - 5) * 4, 4)

@@ -38,7 +38,7 @@ def named(*names: str):
 
 ALL = named(*STAGED, *NCCL)
 # Each name of these has an algorithm of its own.
-WAYS = named("flat", "hierarchical", "two_dimensional", "pure_nccl")
+ALGORITHMS = named("flat", "hierarchical", "two_dimensional", "pure_nccl")
 BETWEEN_NODES = named("flat", "hierarchical", "two_dimensional")
 
 
@@ -236,7 +236,7 @@ def test_the_double_shows_when_streams_are_not_ordered(world, double):
     ],
     indirect=["gpu"],
 )
-@WAYS
+@ALGORITHMS
 def test_back_to_back_calls_do_not_mix(world, gpu, name, step, calls):
     with on_two_nodes(world, name) as comm:
         comm.set_config("chunk_bytes", 1024 if step == 256 else None)

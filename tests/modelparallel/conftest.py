@@ -1,4 +1,4 @@
-"""Communicators, one of them a stranger's, and random arrays that are the same on all ranks."""
+"""Communicators, one of them a third party's, and random arrays that are the same on all ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from tests.support.third_party import PlainCommunicator
 
 
-@pytest.fixture(params=["naive", pytest.param("stranger", marks=pytest.mark.full)])
+@pytest.fixture(params=["naive", pytest.param("third party", marks=pytest.mark.full)])
 def comm(request: pytest.FixtureRequest) -> Iterator:
-    """A communicator over all ranks; by default ours, but for tests marked WITH_STRANGER."""
+    """A communicator over all ranks; by default ours, but for tests marked WITH_THIRD_PARTY."""
     from mpi4py import MPI
 
     from chainermn_comm import create_communicator
 
-    stranger = request.param == "stranger"
-    with PlainCommunicator(MPI.COMM_WORLD) if stranger else create_communicator("naive") as made:
+    plain = request.param == "third party"
+    with PlainCommunicator(MPI.COMM_WORLD) if plain else create_communicator("naive") as made:
         yield made
 
 

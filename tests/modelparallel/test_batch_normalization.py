@@ -16,7 +16,7 @@ from chainer import Variable
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_modelparallel import MultiNodeBatchNormalization, pseudo_connect
 from tests.support.pairwise import tiered
-from tests.support.third_party import WITH_STRANGER
+from tests.support.third_party import WITH_THIRD_PARTY
 
 pytestmark = pytest.mark.world
 
@@ -164,7 +164,7 @@ def test_second_derivatives_where_ranks_go_on_from_different_gradients(comm, ran
     both.close(mine.grad, x.grad[both.mine])
 
 
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_running_statistics_are_the_same_bits_on_all_ranks(comm, random):
     both = Both(comm, random, "uneven", "images", np.float32)
     for _ in range(3):
@@ -173,7 +173,7 @@ def test_running_statistics_are_the_same_bits_on_all_ranks(comm, random):
     assert len(set(stats)) == 1
 
 
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_a_batch_that_is_empty_on_all_ranks_changes_nothing(comm):
     link = MultiNodeBatchNormalization(3, comm)
     link.cleargrads()
@@ -375,7 +375,7 @@ def test_parameters_are_float32_unless_another_dtype_is_asked_for(comm, random, 
             assert link(x).dtype == dtype
 
 
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_forward_and_backward_take_one_exchange_each(comm, random, monkeypatch):
     called = []
 
@@ -388,7 +388,7 @@ def test_forward_and_backward_take_one_exchange_each(comm, random, monkeypatch):
         monkeypatch.setattr(comm, name, counted(name))
     y = link(Variable(random.standard_normal((4, 3)).astype("f")))
     assert called.count("handshake") == 1
-    own = len(called)  # of a stranger's communicator it is made of other calls
+    own = len(called)  # of a third party's communicator it is made of other calls
     F.sum(y * y).backward()
     assert called.count("handshake") == 2
     assert len(called) == 2 * own

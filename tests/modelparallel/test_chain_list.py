@@ -14,7 +14,7 @@ from chainer import Variable
 from chainermn_modelparallel import MultiNodeChainList, send
 from tests.support import graphs
 from tests.support.graphs import Component, Part
-from tests.support.third_party import WITH_STRANGER
+from tests.support.third_party import WITH_THIRD_PARTY
 
 pytestmark = pytest.mark.world
 
@@ -164,7 +164,7 @@ def test_what_goes_to_the_own_rank_must_be_received_there(comm):
 
 
 @pytest.mark.sizes(2)
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_it_talks_to_ranks_that_use_the_functions_alone(comm):
     if comm.rank == 0:
         x = Variable(graphs.model_input())

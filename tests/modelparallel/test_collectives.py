@@ -31,7 +31,7 @@ from chainermn_modelparallel import (
     send,
 )
 from tests.support.pairwise import pairwise
-from tests.support.third_party import WITH_STRANGER
+from tests.support.third_party import WITH_THIRD_PARTY
 from tests.support.topologies import NAMES
 
 pytestmark = pytest.mark.world
@@ -136,7 +136,7 @@ def check(comm: Any, random: Any, name: str, dtype: Any = np.float32, order: int
 
 
 @pytest.mark.parametrize(
-    *pairwise(comm=["naive", "stranger"], name=CALLS, dtype=TOLERANCE).args, indirect=["comm"]
+    *pairwise(comm=["naive", "third party"], name=CALLS, dtype=TOLERANCE).args, indirect=["comm"]
 )
 def test_values_and_gradients_equal_one_process(comm, random, name, dtype):
     check(comm, random, name, dtype)
@@ -192,7 +192,7 @@ def check_normalization(comm: Any, batches: np.ndarray) -> None:
     np.testing.assert_allclose(mine.avg_var, alone.avg_var, rtol=1e-5)
 
 
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_what_moves_arrays_keeps_their_bits(comm):
     """NaNs, infinities and negative zeros included, in any memory order."""
     x = np.array([[np.nan, -0.0, np.inf], [1e-8, 65504, -1]], np.float16)
@@ -228,7 +228,7 @@ def test_others_need_not_give_anything_to_have_a_way_back(comm):
             np.testing.assert_array_equal(each.grad, np.full(2, rank + 1))
 
 
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_gather_gives_none_off_root_unless_backward_starts_there(comm):
     found = gather(comm, np.ones(2))
     assert (found is None) == (comm.rank != 0)
@@ -269,7 +269,7 @@ def test_results_that_are_unused_count_as_having_zeros_or_are_connected(comm):
     assert comm.rank == 0 or w.grad == 3
 
 
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_integers_travel_and_have_no_gradient(comm):
     labels = np.arange(3, dtype=np.int32) + comm.rank
     for rank, y in enumerate(allgather(comm, Variable(labels))):
@@ -348,7 +348,7 @@ MISMATCHES = [
 
 @SEVERAL
 @pytest.mark.parametrize(("first", "others", "text"), MISMATCHES)
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_calls_that_differ_raise_on_all(comm, first, others, text):
     with pytest.raises(RankMismatchError, match=text):
         (others if comm.rank else first)(comm)
@@ -356,7 +356,7 @@ def test_calls_that_differ_raise_on_all(comm, first, others, text):
 
 
 @SEVERAL
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_backward_in_different_orders_raises_on_all(comm):
     """The gradients would have the right shape, and be the wrong ones."""
     losses = [F.sum(allreduce(comm, Variable(np.ones(2)))) for _ in range(2)]

@@ -16,7 +16,7 @@ from chainer.memory_layouts import CUDNN_CHANNEL_LAST_X
 
 from chainermn_modelparallel import pseudo_connect, recv, send
 from tests.support.pairwise import pairwise
-from tests.support.third_party import WITH_STRANGER
+from tests.support.third_party import WITH_THIRD_PARTY
 
 # Others look on, in the full tier.
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), pytest.mark.ranks(2)]
@@ -41,7 +41,7 @@ def equal(actual, desired):
 
 
 @pytest.mark.parametrize(
-    *pairwise(comm=["naive", "stranger"], layout=LAYOUTS, dtype=FLOATS).args, indirect=["comm"]
+    *pairwise(comm=["naive", "third party"], layout=LAYOUTS, dtype=FLOATS).args, indirect=["comm"]
 )
 def test_any_float_array_goes_there_and_its_gradient_back(comm, random, dtype, layout):
     data = LAYOUTS[layout](random).astype(dtype, copy=False)
@@ -83,7 +83,7 @@ def test_training_step_after_step_through_all_ranks_equals_one_process(comm, ran
     equal(layer.b.array, alone[comm.rank].b.array)
 
 
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_tuples_of_different_shapes_and_dtypes(comm, random):
     data = (
         random.standard_normal((2, 3)).astype(np.float16),
@@ -148,7 +148,7 @@ def test_an_unused_output_does_not_leave_the_rank_before_waiting(comm):
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("tags", [(0, 0), (3, 9)])
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_gradients_find_their_send_in_whatever_order_they_come(comm, random, first, tags):
     """Both sends are alike, so a gradient given to the wrong one would not be noticed."""
     # Large enough for MPI to wait for the receiver: a wait in the wrong order would hang.
@@ -189,7 +189,7 @@ def test_several_sends_are_connected_by_pseudo_connect(comm, random):
         (F.sum(a * 2) + F.sum(b * 3)).backward()
 
 
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_integers_arrive_and_have_no_gradient(comm):
     """Nobody waits for one either: both ranks know at once, from the message."""
     labels = np.array([1, 0, 2], np.int32)
@@ -317,13 +317,13 @@ def test_many_megabytes_there_and_back(comm, megabytes):
 
 
 @pytest.mark.sizes(2)
-@WITH_STRANGER
+@WITH_THIRD_PARTY
 def test_other_kinds_of_messages_are_refused_by_name(comm):
     if comm.rank == 0:
         comm.send_obj({"not": "a variable"}, 1, 4)
         comm.send(np.ones(2), 1, 4)
-        for note in (b"", b"CMNMSG of mine", b"another"):
-            comm.send_with_metadata(note, (np.ones(2),), 1, 4)
+        for metadata in (b"", b"CMNMSG of mine", b"another"):
+            comm.send_with_metadata(metadata, (np.ones(2),), 1, 4)
         send(Variable(np.ones(2)), comm, 1, tag=4).backward()
     else:
         told = r"rank 1: .*rank 0 .*tag 4, but .*got an? (obj|dict|array|ndarray)"

@@ -12,7 +12,7 @@ from chainermn_comm.allreduce.chunks import Chunk
 
 
 @contextmanager
-def noted_sizes() -> Iterator[dict[str, list[int]]]:
+def recorded_sizes() -> Iterator[dict[str, list[int]]]:
     """Bytes of each chunk `packed` on this rank meanwhile, and of each message `sent`."""
     found: dict[str, list[int]] = {"packed": [], "sent": []}
     pack, scatter = Chunk.pack, pairwise.start_reduce_scatter

@@ -27,7 +27,7 @@ def crashes(folder: Path) -> Iterator[set[State]]:
     def look() -> None:
         states.add(tuple((path.name, path.read_bytes()) for path in sorted(folder.iterdir())))
 
-    def noting(change: Callable[..., Any]) -> Callable[..., Any]:
+    def recording(change: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             with lock.open("w") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -39,7 +39,8 @@ def crashes(folder: Path) -> Iterator[set[State]]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", noting(lambda _: None))  # nothing can tell what is on the disk
-        patch.setattr(os, "replace", noting(os.replace))
-        patch.setattr(Path, "unlink", noting(Path.unlink))
+        # Nothing can tell what is on the disk.
+        patch.setattr(os, "fsync", recording(lambda _: None))
+        patch.setattr(os, "replace", recording(os.replace))
+        patch.setattr(Path, "unlink", recording(Path.unlink))
         yield states

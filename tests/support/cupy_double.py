@@ -2,7 +2,7 @@
 
 Device memory is host memory that NumPy can't read as an array. Work on a stream happens later, in
 the stream's order and no other, while the host polls events; every piece of work can be delayed.
-NCCL's verbs travel by MPI, and its sums are rounded at each step and not in rank order.
+NCCL's operations travel by MPI, and its sums are rounded at each step and not in rank order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from tests.support.kernel_double import WIRES, run_kernel
+from tests.support.kernel_double import WIRE_DTYPES, run_kernel
 from tests.support.nccl_double import make_nccl
 
 MEMORY_BYTES = 1 << 34
@@ -41,13 +41,13 @@ class Gpu:
         self.delay = 3  # a piece of work is put off up to so many times
         self.version = 22203  # NCCL's
         self.nccl_fails = False  # work of NCCL never ends, and it says that there is an error
-        self.group_fails = False  # breaks a rule: the verbs of a group are lost, and it says so
+        self.group_fails = False  # breaks a rule: a group's operations are lost, and it says so
         self.ignores_events = False  # breaks a rule: streams don't wait for events
         self.random = random.Random(rank)
         self.memory: dict[int, int] = {}  # device allocations: address and bytes
         self.pinned: dict[int, int] = {}
         self.streams: list[Stream] = []
-        self.calls: list[str] = []  # NCCL's verbs, and kernels by name
+        self.calls: list[str] = []  # NCCL's operations, and kernels by name
         self.copied_to_host = 0  # bytes
         self.packed: list[int] = []  # bytes of each chunk
         self.current: list[Stream] = []  # streams made current, the last one first
@@ -285,7 +285,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                 gpu.calls.append(name)
                 if name.startswith("pack"):
                     letter = name.removeprefix("pack_")
-                    gpu.packed.append(int(size) * np.dtype(WIRES[letter]).itemsize)
+                    gpu.packed.append(int(size) * np.dtype(WIRE_DTYPES[letter]).itemsize)
                 rows, wire = table.data.ptr, buffer.data.ptr
 
                 def work() -> bool:

@@ -63,13 +63,13 @@ def train_here(script: Path, *arguments: object) -> Job:
     return Job(statuses[0], "".join(outs), "".join(errs), time.time())
 
 
-def told_once(job: Job, script: Path, *words: str) -> None:
+def reported_once(job: Job, script: Path, *words: str) -> None:
     """The job ended with status 2 and one message by the script's name, which has these words."""
     assert job.returncode == 2, job
-    told = [line for line in job.err.splitlines() if line.startswith(f"{script.name}: ")]
-    assert len(told) == 1, job
+    reported = [line for line in job.err.splitlines() if line.startswith(f"{script.name}: ")]
+    assert len(reported) == 1, job
     for word in words:
-        assert word in told[0]
+        assert word in reported[0]
     assert "Traceback" not in job.err
     assert "ending the job" not in job.err  # a mistake of the user is no failure of a rank
 

@@ -87,7 +87,7 @@ def check_ended(job: Job, code: int | None = None) -> None:
 
 
 def seconds_since_failure(job: Job) -> float:
-    """From the last rank's failure, which it noted itself, to the end of mpiexec."""
+    """From the last rank's failure, which it recorded itself, to the end of mpiexec."""
     failed = re.findall(r"failing at (\S+)", job.out)
     assert failed, job
     return job.ended - float(failed[-1])

@@ -114,7 +114,8 @@ def graphs(draw, size: int) -> list[Part]:
 
 def any_of(examples: int) -> Any:
     """Parametrize a test by the communicator and how many graphs it checks."""
-    cases = tiered([("naive", examples), ("stranger", examples)], ["naive", "stranger"], [100])
+    names = ["naive", "third party"]
+    cases = tiered([(name, examples) for name in names], names, [100])
     return pytest.mark.parametrize(("comm", "examples"), cases, indirect=["comm"])
 
 

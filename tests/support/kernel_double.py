@@ -10,7 +10,7 @@ import numpy as np
 from chainermn_comm.allreduce.summation import overflow_errstate, sum_rows
 
 # Bits of bfloat16 lie in uint16.
-WIRES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
+WIRE_DTYPES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
 
 
 def cast(values: np.ndarray, dtype: Any, divisor: float = 1.0) -> np.ndarray:
@@ -48,9 +48,9 @@ def run_kernel(
     divisor: float,
 ) -> None:
     """Run the kernel of that name on memory that ``bytes_at`` gives for (address, bytes)."""
-    verb, _, letter = name.partition("_")
-    wire = bytes_at(buffer, size * np.dtype(WIRES[letter]).itemsize).view(WIRES[letter])
-    if verb == "sum":
+    operation, _, letter = name.partition("_")
+    wire = bytes_at(buffer, size * np.dtype(WIRE_DTYPES[letter]).itemsize).view(WIRE_DTYPES[letter])
+    if operation == "sum":
         places = bytes_at(table, count * 8).view(np.int64)
         rows = [bytes_at(int(place), wire.nbytes).view(wire.dtype) for place in places]
         wire[...] = mean_of_rows(rows, divisor)
@@ -61,7 +61,7 @@ def run_kernel(
     for (begin, address, itemsize), end in zip(rows[:count], rows[1:, 0], strict=True):
         if end > begin:
             grad = bytes_at(int(address), int((end - begin) * itemsize)).view(f"f{itemsize}")
-            if verb == "pack":
+            if operation == "pack":
                 wire[begin:end] = cast(grad, wire.dtype, divisor)
             else:
                 grad[...] = cast(wire[begin:end], grad.dtype)

@@ -37,7 +37,7 @@ DTYPES = ("float32", "float64", "float16")
 # chunks by themselves; some chunks; two of the default size, or it is exchanged pairwise.
 LARGER = {"64": 0, "8192": 9001, "": 280_000}
 # The algorithms that differ; the other names take one of these.
-WAYS = ("flat", "hierarchical", "two_dimensional")
+ALGORITHMS = ("flat", "hierarchical", "two_dimensional")
 CALLS = 2
 
 
@@ -48,8 +48,8 @@ def runs(ranks: int) -> list[tuple[str, str, str]]:
         (chunk_bytes, name, nodes)
         for chunk_bytes, names, where in (
             ("64", NAMES, every),
-            ("8192", WAYS, every[2:4]),
-            ("", WAYS, every[:2]),
+            ("8192", ALGORITHMS, every[2:4]),
+            ("", ALGORITHMS, every[:2]),
         )
         for name in names
         for nodes in where

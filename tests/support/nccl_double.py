@@ -1,4 +1,4 @@
-"""The double of `cupy.cuda.nccl`: verbs that travel by MPI while the host polls events."""
+"""The double of `cupy.cuda.nccl`: operations that travel by MPI while the host polls events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NcclError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Verb:
+class Operation:
     """One call: what it reads and, from all ranks' rows of that, what it writes where."""
 
     name: str
@@ -40,10 +40,10 @@ class Verb:
 
 
 class Launch:
-    """Verbs that run as one: all is read before anything is written, in any order."""
+    """Operations that run as one: all is read before anything is written, in any order."""
 
-    def __init__(self, communicator: Any, verbs: list[Verb], number: int) -> None:
-        self.communicator, self.verbs, self.number = communicator, verbs, number
+    def __init__(self, communicator: Any, operations: list[Operation], number: int) -> None:
+        self.communicator, self.operations, self.number = communicator, operations, number
         self.requests: list[MPI.Request] | None = None
 
     def __call__(self) -> bool:
@@ -51,9 +51,9 @@ class Launch:
         if gpu.nccl_fails:
             return False
         if self.requests is None:
-            read = [gpu.bytes_at(verb.send, verb.nbytes) for verb in self.verbs]
-            # Ranks that call different verbs must not get away with it: the name goes ahead.
-            names = " ".join(verb.name for verb in self.verbs).ljust(200).encode()
+            read = [gpu.bytes_at(operation.send, operation.nbytes) for operation in self.operations]
+            # Ranks that call different operations must not get away with it: the name goes ahead.
+            names = " ".join(operation.name for operation in self.operations).ljust(200).encode()
             mine = np.concatenate([np.frombuffer(names, np.uint8), *read])
             self.rows = [np.empty_like(mine) for _ in range(comm.size)]
             self.rows[comm.rank] = mine
@@ -63,12 +63,12 @@ class Launch:
         if not MPI.Request.Testall(self.requests):
             return False
         heads = {row[:200].tobytes() for row in self.rows}
-        assert len(heads) == 1, f"ranks call different verbs: {heads}"
-        places = np.cumsum([200] + [verb.nbytes for verb in self.verbs])
-        todo = list(zip(self.verbs, places, strict=False))
+        assert len(heads) == 1, f"ranks call different operations: {heads}"
+        places = np.cumsum([200] + [operation.nbytes for operation in self.operations])
+        todo = list(zip(self.operations, places, strict=False))
         gpu.random.shuffle(todo)
-        for verb, start in todo:
-            verb.write([row[start : start + verb.nbytes] for row in self.rows])
+        for operation, start in todo:
+            operation.write([row[start : start + operation.nbytes] for row in self.rows])
         return True
 
     def cancel(self) -> None:
@@ -85,18 +85,18 @@ def make_nccl(gpu: Gpu) -> ModuleType:
     """The module of that device."""
     world = MPI.COMM_WORLD
     numbers = itertools.count()
-    group: list[tuple[Any, Any, Verb]] | None = None
+    group: list[tuple[Any, Any, Operation]] | None = None
 
-    def put(communicator: Any, stream: int, verb: Verb) -> None:
-        gpu.calls.append(verb.name.split()[0])
+    def put(communicator: Any, stream: int, operation: Operation) -> None:
+        gpu.calls.append(operation.name.split()[0])
         if group is not None:
-            group.append((communicator, stream, verb))
+            group.append((communicator, stream, operation))
         else:
-            launch(communicator, stream, [verb])
+            launch(communicator, stream, [operation])
 
-    def launch(communicator: Any, stream: int, verbs: list[Verb]) -> None:
+    def launch(communicator: Any, stream: int, operations: list[Operation]) -> None:
         number = communicator.launches = (communicator.launches + 1) % BIRTHS
-        work = Launch(communicator, verbs, number)
+        work = Launch(communicator, operations, number)
         communicator.pending.append(work)
         gpu.put(next(s for s in gpu.streams if s.ptr == stream), work)
 
@@ -112,7 +112,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         if gpu.group_fails:
             raise NcclError("NCCL_ERROR_INVALID_USAGE: group")
         assert len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
-        launch(calls[0][0], calls[0][1], [verb for _, _, verb in calls])
+        launch(calls[0][0], calls[0][1], [operation for _, _, operation in calls])
 
     def total(rows: list[np.ndarray], kind: int, op: int) -> np.ndarray:
         assert op == nccl.NCCL_SUM
@@ -146,14 +146,14 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             self.gpu, self.launches, self.pending = gpu, 0, []
 
         def _put(self, name, stream, sendbuf, count, recvbuf, datatype, result) -> None:
-            """Put a verb that sends so many elements and writes the result of all ranks' rows."""
+            """Put an operation that sends so many elements and writes a result of all rows."""
 
             def write(rows: list[np.ndarray]) -> None:
                 found = result(rows)
                 gpu.bytes_at(recvbuf, found.nbytes)[...] = found
 
             nbytes = count * DTYPES[datatype].itemsize
-            put(self, stream, Verb(f"{name} {count} {datatype}", sendbuf, nbytes, write))
+            put(self, stream, Operation(f"{name} {count} {datatype}", sendbuf, nbytes, write))
 
         def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
             result = functools.partial(total, kind=datatype, op=op)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 # Ends a hang, no more: what is waited for takes a moment, or minutes on a busy machine.
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 def soon(condition: Callable[[], Any]) -> Any:
     """Wait until `condition()` is true, and return its value; the last one if it never is."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.02)
     return found

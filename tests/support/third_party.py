@@ -10,8 +10,8 @@ import pytest
 
 from chainermn_comm import CommunicatorBase
 
-# For tests of model parallelism whose `comm` says something of a stranger's, too: by default.
-WITH_STRANGER = pytest.mark.parametrize("comm", ["naive", "stranger"], indirect=True)
+# For tests of model parallelism whose `comm` says something of a third party's, too: by default.
+WITH_THIRD_PARTY = pytest.mark.parametrize("comm", ["naive", "third party"], indirect=True)
 
 
 class PlainCommunicator(CommunicatorBase):

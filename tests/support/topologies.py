@@ -14,7 +14,7 @@ from chainermn_comm.registry import make_communicator
 # All that give a mean on CPUs.
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
 # On one node there are no more algorithms than these; the other names take the last.
-WAYS = ("naive", "flat", "hierarchical")
+ALGORITHMS = ("naive", "flat", "hierarchical")
 
 
 # Node of each rank, by the number of ranks: one node, one node a rank, uneven, interleaved.

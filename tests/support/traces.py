@@ -26,21 +26,21 @@ class Made:
         known = {"host": "here", "process": 1, "began": 0.0, "clock": "one", "zero": 0.0}
         said = {"schema": 1, "run": run, "rank": rank, "ranks": ranks, **known, **about}
         self.lines = ["["]
-        self.note("chainermn", **said)
-        self.note("process_name", name=f"rank {rank}")
+        self.metadata("chainermn", **said)
+        self.metadata("process_name", name=f"rank {rank}")
 
-    def note(self, event: str, **said: Any) -> Made:
+    def metadata(self, event: str, **said: Any) -> Made:
         line = {"name": event, "ph": "M", "pid": self.rank, "tid": 0, "args": said}
         self.lines.append(json.dumps(line) + ",")
         return self
 
     def communicator(self, name: str, ranks: list[int], run: str | None = None) -> Made:
         said = {"rank": ranks.index(self.rank), "ranks": ranks, "run": run or self.run}
-        return self.note("chainermn communicator", communicator=name, **said)
+        return self.metadata("chainermn communicator", communicator=name, **said)
 
     def clock(self, name: str, at: float, ahead: float, trip: float = 2.0) -> Made:
         said = {"at": at, "ahead": ahead, "round_trip": trip}
-        return self.note("chainermn clock", communicator=name, **said)
+        return self.metadata("chainermn clock", communicator=name, **said)
 
     def call(self, operation: str, start: float, end: float, **said: Any) -> Made:
         about = {"communicator": "0.1", "bytes": 0, **said}

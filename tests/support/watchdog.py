@@ -1,4 +1,4 @@
-"""The watchdog's inside, for tests and their scripts: what ranks note, and what is read of it."""
+"""The watchdog's inside, for tests and their scripts: what ranks record, and what is read of it."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def description(world: int) -> dict[str, Any]:
 
 
 def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
-    """Where this process's calls on a communicator are noted; to be released."""
+    """Where this process's calls on a communicator are recorded; to be released."""
     return recorder.allocate(communicator, rank, size)
 
 
-def noted() -> list[Call]:
-    """The calls that this process has noted."""
+def recorded_calls() -> list[Call]:
+    """The calls that this process has recorded."""
     return read_calls(recorder.region().memory, clock())
 
 
 def inside_of() -> tuple[str, bool] | None:
-    """What this process has noted to be inside of, and whether it is alone there."""
+    """What this process has recorded to be inside of, and whether it is alone there."""
     found = read_scope(recorder.region().memory, clock())
     return found and (found.name, found.exempt)
 
@@ -97,7 +97,7 @@ def monitors_of(ranks: set[str]) -> list[psutil.Process]:
 
 
 def reads_our_calls(pid: int) -> bool:
-    """Whether a process has mapped the memory in which this one notes its calls."""
+    """Whether a process has mapped the memory in which this one records its calls."""
     inode = os.fstat(recorder.region().file).st_ino
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return str(inode) in {line.split()[4] for line in maps}

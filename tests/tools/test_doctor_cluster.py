@@ -99,10 +99,10 @@ def test_each_trouble_of_a_login_fails_one_check_with_a_fix(machine, kind):
 )
 def test_ssh_is_that_of_mpiexec(machine, vendor, variables, words):
     folder = str(machine.folder)
-    noting = f'for word in "$0" "$@"; do printf "%s\\n" "$word"; done > {folder}/words'
+    recording = f'for word in "$0" "$@"; do printf "%s\\n" "$word"; done > {folder}/words'
     machine.quick_here()
-    machine.program("ssh", noting)
-    write_program(machine.folder / "my tools" / "ssh", noting)
+    machine.program("ssh", recording)
+    write_program(machine.folder / "my tools" / "ssh", recording)
     machine.plant(**{name: value.format(folder) for name, value in variables.items()})
     machine.look("ssh", hosts="a", mpi=vendor)
     ssh, *rest = (machine.folder / "words").read_text().split("\n")

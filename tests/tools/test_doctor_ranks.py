@@ -1,4 +1,4 @@
-"""How the doctor judges what ranks noted, for every way in which they can come to grief."""
+"""How the doctor judges what ranks reported, for every way in which they can come to grief."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SPECIAL = {
 }
 
 
-def notes(number: int, until: str | None = None, **changed: dict) -> dict:
-    """A rank's notes; of one that is still at a step, or died in it; a step's with blanks as _."""
+def reports(number: int, until: str | None = None, **changed: dict) -> dict:
+    """What a rank reports that may be still at a step, or died there; a step with blanks as _."""
     found: dict = {}
     start = {"rank": number, "size": 2, "host": "here", "level": "multiple"}
     for step in STEPS:
@@ -38,7 +38,7 @@ def notes(number: int, until: str | None = None, **changed: dict) -> dict:
 
 
 def both(**changed: dict) -> tuple[dict, dict]:
-    return notes(0, **changed), notes(1, **changed)
+    return reports(0, **changed), reports(1, **changed)
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def judge(machine):
     """Gives the findings about a job on a machine that is well; and those that are bad."""
     machine.plant(mpi="MPICH", cores=(2, 0.5))
 
-    def judged(*noted, out=IN_TURN, **job) -> tuple[dict, list[str]]:
-        machine.job(*noted, out=out, **job)
+    def judged(*reported, out=IN_TURN, **job) -> tuple[dict, list[str]]:
+        machine.job(*reported, out=out, **job)
         found = machine.live()
         return found, [name for name, one in found.items() if one.hint]
 
@@ -73,22 +73,22 @@ ROOT = "mpiexec has detected an attempt to run as root.\nat your own risk.\n"
 
 
 @pytest.mark.parametrize(
-    ("noted", "status", "err", "name", "said", "fix"),
+    ("reported", "status", "err", "name", "said", "fix"),
     [
         ((), None, "", START, "mpiexec hangs", "getent"),
         ((BEGUN, BEGUN), None, "", START, "0 of 2 ranks came through MPI_Init", "0 and 1"),
-        ((notes(0), BEGUN), None, "", START, "1 of 2 ranks came through", "0 and 1"),
+        ((reports(0), BEGUN), None, "", START, "1 of 2 ranks came through", "0 and 1"),
         ((), 1, ROOT, START, "attempt to run as root", "ordinary user"),
         ((), 0, "", START, "said: nothing", "0 and 1"),
-        ((notes(0),), 0, "", START, "1 of 2 ranks came up", "0 and 1"),
+        ((reports(0),), 0, "", START, "1 of 2 ranks came up", "0 and 1"),
         ((ALONE, ALONE), 0, "", MEET, "each of the 2 ranks says that it is rank 0 of 1", "PATH"),
-        ((notes(0, MEET), notes(1)), None, "", MEET, "hangs", "UCX_TLS"),
+        ((reports(0, MEET), reports(1)), None, "", MEET, "hangs", "UCX_TLS"),
     ],
     ids=["hangs", "init hangs", "one hangs", "root", "silent", "one missing", "alone", "stuck"],
 )
-def test_ranks_that_do_not_come_up_or_meet_are_named(judge, noted, status, err, name, said, fix):
-    out = IN_TURN if noted else ""
-    found, bad = judge(*noted, status=status, err=err, out=out)
+def test_ranks_that_do_not_come_up_or_meet_are_named(judge, reported, status, err, name, said, fix):
+    out = IN_TURN if reported else ""
+    found, bad = judge(*reported, status=status, err=err, out=out)
     assert bad == [name]
     assert said in found[name].message
     assert fix in found[name].hint
@@ -100,7 +100,7 @@ def test_ranks_that_do_not_come_up_or_meet_are_named(judge, noted, status, err, 
 @pytest.mark.parametrize("step", STEPS[3:])
 def test_a_rank_that_dies_is_named_by_what_it_was_at(judge, step):
     error = "Segmentation fault (signal 11)"
-    found, bad = judge(notes(0, step), notes(1, step), status=139, err=f"{error}\n=====\n")
+    found, bad = judge(reports(0, step), reports(1, step), status=139, err=f"{error}\n=====\n")
     assert bad == [step]
     assert "0 of 2 ranks came through it; then the job ended with status 139" in found[step].message
     assert error in found[step].message
@@ -108,13 +108,13 @@ def test_a_rank_that_dies_is_named_by_what_it_was_at(judge, step):
 
 
 def test_what_a_rank_reported_before_it_was_killed_counts(judge):
-    found, bad = judge(notes(0, MEET), notes(1), status=9)
+    found, bad = judge(reports(0, MEET), reports(1), status=9)
     assert (bad, found[START].status) == ([MEET], "ok")
     assert "1 of 2 ranks came through it" in found[MEET].message
 
 
 def test_a_rank_that_hangs_is_named_by_what_it_is_at(judge):
-    found, bad = judge(notes(0, FLAT), notes(1), status=None)
+    found, bad = judge(reports(0, FLAT), reports(1), status=None)
     assert bad == [FLAT]
     assert found[FLAT].message.startswith("it hangs: 1 of 2 ranks came through it within ")
     assert found["communicator naive"].status == "ok"
@@ -126,10 +126,10 @@ def test_what_hangs_may_just_be_slow_with_few_cores_or_on_a_busy_machine(
     judge, machine, cores, load, said
 ):
     machine.cores(cores, load)
-    found, _ = judge(notes(0, MESSAGES), notes(1), status=None)
+    found, _ = judge(reports(0, MESSAGES), reports(1), status=None)
     assert said in found[MESSAGES].message
     assert "--timeout" in found[MESSAGES].hint
-    found, _ = judge(notes(0, START), notes(1), status=None)
+    found, _ = judge(reports(0, START), reports(1), status=None)
     assert "MPI hangs as it starts" in found[START].message
     assert said in found[START].message
 

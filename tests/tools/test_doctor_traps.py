@@ -78,8 +78,8 @@ def test_a_trap_in_place_of_a_name_never_reaches_ssh(machine, says, name):
     assert not (machine.folder / "asked").exists()
 
 
-# Notes its words.
-NOTING = 'for word; do printf "%s\\0" "$word"; done > {}/words.$$'
+# Records its words.
+RECORDING = 'for word; do printf "%s\\0" "$word"; done > {}/words.$$'
 
 
 @settings(max_examples=12)
@@ -92,11 +92,11 @@ def test_nothing_that_a_user_writes_becomes_an_option_or_code(script):
         os.mkdir(f"{folder}/current")
         patch.chdir(f"{folder}/current")
         for host, named in (("a", "script"), ("b-1.c", script or "script")):
-            machine.look("ssh", hosts=host, script=named, mpi="MPICH", ssh=NOTING.format(folder))
+            machine.look("ssh", hosts=host, script=named, mpi="MPICH", ssh=RECORDING.format(folder))
         assert os.listdir() == []
-        noted = {path.read_text() for path in Path(folder).glob("words.*")}
-    assert len(noted) == 2
-    same = {words.replace("\0--\0b-1.c\0", "\0--\0a\0") for words in noted}
+        sent = {path.read_text() for path in Path(folder).glob("words.*")}
+    assert len(sent) == 2
+    same = {words.replace("\0--\0b-1.c\0", "\0--\0a\0") for words in sent}
     assert len(same) == 1, "nothing differs but the host's name, after all options"
 
 

@@ -1,4 +1,4 @@
-"""The communicators that the wrappers are tested with, a stranger's among them."""
+"""The communicators that the wrappers are tested with, a third party's among them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make(name: str, world: Any) -> CommunicatorBase:
     return PlainCommunicator(world.Dup()) if name == "plain" else create_communicator(name, world)
 
 
-# The default communicator, and on 3 ranks a stranger's too; the full tier has all on all sizes.
+# The default communicator, and on 3 ranks a third party's too; the full tier has all on all sizes.
 COMMUNICATORS = [
     "hierarchical",
     pytest.param("plain", marks=pytest.mark.ranks(3)),

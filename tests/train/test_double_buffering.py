@@ -272,26 +272,26 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
     """A double of CuPy writes down who does what in which order."""
     log = []
 
-    def noting(what):
-        def note(*_, **__):
+    def recording(what):
+        def record_it(*_, **__):
             log.append((threading.current_thread() is threading.main_thread(), what))
             return mock.DEFAULT
 
-        return note
+        return record_it
 
     class Device(chainer.backend.CpuDevice):
         pass
 
     event, stream = mock.MagicMock(), mock.MagicMock()
-    event.record.side_effect = noting("recorded")
-    stream.__enter__.side_effect = noting("stream entered")
-    stream.wait_event.side_effect = noting("stream waits for event")
-    stream.synchronize.side_effect = noting("stream done")
-    stream.__exit__.side_effect = noting("stream left")
+    event.record.side_effect = recording("recorded")
+    stream.__enter__.side_effect = recording("stream entered")
+    stream.wait_event.side_effect = recording("stream waits for event")
+    stream.synchronize.side_effect = recording("stream done")
+    stream.__exit__.side_effect = recording("stream left")
     cupy = mock.MagicMock()
-    cupy.cuda.Event = mock.Mock(side_effect=noting("event made"), return_value=event)
+    cupy.cuda.Event = mock.Mock(side_effect=recording("event made"), return_value=event)
     cupy.cuda.Stream = mock.Mock(return_value=stream)
-    using_device = mock.MagicMock(side_effect=noting("device"))
+    using_device = mock.MagicMock(side_effect=recording("device"))
     model = TanhNet(0)
     comm = WatchedCommunicator(world)
     optimizer = buffered(comm, model, plain_sgd)
@@ -299,7 +299,7 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
     before = model.first.b.array.copy()
     model.cleargrads()
     model.first.b.grad = np.full(WIDTH, comm.rank, np.float32)
-    comm.on_mean = noting("exchange")
+    comm.on_mean = recording("exchange")
     with monkeypatch.context() as doubled:
         doubled.setattr("chainer.backends.cuda.cupy", cupy, raising=False)
         doubled.setattr("chainer.backends.cuda.GpuDevice", Device)

@@ -73,8 +73,8 @@ def test_in_a_trainer_all_ranks_log_the_result(comm, trainer_for):
         trainer.extend(evaluator(comm, len(mine), lambda x: x, median_of), **how)
     trainer.extend(GenericMultiNodeEvaluator(comm, iterator(mine), model), name="outputs")
     for values, name, priority in (before, "before", 1000), (seen, "seen", 1):
-        note = lambda t, to=values: to.append(float(t.observation["main/loss"].array))  # noqa: E731
-        trainer.extend(note, name=name, priority=priority)
+        record = lambda t, to=values: to.append(float(t.observation["main/loss"].array))  # noqa: E731
+        trainer.extend(record, name=name, priority=priority)
     log = logged(trainer, (1, "epoch"))
     for key in "validation/median", "again/median":
         assert [entry[key] for entry in log] == [expected, expected]

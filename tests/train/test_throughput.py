@@ -95,8 +95,8 @@ def test_examples_are_counted_exactly_on_ranks_with_uneven_data(simulated):
     trainer = chainer.training.Trainer(Updater(mine, optimizer), (6, "iteration"))
     trainer.extend(ThroughputReport(comm))
     rates = []
-    note = lambda t: rates.append(t.observation["throughput/examples_per_second"])  # noqa: E731
-    trainer.extend(note, name="rates", trigger=(3, "iteration"))
+    record = lambda t: rates.append(t.observation["throughput/examples_per_second"])  # noqa: E731
+    trainer.extend(record, name="rates", trigger=(3, "iteration"))
     trainer.run()
     assert rates == [6 / 4.5, 6 / 4.5]
 

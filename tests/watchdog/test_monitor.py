@@ -23,10 +23,10 @@ import json, sys
 from chainermn_comm.watchdog import alone
 from tests.support.watchdog import description, record
 described = description(int(sys.argv[1]))
-noted = record((0, 1), int(sys.argv[1]), 3)
+recorder = record((0, 1), int(sys.argv[1]), 3)
 if sys.argv[2] == "after a call":
-    noted.collective("allreduce", 4, nbytes=80)
-    noted.leave()
+    recorder.collective("allreduce", 4, nbytes=80)
+    recorder.leave()
 with alone("evaluate"):
     print(json.dumps(described), flush=True)
     sys.stdin.read()
@@ -48,7 +48,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def mine():
-    """What this process notes of its calls, as rank 0."""
+    """What this process records of its calls, as rank 0."""
     made = record(COMMUNICATOR, 0, 2)
     yield made
     made.release()

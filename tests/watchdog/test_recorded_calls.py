@@ -1,4 +1,4 @@
-"""Each call that waits is noted while it waits, where the monitor reads it, and not after."""
+"""Each call that waits is recorded while it waits, where the monitor reads it, and not after."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAG = 7
 # So large that a message waits for its receiver.
 x = np.zeros(1 << 20, "f4")
 pair = [x[:8], x[:8]]
-# What rank 0 calls and what rank 1 does; and as what it is noted: operation, root or peer, tag,
+# What rank 0 calls and what rank 1 does; and as what it is recorded: operation, root or peer, tag,
 # bytes (None: what they are is the message's own business).
 OF_BOTH = {
     "bcast": (lambda comm: comm.bcast(x, root=1), 1, None),
@@ -84,7 +84,7 @@ def test_each_method_that_may_wait_is_in_these_tests(watched):
 
 
 @pytest.mark.parametrize("name", OF_BOTH)
-def test_a_collective_call_is_noted_until_it_ends(name, watched, world):
+def test_a_collective_call_is_recorded_until_it_ends(name, watched, world):
     comm, neighbour = watched
     call, root, nbytes = OF_BOTH[name]
     comm.allgather_bytes(b"")  # the first
@@ -101,7 +101,7 @@ def test_a_collective_call_is_noted_until_it_ends(name, watched, world):
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_message_is_noted_until_it_has_come(name, watched, world):
+def test_a_message_is_recorded_until_it_has_come(name, watched, world):
     comm, neighbour = watched
     seen = neighbour.seen_waiting() if world.rank == 1 else None
     MESSAGES[name][world.rank](comm)
@@ -113,7 +113,7 @@ def test_a_message_is_noted_until_it_has_come(name, watched, world):
         assert (seen.nbytes >= x.nbytes) == name.startswith("send")
 
 
-def test_an_error_ends_the_note_too(watched, world):
+def test_an_error_ends_the_record_too(watched, world):
     comm, neighbour = watched
     with pytest.raises(ValueError, match="root"):
         comm.bcast(x, root=5)

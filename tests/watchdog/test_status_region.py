@@ -1,4 +1,4 @@
-"""What a rank notes is read whole, whatever moment the monitor looks at."""
+"""What a rank records is read whole, whatever moment the monitor looks at."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ ENOUGH = 20_000
 RANK = """
 import os, select, sys
 from tests.support.watchdog import description, record
-described, noted = description(0), record((0, 1), 0, 2)
+described, recorder = description(0), record((0, 1), 0, 2)
 print(f"/proc/{os.getpid()}/fd/{described['region']}", flush=True)
 number = 0
 while not select.select([sys.stdin], [], [], 0)[0]:
     for number in range(number, number + 1000):
-        noted.collective("allreduce", number, nbytes=8)
-        noted.leave()
+        recorder.collective("allreduce", number, nbytes=8)
+        recorder.leave()
 """
 
 
 @pytest.fixture
 def region():
-    """The memory of a process that notes calls without end."""
+    """The memory of a process that records calls without end."""
     how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": jobs.variables()}
     with subprocess.Popen([sys.executable, "-c", RANK], text=True, **how) as process:
         assert process.stdout is not None
@@ -38,7 +38,7 @@ def region():
         process.communicate("\n")
 
 
-def test_a_call_that_is_being_noted_never_seems_to_wait_since_the_machine_started(region):
+def test_a_call_that_is_being_recorded_never_seems_to_wait_since_the_machine_started(region):
     """The clock of its times begins then, and memory that is about to be written holds zeros."""
     seen = 0
     for _ in range(100 * ENOUGH):
@@ -48,11 +48,11 @@ def test_a_call_that_is_being_noted_never_seems_to_wait_since_the_machine_starte
             seen += call.waits
         if seen == ENOUGH:
             return
-    pytest.fail(f"the rank noted {seen} calls")
+    pytest.fail(f"the rank recorded {seen} calls")
 
 
 @pytest.mark.parametrize("version", [0, 7])
-def test_a_rank_that_is_stopped_while_it_notes_a_call_does_not_wait(region, version):
+def test_a_rank_that_is_stopped_while_it_records_a_call_does_not_wait(region, version):
     while not (known := status_region.read_calls(region, clock()))[-1].sequence:
         assert known[-1].communicator == (0, 1)
     torn = bytearray(region[:])

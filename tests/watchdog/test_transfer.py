@@ -7,19 +7,19 @@ import pickle
 import numpy as np
 
 from chainermn_train.datasets import transfer
-from tests.support.watchdog import WORLD, noted
+from tests.support.watchdog import WORLD, recorded_calls
 
 
-def test_the_wait_for_scattered_examples_is_noted():
+def test_the_wait_for_scattered_examples_is_recorded():
     class File:
         def wait_until_unlocked(self):
-            seen.extend(noted())
+            seen.extend(recorded_calls())
 
     class Comm:
         def recv(self, source, tag):
             return messages.pop(0)
 
-    noted()  # from now on there is where to note it
+    recorded_calls()  # from now on there is where to record it
     seen = []
     messages = [np.frombuffer(pickle.dumps([1, 2]), np.uint8), np.array([True])]
     assert transfer._receive(Comm(), 0, File(), [], True) == [1, 2]

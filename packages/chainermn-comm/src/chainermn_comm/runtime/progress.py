@@ -24,34 +24,34 @@ _thread = threading.local()
 
 
 @contextlib.contextmanager
-def patient_waits(hurry: threading.Event) -> Iterator[None]:
+def patient_waits(urgent: threading.Event) -> Iterator[None]:
     """Within, this thread's collective calls leave the core to other threads while they wait.
 
     It is for a thread that communicates in the background, on a communicator made by
     :func:`~chainermn_comm.create_communicator` (of others' communicators nothing changes), and
     for calls that take the mean of gradients; other calls wait as always, and so does each
-    call's agreement, for ranks that come late. Ranks needn't be alike:
+    call's handshake, for ranks that come late. Ranks needn't be alike:
     some may be within and others not.
 
     Args:
-        hurry: waits are as fast as ever from when this is set: when somebody waits for them.
+        urgent: waits are as fast as ever from when this is set: when somebody waits for them.
     """
-    before = getattr(_thread, "hurry", None)
-    _thread.hurry = hurry
+    before = getattr(_thread, "urgent", None)
+    _thread.urgent = urgent
     try:
         yield
     finally:
-        _thread.hurry = before
+        _thread.urgent = before
 
 
 def wait_all(requests: Sequence[MPI.Request]) -> None:
     """Wait until all requests are done."""
     from mpi4py import MPI
 
-    hurry = getattr(_thread, "hurry", None)
-    if hurry is not None:
+    urgent = getattr(_thread, "urgent", None)
+    if urgent is not None:
         while not any(MPI.Request.Testall(requests) for _ in range(TESTS_PER_POLL)):
-            if hurry.wait(POLL_INTERVAL):
+            if urgent.wait(POLL_INTERVAL):
                 break
     MPI.Request.Waitall(requests)
 

@@ -115,8 +115,8 @@ class SharedFiles:
         family = processes.descendants(ranks)
         everyone = processes.all_stats().items()
         # Nor is it left behind in the group of a rank.
-        strangers = (pid for pid, it in everyone if pid not in family and it.group not in ranks)
-        return identities & set().union(*map(_mapped, strangers))
+        others = (pid for pid, it in everyone if pid not in family and it.group not in ranks)
+        return identities & set().union(*map(_mapped, others))
 
     def _is_ours(self, name: str, identity: Identity) -> bool:
         """Return whether the file is there, and is this user's and the job's."""

@@ -1,7 +1,7 @@
 """Differentiable communication between ranks, as functions of Chainer's graph."""
 
-from .arguments import as_integer as as_integer
 from .arguments import check_communicator as check_communicator
+from .arguments import check_integer as check_integer
 from .arguments import check_peer as check_peer
 from .arguments import check_variable as check_variable
 from .collectives import allgather, allreduce, alltoall, bcast, gather, reduce_scatter, scatter

@@ -12,7 +12,7 @@ from weakref import ref
 
 from chainermn_comm import CommunicatorBase
 
-from .messages import Header, send_message
+from .messages import encode_header, send_message
 
 # Why there will be no gradients, and what to do, as the rank that waits for them reports it.
 NO_BACKPROP, DROPPED = 1, 2
@@ -42,8 +42,8 @@ def send_cancellation(
     communicator: CommunicatorBase, peer: int, message_id: int, reason: int
 ) -> None:
     """Tell a rank that its message of this id gets no gradients."""
-    header = Header(b"", cancellation=reason)
-    send_message(header, (), communicator, peer, communicator.reserved_tag, message_id)
+    edge = communicator, peer, communicator.reserved_tag
+    send_message(encode_header(b"", cancellation=reason), (), edge, message_id)
 
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:

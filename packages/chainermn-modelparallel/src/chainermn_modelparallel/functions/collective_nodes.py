@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
-from chainer import Variable, backend
+from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import capture_error
@@ -119,8 +119,8 @@ def apply_collective(
             outputs = node.apply(inputs)
         return tuple([Variable(y.array, requires_grad=False) for y in outputs if node.specs])
     # Without an input that requires a gradient, Chainer would not call backward on this rank.
-    xp = backend.get_array_module(*inputs)
-    return node.apply((*inputs, Variable(xp.empty(0, np.float32))))
+    leaf = Variable(empty_on_device_of(inputs[0].array if inputs else None))
+    return node.apply((*inputs, leaf))
 
 
 def array_specs(variables: Variables) -> Signature:
@@ -138,6 +138,7 @@ class CollectiveFunction(OrderedFunctionNode):
     Outputs: this rank's results, or an empty one if there are none.
     """
 
+    label = ""  # what Chainer shows in graphs and reports: the operation
     # After `forward`: shape and dtype of each result; none on ranks that get nothing.
     specs: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
 
@@ -151,16 +152,12 @@ class CollectiveFunction(OrderedFunctionNode):
         call_id: int,
     ) -> None:
         self._comm = comm
-        self._op = op
+        self.label = op
         self._run, self._adjoint = OPS[op]
         self._root = root
         self._num_inputs = num_inputs
         self._operation = operation
         self._call_id = call_id
-
-    @property
-    def label(self) -> str:
-        return self._op
 
     def forward(self, inputs: Arrays) -> Arrays:
         with annotate(SCOPE + self._operation):

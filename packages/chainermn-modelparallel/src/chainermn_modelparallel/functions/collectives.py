@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.arrays import integer_between
 
 from .arguments import check_variable
 from .collective_nodes import Inputs, Variables, apply_collective, array_specs
@@ -231,11 +231,7 @@ def _apply_from_root(
 
 def _check_root(comm: CommunicatorBase, root: Any) -> int:
     """Return the root as an int; raise ValueError unless it is one of the ranks."""
-    if not isinstance(root, (int, np.integer)) or not 0 <= root < comm.size:
-        raise ValueError(
-            f"rank {comm.rank}: root must be an integer from 0 to {comm.size - 1}, got {root!r}"
-        )
-    return int(root)
+    return integer_between(root, 0, comm.size - 1, f"rank {comm.rank}: root")
 
 
 def _variable(comm: CommunicatorBase, name: str, x: Any) -> Variable:

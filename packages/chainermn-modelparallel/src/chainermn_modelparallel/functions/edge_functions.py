@@ -13,7 +13,7 @@ from weakref import ref
 import numpy as np
 from chainer import Variable
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import RankMismatchError
 
 from .cancellation import (
     REASONS,
@@ -31,9 +31,10 @@ from .control_dependencies import (
 )
 from .messages import (
     NO_REPLY,
+    Edge,
     Header,
     Message,
-    make_header,
+    encode_header,
     message_ids,
     receive_message,
     send_message,
@@ -49,8 +50,6 @@ from .ordered_function import (
 )
 
 BACKWARD = SCOPE + "backward of "
-Edge = tuple[CommunicatorBase, int, int]  # of this rank: the communicator, the other rank, the tag
-
 # The sends whose gradients may still come, by message id.
 _pending_sends: dict[int, ref[SendFunction]] = {}
 
@@ -58,20 +57,29 @@ _pending_sends: dict[int, ref[SendFunction]] = {}
 class EdgeFunction(OrderedFunctionNode):
     """A function at one end of an edge."""
 
+    _function: str  # what the user called
     # Whether backward has to come here, so that it is an error to drop this before.
     backward_expected = False
 
-    def __init__(self, name: str, edge: Edge) -> None:
-        self._communicator, self._peer, tag = edge
-        self._call = f"{name}(rank={self._peer}, tag={tag})"
-        self._gradient_edge = self._communicator, self._peer, self._communicator.reserved_tag
+    def __init__(self, edge: Edge) -> None:
+        self._communicator, self._peer, self._tag = edge
+
+    @property
+    def _call(self) -> str:
+        return f"{self._function}(rank={self._peer}, tag={self._tag})"
+
+    @property
+    def _gradient_edge(self) -> Edge:
+        return self._communicator, self._peer, self._communicator.reserved_tag
 
 
 class SendFunction(EdgeFunction):
     """The function of a send: its inputs are sent, its output is an empty delegate."""
 
+    _function = "send"
+
     def __init__(self, edge: Edge, message_id: int, mask: bytes) -> None:
-        super().__init__("send", edge)
+        super().__init__(edge)
         self._message_id = message_id
         self._requires_grad_mask = mask
         self._received: deque[Message] = deque()
@@ -111,16 +119,12 @@ class SendFunction(EdgeFunction):
         return keep_control_dependencies(grad_outputs, results) if differentiable else results
 
     def _receive_gradients(self) -> Message:
-        """Wait for the gradients of this send; those of others that come first are kept for them.
-
-        Raises:
-            RuntimeError: gradients came for a send that is gone.
-        """
+        """Wait for this send's gradients; keep those that come first for other sends."""
         send_pending_cancellations(self._communicator)
         if self._received:
             return self._received.popleft()
         while True:
-            message = receive_message(*self._gradient_edge, BACKWARD + self._call)
+            message = receive_message(self._gradient_edge, BACKWARD + self._call)
             message_id, header, _ = message
             if message_id == self._message_id:
                 return message
@@ -155,19 +159,16 @@ class RecvFunction(EdgeFunction):
     backward might not come here. Outputs: the message's arrays.
     """
 
+    _function = "recv"
     arrays: tuple[Any, ...] = ()  # what `forward` is to return
     # Whether a second backward can't start here: the delegate leads to no variable of this rank.
     not_twice_differentiable = False
 
-    def __init__(self, edge: Edge) -> None:
-        super().__init__("recv", edge)
-
     def bind(self, message: Message) -> None:
         """Remember what backward needs of the message that was received."""
-        message_id, header, _ = message
-        self._message_id = message_id if header.reply_id == NO_REPLY else header.reply_id
-        self._requires_grad_mask = header.requires_grad_mask
-        self._is_last_derivative = header.not_twice_differentiable
+        message_id, self._header, _ = message
+        reply_id = self._header.reply_id
+        self._message_id = message_id if reply_id == NO_REPLY else reply_id
 
     def __del__(self) -> None:
         if self.backward_expected:
@@ -182,10 +183,10 @@ class RecvFunction(EdgeFunction):
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
         self.backward_expected = False
-        mask = self._requires_grad_mask
+        mask = self._header.requires_grad_mask
         given = [i for i, needed in enumerate(mask) if needed and grad_outputs[i] is not None]
         sent: Variable | None = None
-        if not self._is_last_derivative and 1 in mask:
+        if not self._header.not_twice_differentiable and 1 in mask:
             last = self.not_twice_differentiable or 0 not in indexes
             sent = self._send_gradients(given, tuple([grad_outputs[i] for i in given]), last)
         elif given:
@@ -203,7 +204,7 @@ class RecvFunction(EdgeFunction):
 
         Returns a delegate variable where they can be differentiated again, else None.
         """
-        positions = () if len(given) == len(self._requires_grad_mask) else tuple(given)
+        positions = () if len(given) == len(self._header.requires_grad_mask) else tuple(given)
         mask, last, reply_id = bytes(len(given)), False, NO_REPLY
         differentiable = bool(chainer_config("enable_backprop"))
         if differentiable:
@@ -211,10 +212,10 @@ class RecvFunction(EdgeFunction):
                 gradients = connect_all(self.control_output(), gradients)
             mask, last = requires_grad_mask(gradients), not_twice_differentiable
             reply_id = next(message_ids)
-        header = make_header(mask, positions, differentiable, 0, last, reply_id)
+        metadata = encode_header(mask, positions, differentiable, 0, last, reply_id)
         arrays = tuple([gradient.array for gradient in gradients])
         label = BACKWARD + self._call
-        send_message(header, arrays, *self._gradient_edge, self._message_id, label)
+        send_message(metadata, arrays, self._gradient_edge, self._message_id, label)
         if not differentiable:
             return None
         return SendFunction(self._gradient_edge, reply_id, mask).apply(gradients)[0]
@@ -235,13 +236,12 @@ def prebuild_output(edge: Edge, delegate: Variable | None) -> Variable | None:
 
     As if the message brought one array, which is missing; None where Chainer has to build them.
     """
-    inputs: tuple[Variable, ...] = (make_variable(EMPTY, True),)
-    if delegate is not None:
-        inputs = (delegate, *inputs)
-    node = RecvFunction(edge)
-    if not chainer_config("enable_backprop") or not node.begin_apply(inputs):
+    if not chainer_config("enable_backprop"):
         return None
-    return node.build_outputs(inputs, (None,))[0]
+    leaf = make_variable(EMPTY, True)
+    inputs = (leaf,) if delegate is None else (delegate, leaf)
+    node = RecvFunction(edge)
+    return node.build_outputs(inputs, (None,))[0] if node.begin_apply(inputs) else None
 
 
 def make_outputs(

@@ -27,6 +27,8 @@ _MAGIC = b"CMNMSG"
 _FIXED = struct.Struct("<6s?B?qI")
 # Stands for an id where there is none.
 NO_REPLY = -1
+# One end of an edge of the graph: the communicator, the other rank, the tag.
+Edge: TypeAlias = tuple[CommunicatorBase, int, int]
 # Messages of this process are numbered.
 message_ids = itertools.count()
 
@@ -53,13 +55,10 @@ class Header(NamedTuple):
 Message: TypeAlias = tuple[int, Header, tuple[Any, ...]]
 
 
-# Loops send the same few again and again.
-make_header = lru_cache(maxsize=256)(Header)
-
-
-@lru_cache(maxsize=256)
-def _encode_header(header: Header) -> bytes:
-    mask, positions, *flags, reply_id = header
+@lru_cache(maxsize=256)  # loops send the same few again and again
+def encode_header(*fields: Any, **named: Any) -> bytes:
+    """Return the metadata that say what a :class:`Header` of these fields does."""
+    mask, positions, *flags, reply_id = Header(*fields, **named)
     fixed = _FIXED.pack(_MAGIC, *flags, reply_id, len(mask))
     return fixed + mask + struct.pack(f"<{len(positions)}I", *positions)
 
@@ -77,16 +76,17 @@ def _decode_header(metadata: bytes) -> Header:
 
 
 def send_message(
-    header: Header,
+    metadata: bytes,
     arrays: tuple[Any, ...],
-    communicator: CommunicatorBase,
-    rank: int,
-    tag: int,
+    edge: Edge,
     message_id: int,
     label: str = SCOPE + "send",
 ) -> None:
-    """Send a message to ``rank``; reports of the watchdog name the call by the label."""
-    metadata = _encode_header(header)
+    """Send a message to the other rank; reports of the watchdog name the call by the label.
+
+    The metadata are of :func:`encode_header`.
+    """
+    communicator, rank, tag = edge
     if not arrays or type(arrays[0]) is np.ndarray:  # then all are
         communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
     else:
@@ -94,14 +94,9 @@ def send_message(
             communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
 
 
-def receive_message(
-    communicator: CommunicatorBase, rank: int, tag: int, label: str = SCOPE + "recv"
-) -> Message:
-    """Wait for a message of ``rank``; reports of the watchdog name the call by the label.
-
-    Raises:
-        TypeError: it sent something else with this tag.
-    """
+def receive_message(edge: Edge, label: str = SCOPE + "recv") -> Message:
+    """Wait for a message of the other rank; reports of the watchdog name the call by the label."""
+    communicator, rank, tag = edge
     try:
         metadata, arrays, message_id = communicator.recv_with_metadata(rank, tag, label)
         return message_id, _decode_header(metadata), arrays

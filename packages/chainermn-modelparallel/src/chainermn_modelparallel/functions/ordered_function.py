@@ -51,10 +51,21 @@ class OrderedFunctionNode(chainer.FunctionNode):
     def begin_apply(self, inputs: tuple[Any, ...]) -> bool:
         """Do what comes before `forward`; return False, with nothing done, if Chainer has to.
 
+        It has to unless the arrays are NumPy's, and no hook, check or recording looks on.
         :meth:`build_outputs` may follow, also more than once, or not.
         """
-        if not _is_unobserved(self, inputs):
+        if (
+            chainer.get_function_hooks()
+            or self._n_local_function_hooks
+            or chainer_config("debug")
+            or chainer_config("schedule_func") is not None
+        ):
             return False
+        for x in inputs:
+            if not isinstance(x, Variable) or type(x.raw_array) is not np.ndarray:
+                return False
+            if x.layout is not None:
+                return False
         self._requires_grad = True in [variable.requires_grad for variable in inputs]
         self._input_layouts = (None,) * len(inputs)
         self._builds_graph = bool(chainer_config("enable_backprop"))
@@ -123,20 +134,3 @@ def empty_on_device_of(array: Any) -> Any:
         return EMPTY
     with chainer.using_device(backend.get_device_from_array(array)):
         return xp.empty_like(array, dtype=np.float32, shape=(0,))
-
-
-def _is_unobserved(function: chainer.FunctionNode, inputs: tuple[Any, ...]) -> bool:
-    """Return whether the arrays are NumPy's, and no hook, check or recording looks on."""
-    if (
-        chainer.get_function_hooks()
-        or function._n_local_function_hooks
-        or chainer_config("debug")
-        or chainer_config("schedule_func") is not None
-    ):
-        return False
-    for x in inputs:
-        if not isinstance(x, Variable) or type(x.raw_array) is not np.ndarray:
-            return False
-        if x.layout is not None:
-            return False
-    return True

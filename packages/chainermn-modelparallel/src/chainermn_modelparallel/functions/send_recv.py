@@ -13,7 +13,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from .arguments import check_peer
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
 from .edge_functions import RecvFunction, SendFunction, make_outputs, prebuild_output
-from .messages import make_header, message_ids, receive_message, send_message
+from .messages import encode_header, message_ids, receive_message, send_message
 from .ordered_function import chainer_config, requires_grad_mask
 
 
@@ -59,9 +59,10 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     variables, arrays = _check_variables(x, communicator.rank)
     send_pending_cancellations(communicator)
     message_id, mask = next(message_ids), requires_grad_mask(variables)
-    send_message(make_header(mask), arrays, communicator, rank, tag, message_id)
+    edge = communicator, rank, tag
+    send_message(encode_header(mask), arrays, edge, message_id)
     # The graph is built while the other rank works on the message.
-    node = SendFunction((communicator, rank, tag), message_id, mask)
+    node = SendFunction(edge, message_id, mask)
     (delegate,) = node.apply(variables)
     node.backward_expected = 1 in mask
     return delegate
@@ -153,7 +154,7 @@ def recv_variables(
     send_pending_cancellations(communicator)
     edge = communicator, rank, tag
     prebuilt = prebuild_output(edge, delegate_variable)  # while the message travels
-    message = receive_message(*edge)
+    message = receive_message(edge)
     message_id, header, _ = message
     is_expected = 1 in header.requires_grad_mask
     if is_expected and not chainer_config("enable_backprop"):

@@ -17,7 +17,7 @@ from chainermn_comm.errors import capture_error
 
 from .call_handshake import handshake
 from .collectives import allreduce
-from .control_dependencies import keep_control_dependencies, pseudo_connect
+from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
 from .ordered_function import (
     OrderedFunctionNode,
     empty_on_device_of,
@@ -60,6 +60,8 @@ class SyncBatchNormFunction(OrderedFunctionNode):
     or wider, of gamma's shape.
     """
 
+    label = NAME
+
     def __init__(
         self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...], requires_grad: bool
     ) -> None:
@@ -67,10 +69,6 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self._eps = eps
         self._axis = axis
         self._x_requires_grad = requires_grad
-
-    @property
-    def label(self) -> str:
-        return NAME
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self.retain_inputs((0, 1))
@@ -134,9 +132,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
     ) -> tuple[Variable | None, ...]:
         x, gamma = self.get_retained_inputs()
-        gy = grad_outputs[0]
-        if gy is None:
-            gy = Variable(self._xp.zeros(x.shape, x.dtype), requires_grad=False)
+        gy = zeros_for_input(self, 0) if grad_outputs[0] is None else grad_outputs[0]
         gradients: tuple[Variable | None, ...]
         if chainer.config.enable_backprop:
             (control,) = keep_control_dependencies(grad_outputs[1:], (self.control_output(),))

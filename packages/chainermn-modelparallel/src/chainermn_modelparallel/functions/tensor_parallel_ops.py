@@ -5,8 +5,9 @@ same values. So the gradient of a sum over ranks is, for each rank's term, the s
 of which every rank has a copy; and the gradient of a value that all ranks use is the sum of what
 each of them computes. In ``collectives.py`` every rank's loss counts instead.
 
-All are collective, backward too, and differentiable any number of times. Each takes a function
-that makes this rank's input; what it raises is raised here, and as PeerError on the other ranks.
+All are collective, backward too, and differentiable any number of times. All but the last take a
+function that makes this rank's input; what it raises is raised here, and as PeerError on the other
+ranks.
 """
 
 from __future__ import annotations

@@ -134,13 +134,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             )
         if self.avg_mean is None:
             self._initialize_params(shape)
-        gamma = self._constant(1, shape) if self.gamma is None else self.gamma
-        beta = self._constant(0, shape) if self.beta is None else self.beta
+        gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
+        beta = self._get_beta()[0] if self.beta is None else self.beta
         return x, chainer.as_variable(gamma), chainer.as_variable(beta), axis
-
-    def _constant(self, value: int, shape: tuple[int, ...]) -> Any:
-        with chainer.using_device(self.device):
-            return self.xp.full(shape, value, self._highprec_dtype)
 
     def _check_input(self, x: Any) -> Variable:
         rank = self.comm.rank

@@ -11,7 +11,7 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from ..functions import as_integer, check_peer, connect_outputs, recv_variables, send
+from ..functions import check_integer, check_peer, connect_outputs, recv_variables, send
 
 # The ranks to which a component sends, or from which it receives, in order; None stands for the
 # model's arguments or output.
@@ -97,7 +97,7 @@ class MultiNodeChainList(chainer.ChainList):
         if not several:
             raise ValueError(f"rank {self._comm.rank}: {name} must not be empty; None means none")
         here = self._comm.rank
-        numbers = [as_integer("rank", rank, here) for rank in several]
+        numbers = [check_integer("rank", rank, here) for rank in several]
         return tuple(r if r == here else check_peer(self._comm, r)[0] for r in numbers)
 
     def forward(self, *inputs: Any) -> Any:

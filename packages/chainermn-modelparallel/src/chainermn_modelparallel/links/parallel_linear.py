@@ -8,10 +8,10 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.arrays import as_integer
 
 from ..functions import (
     check_communicator,
@@ -73,10 +73,9 @@ class _ParallelLinear(chainer.Link):
     def _check_sizes(self) -> None:
         rank, ranks = self.comm.rank, self.comm.size
         for axis, name, size in ((0, "out_size", self.out_size), (1, "in_size", self.in_size)):
-            least = ranks if axis == self._axis else 1
-            integer = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-            if not integer or size < least:
-                reason = ", one for each rank" if axis == self._axis else ""
+            least, reason = (ranks, ", one for each rank") if axis == self._axis else (1, "")
+            number = as_integer(size)
+            if number is None or number < least:
                 raise ValueError(
                     f"rank {rank}: {name} must be an integer of at least {least}{reason}, got "
                     f"{size!r}"

@@ -17,7 +17,7 @@ from chainermn_tools.bench.values import fill_pattern, matches_pattern
 FLOAT_BYTES = 4
 TAG = 0
 # Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines' results,
-# what a verb returns, and a copy that MPI or a verb makes.
+# what an operation returns, and a copy that MPI or an operation makes.
 ARRAYS = 4
 
 

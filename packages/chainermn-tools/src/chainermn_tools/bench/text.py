@@ -42,7 +42,7 @@ def render(report: dict[str, Any], console: Console) -> None:
             )
             _tables(rows, console)
     console.print()
-    for line, style in _notes(report):
+    for line, style in _footnotes(report):
         console.print(Text(line, style=style), soft_wrap=True)
 
 
@@ -122,7 +122,7 @@ def _bandwidth(row: dict[str, Any] | None) -> str:
     return f"{row['busbw']:.3g}" if row["busbw"] >= LEAST_SHOWN or not row["busbw"] else "<0.001"
 
 
-def _notes(report: dict[str, Any]) -> list[tuple[str, str]]:
+def _footnotes(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what follows the tables: lines and their styles."""
     found = []
     for row in (*report["checks"], *report["results"]):

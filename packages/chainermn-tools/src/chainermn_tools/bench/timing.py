@@ -72,7 +72,7 @@ def time_all(
     until the time is over.
 
     Args:
-        world: all ranks, also those that have no part in a invocation.
+        world: all ranks, also those that have no part in an invocation.
         invocations: the same on all ranks.
         seconds: for all invocations.
 

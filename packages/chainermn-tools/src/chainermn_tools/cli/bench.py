@@ -16,7 +16,7 @@ from chainermn_tools.jobs import available_cores, rank_from_env
 NOT_MEASURED = ("dummy",)
 DEFAULT_SECONDS = 60.0
 # A run that takes so many times as long as it should, and some more, hangs.
-PATIENCE, LEAST_LIMIT_SECONDS = 3.0, 60.0
+LIMIT_FACTOR, LEAST_LIMIT_SECONDS = 3.0, 60.0
 # More tell little more, and two are enough to tell that ranks meet.
 FEWEST_RANKS, MAX_RANKS = 2, 4
 
@@ -74,7 +74,7 @@ def bench(
         raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
     if plot is not None:
         options.validate_plot_path(plot)
-    limit = max(LEAST_LIMIT_SECONDS, PATIENCE * seconds)
+    limit = max(LEAST_LIMIT_SECONDS, LIMIT_FACTOR * seconds)
     report = _report(place, ranks, names, todo, seconds, limit)
     if report is None:
         return

@@ -20,7 +20,7 @@ COLLECTIVE = np.dtype(
 
 
 def match(run: Run) -> tuple[np.ndarray, int]:
-    """Note in each call for how long it waited, and for whom; times must be aligned.
+    """Record in each call for how long it waited, and for whom; times must be aligned.
 
     Returns:
         The collective calls of more than one rank in the order of time, shape (n,), dtype
@@ -50,10 +50,10 @@ def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
         ranks = sorted(set(members.get(run.names[communicator], ())))
         here = table["communicator"][order] == communicator
         known = np.isin(table["rank"][order[here]], ranks)
-        strangers = np.bincount(group[here][~known], minlength=len(first)) > 0
+        has_nonmembers = np.bincount(group[here][~known], minlength=len(first)) > 0
         own = np.unique(group[here])
         wanted[own] = len(ranks)
-        complete[own] = (sizes[own] == len(ranks)) & ~strangers[own]
+        complete[own] = (sizes[own] == len(ranks)) & ~has_nonmembers[own]
     incomplete = int((~complete).sum())
     kept = (complete & (wanted > 1))[group]
     order, group = order[kept], group[kept]
@@ -117,7 +117,7 @@ def _count_within(keys: np.ndarray) -> np.ndarray:
 
 
 def _wait(table: np.ndarray, early: np.ndarray, late: np.ndarray) -> None:
-    """Note that calls waited for others, by their numbers in the table."""
+    """Record that calls waited for others, by their numbers in the table."""
     until = np.minimum(table["start"][late], table["end"][early])
     table["waited"][early] = np.maximum(0.0, until - table["start"][early])
     table["late"][early] = table["rank"][late]

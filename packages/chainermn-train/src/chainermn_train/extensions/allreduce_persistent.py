@@ -65,7 +65,7 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             found.update((each.name, each) for each in persistents(self.model))
             return {name: _kind_of(each.value) for name, each in found.items()}
 
-        kinds, counts = _agree(run_on_all_ranks(self.comm, "AllreducePersistent", view))
+        kinds, counts = _merge_views(run_on_all_ranks(self.comm, "AllreducePersistent", view))
         if not kinds:
             return
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
@@ -108,7 +108,7 @@ def _replace(persistent: Persistent, mean: np.ndarray) -> None:
         setattr(link, attribute, link.device.send(mean))
 
 
-def _agree(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
+def _merge_views(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the kinds of the floats, by name, and how many ranks have each."""
     names = sorted({name for view in views for name in view})
     kinds, counts = {}, {}

@@ -81,15 +81,15 @@ class ParameterSynchronizer(UnpicklableMixin):
         return [sum(column) for column in zip(*map(form.unpack, rows), strict=True)]
 
     def mark_loss_scaling_synchronized(self, optimizer: Any) -> None:
-        """Note that all ranks scale their losses alike now."""
+        """Record that all ranks scale their losses alike now."""
         self._scaling = loss_scaling(optimizer)
 
     def mark_synchronized(self, target: Any) -> None:
-        """Note that all ranks have the same parameters now."""
+        """Record that all ranks have the same parameters now."""
         self._synchronized = [param for param in target.params() if param.is_initialized]
 
     def invalidate(self) -> None:
-        """Note that this rank's parameters may differ: the next update broadcasts."""
+        """Record that this rank's parameters may differ: the next update broadcasts."""
         self._synchronized = None
 
     def broadcast(self, target: Any) -> None:

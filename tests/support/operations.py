@@ -1,4 +1,4 @@
-"""Each verb of a communicator, with arrays and objects of which every rank knows the result."""
+"""Each operation of a communicator, on data of which every rank knows the result."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def ring(comm: Any, n: int, root: int) -> None:
     same(got, rows(comm, n)[before])
 
 
-VERBS = (allreduce, bcast, allgather, gather, scatter, alltoall, objects, ring)
+OPERATIONS = (allreduce, bcast, allgather, gather, scatter, alltoall, objects, ring)
