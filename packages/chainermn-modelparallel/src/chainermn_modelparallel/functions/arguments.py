@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import chainer
 from chainer import Variable
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, arrays
 
 
 def check_communicator(comm: Any, name: str = "comm") -> None:
@@ -50,12 +49,10 @@ def as_integer(name: str, value: Any, this_rank: int) -> int:
 
     True and False are none: a ``force_tuple`` given as the tag would be waited for in vain.
     """
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise TypeError(f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}")
+    number = arrays.as_integer(value)
+    if number is None:
+        raise TypeError(f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}")
+    return number
 
 
 def check_variable(name: str, x: Any, rank: int) -> Variable:

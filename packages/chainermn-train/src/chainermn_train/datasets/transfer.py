@@ -12,7 +12,6 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import watch_call
 
-from ..collective_errors import capture_error, run_on_all_ranks
+from ..collective_errors import run_on_all_ranks
 from .scatter_plan import BLOCK_BYTES, ScatterPlan, unpickle_part
 from .shared_arrays import SharedFile, SharedMemoryHandle, write_blocks
 
@@ -137,7 +136,7 @@ def _send_all(
             if plan.nbytes[rank] and rank not in local:
                 send(rank, lambda: plan.iter_file(rank))  # noqa: B023
     if errors:
-        raise errors[0]
+        raise errors.pop(0)  # no frame in its traceback may refer to it
 
 
 def _receive(
@@ -155,11 +154,11 @@ def _receive(
     payload = b"".join(block.data for block in _receive_blocks(messages, root, complete))
     if file is not None and not is_local:
         rows = _receive_blocks(messages, root, complete)
-        _, error = capture_error(partial(file.write, rows))
-        for _ in rows:  # what is left is received, even if it can't be written
-            pass
-        if error is not None:
-            raise error
+        try:
+            file.write(rows)
+        finally:
+            for _ in rows:  # what is left is received, even if it can't be written
+                pass
     return unpickle_part(payload, file, unsplittable) if all(complete) else None
 
 

@@ -15,8 +15,7 @@ from chainer.serializers import DictionarySerializer
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    capture_error,
-    chain_cause,
+    SharedFailure,
     require_communicator,
     require_integer,
     require_same,
@@ -200,41 +199,35 @@ class MultiNodeIterator(IteratorProxy):
         One broadcast, and one handshake, in which ranks that call different methods find out.
         """
         communicator, master = self.communicator, self.rank_master
-        value, error = None, None
+
+        def fail(operation: str, error: BaseException) -> None:
+            communicator.bcast(_pack(self.actual, None), root=master)  # ranks wait for it
+            communicator.handshake(operation, error=error)
+
         if communicator.rank == master:
-            value, error = capture_error(make)
-            if communicator.size > 1:
-                message, error = _pack(self.actual, value, error)
-                with chain_cause(error):
-                    communicator.bcast(message, root=master)
+            with SharedFailure(fail, _OPERATION):
+                value = make()
+                message = _pack(self.actual, value) if communicator.size > 1 else ()
+            if message:
+                communicator.bcast(message, root=master)
         else:
             message = communicator.bcast(None, root=master)
-            received, error = capture_error(lambda: unpack(*message))
-            if error is None:
-                attributes, value = received
+            with SharedFailure(communicator.handshake, _OPERATION):
+                attributes, value = unpack(*message)
                 self.__dict__.update(attributes)
-        try:
-            communicator.handshake(_OPERATION, (("method", method),), error=error)
-        finally:
-            del error  # else a cycle through its traceback would keep the batch's memory
+        communicator.handshake(_OPERATION, (("method", method),))
         return value
 
 
-def _pack(
-    iterator: Any, value: Any, error: BaseException | None
-) -> tuple[tuple[np.ndarray, np.ndarray], BaseException | None]:
-    """Return the master's message, and the error that was given, or one in pickling."""
+def _pack(iterator: Any, value: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the master's message: its iterator's attributes, and what goes to the other ranks."""
     attributes = {}
     for name in _SHARED:
         with contextlib.suppress(Exception):  # for instance of an empty data set
             attributes[name] = getattr(iterator, name)
     with contextlib.suppress(Exception):
         attributes[_LENGTH] = len(iterator.dataset)
-    if error is None:
-        message, error = capture_error(lambda: pack((attributes, value)))
-    if error is not None:
-        message = pack((attributes, None))
-    return message, error
+    return pack((attributes, value))
 
 
 class RemoteDataset:

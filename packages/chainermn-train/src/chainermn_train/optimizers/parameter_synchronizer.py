@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import operator
 import struct
+from functools import partial
 from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import add_mismatch_hint, allgather_checked, require_same, run_on_all_ranks
+from ..collective_errors import add_mismatch_hint, require_same, run_on_all_ranks
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
 from .mixed_precision import broadcast_master_weights, describe_loss_scaling, loss_scaling
 
-_OPERATION = "update"
+OPERATION = "update"
 
 
 class StepFlags(NamedTuple):
@@ -51,10 +52,7 @@ class ParameterSynchronizer(UnpicklableMixin):
         rescaled = self._scaling != loss_scaling(optimizer)
         total = self.sum_flags(call, changed, uninitialized, without_loss, rescaled, target is None)
         if total[4]:
-            error = RuntimeError("the optimizer has no model: call its `setup(model)` first")
-            allgather_checked(
-                self.communicator, _OPERATION, error=error if target is None else None
-            )
+            run_on_all_ranks(self.communicator, OPERATION, partial(_require_model, target))
         if total[3]:
             require_same(
                 self.communicator,
@@ -77,7 +75,7 @@ class ParameterSynchronizer(UnpicklableMixin):
         form = struct.Struct(f"<{len(numbers)}q")
         signature, payload = (("call", call),), form.pack(*numbers)
         with region("waiting"), add_mismatch_hint("a multi-node optimizer"):
-            rows = self.communicator.handshake(_OPERATION, signature, payload=payload)
+            rows = self.communicator.handshake(OPERATION, signature, payload=payload)
         return [sum(column) for column in zip(*map(form.unpack, rows), strict=True)]
 
     def mark_loss_scaling_synchronized(self, optimizer: Any) -> None:
@@ -119,7 +117,7 @@ class ParameterSynchronizer(UnpicklableMixin):
         named = list(target.namedparams())
         known = {name: param.shape for name, param in named if param.is_initialized}
         shapes: dict[str, tuple[int, ...]] = {}
-        for others in allgather_checked(self.communicator, _OPERATION, known):
+        for others in run_on_all_ranks(self.communicator, OPERATION, lambda: known):
             shapes = others | shapes
 
         def initialize() -> None:
@@ -127,7 +125,12 @@ class ParameterSynchronizer(UnpicklableMixin):
                 if not param.is_initialized and name in shapes:
                     param.initialize(shapes[name])
 
-        run_on_all_ranks(self.communicator, _OPERATION, initialize)
+        run_on_all_ranks(self.communicator, OPERATION, initialize)
+
+
+def _require_model(target: Any) -> None:
+    if target is None:
+        raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
 
 
 def _describe(optimizer: Any) -> dict[str, str]:
