@@ -17,6 +17,17 @@ from chainermn_comm.errors import SharedFailure as SharedFailure
 _MAX_PAYLOAD_BYTES = 1 << 16
 
 
+@contextmanager
+def raise_on_all_ranks(communicator: CommunicatorBase, operation: str) -> Iterator[None]:
+    """Raise on all ranks what is raised within on one of them, as at the end of the block.
+
+    Collective, and errors are as in :func:`run_on_all_ranks`.
+    """
+    with SharedFailure(communicator.handshake, operation):
+        yield
+    communicator.handshake(operation)
+
+
 def run_on_all_ranks(
     communicator: CommunicatorBase, operation: str, action: Callable[[], Any]
 ) -> list[Any]:
@@ -44,14 +55,10 @@ def bcast_checked(
     An error in it is raised as by :func:`run_on_all_ranks`.
     """
     value: Any = None
-
-    def make_at_root() -> Any:
-        nonlocal value
+    with SharedFailure(communicator.handshake, operation):
         if communicator.rank == root:
             value = make()
-        return value
-
-    received = run_on_all_ranks(communicator, operation, make_at_root)[root]
+    received = run_on_all_ranks(communicator, operation, lambda: value)[root]
     return value if communicator.rank == root else received
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_errors import run_on_all_ranks
+from .collective_errors import raise_on_all_ranks, run_on_all_ranks
 from .host_arrays import to_host
 
 
@@ -49,11 +49,8 @@ def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) ->
     values: dict[str, Any] = {}
     for given in run_on_all_ranks(communicator, operation, give):
         values = given | values
-
-    def take() -> None:
+    with raise_on_all_ranks(communicator, operation):
         for name in lacking & values.keys():
             link, attribute, *_ = here[name]
             value = values[name]
             setattr(link, attribute, link.device.send(value) if hasattr(value, "ndim") else value)
-
-    run_on_all_ranks(communicator, operation, take)

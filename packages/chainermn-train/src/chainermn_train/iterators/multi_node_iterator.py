@@ -16,10 +16,10 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
     SharedFailure,
+    raise_on_all_ranks,
     require_communicator,
     require_integer,
     require_same,
-    run_on_all_ranks,
 )
 from .batch_message import pack, unpack
 from .iterator_proxy import IteratorProxy, refuse_proxy
@@ -185,13 +185,10 @@ class MultiNodeIterator(IteratorProxy):
             return record.target
 
         saved = self._broadcast_from_master(f"serialize, {'load' if loading else 'sav'}ing", make)
-
-        def write() -> None:
+        with raise_on_all_ranks(self.communicator, _OPERATION):
             for key, value in saved.items():
                 # None comes as an array of objects, which not all serializers take.
                 serializer(key, value.item() if value.dtype == object else value)
-
-        run_on_all_ranks(self.communicator, _OPERATION, write)
 
     def _broadcast_from_master(self, method: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns at the master, on every rank; update the attributes there.

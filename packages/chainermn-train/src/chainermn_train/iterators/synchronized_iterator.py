@@ -13,7 +13,12 @@ from chainer.serializers import DictionarySerializer
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator, require_same, run_on_all_ranks
+from ..collective_errors import (
+    raise_on_all_ranks,
+    require_communicator,
+    require_same,
+    run_on_all_ranks,
+)
 from .iterator_proxy import IteratorProxy, refuse_proxy
 from .order_sampler import SEED_NUMBERS, ResumableOrderSampler
 from .worker_processes import await_workers, warn_of_fork
@@ -56,7 +61,8 @@ def create_synchronized_iterator(
     if communicator.rank == 0:
         warn_of_fork(actual_iterator)
     seeds = run_on_all_ranks(communicator, _OPERATION, lambda: _drawn_seed(actual_iterator))
-    run_on_all_ranks(communicator, _OPERATION, lambda: _start_with(actual_iterator, seeds[0]))
+    with raise_on_all_ranks(communicator, _OPERATION):
+        _start_with(actual_iterator, seeds[0])
     return SynchronizedIterator(actual_iterator, communicator)
 
 

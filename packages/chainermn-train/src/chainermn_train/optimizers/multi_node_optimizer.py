@@ -8,7 +8,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import SharedFailure
+from ..collective_errors import SharedFailure, raise_on_all_ranks
 from ..profiling import region
 from ..wrappers import AttributeProxy, UnpicklableMixin
 from .delayed_exchange import DelayedGradientExchange
@@ -233,9 +233,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         count = self._accumulator.num_accumulated
         total, num_failed, *_ = self._synchronizer.sum_flags(call, count, failed, 0, 0, 0)
         if delayed is not None and num_failed:
-            with SharedFailure(self.communicator.handshake, OPERATION):
+            with raise_on_all_ranks(self.communicator, OPERATION):
                 delayed.pop()
-            self.communicator.handshake(OPERATION)
         return total
 
     def _exchange(self, num_per_rank: float) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import operator
 import struct
-from functools import partial
 from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import add_mismatch_hint, require_same, run_on_all_ranks
+from ..collective_errors import (
+    add_mismatch_hint,
+    raise_on_all_ranks,
+    require_same,
+    run_on_all_ranks,
+)
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
@@ -52,7 +56,9 @@ class ParameterSynchronizer(UnpicklableMixin):
         rescaled = self._scaling != loss_scaling(optimizer)
         total = self.sum_flags(call, changed, uninitialized, without_loss, rescaled, target is None)
         if total[4]:
-            run_on_all_ranks(self.communicator, OPERATION, partial(_require_model, target))
+            with raise_on_all_ranks(self.communicator, OPERATION):
+                if target is None:
+                    raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
         if total[3]:
             require_same(
                 self.communicator,
@@ -119,18 +125,10 @@ class ParameterSynchronizer(UnpicklableMixin):
         shapes: dict[str, tuple[int, ...]] = {}
         for others in run_on_all_ranks(self.communicator, OPERATION, lambda: known):
             shapes = others | shapes
-
-        def initialize() -> None:
+        with raise_on_all_ranks(self.communicator, OPERATION):
             for name, param in named:
                 if not param.is_initialized and name in shapes:
                     param.initialize(shapes[name])
-
-        run_on_all_ranks(self.communicator, OPERATION, initialize)
-
-
-def _require_model(target: Any) -> None:
-    if target is None:
-        raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
 
 
 def _describe(optimizer: Any) -> dict[str, str]:
