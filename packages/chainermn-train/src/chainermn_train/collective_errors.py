@@ -62,20 +62,6 @@ def bcast_checked(
     return value if communicator.rank == root else received
 
 
-def require_same(
-    communicator: CommunicatorBase, operation: str, entries: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return what ``entries`` returns, which must be the same on all ranks (collective).
-
-    It returns hashable values by their names, whose ``repr`` tells them apart. If they differ, all
-    ranks raise a RankMismatchError that names the first that does, and says how.
-    """
-    with SharedFailure(communicator.handshake, operation):
-        found = entries()
-    communicator.handshake(operation, found.items())
-    return found
-
-
 @contextmanager
 def add_mismatch_hint(where: str) -> Iterator[None]:
     """Add to a RankMismatchError where this rank was, and the most frequent reason for it."""

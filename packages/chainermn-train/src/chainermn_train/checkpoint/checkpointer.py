@@ -14,7 +14,7 @@ from chainer.training import Extension
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import SharedFailure, raise_on_all_ranks, require_same, run_on_all_ranks
+from ..collective_errors import SharedFailure, raise_on_all_ranks, run_on_all_ranks
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .atomic_file import FileDigest, atomic_write
@@ -97,9 +97,9 @@ class MultiNodeCheckpointer(Extension):
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
-        number = require_same(
-            self.comm, OPERATION, lambda: {"iteration": self._number_of(target, iteration)}
-        )["iteration"]
+        with SharedFailure(self.comm.handshake, OPERATION):
+            number = self._number_of(target, iteration)
+        self.comm.handshake(OPERATION, (("iteration", number),))
         views = run_on_all_ranks(
             self.comm, OPERATION, lambda: self._is_saved(target, iteration, number)
         )
@@ -274,7 +274,7 @@ class MultiNodeCheckpointer(Extension):
             "gc_interval": self.gc_interval,
             "background": self._writer is not None,
         }
-        require_same(self.comm, "create_multi_node_checkpointer", lambda: settings)
+        self.comm.handshake("create_multi_node_checkpointer", settings.items())
 
     def _load(self, target: Any, paths: CheckpointPaths, iteration: int) -> None:
         with paths.state(self.comm.rank, iteration).open("rb") as file:

@@ -16,12 +16,7 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import (
-    raise_on_all_ranks,
-    require_communicator,
-    require_same,
-    run_on_all_ranks,
-)
+from ..collective_errors import raise_on_all_ranks, require_communicator, run_on_all_ranks
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import iterators_of
 from ..wrappers import UnpicklableMixin
@@ -160,7 +155,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
                 number of examples.
             PeerError: another rank raised.
         """
-        require_same(self._comm, _OPERATION, lambda: self._settings)
+        self._comm.handshake(_OPERATION, self._settings.items())
         if self._autoload and not callable(self._snapshot.filename):
             self._load(trainer)
         if self._is_leader:

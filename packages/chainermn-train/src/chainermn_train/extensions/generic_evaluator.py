@@ -20,7 +20,6 @@ from ..collective_errors import (
     SharedFailure,
     bcast_checked,
     require_communicator,
-    require_same,
 )
 from ..host_arrays import to_host
 from ..wrappers import UnpicklableMixin
@@ -144,7 +143,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
 
     def evaluate(self) -> Any:
         """Evaluate; return what ``aggregate`` returns on ``root``, on all ranks (collective)."""
-        require_same(self.comm, _OPERATION, lambda: {"root": self.root})
+        self.comm.handshake(_OPERATION, (("root", self.root),))
         failures: list[BaseException] = []
         rounds = self._rounds(failures)
 

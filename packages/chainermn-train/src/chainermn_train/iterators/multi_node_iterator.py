@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 
 import chainer
@@ -19,7 +18,6 @@ from ..collective_errors import (
     raise_on_all_ranks,
     require_communicator,
     require_integer,
-    require_same,
 )
 from .batch_message import pack, unpack
 from .iterator_proxy import IteratorProxy, refuse_proxy
@@ -72,25 +70,18 @@ def create_multi_node_iterator(
             that would fork this process; see :func:`use_forkserver`.
     """
     require_communicator(communicator, "create_multi_node_iterator")
-    check = partial(_checked_master, actual_iterator, communicator, rank_master)
-    master = require_same(communicator, "create_multi_node_iterator", check)["rank_master"]
+    with SharedFailure(communicator.handshake, "create_multi_node_iterator"):
+        master = require_integer("rank_master", rank_master, 0, communicator.size - 1)
+        refuse_proxy(actual_iterator)
+        if communicator.rank == master and not isinstance(actual_iterator, Iterator):
+            raise TypeError(
+                "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
+                f"chainer.iterators.SerialIterator, not {type(actual_iterator).__name__}"
+            )
+    communicator.handshake("create_multi_node_iterator", (("rank_master", master),))
     if communicator.rank == master:
         warn_of_fork(actual_iterator)
     return MultiNodeIterator(actual_iterator, communicator, master)
-
-
-def _checked_master(
-    iterator: Any, communicator: CommunicatorBase, rank_master: Any
-) -> dict[str, Any]:
-    """Return the master's rank, if this rank's arguments are right."""
-    master = require_integer("rank_master", rank_master, 0, communicator.size - 1)
-    refuse_proxy(iterator)
-    if communicator.rank == master and not isinstance(iterator, Iterator):
-        raise TypeError(
-            "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
-            f"chainer.iterators.SerialIterator, not {type(iterator).__name__}"
-        )
-    return {"rank_master": master}
 
 
 class MultiNodeIterator(IteratorProxy):

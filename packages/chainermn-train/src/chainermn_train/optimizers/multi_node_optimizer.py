@@ -129,7 +129,14 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if changed and not uninitialized and not flags.num_without_loss:
             self._broadcast()
             changed = False
-        total = self._compute_gradients_checked(call, backward, flags.num_without_loss)
+        # An error stays in its own rank until all know of it: else a caller that catches it, to
+        # skip a batch, would be one collective call ahead of the other ranks.
+        with SharedFailure(self.communicator.handshake, OPERATION):
+            if backward is not None:
+                backward()
+        total = 0
+        if not (self._is_plain and flags.num_without_loss == self.communicator.size):
+            total = self._count_accumulated(call, self._delayed if accumulator.is_last else None)
         if uninitialized and not changed:  # the loss may have initialised what was missing
             changed, uninitialized, *_ = synchronizer.exchange_flags(call, optimizer, False)
         if changed:
@@ -200,23 +207,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         next update broadcasts all the same.
         """
         self._synchronizer.mark_synchronized(self.target)
-
-    def _compute_gradients_checked(
-        self, call: str, backward: Callable[[], None] | None, num_without_loss: int
-    ) -> int:
-        """Compute the gradients where there is a loss function; raise where any fails (collective).
-
-        The error stays in its own rank until all know of it: else a caller that catches it,
-        to skip a batch, would be one collective call ahead of the other ranks. Returns as
-        :meth:`_count_accumulated` does.
-        """
-        with SharedFailure(self.communicator.handshake, OPERATION):
-            if backward is not None:
-                backward()
-        if self._is_plain and num_without_loss == self.communicator.size:
-            return 0
-        delayed = self._delayed if self._accumulator.is_last else None
-        return self._count_accumulated(call, delayed)
 
     @property
     def _is_plain(self) -> bool:

@@ -8,12 +8,7 @@ from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import (
-    add_mismatch_hint,
-    raise_on_all_ranks,
-    require_same,
-    run_on_all_ranks,
-)
+from ..collective_errors import add_mismatch_hint, raise_on_all_ranks, run_on_all_ranks
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
@@ -60,15 +55,9 @@ class ParameterSynchronizer(UnpicklableMixin):
                 if target is None:
                     raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
         if total[3]:
-            require_same(
-                self.communicator,
-                "create_multi_node_optimizer",
-                lambda: {
-                    **self._settings,
-                    **_describe(optimizer),
-                    **describe_loss_scaling(optimizer),
-                },
-            )
+            scaling = describe_loss_scaling(optimizer)
+            settings = {**self._settings, **_describe(optimizer), **scaling}
+            self.communicator.handshake("create_multi_node_optimizer", settings.items())
             self.mark_loss_scaling_synchronized(optimizer)
         return StepFlags(bool(total[0]), bool(total[1]), total[2])
 
