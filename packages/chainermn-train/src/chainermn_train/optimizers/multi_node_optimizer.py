@@ -124,9 +124,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             accumulator.update(optimizer, backward)
             return
         call = f"update() after {accumulator.num_calls} updates of a step"
-        flags = synchronizer.exchange_flags(call, optimizer, lossfun is None)
-        changed, uninitialized = flags.changed, flags.has_uninitialized
-        if changed and not uninitialized and not flags.num_without_loss:
+        changed, uninitialized, num_without_loss = synchronizer.exchange_flags(
+            call, optimizer, lossfun is None
+        )
+        if changed and not uninitialized and not num_without_loss:
             self._broadcast()
             changed = False
         # An error stays in its own rank until all know of it: else a caller that catches it, to
@@ -135,7 +136,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             if backward is not None:
                 backward()
         total = 0
-        if not (self._is_plain and flags.num_without_loss == self.communicator.size):
+        if not (self._is_plain and num_without_loss == self.communicator.size):
             total = self._count_accumulated(call, self._delayed if accumulator.is_last else None)
         if uninitialized and not changed:  # the loss may have initialised what was missing
             changed, uninitialized, *_ = synchronizer.exchange_flags(call, optimizer, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
@@ -15,14 +15,6 @@ from ..wrappers import UnpicklableMixin
 from .mixed_precision import broadcast_master_weights, describe_loss_scaling, loss_scaling
 
 OPERATION = "update"
-
-
-class StepFlags(NamedTuple):
-    """What the ranks know of one another at the beginning of an update; the same on every rank."""
-
-    changed: bool  # the set of initialised parameters, on any rank
-    has_uninitialized: bool  # a parameter that isn't initialised, on any rank
-    num_without_loss: int  # number of ranks to which no loss function was given
 
 
 class ParameterSynchronizer(UnpicklableMixin):
@@ -36,11 +28,15 @@ class ParameterSynchronizer(UnpicklableMixin):
         self._synchronized: list[Any] | None = None
         self._scaling: tuple[Any, ...] | None = None
 
-    def exchange_flags(self, call: str, optimizer: Any, without_loss: bool) -> StepFlags:
+    def exchange_flags(
+        self, call: str, optimizer: Any, without_loss: bool
+    ) -> tuple[bool, bool, int]:
         """Find out what holds on any rank (collective: one handshake, part of every update).
 
-        All raise if an optimizer has no model, or if ranks scale their losses, or have set their
-        optimizers, differently.
+        Returns whether the set of initialised parameters has changed on any rank, whether a
+        parameter isn't initialised on any, and how many ranks have no loss function. All raise if
+        an optimizer has no model, or if ranks scale their losses, or have set their optimizers,
+        differently.
         """
         target = optimizer.target
         params = [] if target is None else list(target.params())
@@ -59,7 +55,7 @@ class ParameterSynchronizer(UnpicklableMixin):
             settings = {**self._settings, **_describe(optimizer), **scaling}
             self.communicator.handshake("create_multi_node_optimizer", settings.items())
             self.mark_loss_scaling_synchronized(optimizer)
-        return StepFlags(bool(total[0]), bool(total[1]), total[2])
+        return bool(total[0]), bool(total[1]), total[2]
 
     def sum_flags(self, call: str, *numbers: int) -> list[int]:
         """Return each number's sum over ranks (collective).
