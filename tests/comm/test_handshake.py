@@ -1,13 +1,13 @@
 """Ranks check that they mean the same call, and tell each other of errors."""
 
-import gc
-import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
+from chainermn_comm.errors import SharedFailure
+from tests.support.freed import Batch, freed_at_once
 
 pytestmark = [
     pytest.mark.world,
@@ -64,24 +64,6 @@ def test_numbers_of_numpy_are_equal_to_those_of_python(naive, kind):
             kind(naive).handshake(naive, "save", (("step", number(3 + (naive.rank > 0))),))
 
 
-class Batch:
-    """Something large that a frame refers to."""
-
-
-@contextmanager
-def freed_at_once(thing):
-    """What is raised within keeps the thing no longer than it is handled."""
-    there = weakref.ref(thing)
-    del thing
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-        assert there() is None
-    finally:
-        gc.enable()
-
-
 def caught_with(batch):
     try:
         raise ValueError("planted")
@@ -97,6 +79,23 @@ def test_an_error_does_not_outlive_its_handling(naive, kind):
         with suppress(ValueError, PeerError):
             kind(naive).handshake(naive, "save", error=error)
         del error
+
+
+def test_a_shared_failure_does_not_outlive_its_handling(naive, kind):
+    batch = Batch()
+
+    def handshake(*arguments, **options):
+        kind(naive).handshake(naive, *arguments, **options)
+
+    with freed_at_once(batch):
+        with suppress(ValueError, PeerError), SharedFailure(handshake, "save"):
+            if naive.rank == 0:
+                raise caught_with(batch)
+        del batch
+        if naive.rank:
+            with pytest.raises(PeerError, match="rank 0: ValueError: planted"):
+                handshake("save")
+    assert kind(naive).handshake(naive, "save") == [b""] * naive.size
 
 
 @pytest.mark.parametrize("verb", ["allreduce", "bcast", "allgather", "gather", "bcast_data"])

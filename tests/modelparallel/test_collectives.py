@@ -7,6 +7,8 @@ ranks in one process, whose loss is the sum of theirs, and compares its own part
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import chainer
@@ -30,6 +32,7 @@ from chainermn_modelparallel import (
     scatter,
     send,
 )
+from tests.support.freed import Batch, freed_at_once
 from tests.support.pairwise import pairwise
 from tests.support.third_party import WITH_THIRD_PARTY
 from tests.support.topologies import NAMES
@@ -310,6 +313,17 @@ def test_a_wrong_argument_on_one_rank_raises_on_all(comm, function, wrong, error
     with pytest.raises(error if comm.rank == 0 else PeerError, match=text) as raised:
         function(comm, *(wrong if comm.rank == 0 else (right,)))
     assert "rank 0" in str(raised.value)
+    usable(comm)
+
+
+@pytest.mark.parametrize("function", [allreduce, MultiNodeBatchNormalization])
+def test_a_wrong_argument_does_not_outlive_the_error(comm, function):
+    call = partial(allreduce, comm) if function is allreduce else function(1, comm)
+    batch = Batch()
+    with freed_at_once(batch):
+        with suppress(TypeError, PeerError):
+            call(batch if comm.rank == 0 else np.ones((1, 1), np.float32))
+        del batch
     usable(comm)
 
 

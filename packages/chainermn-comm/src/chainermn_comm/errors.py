@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -89,13 +90,31 @@ def comparable(value: Any) -> str:
     return repr(value.item() if isinstance(value, np.generic) else value)
 
 
-def capture_error(make: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what ``make`` returns and None, or None and the exception that it raised.
+class SharedFailure:
+    """What is raised within makes all ranks raise; a handshake is to follow where nothing is.
 
-    The exception is for the next handshake. `KeyboardInterrupt` and `SystemExit` are captured too:
-    the other ranks are about to wait for this one.
+    That includes `KeyboardInterrupt` and `SystemExit`: the other ranks are about to wait.
+    ``handshake`` is a communicator's, or is called like it: ``handshake(operation, error=error)``.
     """
-    try:
-        return make(), None
-    except BaseException as error:
-        return None, error
+
+    __slots__ = ("_handshake", "_operation")
+
+    def __init__(self, handshake: Callable[..., Any], operation: str) -> None:
+        self._handshake, self._operation = handshake, operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        try:
+            self._handshake(self._operation, error=error)
+        except BaseException as raised:
+            if raised is not error:
+                raise
+            # A frame that is in the error's traceback and refers to the error, as that of the
+            # handshake may, would keep all frames, and their arrays, until the next collection.
+            error.__traceback__ = traceback

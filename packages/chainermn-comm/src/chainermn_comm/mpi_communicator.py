@@ -214,7 +214,7 @@ class MpiCommunicator(CommunicatorBase):
         error: BaseException | None = None,
         payload: bytes = b"",
     ) -> list[bytes]:
-        # Not `watched`, whose frame would refer to `error`: see `Handshake.fail`.
+        # Not `watched`, whose frame would refer to `error`: see `SharedFailure`.
         try:
             handshake = self._context.handshake
             if error is not None or not isinstance(payload, bytes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,38 +10,22 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_comm.errors import capture_error as capture_error
+from chainermn_comm.arrays import as_integer
+from chainermn_comm.errors import SharedFailure as SharedFailure
 
 # Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
 
 
-def allgather_checked(
-    communicator: CommunicatorBase,
-    operation: str,
-    value: Any = None,
-    *,
-    error: BaseException | None = None,
-) -> list[Any]:
-    """Return every rank's value, in rank order, unless one of them has an error (collective).
+@contextmanager
+def raise_on_all_ranks(communicator: CommunicatorBase, operation: str) -> Iterator[None]:
+    """Raise on all ranks what is raised within on one of them, as at the end of the block.
 
-    A rank raises its own ``error``, or that in pickling its value; the others a PeerError that
-    names the ranks that failed and says why. If some call another ``operation``, and none has an
-    error, all raise RankMismatchError.
+    Collective, and errors are as in :func:`run_on_all_ranks`.
     """
-    content = b""
-    try:
-        if error is None:
-            content, error = capture_error(lambda: pickle.dumps(value, protocol=5))
-        small = error is None and len(content) <= _MAX_PAYLOAD_BYTES
-        payload = content if small else b""  # a pickle is never empty
-        payloads = communicator.handshake(operation, error=error, payload=payload)
-    finally:
-        del error  # its traceback refers to this frame: a cycle would keep all its frames alive
-    if all(payloads):
-        return [pickle.loads(each) for each in payloads]
-    arrays = communicator.allgather(np.frombuffer(content, np.uint8))
-    return [pickle.loads(each.data) for each in arrays]
+    with SharedFailure(communicator.handshake, operation):
+        yield
+    communicator.handshake(operation)
 
 
 def run_on_all_ranks(
@@ -50,13 +33,18 @@ def run_on_all_ranks(
 ) -> list[Any]:
     """Return what ``action`` returns on every rank, in rank order (collective).
 
-    An error in it is raised as by :func:`allgather_checked`.
+    A rank raises its own error, also that in pickling its value; the others a PeerError that
+    names the ranks that failed and says why. If some call another ``operation``, and none has an
+    error, all raise RankMismatchError.
     """
-    value, error = capture_error(action)
-    try:
-        return allgather_checked(communicator, operation, value, error=error)
-    finally:
-        del error
+    with SharedFailure(communicator.handshake, operation):
+        content = pickle.dumps(action(), protocol=5)
+    payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""  # a pickle is never empty
+    payloads = communicator.handshake(operation, payload=payload)
+    if all(payloads):
+        return [pickle.loads(each) for each in payloads]
+    arrays = communicator.allgather(np.frombuffer(content, np.uint8))
+    return [pickle.loads(each.data) for each in arrays]
 
 
 def bcast_checked(
@@ -64,50 +52,14 @@ def bcast_checked(
 ) -> Any:
     """Call ``make`` at ``root`` only, and give the other ranks a copy of the value (collective).
 
-    An error in it is raised as by :func:`allgather_checked`.
+    An error in it is raised as by :func:`run_on_all_ranks`.
     """
     value: Any = None
-    error: BaseException | None = None
-    if communicator.rank == root:
-        value, error = capture_error(make)
-    try:
-        received = allgather_checked(communicator, operation, value, error=error)[root]
-    finally:
-        del error
+    with SharedFailure(communicator.handshake, operation):
+        if communicator.rank == root:
+            value = make()
+    received = run_on_all_ranks(communicator, operation, lambda: value)[root]
     return value if communicator.rank == root else received
-
-
-def require_same(
-    communicator: CommunicatorBase, operation: str, entries: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return what ``entries`` returns, which must be the same on all ranks (collective).
-
-    It returns hashable values by their names, whose ``repr`` tells them apart. If they differ, all
-    ranks raise a RankMismatchError that names the first that does, and says how.
-    """
-    found: dict[str, Any] | None
-    found, error = capture_error(entries)
-    found = found or {}
-    try:
-        communicator.handshake(operation, found.items(), error=error)
-    finally:
-        del error
-    return found
-
-
-@contextmanager
-def chain_cause(error: BaseException | None) -> Iterator[None]:
-    """Make ``error`` the cause of another exception that is raised within.
-
-    An error that one rank meets before a collective call can lead that rank to the wrong call.
-    It is then all that explains the :class:`~chainermn_comm.errors.RankMismatchError`.
-    """
-    try:
-        yield
-    except Exception as failure:
-        if error is None or error is failure:
-            raise
-        raise failure from error
 
 
 @contextmanager
@@ -126,10 +78,9 @@ def add_mismatch_hint(where: str) -> Iterator[None]:
 
 def require_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return ``value`` as an int; raise TypeError or ValueError unless it is one in that range."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    number = as_integer(value)
+    if number is None:
+        raise TypeError(f"{name} must be an integer, not {value!r}")
     if number < least or (most is not None and number > most):
         bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
         raise ValueError(f"{name} must be {bounds}, not {number}")

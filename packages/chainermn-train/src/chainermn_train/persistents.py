@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_errors import allgather_checked, run_on_all_ranks
+from .collective_errors import raise_on_all_ranks, run_on_all_ranks
 from .host_arrays import to_host
 
 
@@ -39,7 +39,7 @@ def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) ->
     operation = "broadcast of persistent values"
     here = {each.name: each for each in persistents(model)}
     lacking = {name for name, each in here.items() if each.value is None}
-    wanted = set().union(*allgather_checked(communicator, operation, lacking))
+    wanted = set().union(*run_on_all_ranks(communicator, operation, lambda: lacking))
     if not wanted:
         return
 
@@ -49,11 +49,8 @@ def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) ->
     values: dict[str, Any] = {}
     for given in run_on_all_ranks(communicator, operation, give):
         values = given | values
-
-    def take() -> None:
+    with raise_on_all_ranks(communicator, operation):
         for name in lacking & values.keys():
             link, attribute, *_ = here[name]
             value = values[name]
             setattr(link, attribute, link.device.send(value) if hasattr(value, "ndim") else value)
-
-    run_on_all_ranks(communicator, operation, take)

@@ -1,8 +1,9 @@
 """Messages of arrays and objects between ranks, and the handshake before collective operations."""
 
+from ..errors import SharedFailure
 from . import collectives, point_to_point
 from .context import Context
-from .handshake import Handshake, SharedFailure, Signature
+from .handshake import Handshake, Signature
 from .messages import ARRAY, OBJECT, SCALAR, TUPLE, WITH_METADATA, Message
 from .messages import of_array as message_of_array
 from .messages import of_object as message_of_object

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias, TypeVar
 from mpi4py import MPI
 
 from ..arrays import integer_between
+from ..errors import SharedFailure
 from . import messages, transfer
 from .context import Context
-from .handshake import SharedFailure
 from .messages import Message
 
 # From so many bytes on, ranks check that all of them could allocate before any data move: next to

@@ -6,12 +6,12 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import comparable, describe, raise_failure, raise_mismatch
+from ..errors import SharedFailure, comparable, describe, raise_failure, raise_mismatch
 from ..watchdog import NOBODY, CallRecorder
 
 # What must be equal on all ranks: hashable entries of a name and its values. Of signatures that
@@ -49,7 +49,12 @@ class Handshake:
         self._digests: dict[Any, tuple[bytes, int, int]] = {}
 
     def __call__(
-        self, operation: str, signature: Signature = (), payload: bytes = b"", nbytes: int = 0
+        self,
+        operation: str,
+        signature: Signature = (),
+        payload: bytes = b"",
+        nbytes: int = 0,
+        error: BaseException | None = None,
     ) -> list[bytes]:
         """Check one collective call, and return every rank's payload, in rank order (collective).
 
@@ -59,12 +64,16 @@ class Handshake:
             payload: bytes for the other ranks, any length.
             nbytes: bytes of this rank's data, for the watchdog, where ``signature`` has no
                 ``nbytes``.
+            error: why this rank can't take part in the call.
 
         Raises:
-            PeerError: another rank has failed (:meth:`fail`).
+            BaseException: ``error`` itself; where a :class:`SharedFailure` catches it.
+            PeerError: another rank has an error, and this one has none.
             RankMismatchError: on all ranks, when operations or signatures differ.
         """
         self._calls += 1
+        if error is not None:
+            self._fail(operation, error)
         digest, root, size = self._digest(operation, signature)
         self._record.collective(operation, self._calls, root, size or nbytes)
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
@@ -79,18 +88,12 @@ class Handshake:
             lengths = self._compare(entries, operation, signature)
         return self._payloads(entries, lengths, payload)
 
-    def fail(self, operation: str, error: BaseException) -> None:
-        """Take part in a handshake where this rank can't take part in the call (collective).
-
-        The other ranks raise PeerError. The caller raises ``error`` where no frame refers to it,
-        such as in an ``except`` clause: a frame that is in the error's traceback and refers to the
-        error would keep all of its frames, and their arrays, until the next garbage collection.
-        """
-        self._calls += 1
+    def _fail(self, operation: str, error: BaseException) -> NoReturn:
         self._record.collective(operation, self._calls)
         entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
         self._comm.allgather(describe(error, self._comm.rank))
+        raise error
 
     def run_on_all_ranks(self, operation: str, make: Callable[[], Value]) -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective)."""
@@ -140,22 +143,3 @@ class Handshake:
             gathered[end - length : end].tobytes()
             for end, length in zip(ends, lengths, strict=True)
         ]
-
-
-class SharedFailure:
-    """What is raised within makes all ranks raise; a handshake is to follow where nothing is.
-
-    That includes `KeyboardInterrupt` and `SystemExit`: the other ranks are about to wait.
-    """
-
-    __slots__ = ("_handshake", "_operation")
-
-    def __init__(self, handshake: Handshake, operation: str) -> None:
-        self._handshake, self._operation = handshake, operation
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            self._handshake.fail(self._operation, error)

@@ -128,22 +128,21 @@ class TracedHandshake(Handshake):
     _record: TracedCallRecorder
 
     def __call__(
-        self, operation: str, signature: Signature = (), payload: bytes = b"", nbytes: int = 0
+        self,
+        operation: str,
+        signature: Signature = (),
+        payload: bytes = b"",
+        nbytes: int = 0,
+        error: BaseException | None = None,
     ) -> list[bytes]:
         try:
-            payloads = super().__call__(operation, signature, payload, nbytes)
+            payloads = super().__call__(operation, signature, payload, nbytes, error)
         finally:
             self._record.mark_arrived()
         count = self._calls
         if operation == FINALIZE or (count >= NEXT_COMPARISON and not count & (count - 1)):
             self._record.compare_clocks(self._comm)
         return payloads
-
-    def fail(self, operation: str, error: BaseException) -> None:
-        try:
-            super().fail(operation, error)
-        finally:
-            self._record.mark_arrived()
 
 
 def _measure_clock(comm: MPI.Intracomm, tag: int) -> tuple[float, float, float]:

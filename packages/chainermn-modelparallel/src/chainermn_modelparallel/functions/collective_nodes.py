@@ -7,6 +7,7 @@ higher derivatives. The loss that is differentiated is the sum of all ranks' los
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import chainer
@@ -14,7 +15,7 @@ import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.errors import capture_error
+from chainermn_comm.errors import SharedFailure
 from chainermn_comm.watchdog import annotate
 
 from .arguments import check_communicator
@@ -100,8 +101,8 @@ def apply_collective(
     """
     check_communicator(comm)
     operation = operation or op
-    made, error = capture_error(make_inputs)
-    variables, control_inputs, root, signature = made or Inputs(())
+    with SharedFailure(partial(handshake, comm), operation):
+        variables, control_inputs, root, signature = make_inputs()
     if root is not None:
         signature = (("root", root), *signature)
     inputs = variables + control_inputs
@@ -109,7 +110,6 @@ def apply_collective(
         comm,
         operation,
         signature,
-        error=error,
         requires_grad=1 in requires_grad_mask(inputs),
         forward_id=forward_id,
     )

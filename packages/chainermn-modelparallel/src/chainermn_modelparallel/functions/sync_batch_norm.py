@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import chainer
@@ -13,7 +14,7 @@ from chainer import Variable
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.errors import capture_error
+from chainermn_comm.errors import SharedFailure
 
 from .call_handshake import handshake
 from .collectives import allreduce
@@ -42,10 +43,8 @@ def sync_batch_norm(
     x's without the axes. Returns y, of x's shape and dtype, and the function, which knows the
     statistics.
     """
-    made, error = capture_error(make_inputs)
-    if made is None:
-        handshake(comm, NAME, error=error)
-    x, gamma, beta, axis = made
+    with SharedFailure(partial(handshake, comm), NAME):
+        x, gamma, beta, axis = make_inputs()
     node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
     leaf = make_variable(empty_on_device_of(x.array), True)
     return node.apply((x, gamma, beta, leaf))[0], node

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +14,7 @@ from chainer.training import Extension
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_same, run_on_all_ranks
+from ..collective_errors import SharedFailure, raise_on_all_ranks, run_on_all_ranks
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .atomic_file import FileDigest, atomic_write
@@ -98,21 +97,19 @@ class MultiNodeCheckpointer(Extension):
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
-        number = require_same(
-            self.comm, OPERATION, lambda: {"iteration": self._number_of(target, iteration)}
-        )["iteration"]
-        views = self._run(lambda: self._is_saved(target, iteration, number))
+        with SharedFailure(self.comm.handshake, OPERATION):
+            number = self._number_of(target, iteration)
+        self.comm.handshake(OPERATION, (("iteration", number),))
+        views = run_on_all_ranks(
+            self.comm, OPERATION, lambda: self._is_saved(target, iteration, number)
+        )
         if all(saved for saved, _ in views):
             return
         self.flush()
-        state: dict[str, np.ndarray] = {}
-
-        def prepare() -> None:
+        with raise_on_all_ranks(self.comm, OPERATION):
             register_writer(self, self._paths_for(target))
-            state.update(state_dict(target))
+            state = state_dict(target)
             state[_RANDOM] = np.array(random_state(target))
-
-        self._run(prepare)
         if any(elsewhere for _, elsewhere in views):
             self._require_equal_settings()
             self._directory = CheckpointDirectory(self.comm, self._paths_for(target))
@@ -176,18 +173,15 @@ class MultiNodeCheckpointer(Extension):
         self._check_iterators(trainer)
         self.flush()
         self._require_equal_settings()
-
-        def prepare() -> bool:
+        with SharedFailure(self.comm.handshake, OPERATION):
             if not callable(getattr(trainer, "serialize", None)):
                 raise TypeError(
                     "a checkpoint is loaded into what Chainer can serialize, not "
                     f"{type(trainer).__name__}: give what was saved, made in the same way"
                 )
             paths = self._paths_for(trainer, path)
-            return path is None and not has_other_writer(self, paths)
-
-        writable = self._run(prepare)
-        paths = self._paths_for(trainer, path)
+            here = path is None and not has_other_writer(self, paths)
+        writable = run_on_all_ranks(self.comm, OPERATION, lambda: here)
         found, skipped = select_latest(self.comm, paths, scan(self.comm, paths))
         begin = 0 if found is None else found
         if skipped and self.comm.rank == 0:
@@ -197,7 +191,8 @@ class MultiNodeCheckpointer(Extension):
             self._directory = CheckpointDirectory(self.comm, paths, skipped)
         if found is None:
             return None
-        self._run(lambda: self._load(trainer, paths, begin))
+        with raise_on_all_ranks(self.comm, OPERATION):
+            self._load(trainer, paths, begin)
         mark_synchronized_if_equal(self.comm, trainer, optimizer)
         self._last = begin
         return begin
@@ -272,9 +267,6 @@ class MultiNodeCheckpointer(Extension):
         folder = next(each for each in folders if each is not None)
         return CheckpointPaths(Path(folder).absolute(), self.run_name)
 
-    def _run(self, action: Callable[[], Any]) -> list[Any]:
-        return run_on_all_ranks(self.comm, OPERATION, action)
-
     def _require_equal_settings(self) -> None:
         settings = {
             "name": self.run_name,
@@ -282,7 +274,7 @@ class MultiNodeCheckpointer(Extension):
             "gc_interval": self.gc_interval,
             "background": self._writer is not None,
         }
-        require_same(self.comm, "create_multi_node_checkpointer", lambda: settings)
+        self.comm.handshake("create_multi_node_checkpointer", settings.items())
 
     def _load(self, target: Any, paths: CheckpointPaths, iteration: int) -> None:
         with paths.state(self.comm.rank, iteration).open("rb") as file:

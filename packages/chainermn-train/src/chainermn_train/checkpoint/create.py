@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator
+from ..collective_errors import require_communicator, require_integer
 from .checkpointer import MultiNodeCheckpointer
 
 
@@ -69,18 +67,9 @@ def create_multi_node_checkpointer(
         )
     if path is not None:
         path = os.fspath(path)
-    intervals = _positive("cp_interval", cp_interval), _positive("gc_interval", gc_interval)
-    return MultiNodeCheckpointer(name, comm, *intervals, path, bool(background))
+    cp_interval = require_integer("cp_interval", cp_interval, 1)
+    gc_interval = require_integer("gc_interval", gc_interval, 1)
+    return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, bool(background))
 
 
 create_multi_node_checkpoint = create_multi_node_checkpointer  # the manual's older name
-
-
-def _positive(what: str, value: Any) -> int:
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} is a number of checkpoints, not {value!r}") from None
-    if value < 1:
-        raise ValueError(f"{what} must be at least 1, not {value}")
-    return int(value)

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import run_on_all_ranks
+from ..collective_errors import raise_on_all_ranks, run_on_all_ranks
 from .atomic_file import FileDigest, atomic_write, sync_folder
 from .files import CheckpointPaths, Manifest
 from .recovery import OPERATION, remove_stale, scan
@@ -30,13 +30,10 @@ class CheckpointDirectory:
         """Make the folder, or find what is there and remove what a killed job left unfinished."""
         self._comm = comm
         self.paths = paths
-
-        def make_folder() -> None:
+        with raise_on_all_ranks(comm, OPERATION):
             if not paths.folder.is_dir():
                 paths.folder.mkdir(parents=True, exist_ok=True)
                 sync_folder(paths.folder.parent)
-
-        self._run(make_folder)
         found = scan(comm, paths)
         self._committed = set(found.manifests)  # iterations that have a commit record
         self._whole = self._committed.difference(damaged)
@@ -66,12 +63,12 @@ class CheckpointDirectory:
         """
         rank, replaces = self._comm.rank, iteration in self._committed
         try:
-            files = self._run(written)
+            files = run_on_all_ranks(self._comm, OPERATION, written)
             manifest = Manifest(self.paths.name, iteration, files)
-            path = self.paths.manifest(iteration)
-            self._run_at_root(
-                lambda: atomic_write(path, lambda file: file.write(manifest.encode()))
-            )
+            with raise_on_all_ranks(self._comm, OPERATION):
+                if rank == 0:
+                    path = self.paths.manifest(iteration)
+                    atomic_write(path, lambda file: file.write(manifest.encode()))
         except BaseException:
             with contextlib.suppress(Exception):
                 if replaces:
@@ -82,7 +79,8 @@ class CheckpointDirectory:
             raise
         self._committed.add(iteration)
         self._whole.add(iteration)
-        self._run(lambda: self.paths.publish(rank, iteration))
+        with raise_on_all_ranks(self._comm, OPERATION):
+            self.paths.publish(rank, iteration)
 
     def expired(self, cp_interval: int, gc_interval: int) -> list[int]:
         """All but the newest ``cp_interval``, once they are ``gc_interval`` (not collective)."""
@@ -94,8 +92,8 @@ class CheckpointDirectory:
     def clear(self) -> None:
         """Remove all generations; the newest last, so that a job killed here can go on from it."""
         # A published file without a record would look like one whose record was lost.
-        rank, committed = self._comm.rank, sorted(self._committed)
-        self._run(lambda: self.paths.unpublish(rank, committed))
+        with raise_on_all_ranks(self._comm, OPERATION):
+            self.paths.unpublish(self._comm.rank, sorted(self._committed))
         newest = {max(self._whole, default=0)}
         self.remove(self._committed - newest)
         self.remove(self._committed & newest)
@@ -105,8 +103,9 @@ class CheckpointDirectory:
         iterations = sorted(iterations)
         if not iterations:
             return
-        self._run_at_root(lambda: self._remove_manifests(iterations))
-        self._run(lambda: self._remove_files(iterations))
+        for remove in self._remove_manifests, self._remove_files:
+            with raise_on_all_ranks(self._comm, OPERATION):
+                remove(iterations)
         self._forget(iterations)
 
     def deferred_delete(self, iterations: Iterable[int]) -> Callable[[], None]:
@@ -138,13 +137,6 @@ class CheckpointDirectory:
         for name in self.paths.state, self.paths.staging:
             for iteration in iterations:
                 name(self._comm.rank, iteration).unlink(missing_ok=True)
-
-    def _run(self, action: Callable[[], Any]) -> list[Any]:
-        return run_on_all_ranks(self._comm, OPERATION, action)
-
-    def _run_at_root(self, action: Callable[[], Any]) -> None:
-        """Do something on rank 0 before any rank goes on."""
-        self._run(action if self._comm.rank == 0 else lambda: None)
 
 
 # Which object of this process writes to a folder under a name: two would lose one another's files.

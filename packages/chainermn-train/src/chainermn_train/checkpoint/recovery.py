@@ -10,7 +10,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import run_on_all_ranks
+from ..collective_errors import raise_on_all_ranks, run_on_all_ranks
 from .files import CheckpointPaths, Listing, Manifest
 from .state_dict import is_checkpoint
 
@@ -126,8 +126,7 @@ def remove_stale(
             file=sys.stderr,
             flush=True,
         )
-
-    def remove() -> None:
+    with raise_on_all_ranks(comm, OPERATION):
         listing = paths.listing()
         expired = (
             listing.states.get(iteration, [])
@@ -144,5 +143,3 @@ def remove_stale(
         for path in itertools.chain(listing.unfinished, leftover, *staged, *expired):
             if path.name not in found.unrecognized:
                 path.unlink(missing_ok=True)  # ranks may share the folder
-
-    run_on_all_ranks(comm, OPERATION, remove)

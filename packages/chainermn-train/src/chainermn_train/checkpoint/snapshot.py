@@ -16,7 +16,7 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator, require_same, run_on_all_ranks
+from ..collective_errors import raise_on_all_ranks, require_communicator, run_on_all_ranks
 from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import iterators_of
 from ..wrappers import UnpicklableMixin
@@ -134,17 +134,14 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         if not any(wanted[leader] for leader in self._set_leaders):
             return
         target = self._target(trainer)
-        state: dict[str, np.ndarray] = {}
-
-        def serialize() -> None:
-            state.update(state_dict(target))
+        with raise_on_all_ranks(self._comm, _OPERATION):
+            state = state_dict(target)
             for name, count in _examples(target).items():
                 state[_EXAMPLES + name] = np.array(count)
-
-        self._run(serialize)
         state[TAKEN_BY] = np.array([self._set_index, self._named, self._comm.size, len(state) + 1])
-        mine = self._is_leader and wanted[self._comm.rank]
-        self._run(lambda: self._write(trainer, state) if mine else None)
+        with raise_on_all_ranks(self._comm, _OPERATION):
+            if self._is_leader and wanted[self._comm.rank]:
+                self._write(trainer, state)
 
     def initialize(self, trainer: Any) -> None:
         """Load the newest snapshot, if ``autoload`` says so (collective).
@@ -158,7 +155,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
                 number of examples.
             PeerError: another rank raised.
         """
-        require_same(self._comm, _OPERATION, lambda: self._settings)
+        self._comm.handshake(_OPERATION, self._settings.items())
         if self._autoload and not callable(self._snapshot.filename):
             self._load(trainer)
         if self._is_leader:
@@ -208,7 +205,8 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
         with self._comm.split(self._set_index, self._comm.rank) as members:
             state = members.bcast_obj(state)
-        self._run(lambda: self._restore(self._target(trainer), state, name))
+        with raise_on_all_ranks(self._comm, _OPERATION):
+            self._restore(self._target(trainer), state, name)
         mark_synchronized_if_equal(self._comm, self._target(trainer))
 
     def _newest_whole(

@@ -12,10 +12,10 @@ from chainer.datasets import SubDataset
 from chainermn_comm import CommunicatorBase, create_communicator
 
 from ..collective_errors import (
+    SharedFailure,
     bcast_checked,
     require_communicator,
     require_integer,
-    require_same,
 )
 from .scatter_plan import ScatterPlan
 from .transfer import scatter_parts
@@ -80,17 +80,14 @@ def scatter_dataset(
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
-
-        def check() -> dict[str, Any]:
+        with SharedFailure(communicator.handshake, "scatter_dataset"):
             require_integer("max_buf_len", max_buf_len, 1, _LARGEST_BUFFER)
             if seed is not None:
                 require_integer("seed", seed, 0, 2**32 - 1)
             index = require_integer("root", root, 0, communicator.size - 1)
             if communicator.rank == index:
                 _require_dataset(dataset, root)
-            return {"root": index}
-
-        require_same(communicator, "scatter_dataset", check)
+        communicator.handshake("scatter_dataset", (("root", index),))
 
         def make_plan() -> ScatterPlan:
             count = len(dataset)
@@ -124,15 +121,14 @@ def scatter_index(
         TypeError, ValueError: as in :func:`scatter_dataset`.
     """
     with _chainermn_communicator(comm, "scatter_index") as communicator:
-
-        def check() -> dict[str, Any]:
-            return {"root": require_integer("root", root, 0, communicator.size - 1)}
+        with SharedFailure(communicator.handshake, "scatter_index"):
+            index = require_integer("root", root, 0, communicator.size - 1)
+        communicator.handshake("scatter_index", (("root", index),))
 
         def divide() -> list[tuple[int, int]]:
             count = require_integer("n_total_samples", n_total_samples, 0)
             return _shares(count, communicator.size, force_equal_length)
 
-        require_same(communicator, "scatter_index", check)
         shares: list[tuple[int, int]] = bcast_checked(communicator, "scatter_index", divide, root)
         return shares[communicator.rank]
 

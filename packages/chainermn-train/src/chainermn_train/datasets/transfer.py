@@ -12,7 +12,6 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import watch_call
 
-from ..collective_errors import capture_error, run_on_all_ranks
+from ..collective_errors import SharedFailure, raise_on_all_ranks, run_on_all_ranks
 from .scatter_plan import BLOCK_BYTES, ScatterPlan, unpickle_part
-from .shared_arrays import SharedFile, SharedMemoryHandle, write_blocks
+from .shared_arrays import SharedFile, write_blocks
 
 _OPERATION = "scatter_dataset"
 
@@ -40,57 +39,41 @@ def scatter_parts(
     rank = communicator.rank
     plan: ScatterPlan | None = None
     unsplittable: list[np.ndarray] = []  # pickles, uint8, 1-D
-
-    def prepare() -> tuple[list[int], list[int], int] | None:
-        nonlocal plan, unsplittable
-        if rank != root:
-            return None
-        plan = make_plan()
-        if communicator.size > 1:
+    # Longer messages are no faster, and the memory that they are received in would stay with the
+    # process.
+    limit = min(max_buf_len, BLOCK_BYTES)
+    with SharedFailure(communicator.handshake, _OPERATION):
+        if rank == root:
+            plan = make_plan()
+        if plan is not None and communicator.size > 1:
             pickles = [pickle.dumps(dataset, protocol=5) for dataset in plan.unsplittable]
             unsplittable = [np.frombuffer(each, np.uint8) for each in pickles]
-        # Longer messages are no faster, and the memory that they are received in would stay with
-        # the process.
-        limit = min(max_buf_len, BLOCK_BYTES)
-        return plan.nbytes, [len(each) for each in unsplittable], limit
-
-    sizes, lengths, limit = run_on_all_ranks(communicator, _OPERATION, prepare)[root]
+    own = (plan.nbytes if plan else []), [len(each) for each in unsplittable], limit
+    sizes, lengths, limit = run_on_all_ranks(communicator, _OPERATION, lambda: own)[root]
     file: SharedFile | None = None
-
-    def reserve() -> SharedMemoryHandle | None:
-        nonlocal file
-        file = SharedFile.reserve(sizes[rank]) if sizes[rank] else None
-        return None if file is None else file.handle
-
-    handles = run_on_all_ranks(communicator, _OPERATION, reserve)
+    with SharedFailure(communicator.handshake, _OPERATION):
+        if sizes[rank]:
+            file = SharedFile.reserve(sizes[rank])
+    handle = None if file is None else file.handle
+    handles = run_on_all_ranks(communicator, _OPERATION, lambda: handle)
     if rank != root:
         unsplittable = [np.empty(length, np.uint8) for length in lengths]
     for each in unsplittable:
         _bcast(communicator, each, limit, root)
-    part = None
     # A communicator of its own: messages of the user may be under way, with any tag.
     with communicator.split(0, rank) as messages, ExitStack() as locks:
         local: dict[int, int] = {}  # descriptors of the files that the root fills, by rank
-
-        def open_local() -> list[int]:
-            for other, handle in enumerate(handles if rank == root else ()):
-                if handle is not None:
+        with SharedFailure(communicator.handshake, _OPERATION):
+            for other, each in enumerate(handles if rank == root else ()):
+                if each is not None:
                     with suppress(OSError):  # it is on another machine
-                        local[other] = locks.enter_context(handle.open_locked())
-            return list(local)
-
-        is_local = rank in run_on_all_ranks(communicator, _OPERATION, open_local)[root]
-
-        def transfer() -> None:
-            nonlocal part
+                        local[other] = locks.enter_context(each.open_locked())
+        is_local = rank in run_on_all_ranks(communicator, _OPERATION, lambda: list(local))[root]
+        with raise_on_all_ranks(communicator, _OPERATION):
             if plan is None:
-                part = _receive(messages, root, file, unsplittable, is_local)
-            else:
-                _send_all(messages, plan, local, locks, limit)
-                part = plan.parts[root]
-
-        run_on_all_ranks(communicator, _OPERATION, transfer)
-    return part
+                return _receive(messages, root, file, unsplittable, is_local)
+            _send_all(messages, plan, local, locks, limit)
+            return plan.parts[root]
 
 
 def _bcast(communicator: CommunicatorBase, data: np.ndarray, limit: int, root: int) -> None:
@@ -137,7 +120,7 @@ def _send_all(
             if plan.nbytes[rank] and rank not in local:
                 send(rank, lambda: plan.iter_file(rank))  # noqa: B023
     if errors:
-        raise errors[0]
+        raise errors.pop(0)  # no frame in its traceback may refer to it
 
 
 def _receive(
@@ -155,11 +138,11 @@ def _receive(
     payload = b"".join(block.data for block in _receive_blocks(messages, root, complete))
     if file is not None and not is_local:
         rows = _receive_blocks(messages, root, complete)
-        _, error = capture_error(partial(file.write, rows))
-        for _ in rows:  # what is left is received, even if it can't be written
-            pass
-        if error is not None:
-            raise error
+        try:
+            file.write(rows)
+        finally:
+            for _ in rows:  # what is left is received, even if it can't be written
+                pass
     return unpickle_part(payload, file, unsplittable) if all(complete) else None
 
 

@@ -10,7 +10,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..collective_errors import require_communicator, run_on_all_ranks
+from ..collective_errors import SharedFailure, require_communicator, run_on_all_ranks
 from ..host_arrays import to_host
 from ..persistents import Persistent, persistents
 from ..wrappers import UnpicklableMixin
@@ -59,13 +59,11 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             RankMismatchError: on all ranks, when a persistent float is missing on some of
                 them, or is no float, or has another shape or dtype there.
         """
-        found: dict[str, Persistent] = {}
-
-        def view() -> dict[str, Any]:
-            found.update((each.name, each) for each in persistents(self.model))
-            return {name: _kind_of(each.value) for name, each in found.items()}
-
-        kinds, counts = _merge_views(run_on_all_ranks(self.comm, "AllreducePersistent", view))
+        operation = "AllreducePersistent"
+        with SharedFailure(self.comm.handshake, operation):
+            found = {each.name: each for each in persistents(self.model)}
+            own = {name: _kind_of(each.value) for name, each in found.items()}
+        kinds, counts = _merge_views(run_on_all_ranks(self.comm, operation, lambda: own))
         if not kinds:
             return
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))

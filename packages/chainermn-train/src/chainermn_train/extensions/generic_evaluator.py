@@ -17,10 +17,9 @@ from chainer.dataset.convert import _call_converter
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    allgather_checked,
-    capture_error,
+    SharedFailure,
+    bcast_checked,
     require_communicator,
-    require_same,
 )
 from ..host_arrays import to_host
 from ..wrappers import UnpicklableMixin
@@ -144,26 +143,29 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
 
     def evaluate(self) -> Any:
         """Evaluate; return what ``aggregate`` returns on ``root``, on all ranks (collective)."""
-        require_same(self.comm, _OPERATION, lambda: {"root": self.root})
+        self.comm.handshake(_OPERATION, (("root", self.root),))
         failures: list[BaseException] = []
         rounds = self._rounds(failures)
+
+        def finish_rounds() -> None:
+            for _ in rounds:  # on root: those that `aggregate` left, since other ranks send them
+                pass
+            if failures:  # known to all ranks; what `aggregate` made of it means nothing
+                raise failures.pop()  # no frame in its traceback may refer to it
+
+        def fail(operation: str, error: BaseException) -> None:
+            finish_rounds()
+            self.comm.handshake(operation, error=error)
+
         result: Any = None
-        error: BaseException | None = None
         if self.comm.rank == self.root:
             # Unpickled outside the generator: an error in there would end the rounds on this
             # rank alone. `chain` has no `close` for `aggregate` to end them with.
             results = map(pickle.loads, chain.from_iterable(rounds))
-            result, error = capture_error(lambda: to_host(self.aggregate(results)))
-        for _ in rounds:  # on root: those that `aggregate` left, since other ranks send them
-            pass
-
-        try:
-            if failures:  # known to all ranks; what `aggregate` made of it means nothing
-                raise failures[0]
-            views = allgather_checked(self.comm, _OPERATION, result, error=error)
-            return result if self.comm.rank == self.root else views[self.root]
-        finally:
-            del failures, error  # their tracebacks refer to this frame
+            with SharedFailure(fail, _OPERATION):
+                result = to_host(self.aggregate(results))
+        finish_rounds()
+        return bcast_checked(self.comm, _OPERATION, lambda: result, self.root)
 
     def _rounds(self, failures: list[BaseException]) -> Generator[list[bytes], None, None]:
         """Yield the pickled results of each round on root, empty lists elsewhere (collective).
@@ -173,15 +175,14 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         """
         local = self._local()
         while True:
-            content, error = capture_error(lambda: next(local, None))
-            payload = b"" if content is None else _HAS_BATCH
             try:
-                present = self.comm.handshake(_OPERATION, error=error, payload=payload)
+                with SharedFailure(self.comm.handshake, _OPERATION):
+                    content = next(local, None)
+                payload = b"" if content is None else _HAS_BATCH
+                present = self.comm.handshake(_OPERATION, payload=payload)
             except BaseException as exception:
                 failures.append(exception)
                 return
-            finally:
-                del error
             if not any(present):
                 return
             gathered = self.comm.gather_obj(content, root=self.root) or []

@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator, run_on_all_ranks
+from ..collective_errors import raise_on_all_ranks, require_communicator, run_on_all_ranks
 from ..profiling import StepClock, StepTimes, TimedUpdater
 from ..wrappers import UnpicklableMixin
 
@@ -74,13 +74,9 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
                 others).
         """
         updater = trainer.updater
-        optimizers: list[Any] = []
-
-        def check() -> None:
-            optimizers.extend(_multi_node_optimizers(updater))
+        with raise_on_all_ranks(self.comm, "ThroughputReport"):
+            optimizers = _multi_node_optimizers(updater)
             self._examples = _examples(updater)
-
-        run_on_all_ranks(self.comm, "ThroughputReport", check)
         on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)
         self._clock = StepClock(
             (lambda: cuda.cupy.cuda.get_current_stream().synchronize()) if on_gpu else None

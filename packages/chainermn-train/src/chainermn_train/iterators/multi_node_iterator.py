@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 
 import chainer
@@ -15,12 +14,10 @@ from chainer.serializers import DictionarySerializer
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    capture_error,
-    chain_cause,
+    SharedFailure,
+    raise_on_all_ranks,
     require_communicator,
     require_integer,
-    require_same,
-    run_on_all_ranks,
 )
 from .batch_message import pack, unpack
 from .iterator_proxy import IteratorProxy, refuse_proxy
@@ -73,25 +70,18 @@ def create_multi_node_iterator(
             that would fork this process; see :func:`use_forkserver`.
     """
     require_communicator(communicator, "create_multi_node_iterator")
-    check = partial(_checked_master, actual_iterator, communicator, rank_master)
-    master = require_same(communicator, "create_multi_node_iterator", check)["rank_master"]
+    with SharedFailure(communicator.handshake, "create_multi_node_iterator"):
+        master = require_integer("rank_master", rank_master, 0, communicator.size - 1)
+        refuse_proxy(actual_iterator)
+        if communicator.rank == master and not isinstance(actual_iterator, Iterator):
+            raise TypeError(
+                "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
+                f"chainer.iterators.SerialIterator, not {type(actual_iterator).__name__}"
+            )
+    communicator.handshake("create_multi_node_iterator", (("rank_master", master),))
     if communicator.rank == master:
         warn_of_fork(actual_iterator)
     return MultiNodeIterator(actual_iterator, communicator, master)
-
-
-def _checked_master(
-    iterator: Any, communicator: CommunicatorBase, rank_master: Any
-) -> dict[str, Any]:
-    """Return the master's rank, if this rank's arguments are right."""
-    master = require_integer("rank_master", rank_master, 0, communicator.size - 1)
-    refuse_proxy(iterator)
-    if communicator.rank == master and not isinstance(iterator, Iterator):
-        raise TypeError(
-            "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
-            f"chainer.iterators.SerialIterator, not {type(iterator).__name__}"
-        )
-    return {"rank_master": master}
 
 
 class MultiNodeIterator(IteratorProxy):
@@ -186,13 +176,10 @@ class MultiNodeIterator(IteratorProxy):
             return record.target
 
         saved = self._broadcast_from_master(f"serialize, {'load' if loading else 'sav'}ing", make)
-
-        def write() -> None:
+        with raise_on_all_ranks(self.communicator, _OPERATION):
             for key, value in saved.items():
                 # None comes as an array of objects, which not all serializers take.
                 serializer(key, value.item() if value.dtype == object else value)
-
-        run_on_all_ranks(self.communicator, _OPERATION, write)
 
     def _broadcast_from_master(self, method: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns at the master, on every rank; update the attributes there.
@@ -200,41 +187,35 @@ class MultiNodeIterator(IteratorProxy):
         One broadcast, and one handshake, in which ranks that call different methods find out.
         """
         communicator, master = self.communicator, self.rank_master
-        value, error = None, None
+
+        def fail(operation: str, error: BaseException) -> None:
+            communicator.bcast(_pack(self.actual, None), root=master)  # ranks wait for it
+            communicator.handshake(operation, error=error)
+
         if communicator.rank == master:
-            value, error = capture_error(make)
-            if communicator.size > 1:
-                message, error = _pack(self.actual, value, error)
-                with chain_cause(error):
-                    communicator.bcast(message, root=master)
+            with SharedFailure(fail, _OPERATION):
+                value = make()
+                message = _pack(self.actual, value) if communicator.size > 1 else ()
+            if message:
+                communicator.bcast(message, root=master)
         else:
             message = communicator.bcast(None, root=master)
-            received, error = capture_error(lambda: unpack(*message))
-            if error is None:
-                attributes, value = received
+            with SharedFailure(communicator.handshake, _OPERATION):
+                attributes, value = unpack(*message)
                 self.__dict__.update(attributes)
-        try:
-            communicator.handshake(_OPERATION, (("method", method),), error=error)
-        finally:
-            del error  # else a cycle through its traceback would keep the batch's memory
+        communicator.handshake(_OPERATION, (("method", method),))
         return value
 
 
-def _pack(
-    iterator: Any, value: Any, error: BaseException | None
-) -> tuple[tuple[np.ndarray, np.ndarray], BaseException | None]:
-    """Return the master's message, and the error that was given, or one in pickling."""
+def _pack(iterator: Any, value: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the master's message: its iterator's attributes, and what goes to the other ranks."""
     attributes = {}
     for name in _SHARED:
         with contextlib.suppress(Exception):  # for instance of an empty data set
             attributes[name] = getattr(iterator, name)
     with contextlib.suppress(Exception):
         attributes[_LENGTH] = len(iterator.dataset)
-    if error is None:
-        message, error = capture_error(lambda: pack((attributes, value)))
-    if error is not None:
-        message = pack((attributes, None))
-    return message, error
+    return pack((attributes, value))
 
 
 class RemoteDataset:

@@ -13,7 +13,12 @@ from chainer.serializers import DictionarySerializer
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator, require_same, run_on_all_ranks
+from ..collective_errors import (
+    SharedFailure,
+    raise_on_all_ranks,
+    require_communicator,
+    run_on_all_ranks,
+)
 from .iterator_proxy import IteratorProxy, refuse_proxy
 from .order_sampler import SEED_NUMBERS, ResumableOrderSampler
 from .worker_processes import await_workers, warn_of_fork
@@ -52,11 +57,14 @@ def create_synchronized_iterator(
             would fork this process; see :func:`use_forkserver`.
     """
     require_communicator(communicator, "create_synchronized_iterator")
-    require_same(communicator, "create_synchronized_iterator", lambda: _terms(actual_iterator))
+    with SharedFailure(communicator.handshake, "create_synchronized_iterator"):
+        terms = _terms(actual_iterator)
+    communicator.handshake("create_synchronized_iterator", terms.items())
     if communicator.rank == 0:
         warn_of_fork(actual_iterator)
     seeds = run_on_all_ranks(communicator, _OPERATION, lambda: _drawn_seed(actual_iterator))
-    run_on_all_ranks(communicator, _OPERATION, lambda: _start_with(actual_iterator, seeds[0]))
+    with raise_on_all_ranks(communicator, _OPERATION):
+        _start_with(actual_iterator, seeds[0])
     return SynchronizedIterator(actual_iterator, communicator)
 
 
@@ -88,12 +96,11 @@ class SynchronizedIterator(IteratorProxy):
         if not isinstance(serializer, chainer.Deserializer):
             self.actual.serialize(serializer)
             return
-
-        def load() -> dict[str, str]:
+        operation = "loading a synchronized iterator"
+        with SharedFailure(self.communicator.handshake, operation):
             self.actual.serialize(serializer)
-            return _state(self.actual)
-
-        require_same(self.communicator, "loading a synchronized iterator", load)
+            state = _state(self.actual)
+        self.communicator.handshake(operation, state.items())
 
 
 def _terms(iterator: Any) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class BackgroundThread:
         except BaseException as error:
             self._error = error
         finally:
-            del work  # it may hold much memory, and the error's traceback refers to this frame
             _leave(self)
+            del self, work  # they may hold much memory, and the error's traceback this frame
 
     def wait(self, seconds: float | None = None) -> BaseException | None:
         """Wait for the end, at most so many seconds; return the exception that ended it, if any."""

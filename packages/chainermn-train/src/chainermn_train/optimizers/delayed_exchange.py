@@ -77,10 +77,11 @@ class DelayedGradientExchange(UnpicklableMixin):
         return None if self._thread is None else self._thread.wait()
 
     def pop(self) -> DetachedGradients | None:
-        """Wait for the means and remove them; None if there were none, or if it failed."""
-        failed = self.wait() is not None
-        gradients, self._gradients, self._thread = self._gradients, None, None
-        return None if failed else gradients
+        """Wait for the means and remove them, raising what made the exchange fail; or None."""
+        try:
+            return self.means()
+        finally:
+            self._gradients = self._thread = None
 
     def put(self, means: DetachedGradients | None) -> None:
         """Store means as if they had just been exchanged."""
@@ -96,9 +97,12 @@ class DelayedGradientExchange(UnpicklableMixin):
     def means(self) -> DetachedGradients | None:
         """Wait for the means and return them, raising what made the exchange fail; or None."""
         error = self.wait()
-        if error is not None:
-            raise error
-        return self._gradients
+        try:
+            if error is not None:
+                raise error
+            return self._gradients
+        finally:
+            del error  # else a cycle through its traceback would keep the gradients' memory
 
     def close(self) -> None:
         """Wait for the exchange, and free its communicator (collective)."""

@@ -9,7 +9,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import allgather_checked
+from ..collective_errors import run_on_all_ranks
 from ..trainer_introspection import updater_of
 from .multi_node_optimizer import MultiNodeOptimizer
 
@@ -26,8 +26,8 @@ def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: A
     multi_node = [
         each for each in optimizers if isinstance(each, MultiNodeOptimizer) and each.target
     ]
-    views = allgather_checked(
-        comm, "comparison of parameters", [_digest(each.target) for each in multi_node]
+    views = run_on_all_ranks(
+        comm, "comparison of parameters", lambda: [_digest(each.target) for each in multi_node]
     )
     for index, each in enumerate(multi_node):
         if len({tuple(view[index : index + 1]) for view in views}) == 1:

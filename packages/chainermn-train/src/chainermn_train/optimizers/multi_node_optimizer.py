@@ -8,14 +8,14 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import allgather_checked, capture_error, chain_cause
+from ..collective_errors import SharedFailure, raise_on_all_ranks
 from ..profiling import region
 from ..wrappers import AttributeProxy, UnpicklableMixin
 from .delayed_exchange import DelayedGradientExchange
 from .detached_gradients import DetachedGradients
 from .gradient_accumulator import GradientAccumulator
 from .mixed_precision import scale_missing_gradients
-from .parameter_synchronizer import ParameterSynchronizer
+from .parameter_synchronizer import OPERATION, ParameterSynchronizer
 from .serialization import serialize_state
 
 
@@ -124,12 +124,20 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             accumulator.update(optimizer, backward)
             return
         call = f"update() after {accumulator.num_calls} updates of a step"
-        flags = synchronizer.exchange_flags(call, optimizer, lossfun is None)
-        changed, uninitialized = flags.changed, flags.has_uninitialized
-        if changed and not uninitialized and not flags.num_without_loss:
+        changed, uninitialized, num_without_loss = synchronizer.exchange_flags(
+            call, optimizer, lossfun is None
+        )
+        if changed and not uninitialized and not num_without_loss:
             self._broadcast()
             changed = False
-        total = self._compute_gradients_checked(call, backward, flags.num_without_loss)
+        # An error stays in its own rank until all know of it: else a caller that catches it, to
+        # skip a batch, would be one collective call ahead of the other ranks.
+        with SharedFailure(self.communicator.handshake, OPERATION):
+            if backward is not None:
+                backward()
+        total = 0
+        if not (self._is_plain and num_without_loss == self.communicator.size):
+            total = self._count_accumulated(call, self._delayed if accumulator.is_last else None)
         if uninitialized and not changed:  # the loss may have initialised what was missing
             changed, uninitialized, *_ = synchronizer.exchange_flags(call, optimizer, False)
         if changed:
@@ -157,7 +165,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RankMismatchError: other ranks update: they have made fewer updates, or more.
             BaseException: what made the exchange in flight fail.
         """
-        total = self._raise_failures("flush()", None, self._delayed)
+        total = self._count_accumulated("flush()", self._delayed)
         if self._delayed is not None:
             self._step_along(self._delayed.pop())
         if not total:
@@ -201,51 +209,24 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         self._synchronizer.mark_synchronized(self.target)
 
-    def _compute_gradients_checked(
-        self, call: str, backward: Callable[[], None] | None, num_without_loss: int
-    ) -> int:
-        """Compute the gradients where there is a loss function; raise where any fails (collective).
-
-        The error stays in its own rank until all know of it: else a caller that catches it,
-        to skip a batch, would be one collective call ahead of the other ranks. Returns as
-        :meth:`_raise_failures` does.
-        """
-        error: BaseException | None = None
-        if backward is not None:
-            _, error = capture_error(backward)
-        if self._is_plain and num_without_loss == self.communicator.size:
-            return 0
-        delayed = self._delayed if self._accumulator.is_last else None
-        try:
-            return self._raise_failures(call, error, delayed)
-        finally:
-            del error  # else a cycle through its traceback would keep the batch's memory
-
     @property
     def _is_plain(self) -> bool:
         """Whether every update exchanges and uses its own gradients."""
         return self._accumulator.steps == 1 and self._delayed is None
 
-    def _raise_failures(
-        self, call: str, error: BaseException | None, delayed: DelayedGradientExchange | None
-    ) -> int:
-        """Raise where a rank has an error, or where the delayed exchange failed (collective).
+    def _count_accumulated(self, call: str, delayed: DelayedGradientExchange | None) -> int:
+        """Return how many updates' gradients all ranks together have accumulated (collective).
 
-        Returns how many updates' gradients all ranks together have accumulated.
+        All raise if the delayed exchange failed on one.
         """
         with region("communication"):
-            lost = None if delayed is None else delayed.wait()
-        try:
-            numbers = self._accumulator.num_accumulated, error is not None, lost is not None, 0, 0
-            with chain_cause(error or lost):
-                found = self._synchronizer.sum_flags(call, *numbers)
-            if delayed is not None and found[2]:
+            failed = delayed is not None and delayed.wait() is not None
+        count = self._accumulator.num_accumulated
+        total, num_failed, *_ = self._synchronizer.sum_flags(call, count, failed, 0, 0, 0)
+        if delayed is not None and num_failed:
+            with raise_on_all_ranks(self.communicator, OPERATION):
                 delayed.pop()
-            if found[1] or found[2]:
-                allgather_checked(self.communicator, "update", error=error or lost)
-            return found[0]
-        finally:
-            del error, lost
+        return total
 
     def _exchange(self, num_per_rank: float) -> None:
         """Exchange the accumulated gradients, and step along them or those before (collective)."""

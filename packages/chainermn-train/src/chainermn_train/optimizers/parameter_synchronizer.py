@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import operator
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import add_mismatch_hint, allgather_checked, require_same, run_on_all_ranks
+from ..collective_errors import add_mismatch_hint, raise_on_all_ranks, run_on_all_ranks
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
 from .mixed_precision import broadcast_master_weights, describe_loss_scaling, loss_scaling
 
-_OPERATION = "update"
-
-
-class StepFlags(NamedTuple):
-    """What the ranks know of one another at the beginning of an update; the same on every rank."""
-
-    changed: bool  # the set of initialised parameters, on any rank
-    has_uninitialized: bool  # a parameter that isn't initialised, on any rank
-    num_without_loss: int  # number of ranks to which no loss function was given
+OPERATION = "update"
 
 
 class ParameterSynchronizer(UnpicklableMixin):
@@ -36,11 +28,15 @@ class ParameterSynchronizer(UnpicklableMixin):
         self._synchronized: list[Any] | None = None
         self._scaling: tuple[Any, ...] | None = None
 
-    def exchange_flags(self, call: str, optimizer: Any, without_loss: bool) -> StepFlags:
+    def exchange_flags(
+        self, call: str, optimizer: Any, without_loss: bool
+    ) -> tuple[bool, bool, int]:
         """Find out what holds on any rank (collective: one handshake, part of every update).
 
-        All raise if an optimizer has no model, or if ranks scale their losses, or have set their
-        optimizers, differently.
+        Returns whether the set of initialised parameters has changed on any rank, whether a
+        parameter isn't initialised on any, and how many ranks have no loss function. All raise if
+        an optimizer has no model, or if ranks scale their losses, or have set their optimizers,
+        differently.
         """
         target = optimizer.target
         params = [] if target is None else list(target.params())
@@ -51,22 +47,15 @@ class ParameterSynchronizer(UnpicklableMixin):
         rescaled = self._scaling != loss_scaling(optimizer)
         total = self.sum_flags(call, changed, uninitialized, without_loss, rescaled, target is None)
         if total[4]:
-            error = RuntimeError("the optimizer has no model: call its `setup(model)` first")
-            allgather_checked(
-                self.communicator, _OPERATION, error=error if target is None else None
-            )
+            with raise_on_all_ranks(self.communicator, OPERATION):
+                if target is None:
+                    raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
         if total[3]:
-            require_same(
-                self.communicator,
-                "create_multi_node_optimizer",
-                lambda: {
-                    **self._settings,
-                    **_describe(optimizer),
-                    **describe_loss_scaling(optimizer),
-                },
-            )
+            scaling = describe_loss_scaling(optimizer)
+            settings = {**self._settings, **_describe(optimizer), **scaling}
+            self.communicator.handshake("create_multi_node_optimizer", settings.items())
             self.mark_loss_scaling_synchronized(optimizer)
-        return StepFlags(bool(total[0]), bool(total[1]), total[2])
+        return bool(total[0]), bool(total[1]), total[2]
 
     def sum_flags(self, call: str, *numbers: int) -> list[int]:
         """Return each number's sum over ranks (collective).
@@ -77,7 +66,7 @@ class ParameterSynchronizer(UnpicklableMixin):
         form = struct.Struct(f"<{len(numbers)}q")
         signature, payload = (("call", call),), form.pack(*numbers)
         with region("waiting"), add_mismatch_hint("a multi-node optimizer"):
-            rows = self.communicator.handshake(_OPERATION, signature, payload=payload)
+            rows = self.communicator.handshake(OPERATION, signature, payload=payload)
         return [sum(column) for column in zip(*map(form.unpack, rows), strict=True)]
 
     def mark_loss_scaling_synchronized(self, optimizer: Any) -> None:
@@ -119,15 +108,12 @@ class ParameterSynchronizer(UnpicklableMixin):
         named = list(target.namedparams())
         known = {name: param.shape for name, param in named if param.is_initialized}
         shapes: dict[str, tuple[int, ...]] = {}
-        for others in allgather_checked(self.communicator, _OPERATION, known):
+        for others in run_on_all_ranks(self.communicator, OPERATION, lambda: known):
             shapes = others | shapes
-
-        def initialize() -> None:
+        with raise_on_all_ranks(self.communicator, OPERATION):
             for name, param in named:
                 if not param.is_initialized and name in shapes:
                     param.initialize(shapes[name])
-
-        run_on_all_ranks(self.communicator, _OPERATION, initialize)
 
 
 def _describe(optimizer: Any) -> dict[str, str]:
