@@ -47,7 +47,7 @@ ORDER = {
         "launch trace",
         "explain environment",
         "jobs",
-        "formatting",
+        "formatting rank",
     ],
 }
 COMPLETE = {"comm", "train", "modelparallel", "tools"}

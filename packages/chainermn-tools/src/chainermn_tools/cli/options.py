@@ -1,4 +1,4 @@
-"""What several subcommands ask of their options: seconds, and the path of a plot."""
+"""What several subcommands ask of their options: seconds, hosts, and the path of a plot."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
+
+from chainermn_tools import jobs
 
 
 def seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -19,6 +22,33 @@ def seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
     if math.isnan(value):
         raise click.BadParameter("nan is no number of seconds", ctx, param)
     return value
+
+
+def named_hosts(
+    host_list: str | None, hostfile: str | None, strict: bool = True
+) -> tuple[jobs.Host, ...]:
+    """Return the hosts of --hosts or --hostfile; none without either.
+
+    Raises:
+        ValueError: both are given, or one names no hosts; unless ``strict``, a hostfile may hold
+            anything, and then names none.
+    """
+    if host_list is not None and hostfile is not None:
+        raise ValueError("--hosts and --hostfile exclude each other")
+    if host_list is not None:
+        return jobs.parse_host_list(host_list)
+    if hostfile is None:
+        return ()
+    try:
+        text = Path(hostfile).read_text(errors="replace")
+    except OSError as error:
+        raise ValueError(f"the hostfile {hostfile!r} can't be read: {error.strerror}") from None
+    try:
+        return jobs.parse_hostfile(text, hostfile)
+    except ValueError:
+        if strict:
+            raise
+        return ()
 
 
 def validate_plot_path(file: str) -> None:

@@ -173,14 +173,14 @@ def run_ranks(
         "options": options,
     }
     # Without spaces, at which a site's wrapper of mpiexec may split it.
-    command = jobs.rank_command(__file__, json.dumps(order, separators=(",", ":")))
+    script = [__file__, json.dumps(order, separators=(",", ":"))]
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     env = {**YIELDING, **os.environ, **variables, **chosen}
     # Of an mpiexec of no known MPI the option that names hosts isn't known.
     hosts = None if launcher["vendor"] is None and [*ranks_per_host] == [HERE] else ranks_per_host
     ranks = sum(ranks_per_host.values())
     args = jobs.mpiexec_command(
-        launcher, ranks, command, hosts=hosts, threads=threads, variables=env
+        launcher, ranks, script, hosts=hosts, threads=threads, variables=env
     )
     grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
     output = jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)

@@ -243,7 +243,7 @@ def parse_shell_answer(answer: dict[str, str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def open_sessions() -> Iterator[Callable[[Sequence[str]], Session]]:
     """Yield a function that starts a session; at the end of the block all are ended, together."""
-    tag = secrets.token_hex(8)
+    tag = jobs.TAG_VARIABLE, secrets.token_hex(8)
     sessions: list[Session] = []
 
     def start(args: Sequence[str]) -> Session:
@@ -257,7 +257,7 @@ def open_sessions() -> Iterator[Callable[[Sequence[str]], Session]]:
             _end([one.process for one in sessions], tag)
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], tag: str) -> None:
+def _end(processes: Sequence[subprocess.Popen[bytes]], tag: tuple[str, str]) -> None:
     """End programs: by the end of their input, then by SIGTERM, and then by SIGKILL."""
     for stop in (_close_input, subprocess.Popen.terminate):
         for process in processes:
@@ -266,7 +266,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], tag: str) -> None:
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-    jobs.kill_by_env_tag(jobs.TAG_VARIABLE, (tag,))
+    jobs.kill_by_env_tag(tag)
     for process in processes:
         process.wait()
 
@@ -287,7 +287,7 @@ class Session:
         stderr: what came over standard error so far, the end of it if it is long.
     """
 
-    def __init__(self, args: Sequence[str], tag: str) -> None:
+    def __init__(self, args: Sequence[str], tag: tuple[str, str]) -> None:
         """Start the program, which is found again by the tag; raise OSError if it can't be."""
         self.started = time.monotonic()
         self.answered = threading.Event()
@@ -297,7 +297,7 @@ class Session:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, jobs.TAG_VARIABLE: tag},
+            env={**os.environ, tag[0]: tag[1]},
             start_new_session=True,
         )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -29,7 +29,7 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     A job succeeds when mpiexec says so and no rank reports a failure. Otherwise the first of these
     that there is gets the blame:
 
-    1. an error of a rank's own, which is not secondary (see jobs/rank.py);
+    1. an error of a rank's own, which is not secondary (see rank.py);
     2. the watchdog's reason (``watchdog_abort``, sent by chainermn_comm's monitor);
     3. a rank that exited at once (``exited``), or was lost: the monitor (``rank_lost``), or mpiexec
        on its standard error, says which;

@@ -35,9 +35,8 @@ def run_script(
     threads = jobs.threads_per_rank(ranks, hosts)
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     env = {**os.environ, **chosen}
-    command = jobs.rank_command(*script)
     args = jobs.mpiexec_command(
-        launcher, ranks, command, hosts=hosts, prefix=prefix, threads=threads, variables=env
+        launcher, ranks, script, hosts=hosts, prefix=prefix, threads=threads, variables=env
     )
     say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
     with jobs.capture_signals() as signals:
