@@ -50,27 +50,22 @@ class Operation:
     min_ranks: int = 1
 
 
-class _Parameter:
-    def __init__(self, grad: np.ndarray) -> None:
-        self.data, self.grad = grad, grad
+class Model:
+    """As little of a model as a communicator needs: itself is its one parameter."""
 
+    def __init__(self, grad: Any) -> None:
+        self.data = self.grad = grad
 
-class _Model:
-    """As little of a model as a communicator needs: one parameter."""
-
-    def __init__(self, grad: np.ndarray) -> None:
-        self.parameter = _Parameter(grad)
-
-    def namedparams(self) -> Iterator[tuple[str, _Parameter]]:
-        yield "/w", self.parameter
+    def namedparams(self) -> Iterator[tuple[str, Model]]:
+        yield "/w", self
 
 
 def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
-    model = _Model(sent)
+    model = Model(sent)
 
     def call() -> Any:
         comm.multi_node_mean_grad(model)
-        return model.parameter.grad
+        return model.grad
 
     return Invocation(
         lambda: fill_pattern(sent, comm.rank),

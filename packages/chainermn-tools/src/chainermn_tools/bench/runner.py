@@ -118,19 +118,12 @@ def _communicators(
     comms: dict[str, CommunicatorBase] = {}
     skipped = []
     for name in names:
-        comm, reason = _communicator(world, name)
-        if comm is not None:
-            comms[name] = comm
-        else:
+        try:
+            comms[name] = create_communicator(name, world)
+        except ValueError as error:  # noqa: PERF203  on all ranks
+            reason = str(error).removeprefix(f"rank {world.rank}: ")
             skipped.append({"communicator": name, "reason": reason})
     return comms, skipped
-
-
-def _communicator(world: MPI.Intracomm, name: str) -> tuple[CommunicatorBase | None, str]:
-    try:
-        return create_communicator(name, world), ""
-    except ValueError as error:  # on all ranks
-        return None, str(error).removeprefix(f"rank {world.rank}: ")
 
 
 def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
