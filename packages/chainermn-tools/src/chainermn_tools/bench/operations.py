@@ -32,22 +32,15 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Operation:
-    """A kind of call.
+    """A kind of call."""
 
-    Attributes:
-        title: for people.
-        bus_factor: from the number of ranks, bus bandwidth over algorithm bandwidth.
-        make_invocation: takes a communicator, the array to send, and an array of the same size
-            for results; both float32.
-        transfers_per_call: transfers that follow one another in a call.
-        min_ranks: the operation is skipped in jobs of fewer ranks.
-    """
-
-    title: str
-    bus_factor: Callable[[int], float]
+    title: str  # for people
+    bus_factor: Callable[[int], float]  # bus bandwidth over algorithm bandwidth, by ranks
+    # Takes a communicator, the array to send, and an array of the same size for results; both
+    # float32.
     make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]
-    transfers_per_call: int = 1
-    min_ranks: int = 1
+    transfers_per_call: int = 1  # transfers that follow one another in a call
+    min_ranks: int = 1  # the operation is skipped in jobs of fewer ranks
 
 
 class Model:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS
-from chainermn_tools.formatting import format_bytes, format_duration
+from chainermn_tools.formatting import format_bytes, format_duration, print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,11 +22,9 @@ PLAIN_WIDTH = 200
 
 def render(report: dict[str, Any], console: Console) -> None:
     """Print a report, as docs/bench.md describes it, for people."""
-    from rich.text import Text
-
     width = console.width if console.is_terminal else PLAIN_WIDTH
     console.width = max(width, NAME_WIDTH + CELL_WIDTH)
-    console.print(Text(heading(report), style="bold"), soft_wrap=True)
+    print_line(heading(report), console, "bold")
     groups = (
         ("Mean of gradients", [row for row in report["results"] if row["operation"] == MEAN_GRAD]),
         (
@@ -37,13 +35,11 @@ def render(report: dict[str, Any], console: Console) -> None:
     for title, rows in groups:
         if rows:
             console.print()
-            console.print(
-                Text(f"{title}: time, and bus bandwidth in GB/s", style="bold"), soft_wrap=True
-            )
+            print_line(f"{title}: time, and bus bandwidth in GB/s", console, "bold")
             _tables(rows, console)
     console.print()
     for line, style in _notes(report):
-        console.print(Text(line, style=style), soft_wrap=True)
+        print_line(line, console, style)
 
 
 def make_table(

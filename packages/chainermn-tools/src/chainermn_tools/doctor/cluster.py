@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from chainermn_tools.doctor import ssh
@@ -37,33 +37,24 @@ MAX_NAMED = 5
 Judge = Callable[["Context", "ClusterFacts"], CheckResult]
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostReply:
-    """What came of asking one host.
+    """What came of asking one host."""
 
-    Attributes:
-        facts: of the agent, or of a shell where there is no Python; None when nothing came.
-        failure: why nothing came; None otherwise.
-        reached: for every other that this one tried to connect to, ``{"seconds": s}`` or
-            ``{"problem": text}``; None if it did not finish trying.
-    """
-
+    # Of the agent, or of a shell where there is no Python; None when nothing came.
     facts: dict[str, Any] | None
-    failure: ssh.SSHFailure | None = None
+    failure: ssh.SSHFailure | None = None  # why nothing came
+    # For every other that this one tried to connect to, ``{"seconds": s}`` or
+    # ``{"problem": text}``; None if it did not finish trying.
     reached: dict[str, dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """What this machine and the hosts said.
+    """What this machine and the hosts said."""
 
-    Attributes:
-        local: this machine's facts, from the same agent.
-        hosts: the replies of the hosts, by name.
-    """
-
-    local: dict[str, Any]
-    hosts: dict[str, HostReply]
+    local: dict[str, Any]  # this machine's facts, from the same agent
+    hosts: dict[str, HostReply]  # by name
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return the facts of the hosts that answered, by name."""
@@ -114,9 +105,8 @@ def gather_facts(context: Context) -> ClusterFacts:
             raise Unavailable(f"{sys.executable} can't be asked as hosts are: {local}")
         found = ClusterFacts(local.facts, replies)
         sessions = {name: one for name, one in started.items() if isinstance(one, ssh.Session)}
-        reached = _try_connections(sessions, found, context.time_for(*CONNECTIONS_TIME))
-    replies = {name: replace(one, reached=reached.get(name)) for name, one in replies.items()}
-    return replace(found, hosts=replies)
+        _try_connections(sessions, found, context.time_for(*CONNECTIONS_TIME))
+    return found
 
 
 def _log_in(
@@ -172,8 +162,8 @@ def _receive_reply(session: ssh.Session | ssh.SSHFailure, deadline: float) -> Ho
 
 def _try_connections(
     sessions: Mapping[str, ssh.Session], found: ClusterFacts, seconds: float
-) -> dict[str, dict[str, Any]]:
-    """Let each host connect to all others and to this machine; return what each found."""
+) -> None:
+    """Let each host connect to all others and to this machine; add to its reply what it found."""
     deadline = time.monotonic() + seconds
     hosts = {name: facts for name, facts in found.facts().items() if "port" in facts}
     expected = {}
@@ -186,13 +176,11 @@ def _try_connections(
         order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
         sessions[asker].send(json.dumps(order) + "\n")
         expected[asker] = others.keys()
-    reached = {asker: sessions[asker].receive(deadline) for asker in hosts}
-    # A Python that ends in the middle of it is followed by what its shell says.
-    return {
-        name: one
-        for name, one in reached.items()
-        if one is not None and one.keys() == expected[name]
-    }
+    for asker in hosts:
+        reached = sessions[asker].receive(deadline)
+        # A Python that ends in the middle of it is followed by what its shell says.
+        if reached is not None and reached.keys() == expected[asker]:
+            found.hosts[asker].reached = reached
 
 
 def address_of(other: str, asker: str, facts: Mapping[str, dict[str, Any]]) -> str | None:

@@ -66,21 +66,13 @@ IF_SLOW = "if it is just slow, give it more time with --timeout"
 
 
 class FailureKind(NamedTuple):
-    """A way in which a login can fail.
+    """A way in which a login can fail."""
 
-    Attributes:
-        name: what JSON calls it.
-        message: what is wrong.
-        hint: what to do about it, with ``{host}`` for the host's name.
-        pattern: what ssh prints; None for a kind that is recognised otherwise.
-        check: the name of the check that reports it.
-    """
-
-    name: str
-    message: str
-    hint: str
-    pattern: str | None = None
-    check: str = "ssh"
+    name: str  # what JSON calls it
+    message: str  # what is wrong
+    hint: str  # what to do about it, with ``{host}`` for the host's name
+    pattern: str | None = None  # what ssh prints; None for a kind that is recognised otherwise
+    check: str = "ssh"  # the name of the check that reports it
 
 
 # Most telling first.

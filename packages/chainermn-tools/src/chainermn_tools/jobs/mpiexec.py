@@ -125,11 +125,8 @@ def mpiexec_command(
 def threads_per_rank(ranks: int, hosts: Mapping[str, int] | None = None) -> int | None:
     """Return how many threads each rank should compute with; None where the user chose.
 
-    The cores are those of this host; others are taken to have as many.
-
-    Args:
-        ranks: the number of ranks.
-        hosts: how many ranks each host gets; None or empty for this one alone.
+    ``hosts`` says how many ranks each host gets; without them it is this one alone. The cores are
+    those of this host; others are taken to have as many.
     """
     if _chainermn_limits.chosen_thread_variables({}):
         return None

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chainermn_tools.formatting import format_bytes, format_count, format_duration, printable
+from chainermn_tools.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    print_line,
+    printable,
+)
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.table import Run
 
@@ -34,7 +40,9 @@ def render(
     length = format_duration(run.table["end"].max(initial=0.0) / 1e6)
     exact = f"clocks agree to within {format_duration(error / 1e6)}"
     clocks = exact if error else "all share a clock"
-    _line(f"Run {run.name}: {ranks} on {hosts}, {calls} in {length}; {clocks}", console, "bold")
+    print_line(
+        f"Run {run.name}: {ranks} on {hosts}, {calls} in {length}; {clocks}", console, "bold"
+    )
     _operations(run, console)
     _ranks(run, collectives, console)
     _stragglers(run, collectives, console)
@@ -44,12 +52,12 @@ def render(
             f"{format_count(incomplete, 'collective call')} without all ranks, not counted above"
         )
     for warning in run.warnings:
-        _line(warning, console, "yellow")
-    _line(_most_waited_for(run, collectives), console, "bold")
+        print_line(warning, console, "yellow")
+    print_line(_most_waited_for(run, collectives), console, "bold")
 
 
 def _operations(run: Run, console: Console) -> None:
-    _line("\nOperations, calls of all ranks together", console, "bold")
+    print_line("\nOperations, calls of all ranks together", console, "bold")
     columns = ("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
     cells, failed = [], []
     for row in summary.by_operation(run):
@@ -63,11 +71,11 @@ def _operations(run: Run, console: Console) -> None:
             failed.append(f"{row.operation} raised in {format_count(row.failed, 'call')}")
     _table(columns, cells, console)
     for line in failed:
-        _line(line, console, "yellow")
+        print_line(line, console, "yellow")
 
 
 def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
-    _line("\nRanks", console, "bold")
+    print_line("\nRanks", console, "bold")
     columns = ("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
     cells = []
     rows = summary.by_rank(run, collectives)
@@ -78,13 +86,13 @@ def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
         cells.append((str(row.rank), row.host, str(row.calls), *times, str(row.last)))
     _table(columns, cells, console)
     if len(rows) > len(shown):
-        _line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
+        print_line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
 
 
 def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
     if not len(collectives):
         return
-    _line(
+    print_line(
         "\nWho is late: for whom others wait longest in each kind of collective call",
         console,
         "bold",
@@ -99,8 +107,10 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         cells.append((*who, share, *times))
     _table(columns, cells, console)
     if len(kinds) > MOST_KINDS:
-        _line(f"and {format_count(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
-    _line("\nLongest waits", console, "bold")
+        print_line(
+            f"and {format_count(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console
+        )
+    print_line("\nLongest waits", console, "bold")
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
     longest = np.argsort(-collectives["waited"], kind="stable")[:MOST_CALLS]
     calls = [
@@ -154,9 +164,3 @@ def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
             part = [0]
         part.append(number)
     yield part
-
-
-def _line(text: str, console: Console, style: str = "") -> None:
-    from rich.text import Text
-
-    console.print(Text(printable(text, kept="\n"), style=style), soft_wrap=True)
