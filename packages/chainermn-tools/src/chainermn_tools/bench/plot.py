@@ -19,13 +19,7 @@ BASELINE_COLOR = "#7a7f87"
 
 
 def draw(report: dict[str, Any], file: str) -> None:
-    """Draw a report into an image file, of the kind that its name ends in.
-
-    Raises:
-        ImportError: there is no matplotlib.
-        ValueError: the name ends in no kind of image that matplotlib knows.
-        OSError: the file can't be written.
-    """
+    """Draw a report into an image file, of the kind that its name ends in."""
     rows = [row for row in report["results"] if row.get("seconds") and row["correct"]]
     value = "busbw" if report["ranks"] > 1 else "algbw"  # which is 0 for one rank
     baselines = [row for row in rows if row["operation"] in BASELINES]
@@ -50,7 +44,9 @@ def saved_figure(
     """Give a figure and its axes, of shape (rows, columns), and save it; options of ``subplots``.
 
     Raises:
-        ImportError, ValueError, OSError: as for :func:`draw`.
+        ImportError: there is no matplotlib.
+        ValueError: the name ends in no kind of image that matplotlib knows.
+        OSError: the file can't be written.
     """
     import matplotlib
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS
 from chainermn_tools.formatting import format_bytes, format_duration, print_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 # Of a column, with the space beside it: `123 MiB`, `1.23 ms`; and of the first one.
 CELL_WIDTH, NAME_WIDTH = 9, 22
@@ -49,9 +49,6 @@ def make_table(
     title: str | None = None,
 ) -> Table:
     """Return a table: a column of names, whose heading is ``first``, and columns of numbers."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
     )
@@ -83,8 +80,6 @@ def label(row: dict[str, Any]) -> str:
 
 def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print as many columns at a time as there is room for."""
-    from rich.table import Table
-
     sizes = sorted({row["size"] for row in rows})
     cells = {(label(row), row["size"]): row for row in rows}
     names = list(dict.fromkeys(label(row) for row in rows))

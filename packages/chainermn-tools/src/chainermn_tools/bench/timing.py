@@ -45,8 +45,7 @@ class Times:
 def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str | None]:
     """Make one call with fresh values and look at the result (collective).
 
-    Returns:
-        Whether it was right on all ranks, and what it raised, if anything; the same everywhere.
+    Return whether it was right on all ranks, and what it raised, if anything; the same everywhere.
     """
     problem = None
     correct = False
@@ -54,9 +53,7 @@ def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str 
         invocation.prepare()
         world.Barrier()
         correct = invocation.is_correct(invocation.call())
-    except (
-        Exception
-    ) as error:  # all ranks of a collective raise; the caller leaves the invocation out
+    except Exception as error:  # all ranks raise; the caller leaves the invocation out
         problem = f"{type(error).__name__}: {error}"
     results = world.allgather((correct, problem))
     problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(results) if text]
@@ -73,9 +70,8 @@ def time_all(
     Others' work on the machine then slows all of them alike. There is at least one round, and more
     until the time is over.
 
-    Returns:
-        For each invocation what was found, the same on all ranks; no times where it was wrong or
-        raised. And how long all of it took at least: the checks, a call, and a round.
+    Return for each invocation what was found, the same on all ranks; no times where it was wrong or
+    raised. And how long all of it took at least: the checks, a call, and a round.
     """
     start = time.perf_counter()
     found = [Times(*is_correct(world, invocation)) for invocation in invocations]

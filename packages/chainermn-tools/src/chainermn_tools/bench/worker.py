@@ -27,12 +27,11 @@ def measure_on(
 ) -> tuple[JobResult, dict[str, Any]]:
     """Start so many ranks, as `chainermn launch` would, and have them call `measure_here`.
 
-    Returns:
-        What became of the job, and the report, which is empty unless that succeeded.
+    Return what became of the job, and the report, which is empty unless that succeeded.
     """
     try:
         launcher = jobs.find_mpiexec()
-    except ValueError as error:
+    except jobs.Unavailable as error:
         return JobResult(False, 2, str(error)), {}
     what = {"names": list(names), "sizes": list(sizes), "seconds": seconds, "limit": limit}
     script = [__file__, json.dumps(what)]
@@ -52,13 +51,8 @@ def measure_here(
 ) -> dict[str, Any] | None:
     """Have a rank of an MPI job `measure` (collective over all its ranks).
 
-    After ``limit`` seconds this process ends, and with it the job.
-
-    Returns:
-        The report at rank 0, None elsewhere.
-
-    Raises:
-        Unavailable: MPI doesn't load, or knows of fewer ranks than the launcher started.
+    After ``limit`` seconds this process ends, and with it the job. Return the report at rank 0,
+    None elsewhere. Raise Unavailable if MPI doesn't load, or knows of fewer ranks than started.
     """
     timer = threading.Timer(limit, _give_up, (limit,))
     timer.daemon = True

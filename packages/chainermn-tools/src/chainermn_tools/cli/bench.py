@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import click
 from rich.console import Console
@@ -78,10 +77,23 @@ def bench(
         raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
     if plot is not None:
         options.validate_plot_path(plot)
+    from chainermn_tools.bench import worker  # loads NumPy
+
     limit = max(LEAST_LIMIT_SECONDS, PATIENCE * seconds)
-    report = _report(place, ranks, names, todo, seconds, limit)
-    if report is None:
-        return
+    if place is None:
+        number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
+        result, report = worker.measure_on(number, names, todo, seconds, limit)
+        if not result.success:
+            worker.say(result.message)
+            ctx.exit(result.status)
+    else:
+        try:
+            found = worker.measure_here(names, todo, seconds, limit)
+        except Unavailable as error:
+            raise click.ClickException(str(error)) from None
+        if found is None:
+            return  # rank 0 prints it
+        report = found
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -94,30 +106,6 @@ def bench(
 
         options.save_plot(plot, lambda: draw(report, plot))
     ctx.exit(0 if report["correct"] else 1)
-
-
-def _report(
-    place: tuple[int, int] | None,
-    ranks: int | None,
-    names: list[str],
-    todo: list[int],
-    seconds: float,
-    limit: float,
-) -> dict[str, Any] | None:
-    """What was measured; None on all ranks but the first."""
-    from chainermn_tools.bench import worker
-
-    if place is not None:
-        try:
-            return worker.measure_here(names, todo, seconds, limit)
-        except Unavailable as error:
-            raise click.ClickException(str(error)) from None
-    number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
-    result, report = worker.measure_on(number, names, todo, seconds, limit)
-    if not result.success:
-        worker.say(result.message)
-        raise click.exceptions.Exit(result.status)
-    return report
 
 
 def _names(wanted: tuple[str, ...]) -> list[str]:

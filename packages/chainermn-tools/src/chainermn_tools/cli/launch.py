@@ -62,7 +62,7 @@ def launch(
         if not os.path.exists(script):
             raise ValueError(f"there is no {script}")
         launcher = jobs.find_mpiexec()
-    except ValueError as error:
+    except (ValueError, jobs.Unavailable) as error:
         raise click.UsageError(str(error)) from None
     result, _ = run_script(
         launcher,

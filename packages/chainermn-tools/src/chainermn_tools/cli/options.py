@@ -14,11 +14,7 @@ from chainermn_tools import jobs
 
 
 def seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """Refuse NaN, which is within any range, and which no time ever comes to.
-
-    Raises:
-        click.BadParameter: it is NaN.
-    """
+    """Refuse NaN, which is within any range, and which no time ever comes to."""
     if math.isnan(value):
         raise click.BadParameter("nan is no number of seconds", ctx, param)
     return value
@@ -29,9 +25,8 @@ def named_hosts(
 ) -> tuple[jobs.Host, ...]:
     """Return the hosts of --hosts or --hostfile; none without either.
 
-    Raises:
-        ValueError: both are given, or one names no hosts; unless ``strict``, a hostfile may hold
-            anything, and then names none.
+    Raise ValueError if both are given, or one names no hosts; unless ``strict``, a hostfile may
+    hold anything, and then names none.
     """
     if host_list is not None and hostfile is not None:
         raise ValueError("--hosts and --hostfile exclude each other")
@@ -52,11 +47,7 @@ def named_hosts(
 
 
 def validate_plot_path(file: str) -> None:
-    """Refuse a path to which no plot can be saved, before anything is measured.
-
-    Raises:
-        click.UsageError: there is no matplotlib, or it can't write such a file.
-    """
+    """Refuse a path to which no plot can be saved, before anything is measured."""
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plot needs matplotlib: pip install 'chainermn-tools[plot]'")
     folder = os.path.dirname(os.path.abspath(file))
@@ -71,11 +62,7 @@ def validate_plot_path(file: str) -> None:
 
 
 def save_plot(file: str, make: Callable[[], None]) -> None:
-    """Have the plot drawn and saved there, and report it on standard error.
-
-    Raises:
-        click.UsageError: the file can't be written.
-    """
+    """Have the plot drawn and saved there, and report it on standard error."""
     try:
         make()
     except OSError as error:

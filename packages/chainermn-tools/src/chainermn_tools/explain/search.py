@@ -36,12 +36,8 @@ class Match:
 def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Match]:
     """Find the failures of some rules, or of all, in a log, which may hold anything.
 
-    Returns:
-        Each failure once: what says most first, and what only says that something else failed
-        last; among equals in the log's order.
-
-    Raises:
-        OSError: the log can't be read.
+    Return each failure once: what says most first, and what only says that something else failed
+    last; among equals in the log's order. Raise OSError if the log can't be read.
     """
     found: dict[str, Match] = {}
     for first_line, fresh, block in _blocks(log):
@@ -90,11 +86,9 @@ def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[t
 
 
 def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """Return the log in blocks of whole lines, without terminals' colours.
+    """Yield the log in blocks of whole lines, without terminals' colours.
 
-    Yields:
-        Number of the block's first line, how many of its bytes were in the one before, and its
-        bytes.
+    With each go the number of its first line, and how many of its bytes were in the one before.
     """
     line, fresh, rest = 1, 0, b""
     while piece := log.read(BLOCK_BYTES):

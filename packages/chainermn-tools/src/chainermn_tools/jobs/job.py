@@ -98,8 +98,7 @@ def run_job(
 ) -> JobOutput:
     """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.
 
-    Raises:
-        OSError: mpiexec can't be started, or the output can't be written.
+    Raise OSError if mpiexec can't be started, or the output can't be written.
     """
     tag = (JOB_VARIABLE, secrets.token_hex(8))
     output = JobOutput()

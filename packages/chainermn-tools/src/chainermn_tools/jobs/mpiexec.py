@@ -31,17 +31,10 @@ VERSION_TIMEOUT_SECONDS = 20.0
 
 
 def find_mpiexec() -> dict[str, Any]:
-    """Find the mpiexec to use: ``path``, ``vendor``, ``version`` and ``description``.
-
-    Raises:
-        ValueError: there is none, or none whose options are known.
-    """
-    try:
-        found = find_launcher(VERSION_TIMEOUT_SECONDS)
-    except Unavailable as error:
-        raise ValueError(str(error)) from None
+    """Return what `find_launcher` does; also raise Unavailable where its options aren't known."""
+    found = find_launcher(VERSION_TIMEOUT_SECONDS)
     if found["vendor"] not in (*HYDRA_VENDORS, "Open MPI"):
-        raise ValueError(
+        raise Unavailable(
             f"{found['path']} is of no known MPI (known are {', '.join(HYDRA_VENDORS)} and Open "
             "MPI); put another one first on PATH"
         )
@@ -51,12 +44,8 @@ def find_mpiexec() -> dict[str, Any]:
 def find_launcher(timeout: float) -> dict[str, Any]:
     """Ask the mpiexec on PATH for its version, which may take so many seconds.
 
-    Returns:
-        ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
-        the lines that it printed.
-
-    Raises:
-        Unavailable: there is none, or it fails or hangs when asked for its version.
+    Return ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
+    the lines that it printed. Raise Unavailable if there is none, or it fails or hangs.
     """
     path = mpiexec_path()
     try:
@@ -67,11 +56,7 @@ def find_launcher(timeout: float) -> dict[str, Any]:
 
 
 def mpiexec_path() -> str:
-    """Return where the mpiexec on PATH is.
-
-    Raises:
-        Unavailable: there is none.
-    """
+    """Return where the mpiexec on PATH is; raise Unavailable if there is none."""
     path = shutil.which("mpiexec")
     if path is not None:
         return path

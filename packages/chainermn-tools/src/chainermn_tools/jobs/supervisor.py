@@ -85,14 +85,9 @@ def supervise(
 ) -> int:
     """Run a program, pass on its output as it comes, and leave none of its processes here.
 
-    It runs in a session of its own, so that Ctrl-C reaches only this process.
-
-    Returns:
-        The exit status, minus n after signal n.
-
-    Raises:
-        OSError: the program can't be started.
-        InterruptedError: programs are not started any more.
+    It runs in a session of its own, so that Ctrl-C reaches only this process. Return the exit
+    status, minus n after signal n. Raise OSError if the program can't be started, which is
+    InterruptedError where no programs are started any more.
     """
     if die_with_parent:
         found = shutil.which(args[0], path=env.get("PATH"))

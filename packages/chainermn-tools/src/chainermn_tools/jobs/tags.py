@@ -58,8 +58,7 @@ def kill_by_env_tag(tag: Tag) -> None:
 def register_tag(tag: Tag) -> Iterator[None]:
     """Register a tag while programs run that have it, for `kill_children_on_exit` to end them.
 
-    Raises:
-        InterruptedError: programs are not started any more.
+    Raise InterruptedError if programs are not started any more.
     """
     _running_tags.add(tag)  # before the question, or both could miss each other
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from chainermn_tools.formatting import (
     format_bytes,
@@ -16,9 +18,6 @@ from chainermn_tools.formatting import (
 )
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.table import Run
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Elsewhere than on a terminal no line is broken for its width.
 PLAIN_WIDTH = 200
@@ -141,9 +140,6 @@ def _most_waited_for(run: Run, collectives: np.ndarray) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
     """Print a table; where it is too wide, in parts that each begin with the first column."""
-    from rich.table import Table
-    from rich.text import Text
-
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for part in _parts(widths, console.width):
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
