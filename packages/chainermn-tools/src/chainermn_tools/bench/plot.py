@@ -39,7 +39,13 @@ def draw(report: dict[str, Any], file: str) -> None:
 
 @contextmanager
 def saved_figure(
-    file: str | Path, heading: str, rows: int = 1, columns: int = 1, **options: Any
+    file: str | Path,
+    heading: str,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    figsize: tuple[float, float],  # in inches
+    **options: Any,
 ) -> Iterator[tuple[Any, Any]]:
     """Give a figure and its axes, of shape (rows, columns), and save it; options of ``subplots``.
 
@@ -48,16 +54,13 @@ def saved_figure(
         ValueError: the name ends in no kind of image that matplotlib knows.
         OSError: the file can't be written.
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
+    figure = Figure(figsize, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
     figure.suptitle(heading, fontsize=9, x=0.01, ha="left", color="#444444", wrap=True)
     yield figure, axes
     figure.savefig(file, dpi=130)
-    plt.close(figure)
 
 
 def plain_axes(axes: Any, log_y: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,12 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Matc
             _look_for(rule, block, fresh, first_line, found)
     seen = [one for one in found.values() if one.times >= one.rule.times]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))
+
+
+def root_cause(output: bytes) -> Match | None:
+    """Return the failure that went first in what a program printed; None if none is known."""
+    telling = (Kind.ROOT_CAUSE, Kind.AMBIGUOUS)
+    return next((one for one in search(io.BytesIO(output)) if one.rule.kind in telling), None)
 
 
 def _look_for(
