@@ -141,9 +141,7 @@ def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray)
         return result
 
     return Invocation(
-        lambda: fill_pattern(sent, comm.rank),
-        call,
-        lambda total: _is_sum(comm, total, sent.size),
+        lambda: fill_pattern(sent, comm.rank), call, lambda total: _is_sum(comm, total, sent.size)
     )
 
 

@@ -151,11 +151,7 @@ def _check(
 
 
 def _allocate(
-    world: MPI.Intracomm,
-    nbytes: int,
-    left: float,
-    least: float,
-    comms: dict[str, CommunicatorBase],
+    world: MPI.Intracomm, nbytes: int, left: float, least: float, comms: dict[str, CommunicatorBase]
 ) -> list[np.ndarray] | str:
     """Return two arrays of so many bytes, or why none is tried, the same on all ranks."""
     if not comms:

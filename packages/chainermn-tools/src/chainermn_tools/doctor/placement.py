@@ -21,12 +21,7 @@ from chainermn_tools.doctor.cluster import (
     join_names,
     over_hosts,
 )
-from chainermn_tools.doctor.hints import (
-    LIST_MPI_VARIABLES,
-    MORE_TIME,
-    REPORT_IT,
-    hint_for_output,
-)
+from chainermn_tools.doctor.hints import LIST_MPI_VARIABLES, MORE_TIME, REPORT_IT, hint_for_output
 from chainermn_tools.doctor.hosts import REDUCE_MTU_HINT
 from chainermn_tools.doctor.rank_job import EVENT, RankJob, run_ranks
 from chainermn_tools.doctor.ranks import COMMUNICATORS, START

@@ -17,9 +17,4 @@ def available_cores() -> dict[str, Any]:
     affinity = len(os.sched_getaffinity(0))
     _, quota = tightest_cgroup() or ("", None)
     usable = affinity if quota is None else min(affinity, max(1, int(quota)))
-    return {
-        "machine": os.cpu_count(),
-        "affinity": affinity,
-        "cgroup": quota,
-        "usable": usable,
-    }
+    return {"machine": os.cpu_count(), "affinity": affinity, "cgroup": quota, "usable": usable}

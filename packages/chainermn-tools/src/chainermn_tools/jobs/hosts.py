@@ -53,14 +53,14 @@ def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
     the ranks stands for all slots. Raise ValueError if the ranks don't fit.
     """
     if ranks is None:
-        return {host.name: 1 if host.slots is None else host.slots for host in hosts}
+        return {host.name: host.slots or 1 for host in hosts}
     if all(host.slots is None for host in hosts):
         each, more = divmod(ranks, len(hosts))
         shares = [each + (number < more) for number in range(len(hosts))]
     else:
         shares, left = [], ranks
         for host in hosts:
-            shares.append(min(left, 1 if host.slots is None else host.slots))
+            shares.append(min(left, host.slots or 1))
             left -= shares[-1]
         if left:
             raise ValueError(

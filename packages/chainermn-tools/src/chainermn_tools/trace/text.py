@@ -33,17 +33,18 @@ def render(
     """Print a run, and what `match` returned of it; clocks may differ by ``error`` microseconds."""
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    ranks = format_count(len(run.ranks), "rank")
+    number = format_count(len(run.ranks), "rank")
     hosts = format_count(len({trace.host for trace in run.ranks.values()}), "host")
     calls = format_count(len(run.table), "call")
     length = format_duration(run.table["end"].max(initial=0.0) / 1e6)
     exact = f"clocks agree to within {format_duration(error / 1e6)}"
     clocks = exact if error else "all share a clock"
     print_line(
-        f"Run {run.name}: {ranks} on {hosts}, {calls} in {length}; {clocks}", console, "bold"
+        f"Run {run.name}: {number} on {hosts}, {calls} in {length}; {clocks}", console, "bold"
     )
     _operations(run, console)
-    _ranks(run, collectives, console)
+    ranks = summary.by_rank(run, collectives)
+    _ranks(ranks, console)
     _stragglers(run, collectives, console)
     console.print()
     if incomplete:
@@ -52,7 +53,7 @@ def render(
         )
     for warning in run.warnings:
         print_line(warning, console, "yellow")
-    print_line(_most_waited_for(run, collectives), console, "bold")
+    print_line(_most_waited_for(ranks), console, "bold")
 
 
 def _operations(run: Run, console: Console) -> None:
@@ -73,11 +74,10 @@ def _operations(run: Run, console: Console) -> None:
         print_line(line, console, "yellow")
 
 
-def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
+def _ranks(rows: Sequence[summary.RankSummary], console: Console) -> None:
     print_line("\nRanks", console, "bold")
     columns = ("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
     cells = []
-    rows = summary.by_rank(run, collectives)
     # Of many, those that matter: the ones that others waited for.
     shown = sorted(sorted(rows, key=lambda one: -one.kept)[:MOST_RANKS], key=lambda one: one.rank)
     for row in shown:
@@ -91,11 +91,8 @@ def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
 def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
     if not len(collectives):
         return
-    print_line(
-        "\nWho is late: for whom others wait longest in each kind of collective call",
-        console,
-        "bold",
-    )
+    title = "\nWho is late: for whom others wait longest in each kind of collective call"
+    print_line(title, console, "bold")
     columns = ("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
     cells = []
     kinds = summary.straggler_stats(run, collectives)
@@ -126,8 +123,7 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
     _table(headings, calls, console)
 
 
-def _most_waited_for(run: Run, collectives: np.ndarray) -> str:
-    rows = summary.by_rank(run, collectives)
+def _most_waited_for(rows: Sequence[summary.RankSummary]) -> str:
     total = sum(row.kept for row in rows)
     row = max(rows, key=lambda one: one.kept)
     if not total:
