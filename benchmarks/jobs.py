@@ -53,11 +53,11 @@ def run_as_rank(args: argparse.Namespace, run: Callable[[argparse.Namespace], bo
 
 def start(ranks: int, arguments: Sequence[str], timeout: float) -> int:
     """Run this script on so many ranks, with arguments after its own; return mpiexec's status."""
-    from chainermn_tools.jobs.mpiexec import find_mpiexec
+    from chainermn_tools.jobs import Unavailable, find_mpiexec
 
     try:
         mpiexec = find_mpiexec()["path"]
-    except ValueError as problem:
+    except Unavailable as problem:
         raise SystemExit(str(problem)) from None
     command = [mpiexec, "-n", str(ranks), sys.executable, *sys.argv, *arguments]
     # The ranks can't know: MPICH gives them a pipe in any case, Open MPI a terminal.

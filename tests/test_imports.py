@@ -47,7 +47,7 @@ ORDER = {
         "launch trace",
         "explain environment",
         "jobs",
-        "formatting",
+        "formatting rank",
     ],
 }
 COMPLETE = {"comm", "train", "modelparallel", "tools"}
@@ -58,7 +58,7 @@ DIRECT = {
     "chainermn_comm.trace.recorder",
     # And for those who mustn't load NumPy.
     *(f"chainermn_tools.bench.{name}" for name in ["operations", "timing", "values"]),
-    *(f"chainermn_tools.bench.{name}" for name in ["plot", "sizes", "start", "text", "worker"]),
+    *(f"chainermn_tools.bench.{name}" for name in ["plot", "text", "worker"]),
 }
 
 

@@ -101,6 +101,6 @@ def ranks_of(cluster, path):
     found = []
     for process in cluster.processes():
         with contextlib.suppress(psutil.Error):
-            if {str(path), "chainermn_tools.jobs.rank"} <= set(process.cmdline()):
+            if {str(path), "chainermn_tools.rank"} <= set(process.cmdline()):
                 found.append(process)
     return found

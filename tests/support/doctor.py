@@ -35,6 +35,7 @@ from chainermn_tools.doctor import (
     placement,
     rank_job,
     ranks,
+    session,
     software,
     ssh,
 )
@@ -380,8 +381,8 @@ def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]
     order = {"seconds": 60, "token": "t", "packages": [], "families": ["cupy"]}
     order |= {"mpiexec": None, "program_seconds": 5}
     done = subprocess.run(
-        [shell, "-c", ssh.COMMAND],
-        input=ssh.first_input(python, script, order).encode(),
+        [shell, "-c", session.COMMAND],
+        input=session.first_input(python, script, order).encode(),
         capture_output=True,
         cwd=folder,
         timeout=SECONDS,
@@ -389,7 +390,7 @@ def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]
     )
     (answer,) = [line for line in done.stdout.split(b"\n") if line.startswith(agent.MARK.encode())]
     said: dict[str, Any] = json.loads(answer[len(agent.MARK) :])
-    return said if "python" in said else ssh.parse_shell_answer(said)
+    return said if "python" in said else session.parse_shell_answer(said)
 
 
 def _gives(value: Any) -> Callable[..., Any]:

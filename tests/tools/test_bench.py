@@ -5,14 +5,17 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from chainermn_tools.bench import worker
 from chainermn_tools.cli import bench
+from chainermn_tools.launch import JobResult
 from tests.support.bench import report
 
 
 @pytest.fixture
 def refused(monkeypatch):
     """What is said where nothing may be started."""
-    monkeypatch.setattr(bench, "_report", lambda *_: pytest.fail("started"))
+    for name in ("measure_on", "measure_here"):
+        monkeypatch.setattr(worker, name, lambda *_: pytest.fail("started"))
 
     def said(*arguments: str, **env: str) -> str:
         done = CliRunner().invoke(bench.bench, arguments, env=env)
@@ -52,5 +55,6 @@ def test_another_number_of_ranks_than_the_launchers_is_refused(refused):
 
 def test_the_status_says_whether_all_was_right(monkeypatch):
     for right, status in ((True, 0), (False, 1)):
-        monkeypatch.setattr(bench, "_report", lambda *_, good=right: report(correct=good))
+        found = JobResult(True, 0), report(correct=right)
+        monkeypatch.setattr(worker, "measure_on", lambda *_, found=found: found)
         assert CliRunner().invoke(bench.bench).exit_code == status

@@ -1,5 +1,7 @@
 """The picture."""
 
+from typing import Any
+
 import pytest
 
 from chainermn_tools.bench import plot
@@ -9,9 +11,16 @@ from tests.support.bench import report
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_picture_has_a_line_for_each_way(tmp_path, ranks, monkeypatch):
     from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
-    drawn = []
-    monkeypatch.setattr(plt, "close", drawn.append)
+    drawn: list[Figure] = []
+    save = Figure.savefig
+
+    def saved(figure: Figure, *args: Any, **options: Any) -> None:
+        drawn.append(figure)
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", saved)
     plot.draw(report(ranks), str(tmp_path / "bench.png"))
     image = plt.imread(tmp_path / "bench.png")
     assert min(image.shape[:2]) > 500
@@ -22,8 +31,6 @@ def test_picture_has_a_line_for_each_way(tmp_path, ranks, monkeypatch):
         assert all(len(line.get_xdata()) == 10 for line in axes.lines)
         assert axes.get_legend() is not None
     assert ("bus" if ranks > 1 else "algorithm") in gradients.get_ylabel()
-    monkeypatch.undo()
-    plt.close(drawn[0])
 
 
 def test_picture_of_nothing_is_drawn(tmp_path):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chainermn_tools.bench import start
+from chainermn_tools.bench import worker
 from tests.support.commands import BIN
 
 
@@ -13,12 +13,12 @@ from tests.support.commands import BIN
 def job_of(tmp_path, monkeypatch):
     """Have the ranks run another script."""
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
-    monkeypatch.setattr(start, "START_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "START_SECONDS", 0.0)
 
     def measure(script: str, limit: float) -> tuple[Any, dict[str, Any]]:
         (tmp_path / "script.py").write_text(script)
-        monkeypatch.setattr(start.worker, "__file__", str(tmp_path / "script.py"))
-        return start.measure_on(2, ["flat"], [1024], 1.0, limit)
+        monkeypatch.setattr(worker, "__file__", str(tmp_path / "script.py"))
+        return worker.measure_on(2, ["flat"], [1024], 1.0, limit)
 
     return measure
 
@@ -41,6 +41,6 @@ def test_what_went_wrong_with_a_job_is_said(job_of, script, seconds, words, stat
 
 def test_a_missing_mpiexec_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    result, _ = start.measure_on(2, ["flat"], [1024], 1.0, 5.0)
+    result, _ = worker.measure_on(2, ["flat"], [1024], 1.0, 5.0)
     assert "mpiexec" in result.message
     assert (result.success, result.status) == (False, 2)

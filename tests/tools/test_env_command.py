@@ -207,11 +207,14 @@ def test_a_launcher_that_is_gone_leaves_the_rest():
     assert found["variables"]["PMI_FD"] == "99"
 
 
-def test_a_rank_does_not_pay_for_the_report():
+def test_a_rank_does_not_pay_for_the_report_nor_the_launcher():
     """`chainermn launch` starts each through this package."""
     code = (
-        "import sys, chainermn_tools.jobs.rank\n"
-        "print([name for name in sys.modules if 'chainermn_tools.environment' in name])\n"
+        "import sys, chainermn_tools.rank\n"
+        "print([name for name in sys.modules if name.startswith('chainermn_tools.')])\n"
         "from chainermn_tools import collect, render; print(collect.__name__, render.__name__)\n"
     )
-    assert run(sys.executable, "-c", code).stdout.split("\n")[:2] == ["[]", "collect render"]
+    assert run(sys.executable, "-c", code).stdout.split("\n")[:2] == [
+        "['chainermn_tools.rank']",
+        "collect render",
+    ]

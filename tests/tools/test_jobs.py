@@ -70,9 +70,10 @@ def test_only_marked_processes_are_killed():
     environment = {**os.environ, "CHAINERMN_TEST_MARK": "other"}
     bystander = subprocess.Popen(["sleep", str(LONG)], env=environment)
     try:
-        jobs.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "othe", "other2"))
+        for value in ("mine", "othe", "other2"):
+            jobs.kill_by_env_tag(("CHAINERMN_TEST_MARK", value))
         assert bystander.poll() is None
-        jobs.kill_by_env_tag("CHAINERMN_TEST_MARK", ("mine", "other"))
+        jobs.kill_by_env_tag(("CHAINERMN_TEST_MARK", "other"))
         assert bystander.wait(LIMIT_SECONDS) == -9
     finally:
         bystander.kill()

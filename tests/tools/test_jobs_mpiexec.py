@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import chainermn_tools
 from _chainermn_limits import THREAD_VARIABLES
+from chainermn_tools import rank
 from chainermn_tools.jobs import mpiexec
 
 MPICH = {"path": "/opt/mpi ch/bin/mpiexec", "vendor": "MPICH", "version": "5.0.2"}
@@ -24,7 +25,7 @@ def words_of(launcher, *arguments, hosts=None, prefix=False, threads=1, script="
     return mpiexec.mpiexec_command(
         launcher,
         2,
-        mpiexec.rank_command(script, *arguments),
+        [script, *arguments],
         hosts=hosts,
         prefix=prefix,
         threads=threads,
@@ -36,13 +37,13 @@ def test_command_line_of_mpich():
     words = words_of(MPICH, "--epoch", "3", hosts={"a": 1, "b": 1}, prefix=True)
     assert words == [
         *("/opt/mpi ch/bin/mpiexec", "-prepend-rank", "-hosts", "a:1,b:1", "-n", "2"),
-        *(sys.executable, "-m", "chainermn_tools.jobs.rank", "train.py", "--epoch", "3"),
+        *(sys.executable, "-m", "chainermn_tools.rank", "train.py", "--epoch", "3"),
     ]
 
 
 def test_command_line_of_open_mpi(monkeypatch):
     monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 2})
-    ranks = ["-n", "2", sys.executable, "-m", "chainermn_tools.jobs.rank", "train.py"]
+    ranks = ["-n", "2", sys.executable, "-m", "chainermn_tools.rank", "train.py"]
     assert words_of(OPEN_MPI) == [OPEN_MPI["path"], *ranks]
     monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 1})
     assert words_of(OPEN_MPI) == [OPEN_MPI["path"], "--map-by", "slot:OVERSUBSCRIBE", *ranks]
@@ -61,9 +62,9 @@ def test_command_line_of_open_mpi(monkeypatch):
 def test_script_and_arguments_stay_single_words_and_no_colon_ends_the_program(script, arguments):
     for launcher in (MPICH, OPEN_MPI):
         words = words_of(launcher, *arguments, script=script)
-        mine = words[words.index(mpiexec.RANK_MODULE) + 1 :]
+        mine = words[words.index(rank.__name__) + 1 :]
         assert ":" not in mine
-        assert [mpiexec.unescape(word) for word in mine] == [script, *arguments]
+        assert [rank.unescape(word) for word in mine] == [script, *arguments]
         assert shlex.split(shlex.join(words)) == words  # as it is printed
 
 

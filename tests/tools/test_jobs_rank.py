@@ -3,7 +3,7 @@
 import json
 import os
 
-from chainermn_tools.jobs import rank
+from chainermn_tools import rank
 
 
 def test_a_process_that_a_rank_forked_does_not_report_that_it_finished(monkeypatch):

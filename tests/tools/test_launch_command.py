@@ -331,7 +331,7 @@ def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):
         (("-n", "2", "no such script.py"), "there is no no such script.py"),
         (("--hosts", "a;b", "SCRIPT"), "'a;b' in --hosts"),
         (("--hosts", "a", "--hostfile", "f", "SCRIPT"), "exclude each other"),
-        (("--hostfile", "no such file", "SCRIPT"), "no such file can't be read"),
+        (("--hostfile", "no such file", "SCRIPT"), "'no such file' can't be read"),
         (("-n", "3", "--hosts", "a:1,b:1", "SCRIPT"), "3 ranks don't fit"),
         (("--nonsense", "-n", "1", "SCRIPT"), "nonsense"),
         (("-n", "2"), "Missing argument 'SCRIPT'"),

@@ -1,8 +1,12 @@
-"""Formats bytes, durations, counts, and text of foreign origin for a terminal."""
+"""Formats bytes, durations, counts, and text of foreign origin; prints lines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 KIB = 1 << 10
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -40,3 +44,10 @@ def join_first(items: Sequence[object], limit: int) -> str:
 def printable(text: str, kept: str = "") -> str:
     """Return the text with unprintable characters, except ``kept``, replaced by spaces."""
     return "".join(c if c.isprintable() or c in kept else " " for c in text)
+
+
+def print_line(text: str, console: Console, style: str = "") -> None:
+    """Print a line and never break it; only terminals get a style."""
+    from rich.text import Text
+
+    console.print(Text(printable(text, kept="\n"), style=style), soft_wrap=True)

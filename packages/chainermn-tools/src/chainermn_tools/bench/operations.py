@@ -32,45 +32,33 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Operation:
-    """A kind of call.
+    """A kind of call."""
 
-    Attributes:
-        title: for people.
-        bus_factor: from the number of ranks, bus bandwidth over algorithm bandwidth.
-        make_invocation: takes a communicator, the array to send, and an array of the same size
-            for results; both float32.
-        transfers_per_call: transfers that follow one another in a call.
-        min_ranks: the operation is skipped in jobs of fewer ranks.
-    """
-
-    title: str
-    bus_factor: Callable[[int], float]
+    title: str  # for people
+    bus_factor: Callable[[int], float]  # bus bandwidth over algorithm bandwidth, by ranks
+    # Takes a communicator, the array to send, and an array of the same size for results; both
+    # float32.
     make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]
-    transfers_per_call: int = 1
-    min_ranks: int = 1
+    transfers_per_call: int = 1  # transfers that follow one another in a call
+    min_ranks: int = 1  # the operation is skipped in jobs of fewer ranks
 
 
-class _Parameter:
-    def __init__(self, grad: np.ndarray) -> None:
-        self.data, self.grad = grad, grad
+class Model:
+    """As little of a model as a communicator needs: itself is its one parameter."""
 
+    def __init__(self, grad: Any) -> None:
+        self.data = self.grad = grad
 
-class _Model:
-    """As little of a model as a communicator needs: one parameter."""
-
-    def __init__(self, grad: np.ndarray) -> None:
-        self.parameter = _Parameter(grad)
-
-    def namedparams(self) -> Iterator[tuple[str, _Parameter]]:
-        yield "/w", self.parameter
+    def namedparams(self) -> Iterator[tuple[str, Model]]:
+        yield "/w", self
 
 
 def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
-    model = _Model(sent)
+    model = Model(sent)
 
     def call() -> Any:
         comm.multi_node_mean_grad(model)
-        return model.parameter.grad
+        return model.grad
 
     return Invocation(
         lambda: fill_pattern(sent, comm.rank),
@@ -153,9 +141,7 @@ def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray)
         return result
 
     return Invocation(
-        lambda: fill_pattern(sent, comm.rank),
-        call,
-        lambda total: _is_sum(comm, total, sent.size),
+        lambda: fill_pattern(sent, comm.rank), call, lambda total: _is_sum(comm, total, sent.size)
     )
 
 

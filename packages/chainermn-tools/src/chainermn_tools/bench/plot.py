@@ -19,13 +19,7 @@ BASELINE_COLOR = "#7a7f87"
 
 
 def draw(report: dict[str, Any], file: str) -> None:
-    """Draw a report into an image file, of the kind that its name ends in.
-
-    Raises:
-        ImportError: there is no matplotlib.
-        ValueError: the name ends in no kind of image that matplotlib knows.
-        OSError: the file can't be written.
-    """
+    """Draw a report into an image file, of the kind that its name ends in."""
     rows = [row for row in report["results"] if row.get("seconds") and row["correct"]]
     value = "busbw" if report["ranks"] > 1 else "algbw"  # which is 0 for one rank
     baselines = [row for row in rows if row["operation"] in BASELINES]
@@ -45,23 +39,28 @@ def draw(report: dict[str, Any], file: str) -> None:
 
 @contextmanager
 def saved_figure(
-    file: str | Path, heading: str, rows: int = 1, columns: int = 1, **options: Any
+    file: str | Path,
+    heading: str,
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    figsize: tuple[float, float],  # in inches
+    **options: Any,
 ) -> Iterator[tuple[Any, Any]]:
     """Give a figure and its axes, of shape (rows, columns), and save it; options of ``subplots``.
 
     Raises:
-        ImportError, ValueError, OSError: as for :func:`draw`.
+        ImportError: there is no matplotlib.
+        ValueError: the name ends in no kind of image that matplotlib knows.
+        OSError: the file can't be written.
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
+    figure = Figure(figsize, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
     figure.suptitle(heading, fontsize=9, x=0.01, ha="left", color="#444444", wrap=True)
     yield figure, axes
     figure.savefig(file, dpi=130)
-    plt.close(figure)
 
 
 def plain_axes(axes: Any, log_y: bool = False) -> None:

@@ -20,7 +20,6 @@ from chainermn_tools.bench.operations import (
     FLOAT_BYTES,
     MEAN_GRAD,
     OPERATIONS,
-    Invocation,
     Operation,
 )
 from chainermn_tools.bench.timing import Times, is_correct, time_all
@@ -47,9 +46,6 @@ class Case:
     kind: Operation
     comm: CommunicatorBase  # that it is called on
 
-    def make_invocation(self, sent: np.ndarray, result: np.ndarray) -> Invocation:
-        return self.kind.make_invocation(self.comm, sent, result)
-
 
 def measure(
     world: MPI.Intracomm,
@@ -60,8 +56,7 @@ def measure(
 ) -> dict[str, Any]:
     """Check and time communicators (collective over ``world``).
 
-    Returns:
-        The report that docs/bench.md describes, the same on all ranks.
+    Return the report that docs/bench.md describes, the same on all ranks.
     """
     start = time.monotonic()
     comms, skipped = _communicators(world, names)
@@ -94,17 +89,15 @@ def _time_sizes(
     for index, size in enumerate(sizes):
         nbytes = max(1, size // FLOAT_BYTES // world.size) * world.size * FLOAT_BYTES
         left = world.bcast(end - time.monotonic())
-        found: tuple[list[Times], float] | str | None = _reason_to_skip(
-            world, nbytes, left, least, comms
-        )
-        if found is None:
-            if world.rank == 0:
-                say(f"{format_bytes(size)}, {len(cases)} ways, {left:.0f} s left")
-            share = left * _weight(size) / sum(map(_weight, sizes[index:]))
-            found = _one_size(world, cases, nbytes // FLOAT_BYTES, share)
-        if isinstance(found, str):
-            return results, [{"bytes": each, "reason": found} for each in sizes[index:]]
-        times, least = found
+        arrays = _allocate(world, nbytes, left, least, comms)
+        if isinstance(arrays, str):
+            return results, [{"bytes": each, "reason": arrays} for each in sizes[index:]]
+        if world.rank == 0:
+            say(f"{format_bytes(size)}, {len(cases)} ways, {left:.0f} s left")
+        share = left * _weight(size) / sum(map(_weight, sizes[index:]))
+        invocations = [one.kind.make_invocation(one.comm, *arrays) for one in cases]
+        times, least = time_all(world, invocations, share)
+        del arrays, invocations  # before larger ones are allocated
         pairs = list(zip(cases, times, strict=True))
         results += [_result(one, nbytes, size, its) for one, its in pairs]
         cases = [one for one, its in pairs if its.correct]  # others aren't tried again
@@ -118,19 +111,12 @@ def _communicators(
     comms: dict[str, CommunicatorBase] = {}
     skipped = []
     for name in names:
-        comm, reason = _communicator(world, name)
-        if comm is not None:
-            comms[name] = comm
-        else:
+        try:
+            comms[name] = create_communicator(name, world)
+        except ValueError as error:  # noqa: PERF203  on all ranks
+            reason = str(error).removeprefix(f"rank {world.rank}: ")
             skipped.append({"communicator": name, "reason": reason})
     return comms, skipped
-
-
-def _communicator(world: MPI.Intracomm, name: str) -> tuple[CommunicatorBase | None, str]:
-    try:
-        return create_communicator(name, world), ""
-    except ValueError as error:  # on all ranks
-        return None, str(error).removeprefix(f"rank {world.rank}: ")
 
 
 def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
@@ -164,14 +150,10 @@ def _check(
     return found
 
 
-def _reason_to_skip(
-    world: MPI.Intracomm,
-    nbytes: int,
-    left: float,
-    least: float,
-    comms: dict[str, CommunicatorBase],
-) -> str | None:
-    """Return why no array of so many bytes is tried, the same on all ranks; None if one is."""
+def _allocate(
+    world: MPI.Intracomm, nbytes: int, left: float, least: float, comms: dict[str, CommunicatorBase]
+) -> list[np.ndarray] | str:
+    """Return two arrays of so many bytes, or why none is tried, the same on all ranks."""
     if not comms:
         return "no communicator could be made"
     ranks = next(iter(comms.values())).intra_size
@@ -188,25 +170,16 @@ def _reason_to_skip(
             f"it takes some {4 * least:.1f} s, and {max(left, 0):.1f} s were left; "
             "give more with --seconds"
         )
-    return None
+    try:
+        arrays = [np.empty(nbytes // FLOAT_BYTES, np.float32) for _ in range(2)]
+    except MemoryError:
+        arrays = []
+    return arrays if all(world.allgather(bool(arrays))) else "a rank has no memory for it"
 
 
 def _weight(size: int) -> float:
     """Return how much of the time a size gets; large ones need more."""
     return max(1.0, math.sqrt(size / EVEN_BYTES))
-
-
-def _one_size(
-    world: MPI.Intracomm, cases: Sequence[Case], count: int, seconds: float
-) -> tuple[list[Times], float] | str:
-    """Return what :func:`time_all` does, or why nothing was timed."""
-    try:
-        arrays = [np.empty(count, np.float32) for _ in range(2)]
-    except MemoryError:
-        arrays = []
-    if not all(world.allgather(bool(arrays))):
-        return "a rank has no memory for it"
-    return time_all(world, [one.make_invocation(*arrays) for one in cases], seconds)
 
 
 def _result(case: Case, nbytes: int, size: int, times: Times) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS
-from chainermn_tools.formatting import format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from chainermn_tools.formatting import format_bytes, format_duration, print_line
 
 # Of a column, with the space beside it: `123 MiB`, `1.23 ms`; and of the first one.
 CELL_WIDTH, NAME_WIDTH = 9, 22
@@ -22,11 +22,9 @@ PLAIN_WIDTH = 200
 
 def render(report: dict[str, Any], console: Console) -> None:
     """Print a report, as docs/bench.md describes it, for people."""
-    from rich.text import Text
-
     width = console.width if console.is_terminal else PLAIN_WIDTH
     console.width = max(width, NAME_WIDTH + CELL_WIDTH)
-    console.print(Text(heading(report), style="bold"), soft_wrap=True)
+    print_line(heading(report), console, "bold")
     groups = (
         ("Mean of gradients", [row for row in report["results"] if row["operation"] == MEAN_GRAD]),
         (
@@ -37,13 +35,11 @@ def render(report: dict[str, Any], console: Console) -> None:
     for title, rows in groups:
         if rows:
             console.print()
-            console.print(
-                Text(f"{title}: time, and bus bandwidth in GB/s", style="bold"), soft_wrap=True
-            )
+            print_line(f"{title}: time, and bus bandwidth in GB/s", console, "bold")
             _tables(rows, console)
     console.print()
     for line, style in _footnotes(report):
-        console.print(Text(line, style=style), soft_wrap=True)
+        print_line(line, console, style)
 
 
 def make_table(
@@ -53,9 +49,6 @@ def make_table(
     title: str | None = None,
 ) -> Table:
     """Return a table: a column of names, whose heading is ``first``, and columns of numbers."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
     )
@@ -87,8 +80,6 @@ def label(row: dict[str, Any]) -> str:
 
 def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print as many columns at a time as there is room for."""
-    from rich.table import Table
-
     sizes = sorted({row["size"] for row in rows})
     cells = {(label(row), row["size"]): row for row in rows}
     names = list(dict.fromkeys(label(row) for row in rows))

@@ -45,8 +45,7 @@ class Times:
 def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str | None]:
     """Make one call with fresh values and look at the result (collective).
 
-    Returns:
-        Whether it was right on all ranks, and what it raised, if anything; the same everywhere.
+    Return whether it was right on all ranks, and what it raised, if anything; the same everywhere.
     """
     problem = None
     correct = False
@@ -54,9 +53,7 @@ def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str 
         invocation.prepare()
         world.Barrier()
         correct = invocation.is_correct(invocation.call())
-    except (
-        Exception
-    ) as error:  # all ranks of a collective raise; the caller leaves the invocation out
+    except Exception as error:  # all ranks raise; the caller leaves the invocation out
         problem = f"{type(error).__name__}: {error}"
     results = world.allgather((correct, problem))
     problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(results) if text]
@@ -64,21 +61,17 @@ def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str 
 
 
 def time_all(
-    world: MPI.Intracomm, invocations: Sequence[Invocation], seconds: float
+    world: MPI.Intracomm,
+    invocations: Sequence[Invocation],  # the same on all ranks
+    seconds: float,  # for all invocations
 ) -> tuple[list[Times], float]:
     """Check and time invocations in turn, round after round (collective).
 
     Others' work on the machine then slows all of them alike. There is at least one round, and more
     until the time is over.
 
-    Args:
-        world: all ranks, also those that have no part in an invocation.
-        invocations: the same on all ranks.
-        seconds: for all invocations.
-
-    Returns:
-        For each invocation what was found, the same on all ranks; no times where it was wrong or
-        raised. And how long all of it took at least: the checks, a call, and a round.
+    Return for each invocation what was found, the same on all ranks; no times where it was wrong or
+    raised. And how long all of it took at least: the checks, a call, and a round.
     """
     start = time.perf_counter()
     found = [Times(*is_correct(world, invocation)) for invocation in invocations]
@@ -116,20 +109,13 @@ def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
 
 
 def time_call(
-    world: MPI.Intracomm | None,
-    call: Callable[[], object] | None,
+    world: MPI.Intracomm | None,  # the ranks that begin together; None for this rank by itself
+    call: Callable[[], object] | None,  # None on ranks that have nothing to do
     calls: int = 1,
     *,
-    sleep: bool = False,
+    sleep: bool = False,  # until all ranks are done; in a barrier they would keep a core busy
 ) -> float:
-    """Return the seconds that each of so many calls took on this rank.
-
-    Args:
-        world: the ranks that begin together; None for this rank by itself.
-        call: what is timed; None on ranks that have nothing to do.
-        calls: how often, in a row.
-        sleep: whether ranks sleep until all are done; in a barrier they would keep a core busy.
-    """
+    """Return the seconds that each of so many calls in a row took on this rank."""
     if world is not None:
         world.Barrier()
     took = 0.0
@@ -155,28 +141,20 @@ class Timed:
 
 
 def time_in_turn(
-    world: MPI.Intracomm | None,
-    cases: Sequence[Timed],
-    rounds: int,
+    world: MPI.Intracomm | None,  # None for this rank by itself
+    cases: Sequence[Timed],  # the same on all ranks
+    rounds: int,  # how often each case has its turn
     *,
-    warm_up: int = 0,
+    warm_up: int = 0,  # rounds before, that don't count
+    # Times that a case is timed in its turn; after the first, its code and what it works on lie in
+    # the caches, whoever's turn was before.
     in_a_row: int = 1,
-    calls: int = 1,
-    realtime: bool = False,
+    calls: int = 1,  # whose mean counts as one time
+    realtime: bool = False,  # whether nothing else may have this core meanwhile; needs root
 ) -> np.ndarray:
     """Time cases in turn, in another order each round (collective).
 
     On a machine that others share, a figure is to be compared with its neighbours of a round.
-
-    Args:
-        world: all ranks; None for this rank by itself.
-        cases: the same on all ranks.
-        rounds: how often each case has its turn.
-        warm_up: rounds before, that don't count.
-        in_a_row: times that a case is timed in its turn; after the first, its code and what it
-            works on lie in the caches, whoever's turn was before.
-        calls: whose mean counts as one time.
-        realtime: whether nothing else may have this rank's core meanwhile; needs root.
 
     Returns:
         Seconds of a call on the slowest rank; float64, shape (rounds, cases, in_a_row).

@@ -1,4 +1,4 @@
-"""The benchmark as each rank runs it, whoever started it.
+"""Starts the ranks of a benchmark, and is what each rank runs, whoever started it.
 
 Run as a script by `chainermn bench`, it sends the result to its parent as an event.
 """
@@ -13,14 +13,37 @@ from collections.abc import Sequence
 from typing import Any
 
 from _chainermn_events import emit
+from chainermn_tools import jobs
 from chainermn_tools.bench import runner
-from chainermn_tools.jobs import TIMEOUT_STATUS, rank_from_env
+from chainermn_tools.launch import JobResult, run_script
 
 EVENT = "bench"  # with the report
+# Beyond the time that the ranks give themselves: to start, and to end by themselves first.
+START_SECONDS = 30.0
 
 
-class NotStarted(Exception):
-    """There is nothing to be measured; the message says why."""
+def measure_on(
+    ranks: int, names: Sequence[str], sizes: Sequence[int], seconds: float, limit: float
+) -> tuple[JobResult, dict[str, Any]]:
+    """Start so many ranks, as `chainermn launch` would, and have them call `measure_here`.
+
+    Return what became of the job, and the report, which is empty unless that succeeded.
+    """
+    try:
+        launcher = jobs.find_mpiexec()
+    except jobs.Unavailable as error:
+        return JobResult(False, 2, str(error)), {}
+    what = {"names": list(names), "sizes": list(sizes), "seconds": seconds, "limit": limit}
+    script = [__file__, json.dumps(what)]
+    timeout = limit + START_SECONDS
+    result, output = run_script(launcher, ranks, script, say, timeout=timeout)
+    if not result.success:
+        return result, {}
+    found = output.first_of(EVENT)
+    if 0 not in found:
+        message = "all ranks ended well, but the result of rank 0 did not arrive here"
+        return JobResult(False, 1, message), {}
+    return result, found[0]["report"]
 
 
 def measure_here(
@@ -28,13 +51,8 @@ def measure_here(
 ) -> dict[str, Any] | None:
     """Have a rank of an MPI job `measure` (collective over all its ranks).
 
-    After ``limit`` seconds this process ends, and with it the job.
-
-    Returns:
-        The report at rank 0, None elsewhere.
-
-    Raises:
-        NotStarted: MPI doesn't load, or knows of fewer ranks than the launcher started.
+    After ``limit`` seconds this process ends, and with it the job. Return the report at rank 0,
+    None elsewhere. Raise Unavailable if MPI doesn't load, or knows of fewer ranks than started.
     """
     timer = threading.Timer(limit, _give_up, (limit,))
     timer.daemon = True
@@ -42,11 +60,11 @@ def measure_here(
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise NotStarted(f"MPI doesn't load: {error}") from None
+        raise jobs.Unavailable(f"MPI doesn't load: {error}") from None
     world = MPI.COMM_WORLD
-    started = rank_from_env()
+    started = jobs.rank_from_env()
     if started is not None and started[1] != world.size:
-        raise NotStarted(
+        raise jobs.Unavailable(
             f"{started[1]} processes were started and each is rank {world.rank} of {world.size}: "
             "this launcher is not that of mpi4py's MPI; see `chainermn env`"
         )
@@ -62,9 +80,9 @@ def say(text: str) -> None:
 
 
 def _give_up(limit: float) -> None:
-    rank = (rank_from_env() or (0, 1))[0]
+    rank = (jobs.rank_from_env() or (0, 1))[0]
     os.write(2, f"chainermn bench: rank {rank} did not end within {limit:g} s\n".encode())
-    os._exit(TIMEOUT_STATUS)
+    os._exit(jobs.TIMEOUT_STATUS)
 
 
 def main() -> None:

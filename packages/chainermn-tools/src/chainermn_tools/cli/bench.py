@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
 
 import click
 from rich.console import Console
 
-from chainermn_tools.bench import sizes
 from chainermn_tools.cli import options
-from chainermn_tools.jobs import available_cores, rank_from_env
+from chainermn_tools.formatting import KIB
+from chainermn_tools.jobs import Unavailable, available_cores, rank_from_env
 
 # What there is to be measured: `dummy` moves nothing.
 NOT_MEASURED = ("dummy",)
 DEFAULT_SECONDS = 60.0
 # A run that takes so many times as long as it should, and some more, hangs.
 LIMIT_FACTOR, LEAST_LIMIT_SECONDS = 3.0, 60.0
+# Sizes that are measured go from 1 KiB by fours.
+SMALLEST, STEP = KIB, 4
+SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMGT]?)(?:i?B)?)", re.IGNORECASE)
 # More tell little more, and two are enough to tell that ranks meet.
 FEWEST_RANKS, MAX_RANKS = 2, 4
 
@@ -69,15 +72,28 @@ def bench(
     """
     place = rank_from_env()
     names = _names(wanted)
-    todo = _sizes(max_size)
+    todo = sizes_to_measure(max_size)
     if place is not None and ranks not in (None, place[1]):
         raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
     if plot is not None:
         options.validate_plot_path(plot)
+    from chainermn_tools.bench import worker  # loads NumPy
+
     limit = max(LEAST_LIMIT_SECONDS, LIMIT_FACTOR * seconds)
-    report = _report(place, ranks, names, todo, seconds, limit)
-    if report is None:
-        return
+    if place is None:
+        number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
+        result, report = worker.measure_on(number, names, todo, seconds, limit)
+        if not result.success:
+            worker.say(result.message)
+            ctx.exit(result.status)
+    else:
+        try:
+            found = worker.measure_here(names, todo, seconds, limit)
+        except Unavailable as error:
+            raise click.ClickException(str(error)) from None
+        if found is None:
+            return  # rank 0 prints it
+        report = found
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -92,30 +108,6 @@ def bench(
     ctx.exit(0 if report["correct"] else 1)
 
 
-def _report(
-    place: tuple[int, int] | None,
-    ranks: int | None,
-    names: list[str],
-    todo: list[int],
-    seconds: float,
-    limit: float,
-) -> dict[str, Any] | None:
-    """What was measured; None on all ranks but the first."""
-    from chainermn_tools.bench import start, worker
-
-    if place is not None:
-        try:
-            return worker.measure_here(names, todo, seconds, limit)
-        except worker.NotStarted as error:
-            raise click.ClickException(str(error)) from None
-    number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
-    result, report = start.measure_on(number, names, todo, seconds, limit)
-    if not result.success:
-        worker.say(result.message)
-        raise click.exceptions.Exit(result.status)
-    return report
-
-
 def _names(wanted: tuple[str, ...]) -> list[str]:
     from chainermn_comm.registry import REGISTRY
 
@@ -126,11 +118,15 @@ def _names(wanted: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(wanted)) or known
 
 
-def _sizes(largest: str) -> list[int]:
-    try:
-        number = sizes.parse(largest)
-    except ValueError as error:
-        raise click.UsageError(f"--max-size: {error}") from None
-    if number < sizes.SMALLEST:
+def sizes_to_measure(largest: str) -> list[int]:
+    """Return the sizes in bytes; ``64M``, ``64MB`` and ``64MiB`` all mean 64 * 2**20."""
+    found = SIZE.fullmatch(largest.strip())
+    if found is None:
+        raise click.UsageError(f"--max-size: {largest!r} is no size; write it as 64K, 16M or 1G")
+    limit = int(found[1]) * KIB ** " KMGT".index(found[2].upper() or " ")
+    if limit < SMALLEST:
         raise click.UsageError(f"--max-size: {largest} is less than the smallest size, 1K")
-    return sizes.up_to(number)
+    sizes = [SMALLEST]
+    while sizes[-1] * STEP <= limit:
+        sizes.append(sizes[-1] * STEP)
+    return sizes

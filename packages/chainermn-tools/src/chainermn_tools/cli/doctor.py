@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -66,7 +65,7 @@ def doctor(
             raise ValueError("the doctor starts ranks itself; run it without mpiexec")
         if as_json and as_report:
             raise ValueError("--json and --report exclude each other")
-        hosts = _hosts(host_list, hostfile)
+        hosts = options.named_hosts(host_list, hostfile, strict=False)  # a check judges the file
         if script is not None and host_list is None and hostfile is None:
             raise ValueError("--script is looked for on hosts: name them with --hosts")
     except ValueError as error:
@@ -94,21 +93,3 @@ def doctor(
         else:
             results = show_all(stages, coming, Console())
     ctx.exit(STATUSES[worst_status(results)])
-
-
-def _hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:
-    """Return the hosts that were named; a hostfile's mistakes are for a check to find."""
-    if host_list is not None and hostfile is not None:
-        raise ValueError("--hosts and --hostfile exclude each other")
-    if host_list is not None:
-        return jobs.parse_host_list(host_list)
-    if hostfile is None:
-        return ()
-    try:
-        content = Path(hostfile).read_text(errors="replace")
-    except OSError as error:
-        raise ValueError(f"the hostfile {hostfile!r} can't be read: {error.strerror}") from None
-    try:
-        return jobs.parse_hostfile(content, hostfile)
-    except ValueError:
-        return ()

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from chainermn_tools import environment
 from chainermn_tools.doctor import CheckResult, Context, Stage
+from chainermn_tools.formatting import print_line
 
 # Raised when a key of the JSON changes its name or its meaning; a new check or key is no change.
 SCHEMA = 1
@@ -113,7 +114,7 @@ def show_all(
     shown: list[CheckResult] = []
     coming = iter(results)
     for stage in stages:
-        _print(console, stage.title, "bold")
+        print_line(stage.title, console, "bold")
         blocked: dict[str, int] = {}  # the number of checks that each failed one blocked
         for result in itertools.islice(coming, len(stage.checks)):
             shown.append(result)
@@ -124,9 +125,9 @@ def show_all(
             console.file.flush()
         for cause, count in blocked.items():
             checks = "1 check was" if count == 1 else f"{count} checks were"
-            _print(console, f"{INDENT}{checks} left out, since {cause!r} failed", "dim")
-        _print(console, "")
-    _print(console, summary(shown), f"bold {STYLES[worst_status(shown)]}")
+            print_line(f"{INDENT}{checks} left out, since {cause!r} failed", console, "dim")
+        console.print()
+    print_line(summary(shown), console, f"bold {STYLES[worst_status(shown)]}")
     return shown
 
 
@@ -137,7 +138,7 @@ def _show(result: CheckResult, width: int, console: Console) -> None:
     label = Text(f"  {LABELS[result.status]:{LABEL_WIDTH}}", style=STYLES[result.status])
     name, shade = Text(result.name, style="bold"), "dim" if result.status == "skipped" else ""
     if not console.is_terminal:
-        _print(console, f"{label}  {result.name:{width}}  {_one_line(first)}".rstrip())
+        print_line(f"{label}  {result.name:{width}}  {_one_line(first)}".rstrip(), console)
     elif console.width < NARROW_WIDTH:
         console.print(Text.assemble(label, "  ", name))
         _print_wrapped(console, first, shade)
@@ -150,7 +151,7 @@ def _show(result: CheckResult, width: int, console: Console) -> None:
         console.print(row)
     if is_bad:
         _print_wrapped(console, result.message)
-        _print(console, f"{INDENT}fix: {_one_line(result.hint or '')}", "green")
+        print_line(f"{INDENT}fix: {_one_line(result.hint or '')}", console, "green")
 
 
 def _print_wrapped(console: Console, text: str, style: str = "") -> None:
@@ -159,12 +160,7 @@ def _print_wrapped(console: Console, text: str, style: str = "") -> None:
         shown = Text(text, style=style, overflow="fold")
         console.print(Padding.indent(shown, len(INDENT)))
     else:
-        _print(console, f"{INDENT}{_one_line(text)}")
-
-
-def _print(console: Console, text: str, style: str = "") -> None:
-    """Print a line and never break it; only terminals get a style."""
-    console.print(Text(text, style=style), soft_wrap=True)
+        print_line(f"{INDENT}{_one_line(text)}", console)
 
 
 def _one_line(text: str) -> str:

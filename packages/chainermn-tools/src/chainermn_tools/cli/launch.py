@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import click
 
 from chainermn_tools import jobs
+from chainermn_tools.cli import options
 from chainermn_tools.launch import run_script
 
 
@@ -55,11 +55,14 @@ def launch(
     signal n), 128 + n if this program was ended by signal n, and 2 if nothing could be started.
     """
     try:
-        hosts = _ranks_per_host(ranks, host_list, hostfile)
+        named = options.named_hosts(host_list, hostfile)
+        if ranks is None and not named:
+            raise ValueError("how many ranks? give -n, --hosts or --hostfile")
+        hosts = jobs.assign_slots(named, ranks) if named else {}
         if not os.path.exists(script):
             raise ValueError(f"there is no {script}")
         launcher = jobs.find_mpiexec()
-    except ValueError as error:
+    except (ValueError, jobs.Unavailable) as error:
         raise click.UsageError(str(error)) from None
     result, _ = run_script(
         launcher,
@@ -73,29 +76,6 @@ def launch(
     if not result.success:
         _say(result.message)
     ctx.exit(result.status)
-
-
-def _ranks_per_host(
-    ranks: int | None, host_list: str | None, hostfile: str | None
-) -> dict[str, int]:
-    """Return how many ranks each host gets; empty for this one alone.
-
-    Raises:
-        ValueError: the options don't fit each other, or name no hosts.
-    """
-    if host_list is not None and hostfile is not None:
-        raise ValueError("--hosts and --hostfile exclude each other")
-    if host_list is not None:
-        return jobs.assign_slots(jobs.parse_host_list(host_list), ranks)
-    if hostfile is not None:
-        try:
-            text = Path(hostfile).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"the hostfile {hostfile} can't be read: {error}") from None
-        return jobs.assign_slots(jobs.parse_hostfile(text, hostfile), ranks)
-    if ranks is None:
-        raise ValueError("how many ranks? give -n, --hosts or --hostfile")
-    return {}
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What several subcommands ask of their options: seconds, and the path of a plot."""
+"""What several subcommands ask of their options: seconds, hosts, and the path of a plot."""
 
 from __future__ import annotations
 
@@ -6,27 +6,48 @@ import math
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
+from chainermn_tools import jobs
+
 
 def seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """Refuse NaN, which is within any range, and which no time ever comes to.
-
-    Raises:
-        click.BadParameter: it is NaN.
-    """
+    """Refuse NaN, which is within any range, and which no time ever comes to."""
     if math.isnan(value):
         raise click.BadParameter("nan is no number of seconds", ctx, param)
     return value
 
 
-def validate_plot_path(file: str) -> None:
-    """Refuse a path to which no plot can be saved, before anything is measured.
+def named_hosts(
+    host_list: str | None, hostfile: str | None, strict: bool = True
+) -> tuple[jobs.Host, ...]:
+    """Return the hosts of --hosts or --hostfile; none without either.
 
-    Raises:
-        click.UsageError: there is no matplotlib, or it can't write such a file.
+    Raise ValueError if both are given, or one names no hosts; unless ``strict``, a hostfile may
+    hold anything, and then names none.
     """
+    if host_list is not None and hostfile is not None:
+        raise ValueError("--hosts and --hostfile exclude each other")
+    if host_list is not None:
+        return jobs.parse_host_list(host_list)
+    if hostfile is None:
+        return ()
+    try:
+        text = Path(hostfile).read_text(errors="replace")
+    except OSError as error:
+        raise ValueError(f"the hostfile {hostfile!r} can't be read: {error.strerror}") from None
+    try:
+        return jobs.parse_hostfile(text, hostfile)
+    except ValueError:
+        if strict:
+            raise
+        return ()
+
+
+def validate_plot_path(file: str) -> None:
+    """Refuse a path to which no plot can be saved, before anything is measured."""
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plot needs matplotlib: pip install 'chainermn-tools[plot]'")
     folder = os.path.dirname(os.path.abspath(file))
@@ -41,11 +62,7 @@ def validate_plot_path(file: str) -> None:
 
 
 def save_plot(file: str, make: Callable[[], None]) -> None:
-    """Have the plot drawn and saved there, and report it on standard error.
-
-    Raises:
-        click.UsageError: the file can't be written.
-    """
+    """Have the plot drawn and saved there, and report it on standard error."""
     try:
         make()
     except OSError as error:

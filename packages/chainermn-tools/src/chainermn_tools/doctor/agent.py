@@ -216,7 +216,7 @@ def connect(address: str, port: int, token: str, seconds: float) -> "dict[str, A
     fastest = seconds
     for left in reversed(range(TRIES)):
         begun = time.perf_counter()
-        received = b""
+        received = bytearray()
         try:
             with socket.create_connection((address, port), seconds) as connection:
                 fastest = min(fastest, time.perf_counter() - begun)
@@ -232,11 +232,11 @@ def connect(address: str, port: int, token: str, seconds: float) -> "dict[str, A
     return {"seconds": fastest}
 
 
-def read(connection: socket.socket, nbytes: int) -> bytes:
+def read(connection: socket.socket, nbytes: int) -> bytearray:
     """Return so many bytes, or fewer where the connection ends."""
-    received = b""
+    received = bytearray()
     while len(received) < nbytes:
-        piece = connection.recv(nbytes - len(received))
+        piece = connection.recv(min(LARGE_BYTES, nbytes - len(received)))
         if not piece:
             break
         received += piece

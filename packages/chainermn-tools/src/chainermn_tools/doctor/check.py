@@ -34,24 +34,16 @@ PROGRAM_SECONDS, PROGRAM_SHARE = 30.0, 0.5
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found; made by :func:`ok`, :func:`warning`, :func:`failed` or :func:`skipped`.
-
-    Attributes:
-        status: see :data:`Status`.
-        message: what was found, in a sentence; nothing in it is secret.
-        hint: the one thing to do first, a command where possible, in the style of
-            ``command   # remark``; None when nothing is to be done.
-        details: the same in numbers, for programs; what JSON can hold.
-        blocked_by: the name of the failed check for whose sake this one was skipped.
-        name: of the check, unique among all stages; filled in as the checks are run, as are
-            ``question``, that the check answers, and ``stage``, the name of its stage.
-    """
+    """What a check found; made by `ok`, `warning`, `failed` or `skipped`."""
 
     status: Status
-    message: str
+    message: str  # what was found, in a sentence; nothing in it is secret
+    # The one thing to do first, a command where possible, in the style of ``command   # remark``;
+    # None when nothing is to be done.
     hint: str | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-    blocked_by: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)  # for programs; what JSON can hold
+    blocked_by: str | None = None  # the failed check for whose sake this one was skipped
+    # Filled in as the checks are run: of the check, and the name of its stage.
     name: str = ""
     question: str = ""
     stage: str = ""
@@ -79,23 +71,14 @@ def skipped(message: str, blocked_by: str | None = None) -> CheckResult:
 
 @dataclass(frozen=True)
 class Context:
-    """What is to be examined, and until when. The checks of a stage share it and run concurrently.
+    """What is to be examined, and until when; shared by the checks of a stage."""
 
-    Attributes:
-        deadline: of the stage, on ``time.monotonic()``'s clock.
-        ranks: how many the user wants to run; None where they didn't say.
-        hosts: that the user named; empty without any, and when the hostfile can't be parsed.
-        hostfile: its path as the user gave it; None without one.
-        script: path of the script that the ranks are to run; None where the user didn't say.
-        cache: of :meth:`cached`; shared by all stages.
-    """
-
-    deadline: float
-    ranks: int | None = None
-    hosts: tuple[Host, ...] = ()
-    hostfile: str | None = None
-    script: str | None = None
-    cache: dict[Any, Future[Any]] = field(default_factory=dict)
+    deadline: float  # of the stage, on ``time.monotonic()``'s clock
+    ranks: int | None = None  # how many the user wants to run; None where they didn't say
+    hosts: tuple[Host, ...] = ()  # empty without any, and when the hostfile can't be parsed
+    hostfile: str | None = None  # its path as the user gave it
+    script: str | None = None  # path of the script that the ranks are to run, if it was said
+    cache: dict[Any, Future[Any]] = field(default_factory=dict)  # shared by all stages
 
     @staticmethod
     def cached(function: Callable[[Context], Result]) -> Callable[[Context], Result]:
@@ -130,10 +113,8 @@ class Context:
     def time_for(self, usual: float, share: float, max_share: float = 1.0) -> float:
         """Return how long a part of a check may take, in seconds; more with a longer time-out.
 
-        Args:
-            usual: seconds that it gets if it can.
-            share: of the remaining time, that it gets if this is longer.
-            max_share: of the remaining time, beyond which it never gets any.
+        It gets the usual seconds, or this share of the remaining time if that is longer, and never
+        more than ``max_share`` of it.
         """
         remaining = self.remaining()
         return min(max_share * remaining, max(usual, share * remaining))
@@ -156,19 +137,13 @@ class Context:
 
 @dataclass(frozen=True)
 class Check:
-    """A function that answers one question.
+    """A function that answers one question."""
 
-    Attributes:
-        name: unique among all stages; what JSON and people call it.
-        question: that it answers, in the user's words.
-        run: does the work. It may raise and hang; the others go on.
-        needs: names of checks of this stage or an earlier one without whose success this one has
-            no point: it is skipped when one of them failed, and starts when all have finished.
-    """
-
-    name: str
-    question: str
-    run: Callable[[Context], CheckResult]
+    name: str  # unique among all stages; what JSON and people call it
+    question: str  # in the user's words
+    run: Callable[[Context], CheckResult]  # it may raise and hang; the others go on
+    # Names of checks of this stage or an earlier one without whose success this one has no point:
+    # it is skipped when one of them failed, and starts when all have finished.
     needs: tuple[str, ...] = ()
 
 

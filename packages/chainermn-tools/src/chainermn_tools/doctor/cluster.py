@@ -11,11 +11,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from chainermn_tools.doctor import ssh
 from chainermn_tools.doctor.check import CheckResult, Context, skipped
+from chainermn_tools.doctor.session import (
+    COMMAND,
+    Session,
+    first_input,
+    open_sessions,
+    parse_shell_answer,
+)
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FAMILIES
 from chainermn_tools.jobs import Unavailable
@@ -37,33 +44,24 @@ MAX_NAMED = 5
 Judge = Callable[["Context", "ClusterFacts"], CheckResult]
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostReply:
-    """What came of asking one host.
+    """What came of asking one host."""
 
-    Attributes:
-        facts: of the agent, or of a shell where there is no Python; None when nothing came.
-        failure: why nothing came; None otherwise.
-        reached: for every other that this one tried to connect to, ``{"seconds": s}`` or
-            ``{"problem": text}``; None if it did not finish trying.
-    """
-
+    # Of the agent, or of a shell where there is no Python; None when nothing came.
     facts: dict[str, Any] | None
-    failure: ssh.SSHFailure | None = None
+    failure: ssh.SSHFailure | None = None  # why nothing came
+    # For every other that this one tried to connect to, ``{"seconds": s}`` or
+    # ``{"problem": text}``; None if it did not finish trying.
     reached: dict[str, dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """What this machine and the hosts said.
+    """What this machine and the hosts said."""
 
-    Attributes:
-        local: this machine's facts, from the same agent.
-        hosts: the replies of the hosts, by name.
-    """
-
-    local: dict[str, Any]
-    hosts: dict[str, HostReply]
+    local: dict[str, Any]  # this machine's facts, from the same agent
+    hosts: dict[str, HostReply]  # by name
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return the facts of the hosts that answered, by name."""
@@ -99,12 +97,12 @@ def gather_facts(context: Context) -> ClusterFacts:
         "program_seconds": context.time_for(*VERSION_TIME),
     }
     script = None if context.script is None else os.path.abspath(context.script)
-    lines = ssh.first_input(sys.executable, script, order)
+    lines = first_input(sys.executable, script, order)
     program, login_time = ssh.program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
-    commands = {THIS_MACHINE: ["sh", "-c", ssh.COMMAND]}
+    commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:
-        commands[host.name] = ssh.login_command(program, host.name, ssh.COMMAND, login_time)
-    with ssh.open_sessions() as start:
+        commands[host.name] = ssh.login_command(program, host.name, COMMAND, login_time)
+    with open_sessions() as start:
         seconds = context.time_for(*ANSWER_TIME)
         deadline = time.monotonic() + seconds
         started = _log_in(commands, start, lines, seconds)
@@ -113,25 +111,24 @@ def gather_facts(context: Context) -> ClusterFacts:
         if local.facts is None or local.facts["python"] is None:
             raise Unavailable(f"{sys.executable} can't be asked as hosts are: {local}")
         found = ClusterFacts(local.facts, replies)
-        sessions = {name: one for name, one in started.items() if isinstance(one, ssh.Session)}
-        reached = _try_connections(sessions, found, context.time_for(*CONNECTIONS_TIME))
-    replies = {name: replace(one, reached=reached.get(name)) for name, one in replies.items()}
-    return replace(found, hosts=replies)
+        sessions = {name: one for name, one in started.items() if isinstance(one, Session)}
+        _try_connections(sessions, found, context.time_for(*CONNECTIONS_TIME))
+    return found
 
 
 def _log_in(
     commands: Mapping[str, Sequence[str]],
-    start: Callable[[Sequence[str]], ssh.Session],
+    start: Callable[[Sequence[str]], Session],
     lines: str,
     seconds: float,
-) -> dict[str, ssh.Session | ssh.SSHFailure]:
+) -> dict[str, Session | ssh.SSHFailure]:
     """Start a session with each host and send it the agent, a limited number at the same time.
 
     All must be started within the seconds, whichever hang: a login that takes longer than its share
     no longer counts.
     """
     share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
-    sessions: dict[str, ssh.Session | ssh.SSHFailure] = {}
+    sessions: dict[str, Session | ssh.SSHFailure] = {}
     slots = threading.Semaphore(MAX_LOGINS)
 
     def log_in(name: str, command: Sequence[str]) -> None:
@@ -153,7 +150,7 @@ def _log_in(
     return {name: sessions[name] for name in commands}
 
 
-def _receive_reply(session: ssh.Session | ssh.SSHFailure, deadline: float) -> HostReply:
+def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostReply:
     if isinstance(session, ssh.SSHFailure):
         return HostReply(None, session)
     answer = session.receive(deadline)
@@ -167,13 +164,11 @@ def _receive_reply(session: ssh.Session | ssh.SSHFailure, deadline: float) -> Ho
         return HostReply(answer)
     session.receive(deadline)  # a shell ends after its answer; then its stderr has been read
     message = ssh.without_verbose_lines(session.stderr)
-    return HostReply({**ssh.parse_shell_answer(answer), "stderr": message})
+    return HostReply({**parse_shell_answer(answer), "stderr": message})
 
 
-def _try_connections(
-    sessions: Mapping[str, ssh.Session], found: ClusterFacts, seconds: float
-) -> dict[str, dict[str, Any]]:
-    """Let each host connect to all others and to this machine; return what each found."""
+def _try_connections(sessions: Mapping[str, Session], found: ClusterFacts, seconds: float) -> None:
+    """Let each host connect to all others and to this machine; add to its reply what it found."""
     deadline = time.monotonic() + seconds
     hosts = {name: facts for name, facts in found.facts().items() if "port" in facts}
     expected = {}
@@ -186,13 +181,11 @@ def _try_connections(
         order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
         sessions[asker].send(json.dumps(order) + "\n")
         expected[asker] = others.keys()
-    reached = {asker: sessions[asker].receive(deadline) for asker in hosts}
-    # A Python that ends in the middle of it is followed by what its shell says.
-    return {
-        name: one
-        for name, one in reached.items()
-        if one is not None and one.keys() == expected[name]
-    }
+    for asker in hosts:
+        reached = sessions[asker].receive(deadline)
+        # A Python that ends in the middle of it is followed by what its shell says.
+        if reached is not None and reached.keys() == expected[asker]:
+            found.hosts[asker].reached = reached
 
 
 def address_of(other: str, asker: str, facts: Mapping[str, dict[str, Any]]) -> str | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
-
-from chainermn_tools.explain import Kind, Match, search
+from chainermn_tools.explain import root_cause
 from chainermn_tools.jobs import TimedOut, Unavailable
 
 MORE_TIME = (
@@ -17,7 +15,7 @@ LIST_MPI_VARIABLES = "env | grep -E '^(UCX|FI|OMPI|MPICH|MV2)_'"
 
 def hint_for_output(text: str, default: str) -> str:
     """Return the first thing to try about the root cause in what a program printed, if known."""
-    match = _root_cause(text)
+    match = root_cause(text.encode(errors="replace"))
     return default if match is None else match.rule.fix[0]
 
 
@@ -27,18 +25,8 @@ def hint_for_error(error: Unavailable, default: str) -> str:
 
 
 def most_telling_line(text: str) -> str:
-    """Return the line of an error that says most; "nothing" if none does."""
-    match = _root_cause(text)
-    return match.text if match is not None else last_line(text) or "nothing"
-
-
-def last_line(text: str) -> str:
-    """Return the last line that holds more than a rule; empty if none does."""
+    """Return the line of an error that says most, or the last one; "nothing" if none does."""
+    if match := root_cause(text.encode(errors="replace")):
+        return match.text
     lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if set(line) - set("-=*#")), "")
-
-
-def _root_cause(text: str) -> Match | None:
-    matches = search(io.BytesIO(text.encode(errors="replace")))
-    telling = (Kind.ROOT_CAUSE, Kind.AMBIGUOUS)
-    return next((match for match in matches if match.rule.kind in telling), None)
+    return next((line for line in reversed(lines) if set(line) - set("-=*#")), "nothing")

@@ -92,7 +92,7 @@ def slots(context: Context) -> CheckResult:
         return skipped("no hosts were named")
     if all(host.slots is None for host in context.hosts):
         return ok("no number of slots is given: ranks are shared evenly")
-    total = sum(1 if host.slots is None else host.slots for host in context.hosts)
+    total = sum(host.slots or 1 for host in context.hosts)
     message = f"{total} slot{'s' if total > 1 else ''} on {len(context.hosts)} hosts"
     if context.ranks is None:
         return ok(f"{message}; how many ranks there are to be wasn't said")

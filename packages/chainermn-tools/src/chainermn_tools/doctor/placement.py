@@ -21,13 +21,7 @@ from chainermn_tools.doctor.cluster import (
     join_names,
     over_hosts,
 )
-from chainermn_tools.doctor.hints import (
-    LIST_MPI_VARIABLES,
-    MORE_TIME,
-    REPORT_IT,
-    hint_for_output,
-    most_telling_line,
-)
+from chainermn_tools.doctor.hints import LIST_MPI_VARIABLES, MORE_TIME, REPORT_IT, hint_for_output
 from chainermn_tools.doctor.hosts import REDUCE_MTU_HINT
 from chainermn_tools.doctor.rank_job import EVENT, RankJob, run_ranks
 from chainermn_tools.doctor.ranks import COMMUNICATORS, START
@@ -126,7 +120,7 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
             return _judge_hang(context, job, silent)
         where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
         by_hand = "run it by hand to see what mpiexec says: chainermn launch --hosts ..."
-        return _judge_status(job, where, by_hand, hosts=silent)
+        return _judge_end(job, where, by_hand, hosts=silent)
     actual = Counter(met[0]["hosts"])
     if actual != wanted:
         return failed(
@@ -227,15 +221,13 @@ def _judge_unfinished(job: RankJob, message: str, hint: str, **details: Any) -> 
     """Judge a job that hung, where the hint helps, or ended too early."""
     if job.output.timed_out:
         return failed(f"{message} within {job.timeout:.0f} s", hint, **details)
-    return _judge_status(job, message, REPORT_IT, **details)
+    return _judge_end(job, message, REPORT_IT, **details)
 
 
-def _judge_status(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
+def _judge_end(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
     """Judge a job that ended too early; the hint is for what is not known."""
-    output = job.output
-    line = most_telling_line(output.stderr if output.stderr.strip() else output.stdout)
-    message += f", and the job ended with status {output.status}: {line}"
-    return failed(message, hint_for_output(job.text, hint), **details)
+    message += f", and the job ended with status {job.output.status}"
+    return job.failed(message, hint, **details)
 
 
 def _judge_rates(found: dict[tuple[str, ...], dict[str, Any]]) -> CheckResult:

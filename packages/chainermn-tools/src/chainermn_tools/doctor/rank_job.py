@@ -52,19 +52,12 @@ STEPS: dict[str, Callable[[MPI.Intracomm], dict[str, Any]]] = {}
 
 @dataclass(frozen=True)
 class RankJob:
-    """What became of the ranks.
+    """What became of the ranks."""
 
-    Attributes:
-        ranks_per_host: how many of them each host should have got.
-        options: of their task.
-        timeout: how many seconds they had.
-        output: how mpiexec ended, what ranks reported, and what was printed.
-    """
-
-    ranks_per_host: Mapping[str, int]
-    options: Mapping[str, Any]
-    timeout: float
-    output: jobs.JobOutput
+    ranks_per_host: Mapping[str, int]  # how many of them each host should have got
+    options: Mapping[str, Any]  # of their task
+    timeout: float  # how many seconds they had
+    output: jobs.JobOutput  # how mpiexec ended, what ranks reported, and what was printed
 
     @property
     def ranks(self) -> int:
@@ -85,6 +78,11 @@ class RankJob:
         """Return the result of each process in a step, of those that finished it."""
         return [one["result"] for one in self.reports("step") if one["step"] == step]
 
+    def failed(self, message: str, default_hint: str, **details: Any) -> CheckResult:
+        """Return the failure that a message begins; what was printed ends it and gives the hint."""
+        hint = hint_for_output(self.text, default_hint)
+        return failed(f"{message}: {most_telling_line(self.text)}", hint, **details)
+
     def failure_at(self, step: str) -> CheckResult | None:
         """Return why there is nothing to judge of a step; None when all ranks finished it."""
         stopped = next((one for one in STEPS if len(self.results(one)) < self.ranks), step)
@@ -97,11 +95,8 @@ class RankJob:
             return None
         where = f"{finished} of {self.ranks} ranks came through it"
         if not self.output.timed_out:
-            return failed(
-                f"{where}; then the job ended with status {self.output.status}: "
-                f"{most_telling_line(self.text)}",
-                hint_for_output(self.text, f"this should not be; {REPORT_IT}"),
-            )
+            message = f"{where}; then the job ended with status {self.output.status}"
+            return self.failed(message, f"this should not be; {REPORT_IT}")
         if reason := overload_reason(self.ranks):
             return failed(
                 f"it hangs, or {reason}: {where} within {self.timeout:.0f} s",
@@ -173,14 +168,14 @@ def run_ranks(
         "options": options,
     }
     # Without spaces, at which a site's wrapper of mpiexec may split it.
-    command = jobs.rank_command(__file__, json.dumps(order, separators=(",", ":")))
+    script = [__file__, json.dumps(order, separators=(",", ":"))]
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     env = {**YIELDING, **os.environ, **variables, **chosen}
     # Of an mpiexec of no known MPI the option that names hosts isn't known.
     hosts = None if launcher["vendor"] is None and [*ranks_per_host] == [HERE] else ranks_per_host
     ranks = sum(ranks_per_host.values())
     args = jobs.mpiexec_command(
-        launcher, ranks, command, hosts=hosts, threads=threads, variables=env
+        launcher, ranks, script, hosts=hosts, threads=threads, variables=env
     )
     grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
     output = jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)

@@ -10,17 +10,16 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
 from chainermn_comm.gpu import mpi_takes_gpu_memory
-from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation
+from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation, Model
 from chainermn_tools.bench.timing import NAP_SECONDS, is_correct, time_all
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
-from chainermn_tools.doctor.agent import listen
+from chainermn_tools.doctor.agent import listen, read
 from chainermn_tools.doctor.rank_job import overload_reason
 
 if TYPE_CHECKING:
@@ -143,15 +142,14 @@ def _arrays(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _mean_invocation(comm: CommunicatorBase, make: Callable[[], Any], mean: float) -> Invocation:
     """Return a mean of gradients that ``make`` gives; all of it must be ``mean``."""
-    parameter = SimpleNamespace(data=None, grad=None)
-    model = SimpleNamespace(namedparams=lambda: iter([("/w", parameter)]))
+    model = Model(None)
 
     def prepare() -> None:
-        parameter.data = parameter.grad = make()
+        model.data = model.grad = make()
 
     def call() -> Any:
         comm.multi_node_mean_grad(model)
-        return parameter.grad
+        return model.grad
 
     def is_mean(grad: Any) -> bool:
         return np.allclose(devices.to_host(grad) if devices.on_gpu(grad) else grad, mean)
@@ -283,10 +281,5 @@ def _receive_over_tcp(listener: socket.socket, nbytes: int) -> None:
     connection, _ = listener.accept()
     with connection:
         connection.settimeout(STALL_SECONDS)
-        remaining, buffer = nbytes, bytearray(PIECE_BYTES)
-        while remaining:
-            read = connection.recv_into(buffer)
-            if not read:
-                return
-            remaining -= read
-        connection.sendall(b"!")
+        if len(read(connection, nbytes)) == nbytes:
+            connection.sendall(b"!")

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainermn_tools import environment
 from chainermn_tools.doctor.check import CheckResult, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.hints import (
-    LIST_MPI_VARIABLES,
-    REPORT_IT,
-    hint_for_output,
-    most_telling_line,
-)
+from chainermn_tools.doctor.hints import LIST_MPI_VARIABLES, REPORT_IT, hint_for_output
 from chainermn_tools.doctor.rank_job import RankJob, StepChecks, overload_reason, run_local_job
 from chainermn_tools.doctor.software import find_launcher, find_library
 
@@ -70,11 +65,9 @@ def ranks_start(context: Context, job: RankJob) -> CheckResult:
         hosts = {str(one["host"]) for one in job.results(START)}
         return ok(f"{up} ranks on {', '.join(sorted(hosts))}", ranks=up)
     if not job.output.timed_out:
-        return failed(
-            f"{up} of {job.ranks} ranks came up; mpiexec ended with status {job.output.status} "
-            f"and said: {most_telling_line(job.text)}",
-            hint_for_output(job.text, f"{HELLO}   # must print 0 and 1"),
-        )
+        ended = f"mpiexec ended with status {job.output.status} and said"
+        message = f"{up} of {job.ranks} ranks came up; {ended}"
+        return job.failed(message, f"{HELLO}   # must print 0 and 1")
     if began:
         message = f"MPI hangs as it starts: {up} of {began} ranks came through MPI_Init"
         hint = f"{HELLO}   # must print 0 and 1"
@@ -257,8 +250,6 @@ def ranks_end(context: Context, job: RankJob) -> CheckResult:
         hint = f"{HELLO}; echo $?   # must come to an end"
         return failed("all ranks ended, and mpiexec does not", hint)
     if status := job.output.status:
-        return failed(
-            f"all ranks ended, and mpiexec with status {status}: {most_telling_line(job.text)}",
-            hint_for_output(job.text, f"{HELLO}; echo $?   # must print 0 at the end"),
-        )
+        hint = f"{HELLO}; echo $?   # must print 0 at the end"
+        return job.failed(f"all ranks ended, and mpiexec with status {status}", hint)
     return ok("all do")

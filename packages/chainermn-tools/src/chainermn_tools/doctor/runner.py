@@ -19,19 +19,12 @@ MAX_TEXT_LENGTH = 2000
 
 @dataclass(frozen=True)
 class Stage:
-    """Checks that run concurrently.
+    """Checks that run concurrently."""
 
-    Attributes:
-        name: what JSON calls it.
-        title: what people read.
-        checks: in the order in which they are shown.
-        share: of the remaining time, how much the stage may take; the last one takes all.
-    """
-
-    name: str
-    title: str
-    checks: tuple[Check, ...]
-    share: float
+    name: str  # what JSON calls it
+    title: str  # what people read
+    checks: tuple[Check, ...]  # in the order in which they are shown
+    share: float  # of the remaining time, how much it may take; the last stage takes all
 
 
 # The names are those of the JSON.

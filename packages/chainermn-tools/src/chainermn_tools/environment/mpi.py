@@ -85,9 +85,8 @@ def topology(timeout: float) -> dict[str, Any]:
     """
     if jobs.rank_from_env() is not None:
         return {"started": "by the launcher", **call_in_subprocess(gather_ranks, timeout)}
-    launcher = {"path": jobs.mpiexec_path(), "vendor": None}
-    args = jobs.mpiexec_command(launcher, TRIAL_RANKS, [])
-    found = call_in_subprocess(gather_ranks, timeout, *args)
+    launcher = jobs.mpiexec_path(), "-n", str(TRIAL_RANKS)
+    found = call_in_subprocess(gather_ranks, timeout, *launcher)
     return {"started": f"{TRIAL_RANKS} ranks, for this report", **found}
 
 

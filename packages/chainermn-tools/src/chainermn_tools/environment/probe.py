@@ -61,10 +61,7 @@ def call_in_subprocess(
 
     The function is at the top level of a module, takes nothing and returns what JSON can hold, or
     None when another rank answers of the launcher, a command line such as ``mpiexec -n 2``.
-
-    Raises:
-        TimedOut: it took too long.
-        Unavailable: it raised, crashed or gave no answer.
+    Raise TimedOut if it took too long, and Unavailable if it raised, crashed or gave no answer.
     """
     # `-c` puts the current folder first on the path, which the command `chainermn` does not.
     code = (

@@ -71,9 +71,8 @@ FIELDS = REQUIRED | {"pattern": PATTERN, "times": COUNT}
 def load_rules(folder: Path = FOLDER) -> tuple[ErrorRule, ...]:
     """Load all rules of a folder.
 
-    Raises:
-        ValueError: a file is no TOML, or a rule lacks a field, or has one that is unknown or of
-            the wrong type.
+    Raise ValueError if a file is no TOML, or a rule lacks a field, or has one that is unknown or of
+    the wrong type.
     """
     rules = []
     for file in sorted(folder.glob("*.toml")):

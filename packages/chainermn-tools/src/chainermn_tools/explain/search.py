@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,12 +37,8 @@ class Match:
 def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Match]:
     """Find the failures of some rules, or of all, in a log, which may hold anything.
 
-    Returns:
-        Each failure once: what says most first, and what only says that something else failed
-        last; among equals in the log's order.
-
-    Raises:
-        OSError: the log can't be read.
+    Return each failure once: what says most first, and what only says that something else failed
+    last; among equals in the log's order. Raise OSError if the log can't be read.
     """
     found: dict[str, Match] = {}
     for first_line, fresh, block in _blocks(log):
@@ -49,6 +46,12 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Matc
             _look_for(rule, block, fresh, first_line, found)
     seen = [one for one in found.values() if one.times >= one.rule.times]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))
+
+
+def root_cause(output: bytes) -> Match | None:
+    """Return the failure that went first in what a program printed; None if none is known."""
+    telling = (Kind.ROOT_CAUSE, Kind.AMBIGUOUS)
+    return next((one for one in search(io.BytesIO(output)) if one.rule.kind in telling), None)
 
 
 def _look_for(
@@ -90,11 +93,9 @@ def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[t
 
 
 def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """Return the log in blocks of whole lines, without terminals' colours.
+    """Yield the log in blocks of whole lines, without terminals' colours.
 
-    Yields:
-        Number of the block's first line, how many of its bytes were in the one before, and its
-        bytes.
+    With each go the number of its first line, and how many of its bytes were in the one before.
     """
     line, fresh, rest = 1, 0, b""
     while piece := log.read(BLOCK_BYTES):

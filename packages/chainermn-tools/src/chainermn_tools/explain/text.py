@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from chainermn_tools.explain.error_rules import Kind
 from chainermn_tools.explain.search import Match
+from chainermn_tools.formatting import print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ def _print_on_terminal(style: str, text: str, console: Console) -> None:
     if not text:
         console.print()
     elif indented == COMMAND_INDENT:  # unbroken, so that it can be copied
-        console.print(Text(text, style=style), soft_wrap=True)
+        print_line(text, console, style)
     else:
         console.print(Padding.indent(Text(text.lstrip(), style=style), indented))
 

@@ -1,5 +1,6 @@
 """Starting processes and `mpiexec` jobs, and the facts about launchers that this takes."""
 
+from _chainermn_events import rank_from_env as rank_from_env
 from chainermn_tools.jobs.cores import available_cores as available_cores
 from chainermn_tools.jobs.events import Event as Event
 from chainermn_tools.jobs.events import LostProcess as LostProcess
@@ -17,7 +18,6 @@ from chainermn_tools.jobs.mpiexec import find_mpiexec as find_mpiexec
 from chainermn_tools.jobs.mpiexec import mpiexec_command as mpiexec_command
 from chainermn_tools.jobs.mpiexec import mpiexec_path as mpiexec_path
 from chainermn_tools.jobs.mpiexec import parse_mpi_version as parse_mpi_version
-from chainermn_tools.jobs.mpiexec import rank_command as rank_command
 from chainermn_tools.jobs.mpiexec import threads_per_rank as threads_per_rank
 from chainermn_tools.jobs.process import CompletedProcess as CompletedProcess
 from chainermn_tools.jobs.process import TimedOut as TimedOut
@@ -35,4 +35,3 @@ from chainermn_tools.jobs.tags import kill_children_on_exit as kill_children_on_
 from chainermn_tools.jobs.tags import register_tag as register_tag
 from chainermn_tools.jobs.variables import influences_jobs as influences_jobs
 from chainermn_tools.jobs.variables import is_forwarded as is_forwarded
-from chainermn_tools.jobs.variables import rank_from_env as rank_from_env

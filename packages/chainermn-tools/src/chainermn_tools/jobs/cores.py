@@ -9,18 +9,12 @@ from _chainermn_limits import tightest_cgroup
 
 
 def available_cores() -> dict[str, Any]:
-    """Return the cores of the machine, and how many of them this process may use.
+    """Return the cores of the ``machine``, and how many of them this process may use.
 
-    Returns:
-        ``machine``, ``affinity`` (cores it may run on), ``cgroup`` (its quota, in cores; None
-        without one) and ``usable``, a whole number of at least 1.
+    They are ``affinity`` (those it may run on), ``cgroup`` (its quota, in cores; None without one)
+    and ``usable``, a whole number of at least 1.
     """
     affinity = len(os.sched_getaffinity(0))
     _, quota = tightest_cgroup() or ("", None)
     usable = affinity if quota is None else min(affinity, max(1, int(quota)))
-    return {
-        "machine": os.cpu_count(),
-        "affinity": affinity,
-        "cgroup": quota,
-        "usable": usable,
-    }
+    return {"machine": os.cpu_count(), "affinity": affinity, "cgroup": quota, "usable": usable}

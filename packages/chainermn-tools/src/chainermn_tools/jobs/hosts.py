@@ -26,19 +26,14 @@ class Host:
 
 
 def parse_host_list(text: str) -> tuple[Host, ...]:
-    """Parse a list of hosts, as in ``a,b`` or ``a:2,b:4``.
-
-    Raises:
-        ValueError: a part of it is no host.
-    """
+    """Parse a list of hosts, as in ``a,b`` or ``a:2,b:4``; raise ValueError for what is none."""
     return _merge(_parse_host(part, f"--hosts {text!r}") for part in text.split(","))
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Parse the text of a hostfile: a host a line, as MPICH or Open MPI write it, and comments.
 
-    Raises:
-        ValueError: a line is no host, or there is none.
+    Raise ValueError if a line is no host, or there is none.
     """
     lines = [line.split("#", 1)[0].strip() for line in text.splitlines()]
     hosts = _merge(
@@ -55,20 +50,17 @@ def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
     """Return how many ranks each host gets, without the hosts that get none.
 
     Hosts are filled in their order; without numbers of slots they share the ranks evenly. None for
-    the ranks stands for all slots.
-
-    Raises:
-        ValueError: the ranks don't fit.
+    the ranks stands for all slots. Raise ValueError if the ranks don't fit.
     """
     if ranks is None:
-        return {host.name: 1 if host.slots is None else host.slots for host in hosts}
+        return {host.name: host.slots or 1 for host in hosts}
     if all(host.slots is None for host in hosts):
         each, more = divmod(ranks, len(hosts))
         shares = [each + (number < more) for number in range(len(hosts))]
     else:
         shares, left = [], ranks
         for host in hosts:
-            shares.append(min(left, 1 if host.slots is None else host.slots))
+            shares.append(min(left, host.slots or 1))
             left -= shares[-1]
         if left:
             raise ValueError(

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from _chainermn_events import JOB_VARIABLE
 from chainermn_tools.jobs.events import Decoder, Event, LauncherReports, LostProcess, normalize_tags
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
-from chainermn_tools.jobs.variables import JOB_VARIABLE
 
 # How long a job may go on once a rank reported that it failed, or others that one was lost: the
 # abort hook ends it in about one second, but a rank that fails before MPI is initialized leaves
@@ -98,8 +98,7 @@ def run_job(
 ) -> JobOutput:
     """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.
 
-    Raises:
-        OSError: mpiexec can't be started, or the output can't be written.
+    Raise OSError if mpiexec can't be started, or the output can't be written.
     """
     tag = (JOB_VARIABLE, secrets.token_hex(8))
     output = JobOutput()

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import _chainermn_limits
+from _chainermn_events import JOB_VARIABLE
+from chainermn_tools import rank
 from chainermn_tools.jobs.cores import available_cores
 from chainermn_tools.jobs.process import Unavailable, check_output
-from chainermn_tools.jobs.variables import JOB_VARIABLE, is_forwarded
+from chainermn_tools.jobs.variables import is_forwarded
 
-RANK_MODULE = "chainermn_tools.jobs.rank"
 HYDRA_VENDORS = ("MPICH", "MVAPICH", "Intel MPI")
 # What `mpiexec --version` prints, most telling first: MVAPICH and Intel MPI build on Hydra too.
 VENDOR_PATTERNS = (
@@ -26,23 +27,14 @@ VENDOR_PATTERNS = (
     ("Open MPI", r"open ?mpi|\(open mpi\)|openrte|prrte"),
     ("MPICH", r"hydra|mpich"),
 )
-# mpiexec takes an argument that is a colon for the end of one program and the start of another.
-COLON = re.compile(r"\\*:")
 VERSION_TIMEOUT_SECONDS = 20.0
 
 
 def find_mpiexec() -> dict[str, Any]:
-    """Find the mpiexec to use: ``path``, ``vendor``, ``version`` and ``description``.
-
-    Raises:
-        ValueError: there is none, or none whose options are known.
-    """
-    try:
-        found = find_launcher(VERSION_TIMEOUT_SECONDS)
-    except Unavailable as error:
-        raise ValueError(str(error)) from None
+    """Return what `find_launcher` does; also raise Unavailable where its options aren't known."""
+    found = find_launcher(VERSION_TIMEOUT_SECONDS)
     if found["vendor"] not in (*HYDRA_VENDORS, "Open MPI"):
-        raise ValueError(
+        raise Unavailable(
             f"{found['path']} is of no known MPI (known are {', '.join(HYDRA_VENDORS)} and Open "
             "MPI); put another one first on PATH"
         )
@@ -52,12 +44,8 @@ def find_mpiexec() -> dict[str, Any]:
 def find_launcher(timeout: float) -> dict[str, Any]:
     """Ask the mpiexec on PATH for its version, which may take so many seconds.
 
-    Returns:
-        ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
-        the lines that it printed.
-
-    Raises:
-        Unavailable: there is none, or it fails or hangs when asked for its version.
+    Return ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
+    the lines that it printed. Raise Unavailable if there is none, or it fails or hangs.
     """
     path = mpiexec_path()
     try:
@@ -68,11 +56,7 @@ def find_launcher(timeout: float) -> dict[str, Any]:
 
 
 def mpiexec_path() -> str:
-    """Return where the mpiexec on PATH is.
-
-    Raises:
-        Unavailable: there is none.
-    """
+    """Return where the mpiexec on PATH is; raise Unavailable if there is none."""
     path = shutil.which("mpiexec")
     if path is not None:
         return path
@@ -91,14 +75,17 @@ def parse_mpi_version(text: str) -> dict[str, str | None]:
 def mpiexec_command(
     launcher: Mapping[str, Any],
     ranks: int,
-    command: Sequence[str],
+    script: Sequence[str],  # a Python script's path and its arguments
     *,
     hosts: Mapping[str, int] | None = None,  # ranks of each; None or empty for this one alone
     prefix: bool = False,  # whether lines of output begin with their rank
     threads: int | None = None,  # of each rank; None where the user chose
     variables: Iterable[str] = (),  # names of the environment's
 ) -> list[str]:
-    """Return the command line that starts a job; `find_mpiexec` returns such a launcher."""
+    """Return the command line that starts a job, whose ranks report how they end.
+
+    `find_mpiexec` returns such a launcher.
+    """
     args = [str(launcher["path"])]
     listed = ",".join(f"{host}:{share}" for host, share in (hosts or {}).items())
     if launcher["vendor"] == "Open MPI":
@@ -116,33 +103,15 @@ def mpiexec_command(
     else:
         args += ["-prepend-rank"] if prefix else []
         args += ["-hosts", listed] if listed else []
-    return [*args, "-n", str(ranks), *command]
-
-
-def rank_command(script: str, *arguments: str) -> list[str]:
-    """Return the command of a rank that runs a Python script and reports how it ends."""
-    args = (escape(argument) for argument in (script, *arguments))
-    return [sys.executable, "-m", RANK_MODULE, *args]
-
-
-def escape(argument: str) -> str:
-    """Return an argument as mpiexec may see it; :func:`unescape` undoes it."""
-    return f"\\{argument}" if COLON.fullmatch(argument) else argument
-
-
-def unescape(argument: str) -> str:
-    """Return what :func:`escape` was given."""
-    return argument[1:] if COLON.fullmatch(argument) else argument
+    words = [rank.escape(word) for word in script]
+    return [*args, "-n", str(ranks), sys.executable, "-m", rank.__name__, *words]
 
 
 def threads_per_rank(ranks: int, hosts: Mapping[str, int] | None = None) -> int | None:
     """Return how many threads each rank should compute with; None where the user chose.
 
-    The cores are those of this host; others are taken to have as many.
-
-    Args:
-        ranks: the number of ranks.
-        hosts: how many ranks each host gets; None or empty for this one alone.
+    ``hosts`` says how many ranks each host gets; without them it is this one alone. The cores are
+    those of this host; others are taken to have as many.
     """
     if _chainermn_limits.chosen_thread_variables({}):
         return None

@@ -39,9 +39,7 @@ def run(args: Sequence[str], timeout: float, *, merge_stderr: bool = False) -> C
 
     After ``timeout`` seconds it and all that it started here are ended, which may take another
     ``TERM_GRACE_SECONDS``. ``merge_stderr`` keeps both streams in the order of their writing.
-
-    Raises:
-        OSError: it could not be started.
+    Raise OSError if it can't be started.
     """
     deadline = time.monotonic() + timeout
     timed_out = False
@@ -66,9 +64,8 @@ def run(args: Sequence[str], timeout: float, *, merge_stderr: bool = False) -> C
 def check_output(args: Sequence[str], timeout: float) -> str:
     """Run a command to its end, and return what it printed on both streams.
 
-    Raises:
-        TimedOut: it took more than so many seconds, and was ended with all that it started.
-        Unavailable: it could not be started, failed or crashed.
+    Raise TimedOut if it took more than so many seconds, and was ended with all that it started,
+    and Unavailable if it could not be started, failed or crashed.
     """
     name = os.path.basename(args[0])
     try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from chainermn_tools.jobs.tags import kill_by_env_tag, register_tag
+from chainermn_tools.jobs.tags import Tag, kill_by_env_tag, register_tag
 
 # From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 1.0
@@ -70,8 +70,7 @@ def supervise(
     args: Sequence[str],
     *,
     env: Mapping[str, str],
-    # A variable and a random value, added to ``env``: whatever inherits it is killed at the end.
-    tag: tuple[str, str],
+    tag: Tag,  # added to ``env``: whatever inherits it is killed at the end
     # Called with 1 or 2, for standard output or error, and the next bytes; with none at its end.
     on_output: Callable[[int, bytes], None],
     # Asked ten times a second, and after each output.
@@ -86,21 +85,16 @@ def supervise(
 ) -> int:
     """Run a program, pass on its output as it comes, and leave none of its processes here.
 
-    It runs in a session of its own, so that Ctrl-C reaches only this process.
-
-    Returns:
-        The exit status, minus n after signal n.
-
-    Raises:
-        OSError: the program can't be started.
-        InterruptedError: programs are not started any more.
+    It runs in a session of its own, so that Ctrl-C reaches only this process. Return the exit
+    status, minus n after signal n. Raise OSError if the program can't be started, which is
+    InterruptedError where no programs are started any more.
     """
     if die_with_parent:
         found = shutil.which(args[0], path=env.get("PATH"))
         if found is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), args[0])
         args = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *args]
-    with register_tag(tag[1], tag[0]):
+    with register_tag(tag):
         process = subprocess.Popen(
             args,
             stdin=None if pass_stdin else subprocess.DEVNULL,
@@ -125,7 +119,7 @@ def _pump_output(
     process: subprocess.Popen[bytes],
     on_output: Callable[[int, bytes], None],
     request: Callable[[], Request | None],
-    tag: tuple[str, str],
+    tag: Tag,
     term_grace: float,
     linger: float,
 ) -> None:
@@ -167,9 +161,9 @@ def _pump_output(
                 terminated_at = now
 
 
-def _kill(process: subprocess.Popen[bytes], tag: tuple[str, str]) -> None:
+def _kill(process: subprocess.Popen[bytes], tag: Tag) -> None:
     """Kill the program, and whatever has its tag."""
     if process.poll() is None:
         process.kill()
-    kill_by_env_tag(tag[0], (tag[1],))
+    kill_by_env_tag(tag)
     process.wait()

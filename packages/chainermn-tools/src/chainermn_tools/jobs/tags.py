@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 # Whatever a program starts inherits this variable, and so it is found again: Open MPI's ranks
@@ -15,7 +15,10 @@ TAG_VARIABLE = "CHAINERMN_STARTED_BY"
 # While some are killed others may be born, so all processes are listed again, but not for ever.
 MAX_KILL_ROUNDS = 5
 
-_running_tags: set[tuple[str, str]] = set()
+# A variable, and a value so random that no other process has it there.
+Tag = tuple[str, str]
+
+_running_tags: set[Tag] = set()
 _closed = False
 
 
@@ -31,23 +34,20 @@ def kill_children_on_exit() -> Iterator[None]:
         yield
     finally:
         _closed = True
-        for variable, value in tuple(_running_tags):
-            kill_by_env_tag(variable, (value,))
+        for tag in tuple(_running_tags):
+            kill_by_env_tag(tag)
 
 
-def kill_by_env_tag(variable: str, values: Collection[str]) -> None:
-    """Kill this user's processes on this machine that were started with one of the values.
-
-    Each must be so random that no other process has it in that variable of its environment.
-    """
-    tags = {f"{variable}={value}".encode() for value in values}
+def kill_by_env_tag(tag: Tag) -> None:
+    """Kill this user's processes on this machine that were started with the tag."""
+    wanted = "=".join(tag).encode()
     for _ in range(MAX_KILL_ROUNDS):
         found = False
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
             with contextlib.suppress(OSError):  # it has ended, or is another user's
-                if not tags.isdisjoint((folder / "environ").read_bytes().split(b"\0")):
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)
                     found = True
         if not found:
@@ -55,16 +55,15 @@ def kill_by_env_tag(variable: str, values: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def register_tag(tag: str, variable: str = TAG_VARIABLE) -> Iterator[None]:
+def register_tag(tag: Tag) -> Iterator[None]:
     """Register a tag while programs run that have it, for `kill_children_on_exit` to end them.
 
-    Raises:
-        InterruptedError: programs are not started any more.
+    Raise InterruptedError if programs are not started any more.
     """
-    _running_tags.add((variable, tag))  # before the question, or both could miss each other
+    _running_tags.add(tag)  # before the question, or both could miss each other
     try:
         if _closed:
             raise InterruptedError(errno.EINTR, "no program is started any more")
         yield
     finally:
-        _running_tags.discard((variable, tag))
+        _running_tags.discard(tag)

@@ -1,16 +1,6 @@
-"""The table of environment variables that launchers set, forward or obey."""
+"""The table of environment variables that influence jobs, and that launchers forward."""
 
 from __future__ import annotations
-
-from _chainermn_events import JOB_VARIABLE, rank_from_env
-
-__all__ = [
-    "JOB_VARIABLE",
-    "influences_jobs",
-    "is_forwarded",
-    "rank_from_env",
-]
-
 
 # Prefixes of variables that influence how MPI, the BLAS, GPUs or Python behave; that go to other
 # hosts under Open MPI (MPICH passes on everything); or both.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chainermn_tools.explain import Kind, search
+from chainermn_tools.explain import root_cause
 from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import SIGNAL_NAMES, Event, JobOutput
 
@@ -29,7 +28,7 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     A job succeeds when mpiexec says so and no rank reports a failure. Otherwise the first of these
     that there is gets the blame:
 
-    1. an error of a rank's own, which is not secondary (see jobs/rank.py);
+    1. an error of a rank's own, which is not secondary (see rank.py);
     2. the watchdog's reason (``watchdog_abort``, sent by chainermn_comm's monitor);
     3. a rank that exited at once (``exited``), or was lost: the monitor (``rank_lost``), or mpiexec
        on its standard error, says which;
@@ -72,11 +71,11 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
 
 def _why_none_began(tail: bytes) -> str:
     """Return what is known of what mpiexec printed, and what to do."""
-    for match in search(io.BytesIO(tail)):
-        if match.rule.kind in (Kind.ROOT_CAUSE, Kind.AMBIGUOUS):
-            fixes = "".join(f"\n    {fix}" for fix in match.rule.fix)
-            return f"no rank began. {match.rule.meaning}{fixes}"
-    return "no rank began; what mpiexec printed above says why"
+    match = root_cause(tail)
+    if match is None:
+        return "no rank began; what mpiexec printed above says why"
+    fixes = "".join(f"\n    {fix}" for fix in match.rule.fix)
+    return f"no rank began. {match.rule.meaning}{fixes}"
 
 
 def _of_failure(first: Event, output: JobOutput) -> JobResult:

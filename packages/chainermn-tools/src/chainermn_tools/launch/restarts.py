@@ -24,20 +24,14 @@ def run_script(
 ) -> tuple[JobResult, jobs.JobOutput]:
     """Run a Python script with its arguments on several ranks, and again after failures.
 
-    It is not started again where that can't help, after a signal or its time limit.
-
-    Returns:
-        The last result, and the last job's output.
-
-    Raises:
-        OSError: the output can't be written.
+    It is not started again where that can't help, after a signal or its time limit. Return the last
+    result, and the last job's output. Raise OSError if the output can't be written.
     """
     threads = jobs.threads_per_rank(ranks, hosts)
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     env = {**os.environ, **chosen}
-    command = jobs.rank_command(*script)
     args = jobs.mpiexec_command(
-        launcher, ranks, command, hosts=hosts, prefix=prefix, threads=threads, variables=env
+        launcher, ranks, script, hosts=hosts, prefix=prefix, threads=threads, variables=env
     )
     say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
     with jobs.capture_signals() as signals:

@@ -44,9 +44,8 @@ class ClockOffset:
 def align(run: Run) -> float:
     """Align all calls' times to the clock of the first rank that is there, which starts at zero.
 
-    Returns:
-        Microseconds by which ranks' times may be wrong. Ranks whose clocks nobody compared go by
-        the time of day, and the run's warnings tell of them.
+    Return the microseconds by which ranks' times may be wrong. Ranks whose clocks nobody compared
+    go by the time of day, and the run's warnings tell of them.
     """
     offsets = _offsets(run)
     first = next(iter(run.ranks))

@@ -33,11 +33,7 @@ class NoTrace(Exception):
 
 
 def read(folder: Path, wanted: str | None = None) -> Run:
-    """Read the newest run of a folder, or the one that is wanted.
-
-    Raises:
-        NoTrace: there is none.
-    """
+    """Read the newest run of a folder, or the one that is wanted; raise NoTrace without any."""
     groups = _runs(folder)
     if not groups:
         raise NoTrace(

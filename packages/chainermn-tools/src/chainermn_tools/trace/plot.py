@@ -20,13 +20,7 @@ MOST_RANKS = 32
 
 
 def draw(run: Run, collectives: np.ndarray, file: str) -> None:
-    """Draw a run whose times are aligned and whose calls are matched.
-
-    Raises:
-        ImportError: there is no matplotlib.
-        ValueError: the name ends in no kind of image that matplotlib knows.
-        OSError: the file can't be written.
-    """
+    """Draw a run whose times are aligned and whose calls are matched into an image file."""
     from matplotlib.figure import Figure
 
     ranks = list(run.ranks)[:MOST_RANKS]

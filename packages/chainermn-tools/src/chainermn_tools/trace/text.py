@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from chainermn_tools.formatting import format_bytes, format_count, format_duration, printable
+from chainermn_tools.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    print_line,
+    printable,
+)
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.table import Run
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Elsewhere than on a terminal no line is broken for its width.
 PLAIN_WIDTH = 200
@@ -28,15 +33,18 @@ def render(
     """Print a run, and what `match` returned of it; clocks may differ by ``error`` microseconds."""
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
-    ranks = format_count(len(run.ranks), "rank")
+    number = format_count(len(run.ranks), "rank")
     hosts = format_count(len({trace.host for trace in run.ranks.values()}), "host")
     calls = format_count(len(run.table), "call")
     length = format_duration(run.table["end"].max(initial=0.0) / 1e6)
     exact = f"clocks agree to within {format_duration(error / 1e6)}"
     clocks = exact if error else "all share a clock"
-    _line(f"Run {run.name}: {ranks} on {hosts}, {calls} in {length}; {clocks}", console, "bold")
+    print_line(
+        f"Run {run.name}: {number} on {hosts}, {calls} in {length}; {clocks}", console, "bold"
+    )
     _operations(run, console)
-    _ranks(run, collectives, console)
+    ranks = summary.by_rank(run, collectives)
+    _ranks(ranks, console)
     _stragglers(run, collectives, console)
     console.print()
     if incomplete:
@@ -44,12 +52,12 @@ def render(
             f"{format_count(incomplete, 'collective call')} without all ranks, not counted above"
         )
     for warning in run.warnings:
-        _line(warning, console, "yellow")
-    _line(_most_waited_for(run, collectives), console, "bold")
+        print_line(warning, console, "yellow")
+    print_line(_most_waited_for(ranks), console, "bold")
 
 
 def _operations(run: Run, console: Console) -> None:
-    _line("\nOperations, calls of all ranks together", console, "bold")
+    print_line("\nOperations, calls of all ranks together", console, "bold")
     columns = ("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
     cells, failed = [], []
     for row in summary.by_operation(run):
@@ -63,14 +71,13 @@ def _operations(run: Run, console: Console) -> None:
             failed.append(f"{row.operation} raised in {format_count(row.failed, 'call')}")
     _table(columns, cells, console)
     for line in failed:
-        _line(line, console, "yellow")
+        print_line(line, console, "yellow")
 
 
-def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
-    _line("\nRanks", console, "bold")
+def _ranks(rows: Sequence[summary.RankSummary], console: Console) -> None:
+    print_line("\nRanks", console, "bold")
     columns = ("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
     cells = []
-    rows = summary.by_rank(run, collectives)
     # Of many, those that matter: the ones that others waited for.
     shown = sorted(sorted(rows, key=lambda one: -one.kept)[:MOST_RANKS], key=lambda one: one.rank)
     for row in shown:
@@ -78,17 +85,14 @@ def _ranks(run: Run, collectives: np.ndarray, console: Console) -> None:
         cells.append((str(row.rank), row.host, str(row.calls), *times, str(row.last)))
     _table(columns, cells, console)
     if len(rows) > len(shown):
-        _line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
+        print_line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
 
 
 def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
     if not len(collectives):
         return
-    _line(
-        "\nWho is late: for whom others wait longest in each kind of collective call",
-        console,
-        "bold",
-    )
+    title = "\nWho is late: for whom others wait longest in each kind of collective call"
+    print_line(title, console, "bold")
     columns = ("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
     cells = []
     kinds = summary.straggler_stats(run, collectives)
@@ -99,8 +103,10 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         cells.append((*who, share, *times))
     _table(columns, cells, console)
     if len(kinds) > MOST_KINDS:
-        _line(f"and {format_count(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console)
-    _line("\nLongest waits", console, "bold")
+        print_line(
+            f"and {format_count(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console
+        )
+    print_line("\nLongest waits", console, "bold")
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
     longest = np.argsort(-collectives["waited"], kind="stable")[:MOST_CALLS]
     calls = [
@@ -117,8 +123,7 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
     _table(headings, calls, console)
 
 
-def _most_waited_for(run: Run, collectives: np.ndarray) -> str:
-    rows = summary.by_rank(run, collectives)
+def _most_waited_for(rows: Sequence[summary.RankSummary]) -> str:
     total = sum(row.kept for row in rows)
     row = max(rows, key=lambda one: one.kept)
     if not total:
@@ -131,9 +136,6 @@ def _most_waited_for(run: Run, collectives: np.ndarray) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
     """Print a table; where it is too wide, in parts that each begin with the first column."""
-    from rich.table import Table
-    from rich.text import Text
-
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for part in _parts(widths, console.width):
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
@@ -154,9 +156,3 @@ def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
             part = [0]
         part.append(number)
     yield part
-
-
-def _line(text: str, console: Console, style: str = "") -> None:
-    from rich.text import Text
-
-    console.print(Text(printable(text, kept="\n"), style=style), soft_wrap=True)

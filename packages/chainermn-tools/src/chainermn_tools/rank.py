@@ -1,6 +1,6 @@
 """What each rank runs: the script, and events that report how it started and how it ended.
 
-    python -m chainermn_tools.jobs.rank script.py arguments...
+    python -m chainermn_tools.rank script.py arguments...
 
 Without CHAINERMN_LAUNCH in the environment it only runs the script, as Python would.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import runpy
 import socket
 import sys
@@ -18,10 +19,11 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from _chainermn_events import emit
-from chainermn_tools.jobs.mpiexec import unescape
 
 # Of a traceback, and of its last line alone.
 TRACEBACK_CHARACTERS, HEADLINE_CHARACTERS = 12_000, 500
+# mpiexec takes an argument that is a colon for the end of one program and the start of another.
+COLON = re.compile(r"\\*:")
 OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 _real_exit = os._exit
@@ -56,6 +58,16 @@ def main() -> None:
             atexit.unregister(_finish)
             emit("failed", status=status, **_describe(error))
         raise
+
+
+def escape(argument: str) -> str:
+    """Return an argument as mpiexec may see it; :func:`unescape` undoes it."""
+    return f"\\{argument}" if COLON.fullmatch(argument) else argument
+
+
+def unescape(argument: str) -> str:
+    """Return what :func:`escape` was given."""
+    return argument[1:] if COLON.fullmatch(argument) else argument
 
 
 def _finish(process: int) -> None:
