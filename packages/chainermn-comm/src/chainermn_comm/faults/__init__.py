@@ -1,7 +1,7 @@
 """The end of the whole job when one of its ranks fails.
 
-`abort` notices that a rank ends in failure, `job_abort` aborts the job, and `forks` keeps the
-children of ranks out of it.
+`abort` notices that a rank ends in failure and aborts the job, and `forks` keeps the children of
+ranks out of it.
 """
 
 from .abort import (
@@ -9,10 +9,10 @@ from .abort import (
     add_hook,
     install_by_default,
     install_if_forced,
+    mpi_abort,
     remove_hook,
 )
 from .forks import skip_finalize_in_forks
-from .job_abort import mpi_abort
 
 __all__ = [
     "abort_if_desynchronized",

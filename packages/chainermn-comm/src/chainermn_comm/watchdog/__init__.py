@@ -6,9 +6,16 @@ library.
 """
 
 from .init_timeout import enforce_init_timeout
-from .recorder import CallRecorder, mark_aborting, mark_finalizing, watch_call, watched
+from .recorder import (
+    CallRecorder,
+    alone,
+    annotate,
+    mark_aborting,
+    mark_finalizing,
+    watch_call,
+    watched,
+)
 from .rendezvous import register
-from .scope import alone, annotate
 from .status_region import NOBODY
 from .timeout import NO_TIMEOUT, TIMEOUT_VARIABLE, Timeout, timeout_from_env
 
