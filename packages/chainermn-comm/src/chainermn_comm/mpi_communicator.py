@@ -351,7 +351,7 @@ class MpiCommunicator(CommunicatorBase):
         """
         settings = self._settings.changed(name, value)
         if settings.chunk_bytes != self._settings.chunk_bytes:
-            if self._algorithms:
+            if self._algorithms.made:
                 raise ValueError(
                     f"rank {self._rank}: chunk_bytes can't be changed any more, since gradients "
                     "have travelled; change it right after making the communicator"

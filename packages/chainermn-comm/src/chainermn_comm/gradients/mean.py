@@ -37,7 +37,7 @@ def mean_gradients(
     with SharedFailure(context.handshake, OPERATION):
         zero_fill = bool(zero_fill)
         call = call_of(model, context.rank, zero_fill, settings, in_memory)
-        algorithm = algorithms.cached(False)
+        algorithm = algorithms.made.get(False)
         finish: Callable[[], None] | None = None
         # With missing gradients there may be more to average than this rank knows; with some on
         # GPUs, two algorithms, and the errors of the second belong after the handshake.
