@@ -4,22 +4,8 @@
 ranks out of it.
 """
 
-from .abort import (
-    abort_if_desynchronized,
-    add_hook,
-    install_by_default,
-    install_if_forced,
-    mpi_abort,
-    remove_hook,
-)
-from .forks import skip_finalize_in_forks
-
-__all__ = [
-    "abort_if_desynchronized",
-    "add_hook",
-    "install_by_default",
-    "install_if_forced",
-    "mpi_abort",
-    "remove_hook",
-    "skip_finalize_in_forks",
-]
+from .abort import abort_if_desynchronized as abort_if_desynchronized
+from .abort import install_by_default as install_by_default
+from .abort import install_if_forced as install_if_forced
+from .abort import mpi_abort as mpi_abort
+from .forks import skip_finalize_in_forks as skip_finalize_in_forks
