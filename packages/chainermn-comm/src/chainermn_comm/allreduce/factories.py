@@ -77,11 +77,7 @@ class AlgorithmCache:
         return is_shared and self._context.topology.inter_size == 1
 
     def get(self, on_gpu: bool) -> Algorithm:
-        """Return the algorithm, made if there is none yet (collective).
-
-        Raises:
-            PeerError: another rank couldn't make it; the cause is raised there.
-        """
+        """Return the algorithm, made if there is none yet (collective)."""
         if on_gpu not in self.made:
             make, context = self._factories[on_gpu], self._context
             self.made[on_gpu] = context.handshake.run_on_all_ranks(

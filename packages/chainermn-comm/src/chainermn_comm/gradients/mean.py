@@ -25,13 +25,6 @@ def mean_gradients(
 
     The first gradients are packed before the handshake, which then also serves as the barrier that
     an algorithm needs between packing and summing.
-
-    Raises:
-        RankMismatchError: on all ranks, when models differ in a name, shape or dtype, in the
-            settings, in which gradients are on GPUs, or (without ``zero_fill``) in which are
-            missing.
-        TypeError: a gradient isn't a float array, or is complex and would travel as a float.
-        MemoryError: a gradient that has to be replaced can't be allocated.
     """
     in_memory = algorithms.stays_in_memory
     with SharedFailure(context.handshake, OPERATION):
