@@ -140,7 +140,8 @@ def _fast_path(
     for name, (dtype, shape, _) in zip(names, specs, strict=True):
         entries.append(("parameter", name, dtype, shape))
     signature = GradientSignature(entries)
-    own = all(parameters.owns_usable_memory(flags) for _, _, flags in specs)
+    own_memory = parameters.OWN_MEMORY
+    own = all(flags & own_memory == own_memory for _, _, flags in specs)
     return _FastPath(signature, wire_dtypes_of(dtypes, settings, in_memory), own)
 
 

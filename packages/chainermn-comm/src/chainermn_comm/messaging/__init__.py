@@ -6,11 +6,9 @@ from .context import Context as Context
 from .handshake import Handshake as Handshake
 from .handshake import SharedFailure as SharedFailure
 from .handshake import Signature as Signature
-from .messages import ARRAY as ARRAY
-from .messages import OBJECT as OBJECT
-from .messages import SCALAR as SCALAR
-from .messages import TUPLE as TUPLE
-from .messages import WITH_METADATA as WITH_METADATA
+from .messages import ARRAYS as ARRAYS
+from .messages import ARRAYS_WITH_METADATA as ARRAYS_WITH_METADATA
+from .messages import OBJECTS as OBJECTS
 from .messages import Message as Message
 from .messages import message_of_array as message_of_array
 from .messages import message_of_object as message_of_object

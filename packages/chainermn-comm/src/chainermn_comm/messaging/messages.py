@@ -17,6 +17,9 @@ from ..arrays import as_array, as_bytes
 # a pickle followed by its out-of-band buffers (pickle protocol 5).
 ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT = "array", "scalar", "tuple", "with_metadata", "object"
 
+# What each of a communicator's ways to receive takes.
+ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, SCALAR, TUPLE), (WITH_METADATA,), (OBJECT,)
+
 # Dtype, shape, and whether the array is C-contiguous (else it is Fortran-contiguous).
 ArraySpec: TypeAlias = tuple[np.dtype, tuple[int, ...], bool]
 _new = tuple.__new__  # makes a named tuple in less time than its class does
