@@ -86,11 +86,12 @@ def kernel_rates(grads: Sequence[Any], wire: str, world_size: int) -> dict[str, 
         devices.to_device(kernels.segment_table([chunk], grads)),
         devices.empty(chunk.nbytes),
     )
+    of_chunk = chunk.dtype, table, len(chunk.segments), buffer, chunk.size
     ms = on_device(
         {
             "copy": partial(copy_on_device, source, target),
-            "pack": partial(kernels.launch, "pack", table, chunk, buffer, world_size),
-            "unpack": partial(kernels.launch, "unpack", table, chunk, buffer),
+            "pack": partial(kernels.launch, "pack", *of_chunk, world_size),
+            "unpack": partial(kernels.launch, "unpack", *of_chunk),
         }
     )
     moved = {"copy": 2 * nbytes, "pack": nbytes + chunk.nbytes, "unpack": nbytes + chunk.nbytes}

@@ -214,11 +214,12 @@ def test_pack_and_unpack_do_what_numpy_does(gpu, wire, chunk_bytes):
         table = gpus.put(kernels.segment_table([chunk], grads))
         buffer = gpus.put(np.zeros(chunk.nbytes, "u1"))
         keep.append((table, buffer))
-        kernels.launch("pack", table, chunk, buffer, 3)
+        count = len(chunk.segments)
+        kernels.launch("pack", chunk.dtype, table, count, buffer, chunk.size, 3)
         pieces = [cast(arrays[i][start:stop], wire, 3.0) for i, start, stop in chunk.segments]
         packed = np.concatenate(pieces)
         np.testing.assert_array_equal(gpus.to_host(buffer).view(wire), packed)
-        kernels.launch("unpack", table, chunk, buffer)
+        kernels.launch("unpack", chunk.dtype, table, count, buffer, chunk.size)
         for (index, start, stop), piece in zip(chunk.segments, pieces, strict=True):
             arrays[index][start:stop] = cast(piece, arrays[index].dtype)
     for grad, array in zip(grads, arrays, strict=True):
@@ -231,5 +232,5 @@ def test_sums_on_gpus_have_the_bits_of_cpus(gpu, dtype):
     rows = [interesting(rng, 70_001, dtype) for _ in range(3)]
     there, out = [gpus.put(row) for row in rows], gpus.put(np.zeros(70_001, dtype))
     table = gpus.put(np.array([gpus.address(row) for row in there]))
-    kernels.launch_sum(table, 3, np.dtype(dtype), out, 3)
+    kernels.launch("sum", np.dtype(dtype), table, 3, out, out.size, 3)
     np.testing.assert_array_equal(gpus.to_host(out), mean_on_cpus(rows, 3.0))

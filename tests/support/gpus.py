@@ -12,7 +12,7 @@ import pytest
 
 from chainermn_comm import CommunicatorBase, devices
 from chainermn_comm.allreduce import Chunk, plan_chunks
-from chainermn_comm.gpu import cuda_aware, kernels
+from chainermn_comm.gpu import inter_node, kernels
 from tests.support.models import Model, Param
 
 # Those that go through NCCL where a node has several ranks, and those that MPI serves alone.
@@ -104,7 +104,7 @@ def failing(place: str, message: str, error: type[BaseException] = RuntimeError)
 def mpi_says(takes_gpu_memory: bool) -> Iterator[None]:
     """What MPI answers; the double's device memory is host memory, which any MPI takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_aware, "mpi_takes_gpu_memory", lambda: takes_gpu_memory)
+        patch.setattr(inter_node, "mpi_takes_gpu_memory", lambda: takes_gpu_memory)
         yield
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_comm.watchdog import network
-from chainermn_comm.watchdog.network import Peer, Query, serve
+from chainermn_comm.watchdog.network import Peer, ask_all, serve
 
 
 def where_of(listener, host="near"):
@@ -27,8 +27,8 @@ def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
     with socket.create_server(here) as one, socket.create_server(here) as other:
         work = (one, "x", lambda question: {"asked": question})
         threading.Thread(target=serve, args=work, daemon=True).start()
-        query = Query([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0, dict)
-        assert query.result() == ([{"asked": "calls"}], ["rank 1 on far"])
+        replies = ask_all([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0, dict)
+        assert replies() == ([{"asked": "calls"}], ["rank 1 on far"])
 
 
 def test_no_core_is_kept_busy_while_no_connection_can_be_taken(monkeypatch):
@@ -115,5 +115,7 @@ def test_a_reply_that_can_not_be_read_is_none(reply):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         work = (listener, "x", lambda _: reply)
         threading.Thread(target=serve, args=work, daemon=True).start()
-        query = Query([peer("near", 0, listener)], "failed", 5.0, lambda it: float(it["failed"]))
-        assert query.result() == ([], ["rank 0 on near"])
+        replies = ask_all(
+            [peer("near", 0, listener)], "failed", 5.0, lambda it: float(it["failed"])
+        )
+        assert replies() == ([], ["rank 0 on near"])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from chainermn_comm.watchdog.scope import alone, annotate
+from chainermn_comm.watchdog import alone, annotate
 from tests.support import jobs
 from tests.support.watchdog import inside_of
 

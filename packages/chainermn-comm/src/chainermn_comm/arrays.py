@@ -65,11 +65,6 @@ def accumulator(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
-def wider(dtype: np.dtype, wire: np.dtype) -> np.dtype:
-    """Return ``wire``, or the dtype itself where it is as wide: no other holds all its numbers."""
-    return dtype if dtype.itemsize >= wire.itemsize else wire
-
-
 def as_bytes(array: np.ndarray) -> np.ndarray:
     """Return the memory of a C- or Fortran-contiguous array as 1-D uint8, not copied."""
     if array.nbytes == 0:

@@ -19,11 +19,9 @@ from .config import Settings
 from .errors import CommunicationError, FinalizedError
 from .gradients import bcast_parameters, mean_gradients
 from .messaging import (
-    ARRAY,
-    OBJECT,
-    SCALAR,
-    TUPLE,
-    WITH_METADATA,
+    ARRAYS,
+    ARRAYS_WITH_METADATA,
+    OBJECTS,
     Context,
     Message,
     Peer,
@@ -40,8 +38,6 @@ from .watchdog import register, watched
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
-# The kinds of messages that `recv` takes.
-ARRAYS = (ARRAY, TUPLE, SCALAR)
 
 
 class MpiCommunicator(CommunicatorBase):
@@ -179,7 +175,7 @@ class MpiCommunicator(CommunicatorBase):
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
         peer = self._peer(source, tag, "source", self.reserved_tag)
-        kinds = (WITH_METADATA,)
+        kinds = ARRAYS_WITH_METADATA
         return point_to_point.recv("recv", kinds, peer, self._record, self._rank, label)
 
     @watched
@@ -238,7 +234,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv_obj", (OBJECT,), peer, self._record, self._rank)[1]
+        return point_to_point.recv("recv_obj", OBJECTS, peer, self._record, self._rank)[1]
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -351,7 +347,7 @@ class MpiCommunicator(CommunicatorBase):
         """
         settings = self._settings.changed(name, value)
         if settings.chunk_bytes != self._settings.chunk_bytes:
-            if self._algorithms:
+            if self._algorithms.made:
                 raise ValueError(
                     f"rank {self._rank}: chunk_bytes can't be changed any more, since gradients "
                     "have travelled; change it right after making the communicator"

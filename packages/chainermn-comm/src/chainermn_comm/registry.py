@@ -129,8 +129,11 @@ def make_communicator(
     wait = watchdog.Timeout()
     with contextlib.suppress(ValueError):  # which is raised on all ranks below
         wait = limit or watchdog.timeout_from_env()
+    # As ranks of MPI.COMM_WORLD, this process first.
+    ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
+    members = MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
     with (
-        watchdog.enforce_init_timeout(wait, _numbers(comm), lambda: faults.mpi_abort(1)),
+        watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
     ):
         traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
@@ -172,14 +175,6 @@ def make_communicator(
 
 def _resolve(factory: str | Factory, named: dict[str, Factory]) -> Factory:
     return named[factory] if isinstance(factory, str) else factory
-
-
-def _numbers(comm: MPI.Intracomm) -> list[int]:
-    """Return the communicator's ranks as ranks of MPI.COMM_WORLD, this process first."""
-    from mpi4py import MPI
-
-    ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
-    return MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
 
 
 def _find(name: str) -> Entry:

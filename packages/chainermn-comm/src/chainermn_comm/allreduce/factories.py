@@ -59,6 +59,7 @@ class AlgorithmCache:
     """The algorithms for gradients in host memory and on GPUs, each made at its first use.
 
     Attributes:
+        made: by whether it is for GPUs; each algorithm is here on all ranks or on none.
         pairwise: for the arrays that users pass.
     """
 
@@ -66,12 +67,8 @@ class AlgorithmCache:
         """Make nothing for gradients yet: only later has the user chosen a device."""
         self._factories = {False: host, True: gpu}
         self._context = context
-        self._made: dict[bool, Algorithm] = {}
+        self.made: dict[bool, Algorithm] = {}
         self.pairwise = _pairwise(context)
-
-    def __bool__(self) -> bool:
-        """Whether an algorithm has been made: gradients have been averaged."""
-        return bool(self._made)
 
     @property
     def stays_in_memory(self) -> bool:
@@ -79,36 +76,28 @@ class AlgorithmCache:
         is_shared = self._factories[False] in (single_leader, multi_leader)
         return is_shared and self._context.topology.inter_size == 1
 
-    def cached(self, on_gpu: bool) -> Algorithm | None:
-        """Return the algorithm, None if it isn't made yet; it is on all ranks or on none."""
-        return self._made.get(on_gpu)
-
     def get(self, on_gpu: bool) -> Algorithm:
-        """Return the algorithm, made if there is none yet (collective).
-
-        Raises:
-            PeerError: another rank couldn't make it; the cause is raised there.
-        """
-        if on_gpu not in self._made:
+        """Return the algorithm, made if there is none yet (collective)."""
+        if on_gpu not in self.made:
             make, context = self._factories[on_gpu], self._context
-            self._made[on_gpu] = context.handshake.run_on_all_ranks(
+            self.made[on_gpu] = context.handshake.run_on_all_ranks(
                 "allreduce_grad, its first use", lambda: make(context)
             )
-        return self._made[on_gpu]
+        return self.made[on_gpu]
 
     def close(self) -> None:
         """Release what the algorithms own (collective)."""
         self.pairwise.close()
-        for algorithm in self._made.values():
+        for algorithm in self.made.values():
             algorithm.close()
-        self._made.clear()
+        self.made.clear()
 
     def release_local(self) -> None:
         """Release what needs no other rank (not collective)."""
         self.pairwise.close()
-        for algorithm in self._made.values():
+        for algorithm in self.made.values():
             algorithm.release_local()
-        self._made.clear()
+        self.made.clear()
 
 
 def _pairwise(context: Context, pipeline: Pipeline = BLOCKING) -> PairwiseAllreduce:

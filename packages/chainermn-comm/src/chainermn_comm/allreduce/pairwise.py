@@ -189,7 +189,16 @@ class PairwiseAllreduce:
 
     def _gather(self, buffer: np.ndarray) -> list[np.ndarray]:
         """Return every rank's buffer, in rank order."""
-        target, rows = self._gather_layout(buffer.size, buffer.dtype)
+        key = buffer.size, buffer.dtype
+        found = self._gathered.get(key)
+        if found is None:
+            count = self._size if self._size > 2 else 1
+            memory = self._scratch(0, count * buffer.nbytes)
+            if len(self._gathered) >= CACHED_LAYOUTS:
+                self._gathered.clear()
+            rows = list(memory.view(buffer.dtype).reshape(count, buffer.size))
+            found = self._gathered[key] = [memory, MPI.BYTE], rows
+        target, rows = found
         if self._size > 2:
             self._comm.Allgather([buffer, MPI.BYTE], target)
             return rows
@@ -197,17 +206,6 @@ class PairwiseAllreduce:
         peer = 1 - self._rank
         self._comm.Sendrecv([buffer, MPI.BYTE], peer, self._tag, target, peer, self._tag)
         return [buffer, rows[0]] if self._rank == 0 else [rows[0], buffer]
-
-    def _gather_layout(self, size: int, dtype: np.dtype) -> tuple[list[Any], list[np.ndarray]]:
-        found = self._gathered.get((size, dtype))
-        if found is None:
-            count = self._size if self._size > 2 else 1
-            memory = self._scratch(0, count * size * dtype.itemsize)
-            if len(self._gathered) >= CACHED_LAYOUTS:
-                self._gathered.clear()
-            rows = list(memory.view(dtype).reshape(count, size))
-            found = self._gathered[size, dtype] = ([memory, MPI.BYTE], rows)
-        return found
 
     # What is different on GPUs.
 

@@ -7,6 +7,7 @@ tick t stage s works on chunk t - s, and the node's ranks pass a barrier once a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -124,18 +125,15 @@ class SharedMemoryAllreduce(Algorithm):
             own = self._slots[self._intra_rank]
             chunk.pack(inputs, slot_of(own, SLOTS, number, chunk.size, chunk.dtype))
 
-        def add_and_unpack(number: int, chunk: Chunk) -> None:
-            self._add_and_unpack(number, chunk, inputs, flats)
-
         def unpack(number: int, chunk: Chunk) -> None:
             chunk.unpack(self._sums(number, chunk), flats)
 
         few = len(todo) == 1 and self._ranks * todo[0].nbytes <= REDUNDANT_BYTES
         if self._ranks <= REDUNDANT_RANKS or few:
-            return [pack, add_and_unpack]
+            return [pack, partial(self._add_and_unpack, inputs, flats)]
         return [pack, self._sum, unpack]
 
-    def _add_and_unpack(self, number: int, chunk: Chunk, inputs: Arrays, flats: Arrays) -> None:
+    def _add_and_unpack(self, inputs: Arrays, flats: Arrays, number: int, chunk: Chunk) -> None:
         rows, originals = self._terms(number, chunk), None
         index, start, stop = chunk.segments[0]
         is_packed = len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype

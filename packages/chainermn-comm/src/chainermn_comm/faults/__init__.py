@@ -1,25 +1,11 @@
 """The end of the whole job when one of its ranks fails.
 
-`abort` notices that a rank ends in failure, `job_abort` aborts the job, and `forks` keeps the
-children of ranks out of it.
+`abort` notices that a rank ends in failure and aborts the job, and `forks` keeps the children of
+ranks out of it.
 """
 
-from .abort import (
-    abort_if_desynchronized,
-    add_hook,
-    install_by_default,
-    install_if_forced,
-    remove_hook,
-)
-from .forks import skip_finalize_in_forks
-from .job_abort import mpi_abort
-
-__all__ = [
-    "abort_if_desynchronized",
-    "add_hook",
-    "install_by_default",
-    "install_if_forced",
-    "mpi_abort",
-    "remove_hook",
-    "skip_finalize_in_forks",
-]
+from .abort import abort_if_desynchronized as abort_if_desynchronized
+from .abort import install_by_default as install_by_default
+from .abort import install_if_forced as install_if_forced
+from .abort import mpi_abort as mpi_abort
+from .forks import skip_finalize_in_forks as skip_finalize_in_forks

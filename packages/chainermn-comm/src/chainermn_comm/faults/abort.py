@@ -8,6 +8,8 @@ happened and calls `MPI_Abort`. A signal or a kill is the launcher's to notice, 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import faulthandler
 import os
 import sys
 import threading
@@ -16,10 +18,13 @@ import traceback
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
+from _chainermn_events import emit
+
 from ..errors import PeerError
-from ..watchdog import mark_finalizing
+from ..trace import flush_trace
+from ..watchdog import mark_aborting, mark_finalizing
 from . import exit_status
-from .job_abort import abort_job, headline, real_exit, write_stderr
+from .forks import real_exit
 
 VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 # Tells the child processes of a rank that they are no ranks: they inherit the launcher's
@@ -28,6 +33,15 @@ RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
 # How long a rank with a secondary error, which may only follow from another rank's, waits to be
 # ended silently.
 SECONDARY_ERROR_SECONDS = 1.5
+# Between the report and MPI_Abort. MPICH's launcher drops what it has not read by then, and ranks
+# that fail at the same time get to print theirs; see docs/decisions/abort.md.
+FORWARDING_SECONDS = 0.5
+# Ranks that fail at the same time write one after the other: Open MPI's launcher reads 4 kB at
+# a time and mixes longer texts. Only so many turns, so that the last isn't late.
+TURN_SECONDS = 0.04
+TURNS = 8
+# After this the process ends even if MPI_Abort hangs; the launcher then ends the others.
+LAST_RESORT_SECONDS = 3.0
 
 
 class _Replaced(NamedTuple):
@@ -214,3 +228,55 @@ def _at_exit() -> None:
     trace = getattr(sys, "last_traceback", None)
     if trace is not None and trace.tb_frame.f_back is None and _others_may_wait():
         abort_job(f"uncaught {type(sys.last_value).__name__}", 1)
+
+
+# How the job ends.
+
+
+def abort_job(what: str, code: int, details: str = "") -> NoReturn:
+    """Print why this rank fails and abort the job with an exit status from 1 to 255.
+
+    ``what`` follows "rank 1 of 2: ", and ``details``, such as a traceback, come last.
+    """
+    try:
+        time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
+        emit("aborted", what=what, status=code)
+        write_stderr(f"{headline(what)}, ending the job.\n{details}")
+        time.sleep(FORWARDING_SECONDS)
+    finally:  # even if a second Ctrl-C arrives meanwhile
+        mpi_abort(code)
+
+
+def headline(what: str) -> str:
+    """Return the first line of what a rank prints before it aborts the job."""
+    world = sys.modules["mpi4py.MPI"].COMM_WORLD
+    return f"\nChainerMN: rank {world.rank} of {world.size}: {what}"
+
+
+def write_stderr(text: str) -> None:
+    """Write in one piece, so that the launcher doesn't mix it with other ranks' output."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    try:
+        sys.stderr.flush()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except Exception:  # it may be closed, or somebody else's object
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="backslashreplace"))
+
+
+def mpi_abort(code: int) -> NoReturn:
+    """End the job by MPI_Abort, and this process whatever MPI does."""
+    try:
+        mark_aborting()
+        faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
+        flush_trace()
+        # MPICH's launcher may miss worker processes of this rank on a busy machine.
+        multiprocessing = sys.modules.get("multiprocessing")
+        with contextlib.suppress(Exception):  # MPI_Abort must be called
+            for worker in multiprocessing.active_children() if multiprocessing else ():
+                worker.terminate()
+        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
+    finally:
+        real_exit(code)

@@ -16,8 +16,8 @@ import threading
 from typing import Any
 
 from . import exit_status
-from .job_abort import real_exit
 
+real_exit = os._exit  # abort.py replaces the one in os
 _registered = False
 _exit_codes: list[object] = []  # of the SystemExit that ends this child
 _last_value: Any = None  # sys.last_value before the fork

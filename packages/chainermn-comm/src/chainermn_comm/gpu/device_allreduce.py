@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,8 @@ from ..allreduce import Algorithm, Chunk, plan_chunks
 from ..errors import CommunicationError
 from ..messaging import Context, SharedFailure
 from ..topology import Topology
-from . import cuda_aware, kernels
+from . import inter_node, kernels
 from .error_notifier import ErrorNotifier
-from .inter_node import CudaAwareAllreduce, StagedAllreduce
 from .nccl import NcclCommunicator
 
 # Neither is measured, since no GPU was at hand. NCCL wants tens of megabytes to reach its
@@ -44,9 +44,7 @@ class _Call:
 
     chunks: list[Chunk]
     host: np.ndarray  # rows of all tables, in pinned memory
-    table: Any  # room for them on the device
-    packing: list[Any]  # for each chunk, where in `table` its rows begin
-    unpacking: list[Any]
+    tables: list[Any]  # where they begin on the device: for each chunk to pack, then to unpack
     flats: tuple[Any, ...]  # the arrays that are read and written, 1-D
 
 
@@ -87,8 +85,8 @@ class DeviceAllreduce(Algorithm):
         self._inter = MPI.Intracomm(
             comm.Split(self._leader_index if is_leader else MPI.UNDEFINED, rank)
         )
-        direct = not staged and comm.allreduce(cuda_aware.mpi_takes_gpu_memory(), MPI.LAND)
-        make = CudaAwareAllreduce if direct else StagedAllreduce
+        direct = not staged and comm.allreduce(inter_node.mpi_takes_gpu_memory(), MPI.LAND)
+        make = inter_node.CudaAwareAllreduce if direct else inter_node.StagedAllreduce
         self._exchange = self._handshake.run_on_all_ranks(
             f"{operation}, between nodes",
             lambda: make(self._inter, SLOTS, self._wait) if is_leader else None,
@@ -153,16 +151,9 @@ class DeviceAllreduce(Algorithm):
         )
         host, table = devices.pinned(rows.nbytes), devices.empty(rows.nbytes)
         host[...] = rows.reshape(-1).view(np.uint8)
-        ends = np.cumsum([(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks])
-        starts = [0, *ends.tolist()]
-        return _Call(
-            chunks,
-            host,
-            table,
-            [table[start:] for start in starts[:-1]],
-            [table[starts[-1] + start :] for start in starts[:-1]],
-            (*flats, *inputs),
-        )
+        lengths = [(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks]
+        tables = [table[start:] for start in accumulate([0, *lengths, *lengths[:-1]])]
+        return _Call(chunks, host, tables, (*flats, *inputs))
 
     def _check(self, arrays: Sequence[Any], wire_dtypes: Sequence[Any]) -> None:
         for wire in set(wire_dtypes):
@@ -181,21 +172,23 @@ class DeviceAllreduce(Algorithm):
     def _run(self, call: _Call) -> None:
         compute = devices.current_stream()
         if call.chunks:
-            devices.copy_to_device(call.host, call.table, compute)
-        for tick in range(len(call.chunks) + 1):
-            if tick < len(call.chunks):
-                self._begin(self._next_chunk + tick, call.chunks[tick], call.packing[tick], compute)
+            devices.copy_to_device(call.host, call.tables[0], compute)
+        first, count = self._next_chunk, len(call.chunks)
+        for tick in range(count + 1):
+            if tick < count:
+                self._begin(first + tick, call.chunks[tick], call.tables[tick], compute)
             if tick:
-                chunk, table = call.chunks[tick - 1], call.unpacking[tick - 1]
-                self._finish(self._next_chunk + tick - 1, chunk, table, compute)
-        self._next_chunk += len(call.chunks)
+                last, table = tick - 1, call.tables[count + tick - 1]
+                self._finish(first + last, call.chunks[last], table, compute)
+        self._next_chunk += count
         self._done.record(compute)
-        self._wait(self._done)
+        self._wait(lambda: self._done.done)
 
     def _begin(self, number: int, chunk: Chunk, table: Any, compute: Any) -> None:
         slot, stream = number % SLOTS, self._stream
         padded, own = self._views(slot, chunk)
-        kernels.launch("pack", table, chunk, padded, self._size if self._nccl_sums else 1)
+        divisor = self._size if self._nccl_sums else 1
+        kernels.launch("pack", chunk.dtype, table, len(chunk.segments), padded, chunk.size, divisor)
         self._packed[slot].record(compute)
         stream.wait_event(self._packed[slot])
         if self._nodes == 1:
@@ -217,7 +210,7 @@ class DeviceAllreduce(Algorithm):
             self._nccl.gather_shards(padded, self._leaders, stream)
         self._summed[slot].record(stream)
         compute.wait_event(self._summed[slot])
-        kernels.launch("unpack", table, chunk, padded)
+        kernels.launch("unpack", chunk.dtype, table, len(chunk.segments), padded, chunk.size)
 
     def _views(self, slot: int, chunk: Chunk) -> tuple[Any, Any]:
         """Return the chunk's buffer padded to equal shards, and this leader's shard, not padded."""
@@ -227,9 +220,9 @@ class DeviceAllreduce(Algorithm):
         start = min(self._leader_index * shard, chunk.size)
         return padded, padded[start : min(start + shard, chunk.size)]
 
-    def _wait(self, event: Any) -> None:
-        """Poll until the event has happened, NCCL has an error, or another rank sends one."""
-        while not event.done:
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        """Poll until it is done, NCCL has an error, or another rank sends one."""
+        while not is_done():
             self._errors.poll()
             if self._nccl is not None:
                 self._nccl.check()

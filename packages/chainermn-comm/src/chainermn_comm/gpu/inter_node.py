@@ -6,8 +6,10 @@ blocking call of MPI a rank wouldn't notice that another has failed meanwhile.
 
 from __future__ import annotations
 
+import ctypes
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,23 +20,26 @@ from ..allreduce import PairwiseAllreduce, overflow_errstate
 from ..messaging import Buffer
 from . import kernels
 
-# Returns when what it is given is `done`, or raises if that will never be.
-Poll: TypeAlias = Callable[[Any], None]
+# Returns when the function that it is given returns True, or raises if that will never be.
+Poll: TypeAlias = Callable[[Callable[[], bool]], None]
 
 # MPI may read and write the memory of requests that nobody waits for any more, so they are kept.
 _orphaned_requests: list[Sequence[MPI.Request]] = []
 
 
-class PendingRequests:
-    """Requests that are polled as a device's events are."""
+@cache
+def mpi_takes_gpu_memory() -> bool:
+    """Return whether this MPI says that it is CUDA-aware, by ``MPIX_Query_cuda_support()``.
 
-    def __init__(self, requests: Sequence[MPI.Request]) -> None:
-        self._requests = requests
-
-    @property
-    def done(self) -> bool:
-        """Whether all are done; asking makes MPI progress them."""
-        return bool(MPI.Request.Testall(self._requests))
+    Open MPI, MPICH and MVAPICH have that function; an MPI without it counts as not aware. It is
+    looked up in mpi4py's own library, whose dependencies are searched too.
+    """
+    try:
+        query = ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support
+    except (OSError, AttributeError):
+        return False
+    query.argtypes, query.restype = [], ctypes.c_int
+    return bool(query() == 1)
 
 
 class PolledAllreduce(PairwiseAllreduce):
@@ -65,7 +70,7 @@ class PolledAllreduce(PairwiseAllreduce):
 
     def _wait_polled(self, requests: Sequence[MPI.Request]) -> None:
         try:
-            self._poll(PendingRequests(requests))
+            self._poll(partial(MPI.Request.Testall, requests))  # makes MPI progress them
         except BaseException:
             _orphaned_requests.append(requests)
             raise
@@ -87,7 +92,7 @@ class CudaAwareAllreduce(PolledAllreduce):
         super().__init__(comm, slots, poll)
 
     def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
-        self._poll(self._ready[slot])  # MPI knows nothing of streams
+        self._poll(lambda: self._ready[slot].done)  # MPI knows nothing of streams
         self._dtype, self._stream = dtype, stream
         self.allreduce([buffer], divisor)
 
@@ -104,9 +109,9 @@ class CudaAwareAllreduce(PolledAllreduce):
             self._addresses[:] = [devices.address(row) for row in rows]
             devices.copy_to_device(self._addresses, self._table, self._stream)
             with self._stream:  # type: ignore[attr-defined]
-                kernels.launch_sum(self._table, len(rows), self._dtype, out, divisor)
+                kernels.launch("sum", self._dtype, self._table, len(rows), out, out.size, divisor)
         self._summed.record(self._stream)
-        self._poll(self._summed)
+        self._poll(lambda: self._summed.done)
 
 
 class StagedAllreduce(PolledAllreduce):
@@ -130,7 +135,7 @@ class StagedAllreduce(PolledAllreduce):
         super().begin(slot, buffer, stream)
 
     def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
-        self._poll(self._ready[slot])
+        self._poll(lambda: self._ready[slot].done)
         host = self._host[slot][: buffer.nbytes].view(dtype)
         with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
             self.allreduce([host], divisor)

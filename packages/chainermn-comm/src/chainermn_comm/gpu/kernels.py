@@ -127,16 +127,6 @@ __device__ inline void walk(
     }
 }
 
-#define KERNELS(LETTER, Wire)                                                              \
-    extern "C" __global__ void pack_##LETTER(                                              \
-        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
-        walk<true>(parts, count, wire, size, divisor);                                     \
-    }                                                                                      \
-    extern "C" __global__ void unpack_##LETTER(                                            \
-        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
-        walk<false>(parts, count, wire, size, divisor);                                    \
-    }
-
 // Sums rows of numbers in their order and divides, in float32 or wider; a sum that overflows is
 // taken anew of terms divided by a power of two, which is exact.
 template <typename Wire>
@@ -157,15 +147,19 @@ __device__ inline void sum(const i64* rows, i64 count, Wire* out, i64 size, doub
     }
 }
 
-#define SUM(LETTER, Wire)                                                                  \
+#define KERNELS(LETTER, Wire)                                                              \
+    extern "C" __global__ void pack_##LETTER(                                              \
+        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
+        walk<true>(parts, count, wire, size, divisor);                                     \
+    }                                                                                      \
+    extern "C" __global__ void unpack_##LETTER(                                            \
+        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
+        walk<false>(parts, count, wire, size, divisor);                                    \
+    }                                                                                      \
     extern "C" __global__ void sum_##LETTER(                                               \
         const i64* rows, i64 count, Wire* out, i64 size, double divisor) {                 \
         sum<Wire>(rows, count, out, size, divisor);                                        \
     }
-SUM(e, Half)
-SUM(f, float)
-SUM(d, double)
-SUM(b, Bfloat)
 KERNELS(e, Half)
 KERNELS(f, float)
 KERNELS(d, double)
@@ -204,32 +198,23 @@ def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
     return np.array(table, np.int64).reshape(-1, 3)
 
 
-def launch(name: str, table: Any, chunk: Chunk, buffer: Any, divisor: int = 1) -> None:
-    """Pack or unpack one chunk on the current stream; return at once.
+def launch(
+    name: str, dtype: np.dtype, table: Any, count: int, buffer: Any, size: int, divisor: int = 1
+) -> None:
+    """Run a kernel on the current stream; return at once.
 
     Args:
-        name: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
-        table: the chunk's :func:`segment_table`, on the GPU.
-        chunk: its dtype is one of ``DTYPE_CODES``.
-        buffer: GPU memory of at least ``chunk.nbytes``.
+        name: ``"pack"``; ``"unpack"``, which ignores ``divisor``; or ``"sum"``, of rows in their
+            order.
+        dtype: of the numbers in ``buffer``, one of ``DTYPE_CODES``.
+        table: GPU memory: a chunk's :func:`segment_table`; for a sum the address of each row, of
+            which ``buffer`` may be one, (count,) int64.
+        count: of the chunk's segments, or of the rows.
+        buffer: GPU memory of at least ``size`` numbers.
+        size: elements of the chunk or the sum.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
-    kernel = devices.kernel(source(), f"{name}_{DTYPE_CODES[chunk.dtype.name]}")
-    blocks = min(-(-chunk.size // TILE), MAX_BLOCKS)
-    kernel(
-        (blocks,),
-        (THREADS,),
-        (table, np.int64(len(chunk.segments)), buffer, np.int64(chunk.size), np.float64(divisor)),
-    )
-
-
-def launch_sum(table: Any, count: int, dtype: np.dtype, out: Any, divisor: int) -> None:
-    """Sum rows in their order into ``out`` and divide, on the current stream; return at once.
-
-    ``table`` is GPU memory, (count,) int64: the address of each row, of which ``out`` may be one.
-    The numbers are of ``dtype``, one of ``DTYPE_CODES``, and divided before they are rounded to it.
-    """
-    kernel = devices.kernel(source(), f"sum_{DTYPE_CODES[dtype.name]}")
-    blocks = min(-(-out.size // THREADS), MAX_BLOCKS)
-    arguments = (table, np.int64(count), out, np.int64(out.size), np.float64(divisor))
+    kernel = devices.kernel(source(), f"{name}_{DTYPE_CODES[dtype.name]}")
+    blocks = min(-(-size // (THREADS if name == "sum" else TILE)), MAX_BLOCKS)
+    arguments = (table, np.int64(count), buffer, np.int64(size), np.float64(divisor))
     kernel((blocks,), (THREADS,), arguments)

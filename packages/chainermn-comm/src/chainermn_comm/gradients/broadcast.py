@@ -19,10 +19,6 @@ def bcast_parameters(context: Context, model: Any) -> None:
 
     A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one that
     no rank has is left alone.
-
-    Raises:
-        RankMismatchError: on all ranks, when models differ in a name, shape or dtype.
-        TypeError: a parameter isn't a float array.
     """
     with SharedFailure(context.handshake, "bcast_data"):
         named = parameters.named(model, context.rank)

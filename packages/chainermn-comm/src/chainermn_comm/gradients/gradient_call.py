@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..arrays import wider
 from ..config import Settings
 from . import parameters
 
@@ -69,7 +68,8 @@ def call_of(
     grads = [param.grad for param in params]
     fast = None
     if _all_numpy(grads):
-        fast = _fast_path(settings, zero_fill, in_memory, names, _array_specs(grads))
+        specs = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
+        fast = _fast_path(settings, zero_fill, in_memory, names, specs)
     if fast is not None:
         apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
         targets = grads if apart else _targets(grads)
@@ -114,10 +114,6 @@ def _checked_signature(
     return GradientSignature(entries)
 
 
-def _array_specs(grads: list[np.ndarray]) -> tuple[tuple[np.dtype, tuple[int, ...], int], ...]:
-    return tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
-
-
 class _FastPath(NamedTuple):
     """What follows from the specs of gradients that all are NumPy arrays of real floats."""
 
@@ -144,7 +140,8 @@ def _fast_path(
     for name, (dtype, shape, _) in zip(names, specs, strict=True):
         entries.append(("parameter", name, dtype, shape))
     signature = GradientSignature(entries)
-    own = all(parameters.owns_usable_memory(flags) for _, _, flags in specs)
+    own_memory = parameters.OWN_MEMORY
+    own = all(flags & own_memory == own_memory for _, _, flags in specs)
     return _FastPath(signature, wire_dtypes_of(dtypes, settings, in_memory), own)
 
 
@@ -162,11 +159,9 @@ def wire_dtypes_of(
         return tuple(dtypes)
     if on_gpu:
         return (wire,) * len(dtypes)
+    at_most = math.inf if in_memory else wire.itemsize
     return tuple(
-        [
-            wider(dtype, wire) if in_memory or dtype.itemsize == wire.itemsize else wire
-            for dtype in dtypes
-        ]
+        [dtype if wire.itemsize <= dtype.itemsize <= at_most else wire for dtype in dtypes]
     )
 
 

@@ -25,19 +25,12 @@ def mean_gradients(
 
     The first gradients are packed before the handshake, which then also serves as the barrier that
     an algorithm needs between packing and summing.
-
-    Raises:
-        RankMismatchError: on all ranks, when models differ in a name, shape or dtype, in the
-            settings, in which gradients are on GPUs, or (without ``zero_fill``) in which are
-            missing.
-        TypeError: a gradient isn't a float array, or is complex and would travel as a float.
-        MemoryError: a gradient that has to be replaced can't be allocated.
     """
     in_memory = algorithms.stays_in_memory
     with SharedFailure(context.handshake, OPERATION):
         zero_fill = bool(zero_fill)
         call = call_of(model, context.rank, zero_fill, settings, in_memory)
-        algorithm = algorithms.cached(False)
+        algorithm = algorithms.made.get(False)
         finish: Callable[[], None] | None = None
         # With missing gradients there may be more to average than this rank knows; with some on
         # GPUs, two algorithms, and the errors of the second belong after the handshake.

@@ -10,9 +10,9 @@ import numpy as np
 from .. import devices
 from ..arrays import as_array, can_be_summed
 
-# Bits of `numpy.ndarray.flags.num`: reading flags by name takes longer.
-_OWN_DATA = 0x4
-_USABLE = 0x401  # C-contiguous and writeable
+# Bits of `numpy.ndarray.flags.num` (reading flags by name takes longer) of an array into which a
+# result may be written: C-contiguous, writeable, in memory of its own.
+OWN_MEMORY = 0x1 | 0x400 | 0x4
 
 
 def named(model: Any, rank: int) -> list[tuple[str, Any]]:
@@ -42,11 +42,6 @@ def checked(array: Any, name: str, rank: int) -> Any:
     if array.dtype.kind in "biuSUmM" or not can_be_summed(array.dtype):
         raise TypeError(f"rank {rank}: parameter {name} has dtype {array.dtype}, expected a float")
     return array
-
-
-def owns_usable_memory(flags: int) -> bool:
-    """Return whether an array with these flags (``flags.num``) has its own memory for a result."""
-    return flags & _OWN_DATA != 0 and flags & _USABLE == _USABLE
 
 
 def own_memory(grads: list[Any]) -> list[bool]:

@@ -45,7 +45,7 @@ def bcast(context: Context, operation: str, value: Any, make: Make, root: int) -
         lambda: message or messages.allocate(payloads[root][_NBYTES.size :]),
     )
     for buffer in incoming.buffers:
-        transfer.bcast(context.comm, buffer, root)
+        transfer.bcast_buffer(context.comm, buffer, root)
     return incoming
 
 

@@ -17,6 +17,9 @@ from ..arrays import as_array, as_bytes
 # a pickle followed by its out-of-band buffers (pickle protocol 5).
 ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT = "array", "scalar", "tuple", "with_metadata", "object"
 
+# What each of a communicator's ways to receive takes.
+ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, SCALAR, TUPLE), (WITH_METADATA,), (OBJECT,)
+
 # Dtype, shape, and whether the array is C-contiguous (else it is Fortran-contiguous).
 ArraySpec: TypeAlias = tuple[np.dtype, tuple[int, ...], bool]
 _new = tuple.__new__  # makes a named tuple in less time than its class does
@@ -82,7 +85,7 @@ class Message(NamedTuple):
         return self._replace(arrays=tuple(array.copy(order="K") for array in self.arrays))
 
 
-def of_array(data: Any, rank: int) -> Message:
+def message_of_array(data: Any, rank: int) -> Message:
     """Return the message that carries an array, a scalar, or a tuple or list of them.
 
     Of anything else a TypeError is raised, whose text names ``rank``.
@@ -104,16 +107,16 @@ def of_array(data: Any, rank: int) -> Message:
     return Message(SCALAR, (_to_host(data, False, rank),))
 
 
-def with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
-    """Return the message that carries a tuple of arrays, as :func:`of_array`, with metadata."""
+def message_with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
+    """Return the message that carries a tuple of arrays with metadata."""
     for array in arrays:
         if type(array) is np.ndarray and array.flags.c_contiguous and not array.dtype.hasobject:
             continue  # nearly always
-        return of_array(arrays, rank)._replace(kind=WITH_METADATA)
+        return message_of_array(arrays, rank)._replace(kind=WITH_METADATA)
     return _new(Message, (WITH_METADATA, arrays, (), ()))
 
 
-def of_object(obj: Any) -> Message:
+def message_of_object(obj: Any) -> Message:
     """Return the message that carries a picklable object; whatever pickling raises is raised."""
     data, out_of_band = MPI.pickle.dumps_oob(obj)
     buffers: list[Any] = [data, *out_of_band]

@@ -78,7 +78,7 @@ def start_exchange(
     return requests
 
 
-def bcast(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
+def bcast_buffer(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
     """Overwrite the buffer on all ranks by root's (collective)."""
     for piece in split_large(buffer):
         comm.Bcast([piece, MPI.BYTE], root)

@@ -1,12 +1,15 @@
 """This process's trace file: calls are put into a queue, which a thread writes now and then.
 
-Nothing here ever raises into a training: where the file can't be written, or not fast enough, a
-warning says so, and calls are dropped.
+The file is an array of JSON in Chrome's trace event format, whose closing bracket may be missing;
+each line is an event and a comma. Nothing here ever raises into a training: where the file can't be
+written, or not fast enough, a warning says so, and calls are dropped.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
+import json
 import os
 import secrets
 import socket
@@ -18,8 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import events
-from .events import Call
+from ..watchdog import NOBODY
 
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 # Calls of so long a time are lost at most when the process is killed.
@@ -31,6 +33,20 @@ MOST_QUEUED, BATCH = 100_000, 10_000
 END_SECONDS = 5.0
 # CLOCK_MONOTONIC, which all processes of a machine share.
 now = time.perf_counter
+
+# Raised when an event's argument changes its name or meaning.
+SCHEMA = 1
+OPENING = "[\n"
+# Names of the metadata events that are ours; viewers leave them alone.
+FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
+
+
+# Operation, name of the communicator, whether it is collective, bytes, root or peer, tag: there are
+# few kinds of calls. A call is a tuple, which is cheap to make: its kind; number of the collective
+# call; start, end, and when all ranks had arrived (0: unknown), in seconds of this process's clock;
+# the thread; name of the exception that ended it.
+Kind = tuple[str, str, bool, int, int, int]
+Call = tuple[Kind, int, float, float, float, int, str | None]
 
 _file: TraceFile | None = None
 
@@ -74,10 +90,10 @@ class TraceFile:
         self._ended = threading.Event()
         self._descriptor: int | None = None
         host = socket.gethostname()
-        header = events.metadata(
-            events.FILE,
+        header = metadata(
+            FILE,
             rank,
-            schema=events.SCHEMA,
+            schema=SCHEMA,
             run=run,
             rank=rank,
             ranks=ranks,
@@ -95,11 +111,11 @@ class TraceFile:
             _warn(rank, f"no trace is written: {problem}")
         else:
             self._write(
-                events.OPENING
+                OPENING
                 + header
-                + events.metadata("process_name", rank, name=f"rank {rank} on {host}")
-                + events.metadata("process_sort_index", rank, sort_index=rank)
-                + events.metadata("thread_name", rank, name="main thread")
+                + metadata("process_name", rank, name=f"rank {rank} on {host}")
+                + metadata("process_sort_index", rank, sort_index=rank)
+                + metadata("thread_name", rank, name="main thread")
             )
         self._thread = threading.Thread(target=self._keep_writing, name="trace", daemon=True)
         self._thread.start()
@@ -113,7 +129,7 @@ class TraceFile:
 
     def add_metadata(self, event: str, /, **args: Any) -> None:
         """Have an event written that is no call."""
-        self._queue.append(events.metadata(event, self.rank, **args))
+        self._queue.append(metadata(event, self.rank, **args))
 
     def flush(self) -> None:
         """Write all calls that ended."""
@@ -139,12 +155,21 @@ class TraceFile:
         self.flush()
 
     def _line(self, call: Call) -> str:
-        head = ""
-        thread = self._threads.get(call[5])
+        kind, sequence, start, end, arrived, ident, error = call
+        line = ""
+        thread = self._threads.get(ident)
         if thread is None:
-            thread = self._threads[call[5]] = len(self._threads)
-            head = events.metadata("thread_name", self.rank, thread, name=f"thread {thread}")
-        return head + events.format_call(call, self.rank, self.zero, thread)
+            thread = self._threads[ident] = len(self._threads)
+            line = metadata("thread_name", self.rank, thread, name=f"thread {thread}")
+        head, tail = _parts(kind, self.rank, thread)
+        line += f'{head}{(start - self.zero) * 1e6:.3f},"dur":{(end - start) * 1e6:.3f}{tail}'
+        if kind[2]:
+            line += f',"sequence":{sequence}'
+            if arrived:
+                line += f',"waited":{(arrived - start) * 1e6:.3f}'
+        if error is not None:
+            line += f',"error":{json.dumps(error)}'
+        return line + "}},\n"
 
     def _write(self, text: str) -> None:
         data = text.encode()
@@ -190,3 +215,28 @@ def _reset_in_child() -> None:
 def _end() -> None:
     if _file is not None:
         _file.end()
+
+
+@functools.lru_cache(maxsize=256)
+def _parts(kind: Kind, rank: int, thread: int) -> tuple[str, str]:
+    """Return what lines have in common, before and after their times.
+
+    It is made once for many lines, since formatting is most of what tracing costs.
+    """
+    operation, communicator, collective, nbytes, peer, tag = kind
+    head = (
+        f'{{"name":{json.dumps(operation)},"cat":"{"collective" if collective else "message"}",'
+        f'"ph":"X","pid":{rank},"tid":{thread},"ts":'
+    )
+    tail = f',"args":{{"communicator":{json.dumps(communicator)},"bytes":{nbytes}'
+    if not collective:
+        tail += f',"peer":{peer},"tag":{tag}'
+    elif peer != NOBODY:
+        tail += f',"root":{peer}'
+    return head, tail
+
+
+def metadata(event: str, rank: int, thread: int = 0, /, **args: Any) -> str:
+    """Return the line of an event that has no time of its own."""
+    line = {"name": event, "ph": "M", "pid": rank, "tid": thread, "args": args}
+    return json.dumps(line, separators=(",", ":")) + ",\n"

@@ -11,9 +11,8 @@ import numpy as np
 
 from ..messaging import Handshake, Signature
 from ..watchdog import NOBODY, CallRecorder
-from . import events, file
-from .events import Kind
-from .file import TraceFile, microseconds, now
+from . import file
+from .file import Kind, TraceFile, microseconds, now
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
@@ -47,7 +46,7 @@ def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | No
     made = TracedCallRecorder(watchdogs, mine, f"{first}.{number}")
     # A process that was in another communicator before may have a file of that one's run.
     about = {"communicator": made.name, "rank": comm.rank, "ranks": members, "run": run}
-    mine.add_metadata(events.COMMUNICATOR, **about)
+    mine.add_metadata(file.COMMUNICATOR, **about)
     made.compare_clocks(comm)
     return made
 
@@ -113,7 +112,7 @@ class TracedCallRecorder(CallRecorder):
         tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
         at, ahead, round_trip = _measure_clock(comm, tag)
         self._file.add_metadata(
-            events.CLOCK,
+            file.CLOCK,
             communicator=self.name,
             at=microseconds(at - self._file.zero),
             # To be added to a time of this file for the time of rank 0's clock.
@@ -148,9 +147,8 @@ class TracedHandshake(Handshake):
 def _measure_clock(comm: MPI.Intracomm, tag: int) -> tuple[float, float, float]:
     """Compare this process's clock with rank 0's (collective).
 
-    Returns:
-        When; how far rank 0's is ahead then; and how long the messages took, half of which is the
-        error at most. Seconds.
+    Returned are the time of that, how far rank 0's clock is ahead then, and how long the messages
+    took, half of which is the error at most: seconds.
     """
     theirs = np.zeros(1)
     if comm.rank == 0:

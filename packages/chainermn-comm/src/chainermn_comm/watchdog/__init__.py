@@ -5,26 +5,20 @@ A rank records each call in memory (`recorder`, `status_region`) that one proces
 library.
 """
 
-from .init_timeout import enforce_init_timeout
-from .recorder import CallRecorder, mark_aborting, mark_finalizing, watch_call, watched
-from .rendezvous import register
-from .scope import alone, annotate
-from .status_region import NOBODY
-from .timeout import NO_TIMEOUT, TIMEOUT_VARIABLE, Timeout, timeout_from_env
+from .init_timeout import enforce_init_timeout as enforce_init_timeout
+from .recorder import CallRecorder as CallRecorder
+from .recorder import alone
+from .recorder import annotate as annotate
+from .recorder import mark_aborting as mark_aborting
+from .recorder import mark_finalizing as mark_finalizing
+from .recorder import watch_call as watch_call
+from .recorder import watched as watched
+from .rendezvous import register as register
+from .status_region import NOBODY as NOBODY
+from .timeout import NO_TIMEOUT as NO_TIMEOUT
+from .timeout import TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
+from .timeout import Timeout as Timeout
+from .timeout import timeout_from_env as timeout_from_env
 
-__all__ = [
-    "NOBODY",
-    "NO_TIMEOUT",
-    "TIMEOUT_VARIABLE",
-    "CallRecorder",
-    "Timeout",
-    "alone",
-    "annotate",
-    "enforce_init_timeout",
-    "mark_aborting",
-    "mark_finalizing",
-    "register",
-    "timeout_from_env",
-    "watch_call",
-    "watched",
-]
+# What users may use; the other names are for the folders above.
+__all__ = ["alone"]

@@ -39,34 +39,31 @@ def enforce_init_timeout(
     ``members`` have to come, by their numbers in MPI.COMM_WORLD; this rank is the first of them.
     """
     done = threading.Event()
+
+    def watch() -> None:
+        if done.wait(timeout.seconds / 2):
+            return
+        graph, waiting, is_reporter = _local_ranks(members)
+        if is_reporter:
+            processes.write(2, warning(graph, *waiting[0], timeout.seconds), 2.0)
+        if done.wait(timeout.seconds / 2):
+            return
+        graph, waiting, is_reporter = _local_ranks(members)
+        if is_reporter:
+            text = report(graph, waiting, next_step(timeout.seconds, timeout.ends_job))
+            if timeout.ends_job:
+                emit("watchdog_abort", reason=reason(text))
+            processes.write(2, text, 2.0)
+        if timeout.ends_job and not done.wait(REPORTER_SECONDS if is_reporter else OTHERS_SECONDS):
+            abort()
+
     with contextlib.suppress(OSError):
         if timeout.seconds and len(members) > 1 and not recorder.region().is_monitored:
-            arguments = (done, timeout, members, abort)
-            threading.Thread(target=_watch, args=arguments, daemon=True).start()
+            threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         done.set()
-
-
-def _watch(
-    done: threading.Event, timeout: Timeout, members: list[int], abort: Callable[[], None]
-) -> None:
-    if done.wait(timeout.seconds / 2):
-        return
-    graph, waiting, is_reporter = _local_ranks(members)
-    if is_reporter:
-        processes.write(2, warning(graph, *waiting[0], timeout.seconds), 2.0)
-    if done.wait(timeout.seconds / 2):
-        return
-    graph, waiting, is_reporter = _local_ranks(members)
-    if is_reporter:
-        text = report(graph, waiting, next_step(timeout.seconds, timeout.ends_job))
-        if timeout.ends_job:
-            emit("watchdog_abort", reason=reason(text))
-        processes.write(2, text, 2.0)
-    if timeout.ends_job and not done.wait(REPORTER_SECONDS if is_reporter else OTHERS_SECONDS):
-        abort()
 
 
 def _local_ranks(members: list[int]) -> tuple[WaitGraph, list[tuple[Rank, Call]], bool]:

@@ -20,7 +20,7 @@ from . import processes, report
 from .cleanup import Launcher, SharedFiles, clean
 from .diagnosis import Rank, WaitGraph, ranks_from_reply
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
-from .network import Peer, Query, poll_heartbeat, serve
+from .network import Peer, ask_all, poll_heartbeat, serve
 from .processes import GONE
 from .status_region import Call, read_abort_time
 
@@ -127,8 +127,8 @@ class Monitor:
         rank, self.exits.first_failure = self.exits.first_failure, None
         if rank is None:
             return
-        query = Query(self.peers, "failed", FAILED_SECONDS, lambda it: float(it["failed"] or 0))
-        ages, silent = query.result()
+        replies = ask_all(self.peers, "failed", FAILED_SECONDS, lambda it: float(it["failed"] or 0))
+        ages, silent = replies()
         now = time.monotonic()
         own = self.exits.since_failure(now) or 0.0
         # The end of a machine's last rank has reached the launcher before this one.
@@ -164,12 +164,12 @@ class Monitor:
         if not stalled:
             for rank, call in self.stalled(graph, self.warned_at, self.seconds / 2, now)[:1]:
                 self.warned_at = now
-                query = Query(self.peers, "calls", REPLY_SECONDS, ranks_from_reply)
-                graph = graph.extended({}, *query.result())
+                replies = ask_all(self.peers, "calls", REPLY_SECONDS, ranks_from_reply)
+                graph = graph.extended({}, *replies())
                 self.print(report.warning(graph, rank, call, self.seconds))
             return False
-        query = Query(self.peers, "stacks", REPLY_SECONDS, ranks_from_reply)
-        graph = graph.extended(self.stacks(), *query.result())
+        replies = ask_all(self.peers, "stacks", REPLY_SECONDS, ranks_from_reply)
+        graph = graph.extended(self.stacks(), *replies())
         if self.ends_job and self.is_exempt(graph, stalled, now):
             return False
         text = report.report(graph, stalled, report.next_step(self.seconds, self.ends_job))

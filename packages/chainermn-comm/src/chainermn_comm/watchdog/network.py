@@ -142,31 +142,32 @@ class Peer:
         return reply
 
 
-class Query:
-    """A question to several peers at once."""
+def ask_all(
+    peers: list[Peer], question: str, seconds: float, parse: Parse
+) -> Callable[[], tuple[list[Any], list[str]]]:
+    """Ask several peers at once; a reply that takes longer, or that ``parse`` can't read, is none.
 
-    def __init__(self, peers: list[Peer], question: str, seconds: float, parse: Parse) -> None:
-        """Ask; a reply that takes longer, or that ``parse`` can't read, is none."""
-        self._deadline = time.monotonic() + seconds
-        self._peers, self._parse = peers, parse
-        self._came: dict[Peer, Any] = {}
-        arguments = [(peer, question, seconds) for peer in peers]
-        self._threads = [
-            threading.Thread(target=self._ask, args=each, daemon=True) for each in arguments
-        ]
-        for thread in self._threads:
-            thread.start()
+    The function that is returned waits, and returns the replies that came in time, as parsed, and
+    the names of peers without one.
+    """
+    deadline = time.monotonic() + seconds
+    replies: dict[Peer, Any] = {}
 
-    def _ask(self, peer: Peer, question: str, seconds: float) -> None:
+    def ask(peer: Peer) -> None:
         with contextlib.suppress(OSError, LookupError, TypeError, ValueError, AttributeError):
-            self._came[peer] = self._parse(peer.ask(question, seconds))
+            replies[peer] = parse(peer.ask(question, seconds))
 
-    def result(self) -> tuple[list[Any], list[str]]:
-        """Return the replies that come in time, as parsed, and the names of peers without one."""
-        for thread in self._threads:
-            thread.join(max(0.0, self._deadline - time.monotonic()))
-        came = dict(self._came)
-        return list(came.values()), sorted(peer.name for peer in self._peers if peer not in came)
+    threads = [threading.Thread(target=ask, args=(peer,), daemon=True) for peer in peers]
+    for thread in threads:
+        thread.start()
+
+    def result() -> tuple[list[Any], list[str]]:
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        came = dict(replies)
+        return list(came.values()), sorted(peer.name for peer in peers if peer not in came)
+
+    return result
 
 
 def serve(listener: socket.socket, secret: str, answer: Answer) -> None:

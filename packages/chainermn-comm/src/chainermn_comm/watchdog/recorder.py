@@ -1,4 +1,4 @@
-"""Records what this process waits in: the side of the watchdog that every call passes."""
+"""Records what this process waits in, and inside of what: the side that every call passes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import mmap
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -132,6 +133,66 @@ def mark_finalizing() -> None:
 atexit.register(mark_finalizing)
 
 
+class ScopeContext:
+    """A context manager that records a scope, and on leaving the one around it."""
+
+    __slots__ = ("_kind", "_name", "_outer", "_since")
+
+    def __init__(self, kind: int, name: str) -> None:
+        self._kind, self._name = kind, encode_name(name)
+
+    def __enter__(self) -> None:
+        self._since = _now()
+        self._outer = _replace_scope(self)
+
+    def __exit__(self, *_: object) -> None:
+        _replace_scope(self._outer)
+
+
+# The innermost scope of each thread that is in one, the last entered at the end.
+_innermost: dict[int, ScopeContext] = {}
+# A signal's handler may enter one while its thread does.
+_scope_lock = threading.RLock()
+
+
+def _replace_scope(scope: ScopeContext | None) -> ScopeContext | None:
+    """Make this the thread's innermost scope, and return the one that was.
+
+    Recorded is that of a thread whose work is exempt, or else the one that was entered last.
+    """
+    with _scope_lock:
+        before = _innermost.pop(threading.get_ident(), None)
+        if scope is not None:
+            _innermost[threading.get_ident()] = scope
+        if _region is not None:
+            last = next(reversed(_innermost.values()), None)
+            shown = next((one for one in _innermost.values() if one._kind == layout.EXEMPT), last)
+            values = (
+                (shown._kind, shown._since, shown._name) if shown else (layout.NO_SCOPE, 0.0, b"")
+            )
+            # `pack_into` would write zeros first.
+            end = layout.SCOPE_OFFSET + layout.SCOPE.size
+            _region.memory[layout.SCOPE_OFFSET : end] = layout.SCOPE.pack(*values)
+        return before
+
+
+def annotate(what: str) -> ScopeContext:
+    """Within, reports say that this process is inside of ``what``, such as a function."""
+    return ScopeContext(layout.ANNOTATED, what)
+
+
+def alone(what: str) -> ScopeContext:
+    """Within, this process does something that may take long, while the others may wait for it.
+
+    Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
+    for a rank that is within. Reports say what it does. Not collective.
+
+    Args:
+        what: shown in reports, such as ``"download"``; the first 64 bytes count.
+    """
+    return ScopeContext(layout.EXEMPT, what)
+
+
 @dataclass
 class StatusRegion:
     """What the monitor reads of this process, and how it reaches the process."""
@@ -165,7 +226,6 @@ def region() -> StatusRegion:
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
         memory = mmap.mmap(file, layout.REGION_BYTES)
         _region = StatusRegion(os.getpid(), memory, file, stacks, number, os.pipe())
-        os.register_at_fork(after_in_child=_reset_in_child)
     return _region
 
 
@@ -202,13 +262,18 @@ def _anonymous_file(name: str) -> int:
 
 def _reset_in_child() -> None:
     """Detach a forked child: what it calls is not its parent's."""
-    global _region
+    global _region, _scope_lock
     if _region is not None:
         with contextlib.suppress(OSError):
             os.close(_region.liveness_pipe[1])
     _region = None
     for record in list(_records):
         record._detach()
+    _scope_lock = threading.RLock()
+    _innermost.clear()
+
+
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
 @functools.lru_cache(maxsize=1024)  # some names hold ranks and tags

@@ -121,10 +121,10 @@ def _listen(
     here: list[dict[str, Any]], addresses: list[str]
 ) -> tuple[list[socket.socket], dict[str, Any] | None]:
     """Return sockets on which this machine's monitor can be asked, and what peers must know."""
-    try:
-        listeners = listen(addresses)
-    except OSError as problem:
-        _warn(problem)
+    listeners = listen(addresses)
+    if not listeners:
+        known = ", ".join(addresses) or "none has a route to the job's other hosts"
+        _warn(f"no address to listen on ({known})")
         return [], None
     return listeners, {
         "host": os.uname().nodename,

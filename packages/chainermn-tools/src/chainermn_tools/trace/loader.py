@@ -15,7 +15,7 @@ from chainermn_tools.formatting import format_count, join_first
 from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, RankTrace, Run
 
 FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
-# Names of the metadata events that are ours, as chainermn_comm.trace.events has them.
+# Names of the metadata events that are ours, as chainermn_comm.trace.file has them.
 FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
 SCHEMA = 1
 # Old runs, and ranks that are missing, that are listed.

@@ -9,15 +9,15 @@ from unittest.mock import Mock
 import pytest
 from mpi4py import MPI
 
-from chainermn_comm.gpu import cuda_aware
+from chainermn_comm.gpu import inter_node
 
 
 @pytest.fixture
 def ask():
     """The question, asked anew."""
-    cuda_aware.mpi_takes_gpu_memory.cache_clear()
-    yield cuda_aware.mpi_takes_gpu_memory
-    cuda_aware.mpi_takes_gpu_memory.cache_clear()
+    inter_node.mpi_takes_gpu_memory.cache_clear()
+    yield inter_node.mpi_takes_gpu_memory
+    inter_node.mpi_takes_gpu_memory.cache_clear()
 
 
 def test_the_wheels_of_mpich_and_open_mpi_have_the_query_and_say_no(ask):
