@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
-from chainermn_comm.errors import SharedFailure
-from tests.support.freed import Batch, freed_at_once
+from tests.support.freed import Batch, caught_with, freed_at_once
 
 pytestmark = [
     pytest.mark.world,
@@ -64,13 +63,6 @@ def test_numbers_of_numpy_are_equal_to_those_of_python(naive, kind):
             kind(naive).handshake(naive, "save", (("step", number(3 + (naive.rank > 0))),))
 
 
-def caught_with(batch):
-    try:
-        raise ValueError("planted")
-    except ValueError as error:
-        return error
-
-
 def test_an_error_does_not_outlive_its_handling(naive, kind):
     batch = Batch()
     with freed_at_once(batch):
@@ -79,23 +71,6 @@ def test_an_error_does_not_outlive_its_handling(naive, kind):
         with suppress(ValueError, PeerError):
             kind(naive).handshake(naive, "save", error=error)
         del error
-
-
-def test_a_shared_failure_does_not_outlive_its_handling(naive, kind):
-    batch = Batch()
-
-    def handshake(*arguments, **options):
-        kind(naive).handshake(naive, *arguments, **options)
-
-    with freed_at_once(batch):
-        with suppress(ValueError, PeerError), SharedFailure(handshake, "save"):
-            if naive.rank == 0:
-                raise caught_with(batch)
-        del batch
-        if naive.rank:
-            with pytest.raises(PeerError, match="rank 0: ValueError: planted"):
-                handshake("save")
-    assert kind(naive).handshake(naive, "save") == [b""] * naive.size
 
 
 @pytest.mark.parametrize("verb", ["allreduce", "bcast", "allgather", "gather", "bcast_data"])

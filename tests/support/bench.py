@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chainermn_tools.bench import timing
+from chainermn_tools.bench import timing, worker
+from chainermn_tools.launch import JobResult
 
 
 def report(ranks: int = 2, **changes: object) -> dict[str, object]:
@@ -25,3 +26,15 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time few calls."""
     for name, value in (("MAX_ROUNDS", 4), ("BATCH_SECONDS", 1e-4), ("WARM_UP_CALLS", 2)):
         monkeypatch.setattr(timing, name, value)
+
+
+def start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test where `chainermn bench` starts to measure."""
+    for name in ("measure_on", "measure_here"):
+        monkeypatch.setattr(worker, name, lambda *_: pytest.fail("started"))
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, correct: bool) -> None:
+    """Have `chainermn bench` find this instead of measuring."""
+    found = JobResult(True, 0), report(correct=correct)
+    monkeypatch.setattr(worker, "measure_on", lambda *_: found)

@@ -11,6 +11,14 @@ class Batch:
     """Something large that a frame refers to."""
 
 
+def caught_with(batch):
+    """An error whose traceback refers to the batch."""
+    try:
+        raise ValueError("planted")
+    except ValueError as error:
+        return error
+
+
 @contextmanager
 def freed_at_once(thing):
     """What is raised within keeps the thing no longer than it is handled."""

@@ -2,20 +2,19 @@
 
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from chainermn_tools.bench import worker
 from chainermn_tools.cli import bench
-from chainermn_tools.launch import JobResult
-from tests.support.bench import report
+from chainermn_tools.cli.bench import sizes_to_measure
+from tests.support.bench import measured, start_nothing
 
 
 @pytest.fixture
 def refused(monkeypatch):
     """What is said where nothing may be started."""
-    for name in ("measure_on", "measure_here"):
-        monkeypatch.setattr(worker, name, lambda *_: pytest.fail("started"))
+    start_nothing(monkeypatch)
 
     def said(*arguments: str, **env: str) -> str:
         done = CliRunner().invoke(bench.bench, arguments, env=env)
@@ -55,6 +54,31 @@ def test_another_number_of_ranks_than_the_launchers_is_refused(refused):
 
 def test_the_status_says_whether_all_was_right(monkeypatch):
     for right, status in ((True, 0), (False, 1)):
-        found = JobResult(True, 0), report(correct=right)
-        monkeypatch.setattr(worker, "measure_on", lambda *_, found=found: found)
+        measured(monkeypatch, correct=right)
         assert CliRunner().invoke(bench.bench).exit_code == status
+
+
+# Sizes as users write them
+
+
+@pytest.mark.parametrize(
+    ("written", "largest"),
+    [("1024", 1 << 10), ("64k", 1 << 16), ("16MB", 1 << 24), ("1 GiB", 1 << 30), ("4T", 1 << 42)],
+)
+def test_sizes_are_read(written, largest):
+    assert sizes_to_measure(written)[-1] == largest
+
+
+def test_the_units_are_powers_of_1024():
+    assert sizes_to_measure("2T")[-1] == 1 << 40
+
+
+@pytest.mark.parametrize("written", ["", "K", "-1K", "1.5M", "1X", "1e6", "9" * 30, "1K;id"])
+def test_what_is_no_size_is_refused(written):
+    with pytest.raises(click.UsageError, match="is no size"):
+        sizes_to_measure(written)
+
+
+def test_sizes_go_from_1_kib_by_fours():
+    assert sizes_to_measure("256M") == [4**power << 10 for power in range(10)]
+    assert sizes_to_measure("5000") == [1024, 4096]

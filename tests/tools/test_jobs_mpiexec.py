@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import chainermn_tools
 from _chainermn_limits import THREAD_VARIABLES
-from chainermn_tools import rank
 from chainermn_tools.jobs import mpiexec
 
 MPICH = {"path": "/opt/mpi ch/bin/mpiexec", "vendor": "MPICH", "version": "5.0.2"}
@@ -62,9 +61,9 @@ def test_command_line_of_open_mpi(monkeypatch):
 def test_script_and_arguments_stay_single_words_and_no_colon_ends_the_program(script, arguments):
     for launcher in (MPICH, OPEN_MPI):
         words = words_of(launcher, *arguments, script=script)
-        mine = words[words.index(rank.__name__) + 1 :]
+        mine = words[words.index(mpiexec.rank.__name__) + 1 :]
         assert ":" not in mine
-        assert [rank.unescape(word) for word in mine] == [script, *arguments]
+        assert [mpiexec.rank.unescape(word) for word in mine] == [script, *arguments]
         assert shlex.split(shlex.join(words)) == words  # as it is printed
 
 
