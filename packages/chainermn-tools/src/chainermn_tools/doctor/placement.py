@@ -112,8 +112,8 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
     wanted = Counter[str]()
     for host, ranks in job.ranks_per_host.items():
         wanted[names[host]] += ranks
-    met = job.reports("hosts")  # the host of each rank, as they told one another
-    if not met:
+    reports = job.reports("hosts")  # the host of each rank, as they told one another
+    if not reports:
         began, asked = _started_on(job), job.ranks_per_host
         silent = [host for host in asked if began[names[host]] < wanted[names[host]]]
         if job.output.timed_out:
@@ -121,7 +121,7 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
         where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
         by_hand = "run it by hand to see what mpiexec says: chainermn launch --hosts ..."
         return _judge_end(job, where, by_hand, hosts=silent)
-    actual = Counter(met[0]["hosts"])
+    actual = Counter(reports[0]["hosts"])
     if actual != wanted:
         return failed(
             f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COUNT = 4 << 20
 CHECKED_COUNT = 12345
 TIMED_SECONDS = 0.2
-VERBS = ("send", "bcast", "allreduce", MEAN_GRAD)
+CHECKED = ("send", "bcast", "allreduce", MEAN_GRAD)
 # The communicator that exchanges nothing, and leaves gradients as they are.
 NO_OP = "dummy"
 GPU_ONLY = "pure_nccl"
@@ -55,9 +55,9 @@ def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
 
 
 def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dict[str, Any]:
-    """Try a communicator's verbs on NumPy arrays, and on GPUs where each rank has one (collective).
+    """Try a communicator on NumPy arrays, and on GPUs where each rank has one (collective).
 
-    Return ``wrong``: the verbs that gave wrong values, on any rank; ``problem``: what was raised;
+    Return ``wrong``: operations that gave wrong values, on any rank; ``problem``: what was raised;
     ``why_not``: why it can't be made here; where a mean of large gradients is ``timed``, too, rates
     as of :func:`try_messages`.
     """
@@ -73,22 +73,23 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
             return {"right": False, "wrong": [], "problem": str(error)}
         found: dict[str, Any] = {"right": True, "wrong": [], "problem": None}
         own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
-        trials: dict[str, Invocation] = {}
-        for verb in VERBS if name != GPU_ONLY else VERBS[:-1]:
-            if name == NO_OP and verb == MEAN_GRAD:
-                trials[verb] = _mean_invocation(comm, own, world.rank)
-            elif world.size >= OPERATIONS[verb].min_ranks:
-                trials[verb] = OPERATIONS[verb].make_invocation(comm, *_arrays(CHECKED_COUNT))
+        invocations: dict[str, Invocation] = {}
+        for operation in CHECKED if name != GPU_ONLY else CHECKED[:-1]:
+            if name == NO_OP and operation == MEAN_GRAD:
+                invocations[operation] = _mean_invocation(comm, own, world.rank)
+            elif world.size >= OPERATIONS[operation].min_ranks:
+                arrays = _arrays(CHECKED_COUNT)
+                invocations[operation] = OPERATIONS[operation].make_invocation(comm, *arrays)
         if gpu_problem is None and name != NO_OP:
             mean = (world.size - 1) / 2
             on_gpu = _mean_invocation(comm, lambda: devices.to_device(own()), mean)
-            trials[f"{MEAN_GRAD} on GPUs"] = on_gpu
-        for verb, invocation in trials.items():
+            invocations[f"{MEAN_GRAD} on GPUs"] = on_gpu
+        for operation, invocation in invocations.items():
             right, problem = is_correct(world, invocation)
             if problem is not None:
-                found["problem"] = found["problem"] or f"{verb}: {problem}"
+                found["problem"] = found["problem"] or f"{operation}: {problem}"
             elif not right:
-                found["wrong"].append(verb)
+                found["wrong"].append(operation)
             found["right"] = found["right"] and right
         succeeded = found["problem"] is None and not found["wrong"]
         if timed and succeeded and name not in (NO_OP, GPU_ONLY):
@@ -119,10 +120,10 @@ def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
     return {"aware": aware, "right": all(world.allgather(right))}
 
 
-def _time(world: MPI.Intracomm, comm: CommunicatorBase, verb: str) -> dict[str, Any]:
+def _time(world: MPI.Intracomm, comm: CommunicatorBase, name: str) -> dict[str, Any]:
     """Return the rates of an operation, and of a copy by all ranks at once, timed in turns."""
     count = COUNT // world.size * world.size
-    arrays, operation = _arrays(count), OPERATIONS[verb]
+    arrays, operation = _arrays(count), OPERATIONS[name]
     invocations = [one.make_invocation(comm, *arrays) for one in (operation, BASELINES["memcpy"])]
     (times, copies), _ = time_all(world, invocations, TIMED_SECONDS)
     found: dict[str, Any] = {"right": times.correct, "problem": times.problem}
