@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import jobs
+
 TESTS = Path(__file__).parent
 FILES = sorted(path for path in TESTS.rglob("*.py") if "given" not in path.parts)
 # What a test may import of ours: the names of `docs/api`, and the command.
@@ -185,7 +187,7 @@ def test_is_skipped(): pass
 def test_a_test_that_checks_nothing_fails(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This is how executions that assert nothing are kept out of every run, worlds included."""
+    """This is how executions that assert nothing are kept out of every run."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
     pytester.makeconftest(
         "from tests.support import checks\nchecks.install()\n"
@@ -195,3 +197,28 @@ def test_a_test_that_checks_nothing_fails(
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=3, failed=4, skipped=1)
     assert "nothing was checked" in result.stdout.str()
+
+
+IN_A_WORLD = """
+import pytest
+pytestmark = pytest.mark.world
+def test_one_rank_checks(world):
+    if world.rank: assert 1
+def test_no_rank_checks(world): pass
+def test_one_rank_fails(world): assert world.rank == 0
+"""
+
+
+def test_a_world_test_that_checks_nothing_on_any_rank_fails(pytester: pytest.Pytester) -> None:
+    """Rank 0 reports what all ranks did."""
+    pytester.makeconftest("from tests.conftest import *")
+    path = pytester.makepyfile(IN_A_WORLD)
+    job = jobs.run(2, "-m", "pytest", "--world", "-v", "-p", "no:cacheprovider", path)
+    assert job.returncode == 1, job
+    outcomes = dict(re.findall(r"::(test_\w+) (PASSED|FAILED)", job.out))
+    assert outcomes == {
+        "test_one_rank_checks": "PASSED",
+        "test_no_rank_checks": "FAILED",
+        "test_one_rank_fails": "FAILED",
+    }, job
+    assert "nothing was checked" in job.out

@@ -317,13 +317,14 @@ def test_faults_that_do_not_touch_one_another_are_all_named(hosts, script, fault
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_and_nothing_else(hosts, script, name):
+def test_a_fault_is_named_and_nothing_else(hosts, script, name, whole):
     given = {"script": script, **FAULTS[name].given}
     with FAULTS[name].plant(At(hosts, script.parent, "beta")):
         if "hostfile" in given:
             given["hostfile"] = script.parent / given["hostfile"]
-        status, found = hosts.examine(whole=True, **given)
+        status, found = hosts.examine(whole=whole, **given)
     assert status == 1
     assert_named(found, {name: "beta"})
 

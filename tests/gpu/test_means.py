@@ -47,13 +47,17 @@ def two_nodes(size: int) -> tuple[int, ...]:
     return tuple(rank * 2 // size for rank in range(size)) if size > 1 else (0,)
 
 
-def on_two_nodes(world, name: str, **how):
-    """A communicator over two nodes; skips where NCCL has no device for each rank."""
+def on_two_nodes(world, name: str, uneven: bool = False, **how):
+    """A communicator over two nodes; skips where NCCL has no device for each rank.
+
+    Where they are uneven the second has the last rank alone.
+    """
     if name in NCCL:
         gpus.one_each(world)
-    return on_nodes(
-        two_nodes(world.size) if name != "single_node" else (0,) * world.size, name, **how
-    )
+    nodes = two_nodes(world.size)
+    if uneven:
+        nodes = tuple(int(rank == world.size - 1) for rank in range(world.size))
+    return on_nodes(nodes if name != "single_node" else (0,) * world.size, name, **how)
 
 
 def run(comm, entries, zero_fill) -> list:
@@ -190,9 +194,10 @@ def test_each_name_takes_the_verbs_that_it_promises(world, double, name):
     assert (double.calls[-1] == "destroy") == bool(VERBS[name])
 
 
+@pytest.mark.parametrize("uneven", [False, pytest.param(True, marks=pytest.mark.full)])
 @ALL
-def test_gradients_travel_as_bfloat16(world, gpu, name):
-    with on_two_nodes(world, name, allreduce_grad_dtype="bfloat16") as comm:
+def test_gradients_travel_as_bfloat16(world, gpu, name, uneven):
+    with on_two_nodes(world, name, uneven, allreduce_grad_dtype="bfloat16") as comm:
         drawn = [np.random.default_rng(rank).standard_normal(5000) for rank in range(world.size)]
         every = [[values.astype(dtype) for dtype in GPU_DTYPES] for values in drawn]
         means = means_of(comm, every[world.rank])

@@ -347,7 +347,10 @@ def test_weights_and_evaluations_are_those_of_one_process(comm, kind, share, nam
 
 
 # An interval before the end of an epoch, and one after it.
-@pytest.mark.parametrize(("share", "interval"), [(master_shares, 3), (all_run_or_abort, 2)])
+@pytest.mark.parametrize(
+    ("share", "interval"),
+    tiered([(master_shares, 3), (all_run_or_abort, 2)], [master_shares, all_run_or_abort], [3, 2]),
+)
 @every_kind
 @pytest.mark.usefixtures("unsynced")
 def test_a_checkpointed_run_ends_with_the_bits_of_an_uninterrupted_one(
