@@ -45,9 +45,12 @@ FOREIGN = {
 }
 IMPORTS = re.compile(r"^[ \t]*((?:from|import) chainermn_\w.*)", re.M)  # in a script's text
 # They take a module's name as text.
-NAMING = ("import_module", "setattr", "patch", "patch.object", "patch.dict")
-# They read clocks: the adapters, the program of chaos, and the promises of time.
-CLOCKS = ("support", "chaos", "test_promises_of_time.py")
+NAMING = ("import_module", "setattr", "patch", "patch.object", "patch.dict", "getattr")
+# Tests of several subjects on GPUs.
+ON_DEVICES = "gpu"
+# They read clocks: the adapters, the program of chaos, the promises of time, and skewed clocks.
+CLOCKS = {"support", "chaos", "test_promises_of_time.py", "test_trace_of_jobs.py"}
+CLOCK = re.compile(r"\btime\.(?:time|monotonic|perf_counter)(?:_ns)?(?![\"\w])|from time import")
 
 
 def trees() -> Iterator[tuple[Path, ast.AST]]:
@@ -84,15 +87,21 @@ def internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def is_inside_of(path: Path, module: str) -> bool:
-    """Whether this file is named after the module: by its last one, two or three components."""
+    """Whether this is the module's file: named after its last components, in a folder of its."""
     parts, stem = module.split("."), path.stem.removeprefix("test_")
-    return stem in {"_".join(parts[-count:]) for count in (1, 2, 3)}
+    folders = {ON_DEVICES, *parts, parts[0].removeprefix("chainermn_")}
+    named = stem in {"_".join(parts[-count:]) for count in (1, 2, 3)}
+    return named and folders.issuperset(path.parts[:-1])
 
 
 def private(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and name of each attribute with an underscore that isn't the class's own."""
+    """Line and name of each attribute with an underscore that isn't the class's; texts, too."""
     for node in ast.walk(tree):
         name: object = None
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and IMPORTS.search(text):
+            found = re.findall(r"(?<!\bself)\.(_[a-z]\w*)", text)
+            yield from ((node.lineno, name) for name in found)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
             name = node.attr
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(NAMING):
@@ -130,15 +139,12 @@ def test_private_attributes_are_used_by_the_file_of_their_module_or_by_support()
 
 
 def test_clocks_are_read_by_support_and_the_promises_of_time_alone() -> None:
-    clocks = {"time", "monotonic", "perf_counter", "monotonic_ns", "perf_counter_ns"}
-    read = {f"time.{name}" for name in clocks}
     wrong = [
-        f"{path}:{node.lineno}: {ast.unparse(node)}"
-        for path, tree in trees()
-        if path.parts[0] not in CLOCKS
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute | ast.ImportFrom)
-        if ast.unparse(node) in read or getattr(node, "module", "") == "time"
+        f"{path}:{number}: {line.strip()}"
+        for path in (path.relative_to(TESTS) for path in FILES)
+        if not CLOCKS.intersection(path.parts) and path.name != Path(__file__).name
+        for number, line in enumerate((TESTS / path).read_text().splitlines(), 1)
+        if CLOCK.search(line)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -82,7 +82,7 @@ def stay_on_this_host():
     time.sleep(1000)
 stay_on_this_host()
 """)
-    job = cluster.job({"alpha": 1, "beta": 1}, path, seconds=60)  # to start takes some
+    job = cluster.job({"alpha": 1, "beta": 1}, path, seconds=120)  # to start takes some
     assert job.returncode is None
     assert job.err.count("in stay_on_this_host") == 2, job
     assert soon(lambda: not cluster.processes()), cluster.processes()

@@ -56,10 +56,13 @@ from pathlib import Path
 import numpy as np
 from tests.support.watchdog import communicator_within
 
-comm = communicator_within("naive", silence=5.0, ends_job=True)
+comm = communicator_within("naive", seconds=20.0, silence=5.0, ends_job=True)
 comm.allreduce(np.ones(10))
-time.sleep(8)  # for the monitors to hear of one another
-Path(sys.argv[1]).touch()
+if comm.rank == 1:  # until the monitors warn of the others' call, of which they ask one another
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+comm.allreduce(np.ones(10))
+Path(sys.argv[2]).touch()
 if comm.rank == 2:
     time.sleep(1000)
 comm.allreduce(np.ones(10))
@@ -69,15 +72,17 @@ comm.allreduce(np.ones(10))
 def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path, tmp_path):
     """MPI itself doesn't notice, and MPICH's mpiexec goes on waiting for its ssh."""
     path.write_text(CUT)
-    ready, before = tmp_path / "ready", memory_of(cluster)
+    warned, ready, before = tmp_path / "warned", tmp_path / "ready", memory_of(cluster)
 
-    def cut(*_):
+    def cut(_, said):
+        if all(f"rank {rank} has waited" in said()[1] for rank in (0, 2)):
+            warned.touch()
         if ready.exists():
             ready.unlink()
             cluster.run("beta", "ip", "link", "set", "eth0", "down")
 
     try:
-        words = ("--hosts", "alpha:2,beta:1", "-n", 3, path, ready)
+        words = ("--hosts", "alpha:2,beta:1", "-n", 3, path, warned, ready)
         job = cluster.launch(*words, meanwhile=cut)
         assert soon(lambda: not ranks_of(cluster, path))
     finally:

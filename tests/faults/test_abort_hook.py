@@ -34,7 +34,7 @@ def test_on_before_the_first_communicator_is_finished():
     install = "from chainermn_comm import create_communicator\n"
     body = """
 if world.rank == 1:
-    print("failing at", time.time(), flush=True)
+    say_failing()
     create_communicator('naive', 'no communicator')
 create_communicator("naive")
 """
@@ -62,9 +62,10 @@ print("going on")
 def test_forced_before_a_communicator_exists():
     # One rank fails before it has used MPI in any way, and the other begins to.
     script = """
-import sys, time, chainermn_comm
+import sys, chainermn_comm
+from tests.support.planted import say_failing
 if sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 1:
-    print("failing at", time.time(), flush=True)
+    say_failing()
     raise ValueError("failure!")
 from mpi4py import MPI
 MPI.COMM_WORLD.Barrier()
@@ -155,7 +156,7 @@ optimizer = chainermn_train.create_multi_node_optimizer(
 ).setup(model)
 def loss(x):
     if world.rank == 1 and optimizer.t == 2:
-        print("failing at", time.time(), flush=True)
+        say_failing()
         raise ValueError("failure!")
     return chainer.functions.sum(model(x))
 while True:

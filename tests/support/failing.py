@@ -14,6 +14,7 @@ OTHERS_STAY = 1000.0
 START = f"""{PRELUDE}
 import os, signal, sys, threading, time
 from mpi4py import MPI
+from tests.support.planted import say_failing
 world = MPI.COMM_WORLD
 """
 # Rank `failing` ends, when all have come so far, as `end` says; the others do as `others` say.
@@ -29,7 +30,7 @@ def wait():
             pass
 
 def fail():
-    print("failing at", time.time(), flush=True)
+    say_failing()
     exec(end)
 
 world.Barrier()

@@ -6,6 +6,11 @@ import time
 from typing import NoReturn
 
 
+def say_failing() -> None:
+    """Print when this rank fails, for `failing.seconds_since_failure`."""
+    print("failing at", time.time(), flush=True)
+
+
 def fail_while_memory_is_shared(error: BaseException) -> None:
     """Raise it between the steps in which ranks of a node come to share memory."""
     from chainermn_comm.allreduce.shared_window import SharedWindow
@@ -29,7 +34,7 @@ def abort_in_vain() -> None:
 
 def _failing(error: BaseException):  # type: ignore[no-untyped-def]
     def fail(*_: object) -> NoReturn:
-        print("failing at", time.time(), flush=True)
+        say_failing()
         raise error
 
     return fail

@@ -87,7 +87,7 @@ class Kind:
 
     def run(self, out: Path, kill: dict[str, Any] | None) -> jobs.Job:
         options = {**asdict(self), "out": str(out), "kill": kill}
-        return jobs.run(self.ranks, SCRIPT, json.dumps(options), seconds=120)
+        return jobs.run(self.ranks, SCRIPT, json.dumps(options))
 
     def digests(self, done: jobs.Job) -> dict[str, str]:
         """What each rank ended with."""

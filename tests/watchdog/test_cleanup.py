@@ -24,14 +24,15 @@ import atexit, contextlib, multiprocessing, os, subprocess, sys, threading, time
 import numpy as np
 from mpi4py import MPI
 from chainermn_comm import create_communicator
+from tests.support.watchdog import communicator_within
 
 WELL = ("finalized", "one finalized", "not finalized", "left by an exception")
 how = sys.argv[1]
 if how == "not finalized":
     # Registered before the communicators are there, so called after all that belongs to them.
     atexit.register(lambda: print("LAST", comms[0].allreduce_obj(1), flush=True))
-comms = [create_communicator(name) for name in ("hierarchical", "flat", "two_dimensional")]
-comms += [comms[0].split(0, 0)]
+comms = [communicator_within("hierarchical", 2.0)]
+comms += [*map(create_communicator, ("flat", "two_dimensional")), comms[0].split(0, 0)]
 for comm in comms:
     check_gradients(comm)
 lock = multiprocessing.get_context("spawn").Lock()  # a named semaphore
@@ -44,8 +45,11 @@ files = {{os.path.basename(name.strip().removesuffix(" (deleted)")) for _, name 
 files |= {{entry.name for entry in os.scandir("/dev/shm") if entry.inode() in inodes}}
 print("FILES", *sorted(files), flush=True)
 world = MPI.COMM_WORLD
-time.sleep(3)  # for the monitor to see the files
 world.Barrier()
+if world.rank == 1:  # until the monitor warns of the call of rank 0, before which it saw the files
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.01)
+comms[0].bcast_obj(None, root=1)
 if how == "finalized":
     for comm in comms:
         comm.finalize()
@@ -95,9 +99,26 @@ def left_of(job: jobs.Job, folder: Path) -> list[object]:
     return found()
 
 
-def run(how: str, folder: Path, meanwhile: jobs.Meanwhile | None = None) -> jobs.Job:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """For the job's temporary files alone."""
+    path = tmp_path / "folder"
+    path.mkdir()
+    return path
+
+
+def run(how: str, folder: Path, then: jobs.Meanwhile | None = None) -> jobs.Job:
+    """Run the script, whose ranks go on once the monitor has warned."""
+    warned = folder.with_name("warned")
+
+    def meanwhile(launcher: int, said: Callable[[], tuple[str, str]]) -> None:
+        if "has waited" in said()[1]:
+            warned.touch()
+        if then is not None:
+            then(launcher, said)
+
     environment = {"TMPDIR": str(folder)}
-    return jobs.run_text(2, SCRIPT, how, environment=environment, meanwhile=meanwhile)
+    return jobs.run_text(2, SCRIPT, how, warned, environment=environment, meanwhile=meanwhile)
 
 
 def tiers(*default: str, full: tuple[str, ...]) -> list:
@@ -107,25 +128,25 @@ def tiers(*default: str, full: tuple[str, ...]) -> list:
 @pytest.mark.parametrize(
     "how", tiers("not finalized", full=("finalized", "one finalized", "left by an exception"))
 )
-def test_a_job_that_ends_by_itself(how, tmp_path):
-    job = run(how, tmp_path)
+def test_a_job_that_ends_by_itself(how, folder):
+    job = run(how, folder)
     assert job.returncode == 0, job
     if how == "not finalized":  # MPI ends after all of Python's exit functions
         assert job.out.count("LAST 2") == 2, job
         assert job.err.count("exception in thread") == 2, job
-    assert left_of(job, tmp_path) == []
+    assert left_of(job, folder) == []
 
 
 @pytest.mark.parametrize(
     "how", tiers("exception", "kill", full=("all killed", "abort", "abort in vain"))
 )
-def test_a_rank_that_fails(how, tmp_path):
-    job = run(how, tmp_path)
+def test_a_rank_that_fails(how, folder):
+    job = run(how, folder)
     assert job.returncode not in (0, None), job
-    assert left_of(job, tmp_path) == []
+    assert left_of(job, folder) == []
 
 
-def test_a_launcher_that_is_killed(tmp_path):
+def test_a_launcher_that_is_killed(folder):
     from mpi4py import MPI
 
     ours: list[psutil.Process] = []
@@ -135,14 +156,14 @@ def test_a_launcher_that_is_killed(tmp_path):
             ours.extend(psutil.Process(launcher).children(recursive=True))
             os.kill(launcher, signal.SIGKILL)
 
-    job = run("launcher", tmp_path, kill_launcher)
+    job = run("launcher", folder, kill_launcher)
     assert ours, job
     if MPI.get_vendor()[0] == "Open MPI":  # its ranks, which sleep here, hadn't ended after 30 s
         for one in ours:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
     assert all(is_gone(one.pid) for one in ours)
-    assert left_of(job, tmp_path) == []
+    assert left_of(job, folder) == []
 
 
 MAPPED = """

@@ -196,6 +196,6 @@ def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed():
         made = make_monitor([described])
         assert made.ranks[0].look(clock()).has_finished
         made.end_ranks()
-        assert rank.wait(timeout=10) != 0
+        assert rank.wait(timeout=jobs.SECONDS) != 0
         made.clean()
         assert is_gone(child)
