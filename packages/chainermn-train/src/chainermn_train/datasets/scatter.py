@@ -11,12 +11,7 @@ from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase, create_communicator
 
-from ..collective_errors import (
-    SharedFailure,
-    bcast_checked,
-    require_communicator,
-    require_integer,
-)
+from ..collective_errors import SharedFailure, bcast_checked, require_communicator, require_integer
 from .scatter_plan import ScatterPlan
 from .transfer import scatter_parts
 
