@@ -166,5 +166,7 @@ def test_wrong_arguments_are_named(naive):
     with pytest.raises(TypeError, match="needs an extension, not str"):
         on_rank("LogReport", naive)
     for rank in (naive.size, -1):
-        with pytest.raises(ValueError, match=f"rank must be from 0 to {naive.size - 1}, not {rank}"):
+        with pytest.raises(
+            ValueError, match=f"rank must be from 0 to {naive.size - 1}, not {rank}"
+        ):
             on_rank(Recorder(), naive, rank)

@@ -1,7 +1,4 @@
-"""A data set divided by given indices into rows of arrays and pickles, one part for each rank.
-
-Which rank gets which examples is decided in scatter.py.
-"""
+"""A data set divided by given indices into rows of arrays and pickles, one part for each rank."""
 
 from __future__ import annotations
 
