@@ -29,9 +29,7 @@ _EXAMPLES = RESERVED_PREFIX + "examples/"  # and an iterator's name: how many it
 
 
 def multi_node_snapshot(
-    comm: CommunicatorBase,
-    snapshot: Any,
-    replica_sets: Iterable[int | Iterable[int]],
+    comm: CommunicatorBase, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]
 ) -> MultiNodeSnapshot:
     """Make a snapshot extension write one file for each set of ranks that have the same state.
 

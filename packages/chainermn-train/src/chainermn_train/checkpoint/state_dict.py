@@ -30,12 +30,9 @@ class StateError(ValueError):
 
 
 def state_dict(target: Any) -> dict[str, np.ndarray]:
-    """Return the state of ``target`` as arrays in host memory, by name.
+    """Return the state of ``target`` as arrays in host memory, by name, which may change with it.
 
-    They may be those of ``target``, and change with it.
-
-    Raises:
-        TypeError: it has no ``serialize``, or a value that only pickle could store.
+    TypeError: it has no ``serialize``, or a value that only pickle could store.
     """
     if not callable(getattr(target, "serialize", None)):
         raise TypeError(
@@ -99,9 +96,7 @@ def open_state(file: BinaryIO) -> Mapping[str, Any]:
 def load_state_dict(target: Any, state: Mapping[str, Any]) -> None:
     """Load the arrays of a state, by name, into ``target``, which was made as that one.
 
-    Raises:
-        StateError: the state lacks something, or an array has another shape or floating dtype
-            than that of ``target``, which may be partly loaded then.
+    StateError, with ``target`` partly loaded, if an array lacks or has another shape or dtype.
     """
     try:
         _CheckedDeserializer(state).load(target)
@@ -141,16 +136,12 @@ class _CheckedDeserializer(NpzDeserializer):
 
 
 def random_state(target: Any) -> str:
-    """Return the state of NumPy's global generator, Python's, and those of order samplers.
-
-    CuPy's can't be read.
-    """
+    """Return the state of NumPy's global generator, Python's, and those of order samplers."""
+    samplers = _sampler_generators(target).items()  # CuPy's generators can't be read
     state = {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
-        "iterators": {
-            name: each.get_state(legacy=False) for name, each in _sampler_generators(target).items()
-        },
+        "iterators": {name: each.get_state(legacy=False) for name, each in samplers},
     }
     return json.dumps(state, default=lambda array: array.tolist())
 
