@@ -21,14 +21,11 @@ _usual_interval: list[float] = []
 
 
 class BackgroundThread:
-    """A function that runs in a daemon thread, or in the calling one if not ``threaded``.
-
-    It is given an event that is set as soon as somebody waits for its end.
-    """
+    """A function that runs in a daemon thread, or in the calling one if not ``threaded``."""
 
     def __init__(self, work: Callable[[threading.Event], None], threaded: bool = True) -> None:
         self._error: BaseException | None = None
-        self._wait_requested = threading.Event()
+        self._wait_requested = threading.Event()  # set as soon as somebody waits for the end
         self._thread: threading.Thread | None = None
         with _lock:
             if not len(_running):

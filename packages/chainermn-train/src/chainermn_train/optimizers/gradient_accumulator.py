@@ -59,8 +59,8 @@ class GradientAccumulator:
     def pop(self, target: Any, num_per_rank: float) -> DetachedGradients:
         """End the group; return its sums, which are those of ``target``, by ``num_per_rank``.
 
-        That is the mean of ``num_accumulated`` over ranks, so that the mean over ranks of the
-        result is the mean of all gradients that any rank has added.
+        With the mean of ``num_accumulated`` over ranks, the result's mean over ranks is that of all
+        gradients that any rank has added.
         """
         sums = self._sums
         self.reset()
@@ -81,10 +81,7 @@ class GradientAccumulator:
         self._sums.discard(names)
 
     def serialize(self, serializer: Any, rank: int, size: int) -> None:
-        """Save or load the sums and the number of updates in them.
-
-        ValueError if a group has not as many, or the sums are another rank's or another job's.
-        """
+        """Save or load the sums; ValueError if they are too many, another rank's or job's."""
         num_calls = int(serializer("calls", self.num_calls))
         owner = int(serializer("rank", rank)), int(serializer("size", size))
         if num_calls and owner != (rank, size):

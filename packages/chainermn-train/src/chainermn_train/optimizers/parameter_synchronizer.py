@@ -90,10 +90,9 @@ class ParameterSynchronizer(UnpicklableMixin):
         self.mark_synchronized(target)
 
     def new_parameters(self, target: Any) -> set[str]:
-        """Return the names of parameters that are new on rank 0 (collective).
+        """Return the names of parameters that are new on rank 0, which others get (collective).
 
-        They are new since the last broadcast; after a start or a resume there are none. Only
-        rank 0's count, since the other ranks are about to get them.
+        They are new since the last broadcast; after a start or a resume there are none.
         """
         known = target.params() if self._synchronized is None else self._synchronized
         ids = set(map(id, known))
@@ -101,10 +100,7 @@ class ParameterSynchronizer(UnpicklableMixin):
         return set(self.communicator.bcast_obj(names))
 
     def initialize_missing(self, target: Any) -> None:
-        """Initialise the parameters whose shapes are known on other ranks only (collective).
-
-        Any rank, rank 0 too, may be the one without examples.
-        """
+        """Initialise parameters whose shapes only ranks that had examples know (collective)."""
         named = list(target.namedparams())
         known = {name: param.shape for name, param in named if param.is_initialized}
         shapes: dict[str, tuple[int, ...]] = {}
