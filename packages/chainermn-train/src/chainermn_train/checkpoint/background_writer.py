@@ -10,12 +10,12 @@ import numpy as np
 
 
 class BackgroundWriter:
-    """One thread, which calls no MPI, and copies whose memory is kept: fresh one is slower."""
+    """One thread, which calls no MPI, and the copies that it writes."""
 
     def __init__(self) -> None:
         # The interpreter waits for the thread before it ends.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="chainermn-checkpoint")
-        self._copies: dict[str, np.ndarray] = {}
+        self._copies: dict[str, np.ndarray] = {}  # kept: fresh memory takes longer to fill
 
     def start(
         self, write: Callable[[dict[str, np.ndarray]], Any], arrays: Mapping[str, np.ndarray]

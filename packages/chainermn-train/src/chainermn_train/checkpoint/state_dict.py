@@ -94,10 +94,7 @@ def open_state(file: BinaryIO) -> Mapping[str, Any]:
 
 
 def load_state_dict(target: Any, state: Mapping[str, Any]) -> None:
-    """Load the arrays of a state, by name, into ``target``, which was made as that one.
-
-    StateError, with ``target`` partly loaded, if an array lacks or has another shape or dtype.
-    """
+    """Load a state into ``target``; StateError, with a part of it loaded, if it doesn't fit."""
     try:
         _CheckedDeserializer(state).load(target)
     except KeyError as error:
@@ -158,11 +155,9 @@ def load_random_state(target: Any, text: str) -> None:
 
 
 def _sampler_generators(target: Any) -> dict[str, np.random.RandomState]:
-    """Return the generators that a trainer's or updater's iterators don't share with NumPy.
-
-    Chainer has no public names for them; 7.8.1 is its last release.
-    """
+    """Return the generators that a trainer's or updater's iterators don't share with NumPy."""
     found = {}
+    # Chainer has no public names for them; 7.8.1 is its last release.
     for name, iterator in iterators_of(target).items():
         generator = getattr(getattr(iterator, "order_sampler", None), "_random", None)
         shared = generator is np.random.random.__self__  # type: ignore[attr-defined]

@@ -174,10 +174,8 @@ def _require_dataset(dataset: Any, root: int) -> None:
 
 
 def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
-    """Return (begin, end) of each rank's share of ``range(count)``.
-
-    Equal shares are all as long as the longest; each runs into the next where it must.
-    """
+    """Return (begin, end) of each rank's share of ``range(count)``."""
+    # Equal shares are all as long as the longest; each runs into the next where it must.
     begins = [count * rank // size for rank in range(size + 1)]
     longest = -(-count // size)
     return [

@@ -36,12 +36,9 @@ class IndexedView(DatasetMixin):
 
 
 class SubsetVisitor(NamedTuple):
-    """Replacements of the arrays and the unsplittable data sets that a data set is made of.
+    """What replaces the chosen examples of each array, and of each unsplittable data set."""
 
-    Both functions are given the array or data set and the int64 array of the chosen indices.
-    """
-
-    array: Callable[[np.ndarray, np.ndarray], Any]  # of any dtype but object
+    array: Callable[[np.ndarray, np.ndarray], Any]  # of any dtype but object; int64 indices
     unsplittable: Callable[[Any, np.ndarray], Any]
 
 

@@ -163,8 +163,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     def _rounds(self, failures: list[BaseException]) -> Generator[list[bytes], None, None]:
         """Yield the pickled results of each round on root, empty lists elsewhere (collective).
 
-        Ends on all ranks at once: when none has a batch left, or one of them fails. Each
-        rank's error is then put in ``failures``.
+        Ends on all ranks at once, when none has a batch left or one fails; see ``failures`` then.
         """
         local = self._local()
         while True:

@@ -64,8 +64,7 @@ class OneRankExtension(AttributeProxy):
 
     @property
     def __name__(self) -> str:
-        name: str = self.actual.__name__
-        return name
+        return str(self.actual.__name__)
 
     def __call__(self, trainer: Any) -> Any:
         if not self.here:

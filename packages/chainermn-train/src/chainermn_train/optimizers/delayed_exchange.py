@@ -109,10 +109,7 @@ class DelayedGradientExchange(UnpicklableMixin):
 def _ordered_after_present_work(
     gradients: DetachedGradients,
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context for a thread that uses gradients after the work asked for so far.
-
-    On GPUs that has the device, and a stream that waits for what computes them now, and is awaited.
-    """
+    """Return a context for a thread that uses gradients after the work asked for so far."""
     for detached in gradients.values():
         device = chainer.backend.get_device_from_array(detached.grad)
         if detached.grad is not None and isinstance(device, cuda.GpuDevice):
@@ -125,6 +122,7 @@ def _ordered_after_present_work(
 
 @contextlib.contextmanager
 def _on_own_stream(device: Any, event: Any) -> Iterator[None]:
+    """Use a stream that waits for an event first; wait for the stream at the end."""
     with chainer.using_device(device):
         stream = cuda.cupy.cuda.Stream(non_blocking=True)
         with stream:

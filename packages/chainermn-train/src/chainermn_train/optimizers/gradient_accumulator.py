@@ -57,10 +57,9 @@ class GradientAccumulator:
         self.add(DetachedGradients.detach_from(optimizer.target))
 
     def pop(self, target: Any, num_per_rank: float) -> DetachedGradients:
-        """End the group; return its sums, which are those of ``target``, by ``num_per_rank``.
+        """End the group; return the sums for ``target``, divided by ``num_per_rank``.
 
-        With the mean of ``num_accumulated`` over ranks, the result's mean over ranks is that of all
-        gradients that any rank has added.
+        That is the mean of ``num_accumulated`` over ranks: all gradients count the same then.
         """
         sums = self._sums
         self.reset()

@@ -35,8 +35,7 @@ class ParameterSynchronizer(UnpicklableMixin):
 
         Returns whether the set of initialised parameters has changed on any rank, whether a
         parameter isn't initialised on any, and how many ranks have no loss function. All raise if
-        an optimizer has no model, or if ranks scale their losses, or have set their optimizers,
-        differently.
+        an optimizer has no model, or if loss scales or optimizers are set differently.
         """
         target = optimizer.target
         params = [] if target is None else list(target.params())
@@ -60,8 +59,7 @@ class ParameterSynchronizer(UnpicklableMixin):
     def sum_flags(self, call: str, *numbers: int) -> list[int]:
         """Return each number's sum over ranks (collective).
 
-        ``call`` says what this rank does, and after how many updates. All raise RankMismatchError
-        if some flush and others update, or have made fewer updates.
+        RankMismatchError on all if ``call``, what they do and after how many updates, differs.
         """
         form = struct.Struct(f"<{len(numbers)}q")
         signature, payload = (("call", call),), form.pack(*numbers)
