@@ -170,3 +170,5 @@ def test_wrong_arguments_are_named(naive):
             ValueError, match=f"rank must be from 0 to {naive.size - 1}, not {rank}"
         ):
             on_rank(Recorder(), naive, rank)
+    with pytest.raises(TypeError, match="rank must be an integer, not None"):
+        on_rank(Recorder(), naive, None)

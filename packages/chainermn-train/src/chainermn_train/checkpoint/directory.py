@@ -92,13 +92,11 @@ class CheckpointDirectory:
 
     def remove(self, iterations: Iterable[int]) -> None:
         """Remove generations: their records first, so that none is left without its files."""
-        iterations = sorted(iterations)
-        if not iterations:
-            return
-        for remove in self._remove_manifests, self._remove_files:
-            with raise_on_all_ranks(self._comm, OPERATION):
-                remove(iterations)
-        self._forget(iterations)
+        if iterations := sorted(iterations):
+            for remove in self._remove_manifests, self._remove_files:
+                with raise_on_all_ranks(self._comm, OPERATION):
+                    remove(iterations)
+            self._forget(iterations)
 
     def deferred_delete(self, iterations: Iterable[int]) -> Callable[[], None]:
         """Return what removes expired generations on this rank, in any thread (not collective)."""

@@ -57,8 +57,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         root: the rank that aggregates; the same on all ranks.
 
     Raises:
-        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, or ``target``
-            can't be called.
+        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, ``root`` not an
+            integer, or ``target`` can't be called.
         ValueError: there is no rank ``root``, or the iterator repeats without end.
     """
 

@@ -38,7 +38,8 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
 
     Raises:
         TypeError: ``extension`` can't be called, or communicates (as a multi-node evaluator
-            does), so that all ranks must run it; ``comm`` is not a communicator.
+            does), so that all ranks must run it; ``comm`` is not a communicator, or ``rank`` not
+            an integer.
         ValueError: there is no such rank.
     """
     require_communicator(comm, "on_rank")
