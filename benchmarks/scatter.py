@@ -48,13 +48,13 @@ def make_calls(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
 
     from chainermn_comm import create_communicator
     from chainermn_train import scatter_dataset
-    from chainermn_train.datasets.shared_arrays import ALIGNMENT, SharedFile
+    from chainermn_train.datasets.shared_arrays import ALIGNMENT, SharedFile, write_blocks
 
     def shared() -> SharedFile | None:
         if whole is None:
             return None
         file = SharedFile.reserve(ALIGNMENT + whole.nbytes)
-        file.write([whole.reshape(-1).view("u1")])
+        write_blocks(file.descriptor, [whole.reshape(-1).view("u1")])
         return file
 
     ours = create_communicator("hierarchical", comm)

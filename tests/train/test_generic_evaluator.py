@@ -208,7 +208,8 @@ def test_wrong_arguments_are_named(naive):
         ({"target": "model"}, TypeError, r"target must be .* not str"),
         ({"iterator": [1, 2]}, TypeError, "iterator must be an iterator, not list"),
         ({"iterator": SerialIterator([1], 1)}, ValueError, "repeat=False"),
-        ({"root": naive.size}, ValueError, f"root is {naive.size}"),
+        ({"root": naive.size}, ValueError, f"root must be from 0 to .*, not {naive.size}"),
+        ({"root": None}, TypeError, "root must be an integer, not None"),
     ):
         arguments = {"iterator": iterator([]), "target": ScaledMean()} | wrong
         with pytest.raises(error, match=text):

@@ -166,5 +166,9 @@ def test_wrong_arguments_are_named(naive):
     with pytest.raises(TypeError, match="needs an extension, not str"):
         on_rank("LogReport", naive)
     for rank in (naive.size, -1):
-        with pytest.raises(ValueError, match=f"no rank {rank}; ranks go from 0"):
+        with pytest.raises(
+            ValueError, match=f"rank must be from 0 to {naive.size - 1}, not {rank}"
+        ):
             on_rank(Recorder(), naive, rank)
+    with pytest.raises(TypeError, match="rank must be an integer, not None"):
+        on_rank(Recorder(), naive, None)

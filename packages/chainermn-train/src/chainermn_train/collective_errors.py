@@ -19,10 +19,7 @@ _MAX_PAYLOAD_BYTES = 1 << 16
 
 @contextmanager
 def raise_on_all_ranks(communicator: CommunicatorBase, operation: str) -> Iterator[None]:
-    """Raise on all ranks what is raised within on one of them, as at the end of the block.
-
-    Collective, and errors are as in :func:`run_on_all_ranks`.
-    """
+    """Raise on all ranks what one raises within, like :func:`run_on_all_ranks` (collective)."""
     with SharedFailure(communicator.handshake, operation):
         yield
     communicator.handshake(operation)
@@ -50,10 +47,7 @@ def run_on_all_ranks(
 def bcast_checked(
     communicator: CommunicatorBase, operation: str, make: Callable[[], Any], root: int = 0
 ) -> Any:
-    """Call ``make`` at ``root`` only, and give the other ranks a copy of the value (collective).
-
-    An error in it is raised as by :func:`run_on_all_ranks`.
-    """
+    """Call ``make`` at ``root``; give the others a copy of its value, or its error (collective)."""
     value: Any = None
     with SharedFailure(communicator.handshake, operation):
         if communicator.rank == root:

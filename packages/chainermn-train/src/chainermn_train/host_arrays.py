@@ -25,10 +25,7 @@ def to_host(value: Any) -> Any:
 
 
 def as_number(key: str, value: Any, reporter: str) -> Any:
-    """Return a number, or an array on the host or a GPU, in float64 or wider on the host.
-
-    TypeError, which names ``key`` and ``reporter``, if it is something else.
-    """
+    """Return a number or array in float64 or wider on the host; TypeError for anything else."""
     array = np.asarray(to_host(value))
     if array.dtype.kind not in "biufc":
         raise TypeError(

@@ -73,9 +73,7 @@ def region(kind: str) -> Iterator[None]:
     """Count the time within as ``'waiting'`` or ``'communication'``, in this thread's timed step.
 
     The exchange of gradients and parameters is communication. Just before it ranks agree on a few
-    numbers, in which they wait for one another, so that they come to the former together.
-
-    A region within a region belongs to the outer one.
+    numbers, where they wait for one another. A region within a region belongs to the outer one.
     """
     clock = getattr(_thread, "clock", None)
     if clock is None:

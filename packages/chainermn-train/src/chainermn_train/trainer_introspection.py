@@ -10,10 +10,8 @@ from chainer.training import Trainer, Updater
 
 
 def updater_of(target: Any) -> Any:
-    """Return the updater of a trainer, or ``target`` if it is an updater; otherwise None.
-
-    Only of these: links, for one, have children of any name, ``updater`` and ``out`` too.
-    """
+    """Return the updater of a trainer, or ``target`` if it is an updater; otherwise None."""
+    # Links, for one, have children of any name, `updater` and `out` too.
     if isinstance(target, Trainer):
         return target.updater
     return target if isinstance(target, Updater) else None

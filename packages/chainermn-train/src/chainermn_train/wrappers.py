@@ -28,14 +28,10 @@ class UnpicklableMixin:
 
 
 class AttributeProxy:
-    """Read, set and delete the attributes of a wrapped object, except those of ``_OWN``.
-
-    The wrapped object is ``actual``. A subclass may store it under another name, ``_ACTUAL``, and
-    then sets that attribute itself.
-    """
+    """Read, set and delete the attributes of a wrapped object, except those of ``_OWN``."""
 
     _OWN: frozenset[str] = frozenset({"actual"})
-    _ACTUAL = "actual"
+    _ACTUAL = "actual"  # the wrapped object; a subclass that names another attribute sets it itself
 
     def __init__(self, actual: Any) -> None:
         self.actual = actual

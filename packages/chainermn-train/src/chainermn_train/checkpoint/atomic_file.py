@@ -40,10 +40,7 @@ class HashingFile:
 
 
 def atomic_write(path: Path, fill: Callable[[HashingFile], Any]) -> FileDigest:
-    """Write a file that gets its name only when all of it is on the disk; return its digest.
-
-    A file at ``path`` is replaced. Where it can't be written (OSError), nothing of it is left.
-    """
+    """Write or replace a file, all of it or (OSError) nothing; return its digest."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with open(temporary, "wb") as file:

@@ -10,14 +10,12 @@ import numpy as np
 
 
 class BackgroundWriter:
-    """One thread, and copies whose memory is kept: fresh memory takes longer to fill.
-
-    The thread calls no MPI, and the interpreter waits for it before it ends.
-    """
+    """One thread, which calls no MPI, and the copies that it writes."""
 
     def __init__(self) -> None:
+        # The interpreter waits for the thread before it ends.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="chainermn-checkpoint")
-        self._copies: dict[str, np.ndarray] = {}
+        self._copies: dict[str, np.ndarray] = {}  # kept: fresh memory takes longer to fill
 
     def start(
         self, write: Callable[[dict[str, np.ndarray]], Any], arrays: Mapping[str, np.ndarray]
@@ -40,12 +38,9 @@ class BackgroundWriter:
 
     def _copy(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         # Those that don't fit any more are freed first: there may be no room for both.
-        self._copies = {
-            name: copy
-            for name, copy in self._copies.items()
-            if name in arrays
-            and (copy.shape, copy.dtype) == (arrays[name].shape, arrays[name].dtype)
-        }
+        specs = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        kept = self._copies.items()
+        self._copies = {n: copy for n, copy in kept if specs.get(n) == (copy.shape, copy.dtype)}
         for name, array in arrays.items():
             if name not in self._copies:
                 self._copies[name] = np.empty(array.shape, array.dtype)

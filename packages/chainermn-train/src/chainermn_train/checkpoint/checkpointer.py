@@ -98,7 +98,10 @@ class MultiNodeCheckpointer(Extension):
         """
         self._check_iterators(target)
         with SharedFailure(self.comm.handshake, OPERATION):
-            number = self._number_of(target, iteration)
+            own = getattr(updater_of(target), "iteration", self._last + 1)
+            number = operator.index(own if iteration is None else iteration)
+            if number < 0:
+                raise ValueError(f"an iteration is not negative, as {number} is")
         self.comm.handshake(OPERATION, (("iteration", number),))
         views = run_on_all_ranks(
             self.comm, OPERATION, lambda: self._is_saved(target, iteration, number)
@@ -192,7 +195,11 @@ class MultiNodeCheckpointer(Extension):
         if found is None:
             return None
         with raise_on_all_ranks(self.comm, OPERATION):
-            self._load(trainer, paths, begin)
+            with paths.state(self.comm.rank, begin).open("rb") as file:
+                state = open_state(file)
+                load_state_dict(trainer, state)
+                self._random = str(state[_RANDOM])
+            load_random_state(trainer, self._random)
         mark_synchronized_if_equal(self.comm, trainer, optimizer)
         self._last = begin
         return begin
@@ -245,15 +252,6 @@ class MultiNodeCheckpointer(Extension):
             "copy would write the same files; make another one, with another name or folder"
         )
 
-    def _number_of(self, target: Any, iteration: int | None) -> int:
-        """Return the iteration to save."""
-        if iteration is None:
-            iteration = getattr(updater_of(target), "iteration", None)
-        number = self._last + 1 if iteration is None else operator.index(iteration)
-        if number < 0:
-            raise ValueError(f"an iteration is not negative, as {number} is")
-        return number
-
     def _is_saved(self, target: Any, iteration: int | None, number: int) -> tuple[bool, bool]:
         """Return whether that is saved already, and whether it has to be saved elsewhere."""
         elsewhere = self._directory is None or self._paths_for(target) != self._directory.paths
@@ -275,13 +273,6 @@ class MultiNodeCheckpointer(Extension):
             "background": self._writer is not None,
         }
         self.comm.handshake("create_multi_node_checkpointer", settings.items())
-
-    def _load(self, target: Any, paths: CheckpointPaths, iteration: int) -> None:
-        with paths.state(self.comm.rank, iteration).open("rb") as file:
-            state = open_state(file)
-            load_state_dict(target, state)
-            self._random = str(state[_RANDOM])
-        load_random_state(target, self._random)
 
 
 def _write(path: Path, state: dict[str, np.ndarray]) -> FileDigest:

@@ -19,10 +19,7 @@ from .recovery import OPERATION, remove_stale, scan
 
 
 class CheckpointDirectory:
-    """The generations in one folder; all methods are collective unless they say otherwise.
-
-    Each rank may have its own folder; rank 0's has the records.
-    """
+    """The generations in the ranks' folders; methods are collective unless they say otherwise."""
 
     def __init__(
         self, comm: CommunicatorBase, paths: CheckpointPaths, damaged: Iterable[int] = ()
@@ -40,11 +37,7 @@ class CheckpointDirectory:
         remove_stale(comm, paths, found, max(self._whole, default=None))
 
     def path_for(self, iteration: int) -> Path:
-        """Return this rank's file of a new generation, until that is committed (not collective).
-
-        An older file of that iteration stays as it is until then. ValueError on all ranks if there
-        is a newer generation.
-        """
+        """Return this rank's file of a new generation until it is committed (not collective)."""
         newest = max(self._whole, default=0)
         if iteration < newest:
             raise ValueError(
@@ -56,10 +49,9 @@ class CheckpointDirectory:
         return self.paths.staging(self._comm.rank, iteration)
 
     def commit(self, iteration: int, written: Callable[[], FileDigest]) -> None:
-        """Write the record once every rank's file is on the disk, and rename the files.
+        """Write the record once every rank has ``written`` its file, and rename the files.
 
-        ``written`` writes this rank's file, or waits for it. Whatever fails, nothing of the
-        generation is left then, and one that it was to replace is as it was.
+        Where that fails, nothing of the generation is left; one that it was to replace stays.
         """
         rank, replaces = self._comm.rank, iteration in self._committed
         try:
@@ -100,20 +92,16 @@ class CheckpointDirectory:
 
     def remove(self, iterations: Iterable[int]) -> None:
         """Remove generations: their records first, so that none is left without its files."""
-        iterations = sorted(iterations)
-        if not iterations:
-            return
-        for remove in self._remove_manifests, self._remove_files:
-            with raise_on_all_ranks(self._comm, OPERATION):
-                remove(iterations)
-        self._forget(iterations)
+        if iterations := sorted(iterations):
+            for remove in self._remove_manifests, self._remove_files:
+                with raise_on_all_ranks(self._comm, OPERATION):
+                    remove(iterations)
+            self._forget(iterations)
 
     def deferred_delete(self, iterations: Iterable[int]) -> Callable[[], None]:
-        """Return what removes generations on this rank, in any thread (not collective).
-
-        Only for expired ones: a job that is killed meanwhile may leave a record without its
-        files, which nothing reads while there is a newer generation.
-        """
+        """Return what removes expired generations on this rank, in any thread (not collective)."""
+        # A job that is killed meanwhile may leave a record without its files, which nothing reads
+        # while there is a newer generation.
         iterations = sorted(iterations)
         self._forget(iterations)
 

@@ -28,12 +28,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the record as JSON, with a checksum of its own."""
-        body = {
-            "format": _FORMAT,
-            "name": self.name,
-            "iteration": self.iteration,
-            "files": [asdict(each) for each in self.files],
-        }
+        body = {"format": _FORMAT, **asdict(self)}
         digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
         return json.dumps({"record": body, "sha256": digest}, indent=1).encode() + b"\n"
 
@@ -77,11 +72,9 @@ class CheckpointPaths:
         return self.folder / f"{self.name}.commit.{iteration}"
 
     def staging(self, rank: int, iteration: int) -> Path:
-        """Return a rank's file until the commit record is written; then it is :meth:`state`.
-
-        The record decides: before it is written, the generation doesn't exist (or is that of
-        older files), and from then on it is that of these files, whatever their names.
-        """
+        """Return a rank's file until the commit record is written; then it is :meth:`state`."""
+        # The record decides: before it is written, the generation doesn't exist (or is that of
+        # older files), and from then on it is that of these files, whatever their names.
         path = self.state(rank, iteration)
         return path.with_name(path.name + _STAGING)
 

@@ -29,10 +29,7 @@ class Scan:
 
 
 def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
-    """Look for checkpoints, each rank in its own folder (collective).
-
-    Files that a killed job had committed and not renamed yet get their names.
-    """
+    """Look for checkpoints in each rank's folder; rename what was committed (collective)."""
 
     def look() -> tuple[Listing, dict[int, Manifest | str]]:
         listing = paths.listing()
@@ -64,10 +61,9 @@ def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
 def select_latest(
     comm: CommunicatorBase, paths: CheckpointPaths, found: Scan
 ) -> tuple[int | None, dict[int, str]]:
-    """Return the newest committed generation of which every rank's file is whole (collective).
+    """Return the newest generation that is whole on all ranks, and why newer ones can't be used.
 
-    And why newer ones can't be used, by iteration. RuntimeError if there are checkpoints but none
-    is whole, or they were written by another number of ranks. The same on every rank.
+    Collective. RuntimeError if there are checkpoints, but none is whole and of as many ranks.
     """
     skipped: dict[int, str] = {}
     for iteration in sorted(found.manifests.keys() | found.orphaned | found.staged, reverse=True):

@@ -29,9 +29,7 @@ _EXAMPLES = RESERVED_PREFIX + "examples/"  # and an iterator's name: how many it
 
 
 def multi_node_snapshot(
-    comm: CommunicatorBase,
-    snapshot: Any,
-    replica_sets: Iterable[int | Iterable[int]],
+    comm: CommunicatorBase, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]
 ) -> MultiNodeSnapshot:
     """Make a snapshot extension write one file for each set of ranks that have the same state.
 
@@ -212,10 +210,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
     def _newest_whole(
         self, folder: Path, names: list[str], skipped: dict[str, str]
     ) -> tuple[str, dict[str, Any]]:
-        """Return the newest snapshot that all sets can read, and its state here (collective).
-
-        ``names`` are those that all sets have, oldest first; ``skipped`` gets the damaged ones.
-        """
+        """Return the last of ``names`` that all sets can read, and its state here (collective)."""
         for name in reversed(names):
             state: dict[str, Any] = {}
             path = folder / (name + self._suffix)

@@ -16,12 +16,10 @@ TAKEN_BY = RESERVED_PREFIX + "taken_by"
 
 
 def find(folder: Path, name: str, suffix: str) -> list[str]:
-    """Return a set's snapshots without their suffix, oldest first; remove what killed jobs left.
-
-    In ``name`` the place of the iteration is in braces.
-    """
+    """Return a set's snapshots without their suffix, oldest first; remove what killed jobs left."""
     if not folder.is_dir():
         return []
+    # The place of the iteration is in braces.
     before, after = name.split("{")[0], name.split("}")[-1] if "{" in name else ""
     for path in folder.glob("tmp*"):  # in which Chainer's writers left half a snapshot
         if before and path.name.startswith("tmp" + before) and path.is_dir():

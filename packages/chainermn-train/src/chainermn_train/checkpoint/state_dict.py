@@ -30,12 +30,9 @@ class StateError(ValueError):
 
 
 def state_dict(target: Any) -> dict[str, np.ndarray]:
-    """Return the state of ``target`` as arrays in host memory, by name.
+    """Return the state of ``target`` as arrays in host memory, by name, which may change with it.
 
-    They may be those of ``target``, and change with it.
-
-    Raises:
-        TypeError: it has no ``serialize``, or a value that only pickle could store.
+    TypeError: it has no ``serialize``, or a value that only pickle could store.
     """
     if not callable(getattr(target, "serialize", None)):
         raise TypeError(
@@ -97,12 +94,7 @@ def open_state(file: BinaryIO) -> Mapping[str, Any]:
 
 
 def load_state_dict(target: Any, state: Mapping[str, Any]) -> None:
-    """Load the arrays of a state, by name, into ``target``, which was made as that one.
-
-    Raises:
-        StateError: the state lacks something, or an array has another shape or floating dtype
-            than that of ``target``, which may be partly loaded then.
-    """
+    """Load a state into ``target``; StateError, with a part of it loaded, if it doesn't fit."""
     try:
         _CheckedDeserializer(state).load(target)
     except KeyError as error:
@@ -141,16 +133,12 @@ class _CheckedDeserializer(NpzDeserializer):
 
 
 def random_state(target: Any) -> str:
-    """Return the state of NumPy's global generator, Python's, and those of order samplers.
-
-    CuPy's can't be read.
-    """
+    """Return the state of NumPy's global generator, Python's, and those of order samplers."""
+    samplers = _sampler_generators(target).items()  # CuPy's generators can't be read
     state = {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
-        "iterators": {
-            name: each.get_state(legacy=False) for name, each in _sampler_generators(target).items()
-        },
+        "iterators": {name: each.get_state(legacy=False) for name, each in samplers},
     }
     return json.dumps(state, default=lambda array: array.tolist())
 
@@ -167,11 +155,9 @@ def load_random_state(target: Any, text: str) -> None:
 
 
 def _sampler_generators(target: Any) -> dict[str, np.random.RandomState]:
-    """Return the generators that a trainer's or updater's iterators don't share with NumPy.
-
-    Chainer has no public names for them; 7.8.1 is its last release.
-    """
+    """Return the generators that a trainer's or updater's iterators don't share with NumPy."""
     found = {}
+    # Chainer has no public names for them; 7.8.1 is its last release.
     for name, iterator in iterators_of(target).items():
         generator = getattr(getattr(iterator, "order_sampler", None), "_random", None)
         shared = generator is np.random.random.__self__  # type: ignore[attr-defined]

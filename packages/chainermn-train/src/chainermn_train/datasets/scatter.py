@@ -11,12 +11,7 @@ from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase, create_communicator
 
-from ..collective_errors import (
-    SharedFailure,
-    bcast_checked,
-    require_communicator,
-    require_integer,
-)
+from ..collective_errors import SharedFailure, bcast_checked, require_communicator, require_integer
 from .scatter_plan import ScatterPlan
 from .transfer import scatter_parts
 
@@ -179,10 +174,8 @@ def _require_dataset(dataset: Any, root: int) -> None:
 
 
 def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
-    """Return (begin, end) of each rank's share of ``range(count)``.
-
-    Equal shares are all as long as the longest; each runs into the next where it must.
-    """
+    """Return (begin, end) of each rank's share of ``range(count)``."""
+    # Equal shares are all as long as the longest; each runs into the next where it must.
     begins = [count * rank // size for rank in range(size + 1)]
     longest = -(-count // size)
     return [

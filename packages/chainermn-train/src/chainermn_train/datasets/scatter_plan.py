@@ -1,7 +1,4 @@
-"""A data set divided by given indices into rows of arrays and pickles, one part for each rank.
-
-Which rank gets which examples is decided in scatter.py.
-"""
+"""A data set divided by given indices into rows of arrays and pickles, one part for each rank."""
 
 from __future__ import annotations
 
@@ -107,10 +104,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickle_part(payload: bytes, file: SharedFile | None, unsplittable: list[np.ndarray]) -> Any:
-    """Return the part of which :meth:`ScatterPlan.pickle_part` made ``payload``.
-
-    ``file`` has its arrays, if there are any; ``unsplittable`` are pickles of the data sets.
-    """
+    """Return what :meth:`ScatterPlan.pickle_part` pickled; ``unsplittable`` are pickles, too."""
     unpickler = _Unpickler(io.BytesIO(payload))
     unpickler.file = file
     unpickler.datasets = [pickle.loads(each.data) for each in unsplittable]

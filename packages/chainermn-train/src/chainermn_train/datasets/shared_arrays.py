@@ -55,10 +55,7 @@ class SharedMemoryHandle(NamedTuple):
 
     @contextlib.contextmanager
     def open_locked(self) -> Iterator[int]:
-        """Open the file for writing, locked; :meth:`SharedFile.wait_until_unlocked` waits for it.
-
-        OSError as in :meth:`open`.
-        """
+        """Open the file for writing, locked, as :meth:`open` does."""
         descriptor = self.open(os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -73,12 +70,13 @@ class SharedFile:
     """A file whose whole length is reserved and mapped read-only; it lives as long as this."""
 
     def __init__(self, descriptor: int, token: bytes) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._token = token
         close = weakref.finalize(self, os.close, descriptor)
         close.atexit = False  # arrays may outlive it until then, and the kernel closes it
         nbytes = os.fstat(descriptor).st_size
-        self._map = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
+        # Read-only; an array in it keeps the memory mapped.
+        self.map = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
         _open_files[token] = self
 
     @classmethod
@@ -111,21 +109,12 @@ class SharedFile:
     @property
     def handle(self) -> SharedMemoryHandle:
         """The handle of this process, since the one that made the file may have ended."""
-        return SharedMemoryHandle(socket.gethostname(), os.getpid(), self._descriptor, self._token)
-
-    def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return a read-only view, which keeps the memory mapped while it is referred to."""
-        view: np.ndarray = np.ndarray(shape, dtype, self._map, offset)
-        return view
-
-    def write(self, blocks: Iterable[np.ndarray]) -> None:
-        """Write uint8 arrays, 1-D, one after another, after the token."""
-        write_blocks(self._descriptor, blocks)
+        return SharedMemoryHandle(socket.gethostname(), os.getpid(), self.descriptor, self._token)
 
     def wait_until_unlocked(self) -> None:
         """Sleep while another process has the file open by `SharedMemoryHandle.open_locked`."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
 
 def write_blocks(descriptor: int, blocks: Iterable[np.ndarray]) -> None:
@@ -139,12 +128,11 @@ def write_blocks(descriptor: int, blocks: Iterable[np.ndarray]) -> None:
 
 
 class SharedArray:
-    """A data set: the rows of a read-only NumPy array.
+    """A data set: the rows of a read-only NumPy array; copies are the same object.
 
-    It lies in a shared file, or in this process's own memory until it is pickled for the first
-    time, which puts it into a file. A pickle holds only the file's handle; it can be loaded by
-    processes of the same user on this machine, while this process has the data set. Copies are
-    the same object.
+    It lies in a shared file, or in this process's own memory until it is first pickled. A pickle
+    holds only the file's handle: the same user's processes on this machine can load it, while
+    this process has the data set.
     """
 
     def __init__(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -158,7 +146,7 @@ class SharedArray:
         """Read the array from a file, or have an empty one if there is none; return itself."""
         if file is None:
             return self.own(np.empty(self.shape, self.dtype))
-        self.array = file.array(self.offset, self.shape, self.dtype)
+        self.array = np.ndarray(self.shape, self.dtype, file.map, self.offset)
         self._file = file
         return self
 
@@ -188,19 +176,17 @@ class SharedArray:
             if self._file is None and self.array.nbytes:
                 data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
                 file = SharedFile.reserve(ALIGNMENT + len(data))
-                file.write([data])
+                write_blocks(file.descriptor, [data])
                 self.offset = ALIGNMENT
                 self.attach(file)
         handle = None if self._file is None else self._file.handle
         return _load, (handle, self.offset, self.shape, self.dtype)
 
 
-def _load(
-    handle: SharedMemoryHandle | None, offset: int, shape: tuple[int, ...], dtype: np.dtype
-) -> SharedArray:
+def _load(handle: SharedMemoryHandle | None, *place: Any) -> SharedArray:
     """Load a pickle of a shared array."""
     if handle is None:
-        return SharedArray(offset, shape, dtype).attach(None)
+        return SharedArray(*place).attach(None)
     try:
         # A process maps a file only once.
         file = _open_files.get(handle.token) or SharedFile(handle.open(), handle.token)
@@ -212,4 +198,4 @@ def _load(
             "a data set that scatter_dataset made is pickled as a reference to that memory; load "
             "it on the same machine, by the same user, while that process has the data set",
         ) from error
-    return SharedArray(offset, shape, dtype).attach(file)
+    return SharedArray(*place).attach(file)

@@ -36,12 +36,9 @@ class IndexedView(DatasetMixin):
 
 
 class SubsetVisitor(NamedTuple):
-    """Replacements of the arrays and the unsplittable data sets that a data set is made of.
+    """What replaces the chosen examples of each array, and of each unsplittable data set."""
 
-    Both functions are given the array or data set and the int64 array of the chosen indices.
-    """
-
-    array: Callable[[np.ndarray, np.ndarray], Any]  # of any dtype but object
+    array: Callable[[np.ndarray, np.ndarray], Any]  # of any dtype but object; int64 indices
     unsplittable: Callable[[Any, np.ndarray], Any]
 
 
@@ -51,28 +48,20 @@ _Splitter = Callable[[Any, np.ndarray, SubsetVisitor], Any]
 def subset(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
     """Return a data set of the examples at ``indices`` (int64, shape (n,)), in that order.
 
-    Of NumPy arrays, lists, tuples and the data sets of :mod:`chainer.datasets` that are listed
-    below, only these examples are taken: arrays as arrays, paths as paths. Nothing is computed or
-    read: a transformation still happens when an example is used. So it is with subclasses of the
-    latter that find examples as they do. Any other data set is unsplittable; the result holds the
-    whole of it.
+    What is in _SPLITTERS is divided, and subclasses of Chainer's data sets there that find
+    examples as these do: arrays as arrays, paths as paths; nothing is computed or read. Any other
+    data set is unsplittable; the result holds the whole of it.
     """
-    return _splitter_for(type(dataset))(dataset, indices, visitor)
-
-
-def _splitter_for(cls: type) -> _Splitter:
-    """Return the function that makes subsets of a class.
-
-    A subclass that overrides how examples are found may mean something else by its indices.
-    """
+    cls = type(dataset)
     if cls in _SPLITTERS:
-        return _SPLITTERS[cls]
+        return _SPLITTERS[cls](dataset, indices, visitor)
     for base in cls.__mro__:
+        # One that overrides how examples are found may mean something else by its indices.
         if base in _INHERITABLE and all(
             getattr(cls, name, None) is getattr(base, name, None) for name in _FINDS_EXAMPLES
         ):
-            return _SPLITTERS[base]
-    return lambda dataset, indices, visitor: visitor.unsplittable(dataset, indices)
+            return _SPLITTERS[base](dataset, indices, visitor)
+    return visitor.unsplittable(dataset, indices)
 
 
 def _split_array(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:

@@ -27,71 +27,58 @@ _OPERATION = "scatter_dataset"
 
 
 def scatter_parts(
-    communicator: CommunicatorBase,
-    root: int,
-    make_plan: Callable[[], ScatterPlan],
-    max_buf_len: int,
+    comm: CommunicatorBase, root: int, make_plan: Callable[[], ScatterPlan], max_buf_len: int
 ) -> Any:
-    """Return this rank's part of the plan, which only the root makes (collective).
-
-    Messages have at most the root's ``max_buf_len`` bytes. An error of one rank is raised on all.
-    """
-    rank = communicator.rank
+    """Return this rank's part of the plan, which only the root makes (collective)."""
+    rank = comm.rank
     plan: ScatterPlan | None = None
     unsplittable: list[np.ndarray] = []  # pickles, uint8, 1-D
     # Longer messages are no faster, and the memory that they are received in would stay with the
     # process.
     limit = min(max_buf_len, BLOCK_BYTES)
-    with SharedFailure(communicator.handshake, _OPERATION):
+    with SharedFailure(comm.handshake, _OPERATION):
         if rank == root:
             plan = make_plan()
-        if plan is not None and communicator.size > 1:
+        if plan is not None and comm.size > 1:
             pickles = [pickle.dumps(dataset, protocol=5) for dataset in plan.unsplittable]
             unsplittable = [np.frombuffer(each, np.uint8) for each in pickles]
     own = (plan.nbytes if plan else []), [len(each) for each in unsplittable], limit
-    sizes, lengths, limit = run_on_all_ranks(communicator, _OPERATION, lambda: own)[root]
-    file: SharedFile | None = None
-    with SharedFailure(communicator.handshake, _OPERATION):
-        if sizes[rank]:
-            file = SharedFile.reserve(sizes[rank])
-    handle = None if file is None else file.handle
-    handles = run_on_all_ranks(communicator, _OPERATION, lambda: handle)
+    sizes, lengths, limit = run_on_all_ranks(comm, _OPERATION, lambda: own)[root]
+    with SharedFailure(comm.handshake, _OPERATION):
+        file = SharedFile.reserve(sizes[rank]) if sizes[rank] else None
+    handles = run_on_all_ranks(comm, _OPERATION, lambda: file and file.handle)
     if rank != root:
         unsplittable = [np.empty(length, np.uint8) for length in lengths]
     for each in unsplittable:
-        _bcast(communicator, each, limit, root)
+        _bcast(comm, each, limit, root)
     # A communicator of its own: messages of the user may be under way, with any tag.
-    with communicator.split(0, rank) as messages, ExitStack() as locks:
+    with comm.split(0, rank) as messages, ExitStack() as locks:
         local: dict[int, int] = {}  # descriptors of the files that the root fills, by rank
-        with SharedFailure(communicator.handshake, _OPERATION):
+        with SharedFailure(comm.handshake, _OPERATION):
             for other, each in enumerate(handles if rank == root else ()):
                 if each is not None:
                     with suppress(OSError):  # it is on another machine
                         local[other] = locks.enter_context(each.open_locked())
-        is_local = rank in run_on_all_ranks(communicator, _OPERATION, lambda: list(local))[root]
-        with raise_on_all_ranks(communicator, _OPERATION):
+        is_local = rank in run_on_all_ranks(comm, _OPERATION, lambda: list(local))[root]
+        with raise_on_all_ranks(comm, _OPERATION):
             if plan is None:
                 return _receive(messages, root, file, unsplittable, is_local)
             _send_all(messages, plan, local, locks, limit)
             return plan.parts[root]
 
 
-def _bcast(communicator: CommunicatorBase, data: np.ndarray, limit: int, root: int) -> None:
+def _bcast(comm: CommunicatorBase, data: np.ndarray, limit: int, root: int) -> None:
     """Overwrite every rank's bytes (uint8, 1-D, of one length) by the root's (collective)."""
     for begin in range(0, len(data), limit):
         piece = data[begin : begin + limit]
-        if communicator.rank == root:
-            communicator.bcast(piece, root=root)
+        if comm.rank == root:
+            comm.bcast(piece, root=root)
         else:
-            piece[...] = communicator.bcast(None, root=root)
+            piece[...] = comm.bcast(None, root=root)
 
 
 def _send_all(
-    messages: CommunicatorBase,
-    plan: ScatterPlan,
-    local: dict[int, int],
-    locks: ExitStack,
-    limit: int,
+    comm: CommunicatorBase, plan: ScatterPlan, local: dict[int, int], locks: ExitStack, limit: int
 ) -> None:
     """Fill the root's own part and the local files, unlock these, and send what ranks lack."""
     errors: list[BaseException] = []
@@ -101,10 +88,10 @@ def _send_all(
         try:
             for block in () if errors else blocks():
                 for begin in range(0, len(block), limit):
-                    messages.send(block[begin : begin + limit], rank, 0)
+                    comm.send(block[begin : begin + limit], rank, 0)
         except BaseException as error:
             errors.append(error)
-        messages.send(np.array([not errors]), rank, 0)
+        comm.send(np.array([not errors]), rank, 0)
 
     try:
         # The ranks sleep at the locks, and leave their cores to the root.
@@ -114,8 +101,8 @@ def _send_all(
             own.result()
     except BaseException as error:
         errors.append(error)
-    for rank in range(messages.size):
-        if rank != messages.rank:
+    for rank in range(comm.size):
+        if rank != comm.rank:
             send(rank, lambda: [plan.pickle_part(rank)])  # noqa: B023  (called at once)
             if plan.nbytes[rank] and rank not in local:
                 send(rank, lambda: plan.iter_file(rank))  # noqa: B023
@@ -124,7 +111,7 @@ def _send_all(
 
 
 def _receive(
-    messages: CommunicatorBase,
+    comm: CommunicatorBase,
     root: int,
     file: SharedFile | None,
     unsplittable: list[np.ndarray],
@@ -135,24 +122,19 @@ def _receive(
         with watch_call(_OPERATION):
             file.wait_until_unlocked()  # asleep: in a receive it would keep a core busy
     complete: list[bool] = []
-    payload = b"".join(block.data for block in _receive_blocks(messages, root, complete))
+    payload = b"".join(block.data for block in _blocks(comm, root, complete))
     if file is not None and not is_local:
-        rows = _receive_blocks(messages, root, complete)
+        rows = _blocks(comm, root, complete)
         try:
-            file.write(rows)
+            write_blocks(file.descriptor, rows)
         finally:
             for _ in rows:  # what is left is received, even if it can't be written
                 pass
     return unpickle_part(payload, file, unsplittable) if all(complete) else None
 
 
-def _receive_blocks(
-    messages: CommunicatorBase, root: int, complete: list[bool]
-) -> Iterator[np.ndarray]:
-    """Yield blocks of bytes (uint8, 1-D) until the root says whether these are all.
-
-    That is appended to ``complete``.
-    """
-    while (block := messages.recv(root, 0)).dtype == np.uint8:
+def _blocks(comm: CommunicatorBase, root: int, complete: list[bool]) -> Iterator[np.ndarray]:
+    """Yield uint8 arrays, 1-D; append to ``complete`` whether the root could send them all."""
+    while (block := comm.recv(root, 0)).dtype == np.uint8:
         yield block
     complete.append(bool(block[0]))

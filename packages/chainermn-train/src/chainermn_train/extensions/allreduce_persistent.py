@@ -71,16 +71,13 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             np.zeros(shape, wide) if found[name].value is None else to_host(found[name].value)
             for name, (_, shape) in kinds.items()
         ]
-        flat = np.concatenate([np.asarray(term, wide).reshape(-1) for term in terms])
-        mean = self.comm.multi_node_mean(flat)
-        start = 0
-        for name, (dtype, shape) in kinds.items():
-            end = start + int(np.prod(shape, dtype=int))
-            part = mean[start:end].reshape(shape)
+        flat = [np.asarray(term, wide).reshape(-1) for term in terms]
+        mean = self.comm.multi_node_mean(np.concatenate(flat))
+        parts = np.split(mean, np.cumsum([len(each) for each in flat])[:-1])
+        for (name, (dtype, shape)), part in zip(kinds.items(), parts, strict=True):
             if counts[name] < self.comm.size:  # those that have none gave zeros
                 part = part * (self.comm.size / counts[name])
-            _replace(found[name], part.astype(dtype))
-            start = end
+            _replace(found[name], part.reshape(shape).astype(dtype))
 
 
 def _kind_of(value: Any) -> tuple[np.dtype, tuple[int, ...]] | str | None:

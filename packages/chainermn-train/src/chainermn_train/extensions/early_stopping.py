@@ -114,8 +114,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
             self.count = 0
         else:
             self.count += 1
-        stops: bool = self._stop_condition()
-        return stops
+        return bool(self._stop_condition())
 
     def _mean_here(self) -> tuple[float, int] | None:
         """Return this rank's mean since the last check and its number of values; or None."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import chain
@@ -16,11 +15,7 @@ from chainer.dataset.convert import _call_converter
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import (
-    SharedFailure,
-    bcast_checked,
-    require_communicator,
-)
+from ..collective_errors import SharedFailure, bcast_checked, require_communicator, require_integer
 from ..host_arrays import to_host
 from ..wrappers import UnpicklableMixin
 
@@ -62,8 +57,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         root: the rank that aggregates; the same on all ranks.
 
     Raises:
-        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, or ``target``
-            can't be called.
+        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, ``root`` not an
+            integer, or ``target`` can't be called.
         ValueError: there is no rank ``root``, or the iterator repeats without end.
     """
 
@@ -87,14 +82,12 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             raise TypeError(f"iterator must be an iterator, not {type(iterator).__name__}")
         if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
             raise ValueError("the iterator never ends; make it with repeat=False")
-        if not 0 <= operator.index(root) < comm.size:
-            raise ValueError(f"root is {root}; ranks go from 0 to {comm.size - 1}")
         self.comm = comm
         self.iterator = iterator
         self.target = target
         self.device = None if device is None else chainer.get_device(device)
         self.converter = converter
-        self.root = operator.index(root)
+        self.root = require_integer("root", root, 0, comm.size - 1)
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
         """Compute this rank's result of one batch; override it. By default what ``target`` returns.
@@ -170,8 +163,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     def _rounds(self, failures: list[BaseException]) -> Generator[list[bytes], None, None]:
         """Yield the pickled results of each round on root, empty lists elsewhere (collective).
 
-        Ends on all ranks at once: when none has a batch left, or one of them fails. Each
-        rank's error is then put in ``failures``.
+        Ends on all ranks at once, when none has a batch left or one fails; see ``failures`` then.
         """
         local = self._local()
         while True:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import alone
 
-from ..collective_errors import require_communicator
+from ..collective_errors import require_communicator, require_integer
 from ..wrappers import AttributeProxy, UnpicklableMixin
 
 
@@ -39,7 +38,8 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
 
     Raises:
         TypeError: ``extension`` can't be called, or communicates (as a multi-node evaluator
-            does), so that all ranks must run it; ``comm`` is not a communicator.
+            does), so that all ranks must run it; ``comm`` is not a communicator, or ``rank`` not
+            an integer.
         ValueError: there is no such rank.
     """
     require_communicator(comm, "on_rank")
@@ -50,15 +50,14 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
             f"{type(extension).__name__} communicates, so it has to run on all ranks: give it to "
             "Trainer.extend as it is"
         )
-    if not 0 <= operator.index(rank) < comm.size:
-        raise ValueError(f"there is no rank {rank}; ranks go from 0 to {comm.size - 1}")
-    return OneRankExtension(extension, comm.rank == rank)
+    return OneRankExtension(extension, comm.rank == require_integer("rank", rank, 0, comm.size - 1))
 
 
 class OneRankExtension(AttributeProxy):
     """The extension ``actual`` on one rank, and a stand-in that does nothing on the others."""
 
     _OWN = frozenset({"actual", "here"})
+    _EVENTS = ("initialize", "finalize", "on_error", "serialize")
 
     def __init__(self, actual: Any, here: bool) -> None:
         super().__init__(actual)
@@ -66,8 +65,7 @@ class OneRankExtension(AttributeProxy):
 
     @property
     def __name__(self) -> str:
-        name: str = self.actual.__name__
-        return name
+        return str(self.actual.__name__)
 
     def __call__(self, trainer: Any) -> Any:
         if not self.here:
@@ -76,19 +74,8 @@ class OneRankExtension(AttributeProxy):
         with alone(f"on_rank({name})"):
             return self.actual(trainer)
 
-    def initialize(self, trainer: Any) -> None:
-        self._call("initialize", trainer)
-
-    def finalize(self) -> None:
-        self._call("finalize")
-
-    def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
-        self._call("on_error", trainer, exc, tb)
-
-    def serialize(self, serializer: Any) -> None:
-        self._call("serialize", serializer)
-
-    def _call(self, event: str, *args: Any) -> None:
-        handler = getattr(self.actual, event, None)  # functions have none, or None
-        if self.here and handler is not None:
-            handler(*args)
+    def __getattr__(self, name: str) -> Any:
+        # Functions have no such method, or None.
+        if name in self._EVENTS and not (self.here and getattr(self.actual, name, None)):
+            return lambda *_: None
+        return super().__getattr__(name)

@@ -1,8 +1,4 @@
-"""Any picklable value as two arrays of bytes, with all its NumPy data in one of them.
-
-A batch of images is then one message instead of one an image. The value may hold arrays of any
-dtype, nested in any way.
-"""
+"""Any picklable value as two arrays of bytes: a batch is one message, not one for each image."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ _ALIGNMENT = 64
 
 
 def pack(value: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the header and the data of a value, both uint8 and 1-D."""
+    """Return the header of a value and the data of all arrays in it, both uint8 and 1-D."""
     found: list[pickle.PickleBuffer] = []
     text = pickle.dumps(value, protocol=5, buffer_callback=found.append)
     buffers = [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]

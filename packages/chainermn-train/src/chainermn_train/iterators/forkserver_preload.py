@@ -1,7 +1,4 @@
-"""Imported by the server that worker processes are forked from, and by nothing else.
-
-Chainer is then imported once, not by each worker.
-"""
+"""Imported only by the server that worker processes are forked from: not each imports Chainer."""
 
 from __future__ import annotations
 

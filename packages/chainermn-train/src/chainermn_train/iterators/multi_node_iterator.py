@@ -182,10 +182,7 @@ class MultiNodeIterator(IteratorProxy):
                 serializer(key, value.item() if value.dtype == object else value)
 
     def _broadcast_from_master(self, method: str, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` returns at the master, on every rank; update the attributes there.
-
-        One broadcast, and one handshake, in which ranks that call different methods find out.
-        """
+        """Return on every rank what ``make`` returns at the master; update the attributes there."""
         communicator, master = self.communicator, self.rank_master
 
         def fail(operation: str, error: BaseException) -> None:

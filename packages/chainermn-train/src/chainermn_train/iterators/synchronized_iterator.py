@@ -62,7 +62,12 @@ def create_synchronized_iterator(
     communicator.handshake("create_synchronized_iterator", terms.items())
     if communicator.rank == 0:
         warn_of_fork(actual_iterator)
-    seeds = run_on_all_ranks(communicator, _OPERATION, lambda: _drawn_seed(actual_iterator))
+
+    def draw_seed() -> list[int]:  # on all ranks, so that their generators stay in step
+        sampler = actual_iterator.order_sampler
+        return [] if sampler is None else sampler(np.arange(SEED_NUMBERS), 0).tolist()
+
+    seeds = run_on_all_ranks(communicator, _OPERATION, draw_seed)
     with raise_on_all_ranks(communicator, _OPERATION):
         _start_with(actual_iterator, seeds[0])
     return SynchronizedIterator(actual_iterator, communicator)
@@ -99,7 +104,12 @@ class SynchronizedIterator(IteratorProxy):
         operation = "loading a synchronized iterator"
         with SharedFailure(self.communicator.handshake, operation):
             self.actual.serialize(serializer)
-            state = _state(self.actual)
+            record = DictionarySerializer()
+            self.actual.serialize(record)
+            state = {
+                key: hashlib.sha256(value.tobytes()).hexdigest()[:16] if value.ndim else str(value)
+                for key, value in record.target.items()
+            }
         self.communicator.handshake(operation, state.items())
 
 
@@ -124,23 +134,6 @@ def _terms(iterator: Any) -> dict[str, Any]:
         "repeat": bool(iterator.repeat),
         "shuffles": sampler is not None,
     }
-
-
-def _state(iterator: Any) -> dict[str, str]:
-    """Return the state that the iterator would save, arrays as digests."""
-    record = DictionarySerializer()
-    iterator.serialize(record)
-    return {
-        key: hashlib.sha256(value.tobytes()).hexdigest()[:16] if value.ndim else str(value)
-        for key, value in record.target.items()
-    }
-
-
-def _drawn_seed(iterator: Any) -> list[int]:
-    """Draw numbers from this rank's generator, on all ranks, so that generators stay in step."""
-    if iterator.order_sampler is None:
-        return []
-    return [int(number) for number in iterator.order_sampler(np.arange(SEED_NUMBERS), 0)]
 
 
 def _start_with(iterator: Any, seed: list[int]) -> None:

@@ -77,11 +77,9 @@ def warn_of_fork(iterator: Any) -> None:
 
 
 def _before_fork() -> None:
-    """Warn, once and on rank 0, if multiprocessing forks a process that has started MPI.
-
-    An iterator that no function of ours has seen starts its workers so. What else forks, such as
-    subprocess, goes on to another program at once.
-    """
+    """Warn, once and on rank 0, if multiprocessing forks a process that has started MPI."""
+    # An iterator that no function of ours has seen starts its workers so. What else forks, such
+    # as subprocess, goes on to another program at once.
     global _warned
     if _warned or sys._getframe(1).f_globals.get("__name__") != "multiprocessing.popen_fork":
         return
@@ -99,11 +97,9 @@ def _has_mpi() -> bool:
 
 
 def await_workers(iterator: Any) -> None:
-    """Wait until a MultiprocessIterator has a batch; do nothing for other iterators.
-
-    An example that raises in a worker ends the thread that fetches batches (a RuntimeError here),
-    and Chainer's iterator would wait for it without end.
-    """
+    """Wait until a MultiprocessIterator has a batch; do nothing for other iterators."""
+    # An example that raises in a worker ends the thread that fetches batches (a RuntimeError
+    # here), and Chainer's iterator would wait for it without end.
     if not isinstance(iterator, MultiprocessIterator):
         return
     queue, loop = iterator._comm, iterator._prefetch_loop

@@ -21,20 +21,19 @@ _usual_interval: list[float] = []
 
 
 class BackgroundThread:
-    """A function that runs in a daemon thread, or in the calling one if not ``threaded``.
-
-    It is given an event that is set as soon as somebody waits for its end.
-    """
+    """A function that runs in a daemon thread, or in the calling one if not ``threaded``."""
 
     def __init__(self, work: Callable[[threading.Event], None], threaded: bool = True) -> None:
         self._error: BaseException | None = None
-        self._wait_requested = threading.Event()
+        self._wait_requested = threading.Event()  # set as soon as somebody waits for the end
         self._thread: threading.Thread | None = None
-        _enter(self)
+        with _lock:
+            if not len(_running):
+                _usual_interval[:] = [sys.getswitchinterval()]
+                sys.setswitchinterval(min(SWITCH_INTERVAL_SECONDS, *_usual_interval))
+            _running.add(self)
         if threaded:
-            self._thread = threading.Thread(
-                target=self._run, args=(work,), name="ChainerMN", daemon=True
-            )
+            self._thread = threading.Thread(None, self._run, "ChainerMN", (work,), daemon=True)
             self._thread.start()
         else:
             self._wait_requested.set()
@@ -46,7 +45,10 @@ class BackgroundThread:
         except BaseException as error:
             self._error = error
         finally:
-            _leave(self)
+            with _lock:
+                _running.discard(self)
+                if not len(_running):
+                    sys.setswitchinterval(_usual_interval[0])
             del self, work  # they may hold much memory, and the error's traceback this frame
 
     def wait(self, seconds: float | None = None) -> BaseException | None:
@@ -55,21 +57,6 @@ class BackgroundThread:
         if self._thread is not None:
             self._thread.join(seconds)
         return self._error
-
-
-def _enter(thread: BackgroundThread) -> None:
-    with _lock:
-        if not len(_running):
-            _usual_interval[:] = [sys.getswitchinterval()]
-            sys.setswitchinterval(min(SWITCH_INTERVAL_SECONDS, *_usual_interval))
-        _running.add(thread)
-
-
-def _leave(thread: BackgroundThread) -> None:
-    with _lock:
-        _running.discard(thread)
-        if not len(_running):
-            sys.setswitchinterval(_usual_interval[0])
 
 
 @atexit.register

@@ -28,15 +28,12 @@ CHUNK_BYTES = 2 << 20
 
 
 class DelayedGradientExchange(UnpicklableMixin):
-    """The gradients of one optimizer that are being exchanged.
-
-    They travel on a communicator of their own, made at first use, so that the training thread
-    can use the given one meanwhile.
-    """
+    """The gradients of one optimizer that are being exchanged."""
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         self.communicator = communicator
         self._zero_fill = zero_fill
+        # Made at first use: the training thread can use the given one meanwhile.
         self._own: CommunicatorBase | None = None
         self._thread: BackgroundThread | None = None
         self._gradients: DetachedGradients | None = None
@@ -48,10 +45,7 @@ class DelayedGradientExchange(UnpicklableMixin):
         return twin
 
     def start(self, gradients: DetachedGradients) -> None:
-        """Begin to take the mean of gradients over ranks (collective).
-
-        What was exchanged before must have been popped.
-        """
+        """Begin to take the mean of gradients over ranks, after a :meth:`pop` (collective)."""
         if self._own is None:
             self._own = self.communicator.split(0, self.communicator.rank)
             with contextlib.suppress(ValueError):  # a subclass may not have this setting
@@ -115,11 +109,7 @@ class DelayedGradientExchange(UnpicklableMixin):
 def _ordered_after_present_work(
     gradients: DetachedGradients,
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context for a thread that uses gradients after the work asked for so far.
-
-    On GPUs the thread gets the device and a stream of its own, which waits for an event recorded
-    now on the stream that computes the gradients; leaving the context waits for that stream.
-    """
+    """Return a context for a thread that uses gradients after the work asked for so far."""
     for detached in gradients.values():
         device = chainer.backend.get_device_from_array(detached.grad)
         if detached.grad is not None and isinstance(device, cuda.GpuDevice):
@@ -132,6 +122,7 @@ def _ordered_after_present_work(
 
 @contextlib.contextmanager
 def _on_own_stream(device: Any, event: Any) -> Iterator[None]:
+    """Use a stream that waits for an event first; wait for the stream at the end."""
     with chainer.using_device(device):
         stream = cuda.cupy.cuda.Stream(non_blocking=True)
         with stream:

@@ -31,9 +31,8 @@ class DetachedGradients(dict[str, DetachedGradient]):
     def detach_from(cls, target: Any) -> DetachedGradients:
         """Move the gradients out of a link, whose gradients are None then.
 
-        Their arrays are moved, not copied, wherever the parameter was their only owner. Others
-        (shared between parameters, views, read-only ones, those that the user has too) are
-        copied: somebody might write into them meanwhile.
+        Arrays with other owners (parameters, views, the user) or read-only ones are copied, not
+        moved: somebody might write into them meanwhile.
         """
         detached = cls()
         for name, param in target.namedparams():
@@ -48,10 +47,7 @@ class DetachedGradients(dict[str, DetachedGradient]):
         return detached
 
     def assign_to(self, target: Any) -> None:
-        """Make these the gradients of a link, each with its loss scale.
-
-        A parameter without a gradient here, or with one of another shape or dtype, gets None.
-        """
+        """Make these the gradients of a link, with their loss scales; None where none fits."""
         for name, param in target.namedparams():
             detached = self.get(name)
             grad = None if detached is None else detached.grad

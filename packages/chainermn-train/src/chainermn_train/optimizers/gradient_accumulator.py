@@ -57,10 +57,9 @@ class GradientAccumulator:
         self.add(DetachedGradients.detach_from(optimizer.target))
 
     def pop(self, target: Any, num_per_rank: float) -> DetachedGradients:
-        """End the group; return its sums, which are those of ``target``, by ``num_per_rank``.
+        """End the group; return the sums for ``target``, divided by ``num_per_rank``.
 
-        That is the mean of ``num_accumulated`` over ranks, so that the mean over ranks of the
-        result is the mean of all gradients that any rank has added.
+        That is the mean of ``num_accumulated`` over ranks: all gradients count the same then.
         """
         sums = self._sums
         self.reset()
@@ -81,10 +80,7 @@ class GradientAccumulator:
         self._sums.discard(names)
 
     def serialize(self, serializer: Any, rank: int, size: int) -> None:
-        """Save or load the sums and the number of updates in them.
-
-        ValueError if a group has not as many, or the sums are another rank's or another job's.
-        """
+        """Save or load the sums; ValueError if they are too many, another rank's or job's."""
         num_calls = int(serializer("calls", self.num_calls))
         owner = int(serializer("rank", rank)), int(serializer("size", size))
         if num_calls and owner != (rank, size):

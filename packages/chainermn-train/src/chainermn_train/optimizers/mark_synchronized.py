@@ -15,10 +15,7 @@ from .multi_node_optimizer import MultiNodeOptimizer
 
 
 def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:
-    """Mark the parameters as synchronized, if they are, of multi-node optimizers (collective).
-
-    These are the optimizers of ``target``, if it is a trainer or an updater, and ``optimizer``.
-    """
+    """Mark ``optimizer`` and those of ``target`` as synchronized, if they are (collective)."""
     updater = updater_of(target)
     optimizers = [] if updater is None else list(updater.get_all_optimizers().values())
     if all(optimizer is not each for each in optimizers):

@@ -69,9 +69,8 @@ def update_rules(target: Any) -> dict[str, Any]:
 
 def _master_weights(target: Any) -> dict[str, Any]:
     """Return the float32 arrays that update rules keep beside float16 parameters, by name."""
-    found = {
-        name: getattr(rule, "_fp32_param", None) for name, rule in update_rules(target).items()
-    }
+    rules = update_rules(target).items()
+    found = {name: getattr(rule, "_fp32_param", None) for name, rule in rules}
     return {name: param.array for name, param in found.items() if param is not None}
 
 
@@ -91,7 +90,7 @@ def serialize_master_weights(target: Any, serializer: Any) -> None:
     arrays = _master_weights(target)
     mine = {name: DetachedGradient(None, array, None) for name, array in arrays.items()}
     now = DetachedGradients(mine).serialize(serializer)
-    if isinstance(serializer, chainer.serializer.Deserializer):
+    if isinstance(serializer, chainer.Deserializer):
         _set_master_weights(target, {name: detached.grad for name, detached in now.items()})
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import chainer
 
 from chainermn_comm import CommunicatorBase
 
@@ -14,9 +17,13 @@ from ..wrappers import AttributeProxy, UnpicklableMixin
 from .delayed_exchange import DelayedGradientExchange
 from .detached_gradients import DetachedGradients
 from .gradient_accumulator import GradientAccumulator
-from .mixed_precision import scale_missing_gradients
+from .mixed_precision import (
+    scale_missing_gradients,
+    serialize_loss_scale,
+    serialize_master_weights,
+    update_rules,
+)
 from .parameter_synchronizer import OPERATION, ParameterSynchronizer
-from .serialization import serialize_state
 
 
 class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
@@ -38,17 +45,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         zero_fill: whether a missing gradient counts as zeros.
     """
 
-    _OWN = frozenset(
-        {
-            "actual_optimizer",
-            "communicator",
-            "zero_fill",
-            "_synchronizer",
-            "_accumulator",
-            "_delayed",
-        }
-    )
-
+    _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill"})
+    _OWN |= {"_synchronizer", "_accumulator", "_delayed"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -69,9 +67,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         }
         self._synchronizer = ParameterSynchronizer(communicator, settings)
         self._accumulator = GradientAccumulator(accumulate_steps)
-        self._delayed = (
-            DelayedGradientExchange(communicator, zero_fill) if double_buffering else None
-        )
+        exchange = DelayedGradientExchange(communicator, zero_fill)
+        self._delayed = exchange if double_buffering else None
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model to train, ``link``, as Chainer's optimizers do; return itself."""
@@ -197,8 +194,27 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        optimizer, communicator = self.actual_optimizer, self.communicator
-        serialize_state(optimizer, self._accumulator, self._delayed, communicator, serializer)
+        accumulator, delayed = self._accumulator, self._delayed
+        _serialize(self.actual_optimizer, serializer)
+        loading = isinstance(serializer, chainer.Deserializer)
+        means = None if loading or delayed is None else delayed.means()
+        try:
+            own = serializer["chainermn"]
+            in_flight = own("in_flight", means is not None)
+        except KeyError:  # Chainer's own snapshot
+            accumulator.reset()
+            if delayed is not None:
+                delayed.put(None)
+            return
+        serialize_loss_scale(self.actual_optimizer, own)
+        serialize_master_weights(self.target, own["masters"])
+        accumulator.serialize(own["group"], self.communicator.rank, self.communicator.size)
+        if in_flight:
+            means = (means or DetachedGradients()).serialize(own["means"])
+        if loading and delayed is not None:
+            delayed.put(means)
+        elif loading and means is not None:
+            raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
 
     def assume_synchronized(self) -> None:
         """Say that all ranks have the same parameters: the next update won't broadcast them.
@@ -215,10 +231,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         return self._accumulator.steps == 1 and self._delayed is None
 
     def _count_accumulated(self, call: str, delayed: DelayedGradientExchange | None) -> int:
-        """Return how many updates' gradients all ranks together have accumulated (collective).
-
-        All raise if the delayed exchange failed on one.
-        """
+        """Return how many updates' gradients all ranks hold; raise if ``delayed`` failed on any."""
         with region("communication"):
             failed = delayed is not None and delayed.wait() is not None
         count = self._accumulator.num_accumulated
@@ -276,3 +289,25 @@ def _backward(optimizer: Any, lossfun: Callable[..., Any], args: Any, kwds: Any)
     else:
         optimizer.target.zerograds()
     loss.backward(loss_scale=optimizer._loss_scale)
+
+
+def _serialize(optimizer: Any, serializer: Any) -> None:
+    """Do what :meth:`chainer.Optimizer.serialize` does, also where a parameter was never updated.
+
+    The update rule of such a parameter has no state, and Chainer saves none; but when it loads,
+    it asks for one unless the rule is disabled (KeyError). That is the case of every snapshot
+    taken before the first step.
+    """
+    rules_without_state = []
+    if isinstance(serializer, chainer.Deserializer):
+        for name, rule in update_rules(optimizer.target).items():
+            with contextlib.suppress(KeyError):  # the snapshot doesn't tell
+                num_updates = serializer[name]("t", None)
+                if rule.enabled and num_updates is not None and int(num_updates) == 0:
+                    rule._state, rule.enabled = None, False
+                    rules_without_state.append(rule)
+    try:
+        optimizer.serialize(serializer)
+    finally:
+        for rule in rules_without_state:
+            rule.enabled = True

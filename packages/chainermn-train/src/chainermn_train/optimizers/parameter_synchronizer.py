@@ -35,8 +35,7 @@ class ParameterSynchronizer(UnpicklableMixin):
 
         Returns whether the set of initialised parameters has changed on any rank, whether a
         parameter isn't initialised on any, and how many ranks have no loss function. All raise if
-        an optimizer has no model, or if ranks scale their losses, or have set their optimizers,
-        differently.
+        an optimizer has no model, or if loss scales or optimizers are set differently.
         """
         target = optimizer.target
         params = [] if target is None else list(target.params())
@@ -60,8 +59,7 @@ class ParameterSynchronizer(UnpicklableMixin):
     def sum_flags(self, call: str, *numbers: int) -> list[int]:
         """Return each number's sum over ranks (collective).
 
-        ``call`` says what this rank does, and after how many updates. All raise RankMismatchError
-        if some flush and others update, or have made fewer updates.
+        RankMismatchError on all if ``call``, what they do and after how many updates, differs.
         """
         form = struct.Struct(f"<{len(numbers)}q")
         signature, payload = (("call", call),), form.pack(*numbers)
@@ -90,10 +88,9 @@ class ParameterSynchronizer(UnpicklableMixin):
         self.mark_synchronized(target)
 
     def new_parameters(self, target: Any) -> set[str]:
-        """Return the names of parameters that are new on rank 0 (collective).
+        """Return the names of parameters that are new on rank 0, which others get (collective).
 
-        They are new since the last broadcast; after a start or a resume there are none. Only
-        rank 0's count, since the other ranks are about to get them.
+        They are new since the last broadcast; after a start or a resume there are none.
         """
         known = target.params() if self._synchronized is None else self._synchronized
         ids = set(map(id, known))
@@ -101,10 +98,7 @@ class ParameterSynchronizer(UnpicklableMixin):
         return set(self.communicator.bcast_obj(names))
 
     def initialize_missing(self, target: Any) -> None:
-        """Initialise the parameters whose shapes are known on other ranks only (collective).
-
-        Any rank, rank 0 too, may be the one without examples.
-        """
+        """Initialise parameters whose shapes only ranks that had examples know (collective)."""
         named = list(target.namedparams())
         known = {name: param.shape for name, param in named if param.is_initialized}
         shapes: dict[str, tuple[int, ...]] = {}
