@@ -14,7 +14,7 @@ from .arguments import check_peer
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
 from .edge_functions import RecvFunction, SendFunction, make_outputs, prebuild_output
 from .messages import encode_header, message_ids, receive_message, send_message
-from .ordered_function import chainer_config, requires_grad_mask
+from .ordered_function import Arrays, Variables, chainer_config, requires_grad_mask
 
 
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
@@ -68,7 +68,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     return delegate
 
 
-def _check_variables(x: Any, rank: int) -> tuple[tuple[Variable, ...], tuple[Any, ...]]:
+def _check_variables(x: Any, rank: int) -> tuple[Variables, Arrays]:
     """Return what the user wants to send as variables, and their arrays."""
     if type(x) is Variable and type(array := x.raw_array) is np.ndarray and x.layout is None:
         return (x,), (array,)  # nearly always
@@ -138,7 +138,7 @@ def recv_variables(
     delegate_variable: Variable | None = None,
     tag: int = 0,
     not_twice_differentiable: bool = False,
-) -> tuple[tuple[Variable, ...], RecvFunction | None]:
+) -> tuple[Variables, RecvFunction | None]:
     """Return what :func:`recv` does as a tuple, and the function that sends the gradients.
 
     That is None where there are none to send, and no delegate to continue to. If the delegate
