@@ -147,9 +147,8 @@ class SendFunction(EdgeFunction):
             )
         with_graph, without = (rank, peer) if differentiable else (peer, rank)
         return RankMismatchError(
-            f"{call}: rank {with_graph} runs "
-            f"it with enable_double_backprop=True and rank {without} without, so a second "
-            "derivative would lack a part; use it on both ranks"
+            f"{call}: rank {with_graph} runs it with enable_double_backprop=True and rank {without}"
+            " without, so a second derivative would lack a part; use it on both ranks"
         )
 
 

@@ -26,13 +26,10 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     integers, ``requires_grad=False``, and all of them under ``chainer.no_backprop_mode()``.
     One ``backward`` comes to what was sent, received and communicated collectively in the reverse
     of the order in which that was done. Call several of them in the reverse order of the sends, on
-    both ranks: gradients find their send in any order, but large ones keep the rank that sends
-    them until the other receives, so that two ranks could wait for each other.
-
-    Data do too: a large ``x`` keeps this rank until the other one receives it. Of two ranks that
-    exchange, let one receive first; if both send first, they wait for each other, which is
-    reported at ``CHAINERMN_TIMEOUT`` (use :func:`~chainermn.functions.alltoall` for exchanges
-    among all ranks).
+    both ranks. Gradients find their send in any order; but what is large, data or gradients, keeps
+    the rank that sends it until the other one receives it. Two ranks that both send first wait for
+    each other, which is reported at ``CHAINERMN_TIMEOUT``: let one receive first, or use
+    :func:`~chainermn.functions.alltoall` for exchanges among all ranks.
 
     Args:
         x: a variable or an array, or a tuple or list of them; any shapes, memory orders and

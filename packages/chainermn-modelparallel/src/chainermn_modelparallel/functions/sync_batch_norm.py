@@ -198,7 +198,6 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
     """Return the ranks' arrays of two rows, shaped like this one, as float64 (2, ranks, ...)."""
-    numbers = np.frombuffer(b"".join(payloads), like.dtype)
-    by_rank = numbers.reshape(len(payloads), *like.shape)
+    by_rank = np.frombuffer(b"".join(payloads), like.dtype).reshape(len(payloads), *like.shape)
     by_row: np.ndarray = by_rank.swapaxes(0, 1).astype(np.float64, order="C")
     return by_row
