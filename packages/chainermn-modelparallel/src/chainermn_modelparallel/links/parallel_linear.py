@@ -39,7 +39,14 @@ class _ParallelLinear(chainer.Link):
         self.comm = comm
         self.in_size, self.out_size = in_size, out_size
         self._initial = initial  # nobias, initialW, initial_bias
-        self._check_sizes()
+        for axis, name, size in ((0, "out_size", out_size), (1, "in_size", in_size)):
+            least, reason = (comm.size, ", one for each rank") if axis == self._axis else (1, "")
+            number = as_integer(size)
+            if number is None or number < least:
+                raise ValueError(
+                    f"rank {comm.rank}: {name} must be an integer of at least {least}{reason}, got "
+                    f"{size!r}"
+                )
         # The whole matrix is drawn, so that shards are those of what one process would draw.
         whole = L.Linear(in_size, out_size, *initial)
         ends = self._shard_ends()
@@ -58,17 +65,6 @@ class _ParallelLinear(chainer.Link):
         fresh.to_device(self.device)
         duplicate.copyparams(fresh)
         return duplicate
-
-    def _check_sizes(self) -> None:
-        rank, ranks = self.comm.rank, self.comm.size
-        for axis, name, size in ((0, "out_size", self.out_size), (1, "in_size", self.in_size)):
-            least, reason = (ranks, ", one for each rank") if axis == self._axis else (1, "")
-            number = as_integer(size)
-            if number is None or number < least:
-                raise ValueError(
-                    f"rank {rank}: {name} must be an integer of at least {least}{reason}, got "
-                    f"{size!r}"
-                )
 
     def _shard_ends(self) -> list[int]:
         """Return where each rank's shard ends; the first shards hold the remainder, one each."""
