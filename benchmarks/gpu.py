@@ -132,12 +132,12 @@ def limits(wire: str, rates: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """What the kernels must reach, and what they did."""
     return [
         judge(
-            f"{verb}, wire {wire}: part of a copy's bandwidth",
+            f"{kernel}, wire {wire}: part of a copy's bandwidth",
             AT_LEAST,
             OF_A_COPY,
-            rates[verb] / rates["copy"],
+            rates[kernel] / rates["copy"],
         )
-        for verb in ("pack", "unpack")
+        for kernel in ("pack", "unpack")
     ]
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from chainermn_tools.jobs import (
+    TIMEOUT_STATUS,
+    Unavailable,
+    find_mpiexec,
+    mpiexec_command,
+    rank_from_env,
+    run_job,
+)
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "result"
-# Set by the process managers of MPICH and its kin, of Open MPI, and of Slurm's PMIx.
-RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 # Set for the ranks of `start_on_hosts_and_run`.
 ON_HOSTS = "CHAINERMN_BENCHMARK_ON_HOSTS"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -33,7 +38,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def is_rank() -> bool:
     """Return whether a launcher started this process as a rank."""
-    return any(variable in os.environ for variable in RANK_VARIABLES)
+    return rank_from_env() is not None
 
 
 def start_and_run(
@@ -53,26 +58,17 @@ def run_as_rank(args: argparse.Namespace, run: Callable[[argparse.Namespace], bo
 
 def start(ranks: int, arguments: Sequence[str], timeout: float) -> int:
     """Run this script on so many ranks, with arguments after its own; return mpiexec's status."""
-    from chainermn_tools.jobs import Unavailable, find_mpiexec
-
     try:
-        mpiexec = find_mpiexec()["path"]
+        command = mpiexec_command(find_mpiexec(), ranks, [*sys.argv, *arguments], threads=1)
     except Unavailable as problem:
         raise SystemExit(str(problem)) from None
-    command = [mpiexec, "-n", str(ranks), sys.executable, *sys.argv, *arguments]
     # The ranks can't know: MPICH gives them a pipe in any case, Open MPI a terminal.
     color = {"FORCE_COLOR": "1"} if sys.stdout.isatty() else {"TERM": "dumb"}
     columns = {"COLUMNS": str(max(110, shutil.get_terminal_size().columns))}
     environment = os.environ | dict.fromkeys(THREADS, "1") | color | columns
-    process = subprocess.Popen(command, env=environment)
-    try:
-        return process.wait(timeout + 2 * GRACE_SECONDS)
-    finally:  # the ranks end by themselves; this is for an mpiexec that doesn't
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_SECONDS)
-            process.kill()
+    # The ranks end by themselves; this limit is for an mpiexec that doesn't.
+    job = run_job(command, environment, timeout=timeout + 2 * GRACE_SECONDS)
+    return TIMEOUT_STATUS if job.timed_out else job.status
 
 
 def end_after(seconds: float) -> None:
@@ -80,7 +76,7 @@ def end_after(seconds: float) -> None:
     # By a signal: a thread that reads the main one's frames while that runs on may crash.
     faulthandler.register(signal.SIGALRM)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    timer = threading.Timer(seconds + GRACE_SECONDS, os._exit, (124,))
+    timer = threading.Timer(seconds + GRACE_SECONDS, os._exit, (TIMEOUT_STATUS,))
     timer.daemon = True
     timer.start()
 
@@ -120,4 +116,4 @@ def start_on_hosts_and_run(
         job = cluster.job(dict(ranks), *words, environment=variables, seconds=args.timeout)
     print(job.out, end="")
     print(job.err, end="", file=sys.stderr)
-    return 124 if job.returncode is None else job.returncode
+    return TIMEOUT_STATUS if job.returncode is None else job.returncode

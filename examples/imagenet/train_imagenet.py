@@ -65,15 +65,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Before MPI starts: worker processes are then no copies of one that uses it.
     chainermn.iterators.use_forkserver()
     # Not above, where the workers would import it too: it starts MPI.
-    from mistakes import create_communicator, no_gpu, not_writable, stop_if, too_few, too_large
+    from mistakes import create_communicator, stop_if, too_few, too_large
 
     args = parse_arguments(argv)
     if args.fp16:
         chainer.global_config.dtype = chainer.mixed16
     dtype = "float16" if args.fp16 else None
-    comm = create_communicator(args.communicator, allreduce_grad_dtype=dtype)
-    stop_if(comm, no_gpu(comm) if args.gpu else None)
-    stop_if(comm, not_writable(args.out))
+    comm = create_communicator(args, allreduce_grad_dtype=dtype)
     stop_if(comm, None if args.resume else left_over(args.out))
     device = -1
     if args.gpu:
@@ -161,19 +159,16 @@ def left_over(folder: str) -> str | None:
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    from options import parse, positive
+    from options import common_options, parse, positive
 
-    parser = argparse.ArgumentParser(description="ChainerMN example: a folder of images")
+    parser = common_options("ChainerMN example: a folder of images", epochs=10)
     add = parser.add_argument
     add("folder", type=Path, help="has train/CLASS/IMAGE and val/CLASS/IMAGE")
     add("--arch", choices=list(ARCHITECTURES), default="small", help="default: %(default)s")
     add("--batchsize", "-b", type=positive, default=32, help="per rank (default: %(default)s)")
     add("--checkpoint", type=positive, default=50, help="iterations between two (%(default)s)")
-    add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
     add("--double-buffering", action="store_true", help="exchange gradients while computing")
-    add("--epoch", "-e", type=positive, default=10, help="how many in all (default: %(default)s)")
     add("--fp16", action="store_true", help="compute and communicate in 16 bits")
-    add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
     add(
         "--loaderjob",
         "-j",
@@ -182,7 +177,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="workers per rank (default: %(default)s)",
     )
     add("--lr", type=float, default=0.05, help="learning rate (default: %(default)s)")
-    add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
     add("--resume", "-r", action="store_true", help="go on from the checkpoints in --out, if any")
     add(
         "--size",

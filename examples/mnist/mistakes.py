@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -25,12 +26,19 @@ def stop_all(problem: str) -> NoReturn:
     sys.exit(2)
 
 
-def create_communicator(name: str, **options: Any) -> Any:
-    """chainermn.create_communicator, whose complaint about a name is told by rank 0 alone."""
+def create_communicator(args: argparse.Namespace, **options: Any) -> Any:
+    """chainermn.create_communicator with ``args.communicator``, on ranks that can do their work.
+
+    The job ends if there is no such name, if a rank has no GPU although ``args.gpu`` asks for one,
+    or can't write to ``args.out``, which is made.
+    """
     try:
-        return chainermn.create_communicator(name, **options)
+        comm = chainermn.create_communicator(args.communicator, **options)
     except ValueError as error:
         stop_all(str(error))
+    stop_if(comm, no_gpu(comm) if args.gpu else None)
+    stop_if(comm, not_writable(args.out))
+    return comm
 
 
 def stop_if(comm: Any, problem: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The command line that the examples of this folder have in common."""
+"""The command line that the examples have in common."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ def positive(text: str) -> int:
 positive.__name__ = "number"  # what argparse calls it when `int` fails
 
 
-def options(description: str) -> argparse.ArgumentParser:
-    """A parser that knows what all examples are told; one may add its own."""
+def common_options(description: str, epochs: int) -> argparse.ArgumentParser:
+    """A parser that knows what all examples are told; one adds its own."""
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
     add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
     add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
+    in_all = "how many in all (default: %(default)s)"
+    add("--epoch", "-e", type=positive, default=epochs, help=in_all)
+    add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
+    return parser
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """A parser that knows what all examples of this folder are told."""
+    parser = common_options(description, epochs=20)
+    add = parser.add_argument
     add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
-    add("--epoch", "-e", type=positive, default=20, help="how many in all (default: %(default)s)")
     add("--batchsize", "-b", type=positive, help=f"per rank (default: {BATCHSIZE})")
     add("--unit", "-u", type=positive, default=300, help="per layer (default: %(default)s)")
-    add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
     return parser
 
 

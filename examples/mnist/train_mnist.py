@@ -24,14 +24,7 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from mistakes import (
-    create_communicator,
-    no_gpu,
-    not_writable,
-    stop_if,
-    too_few,
-    too_large,
-)
+from mistakes import create_communicator, stop_if, too_few, too_large
 from options import BATCHSIZE, options, parse, positive
 from snapshots import CHECKPOINTS, remove_earlier, resume, save_npz, shuffled_by_its_past, snapshot
 
@@ -56,9 +49,7 @@ class MLP(chainer.Chain):
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    comm = create_communicator(args.communicator)
-    stop_if(comm, no_gpu(comm) if args.gpu else None)
-    stop_if(comm, not_writable(args.out))
+    comm = create_communicator(args)
 
     device = -1
     if args.gpu:
@@ -113,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer.run()
 
     if comm.rank == 0:
-        print_results(trainer)
+        print_results(trainer, "model.npz and curves.png")
 
 
 def same_folder(one: str, other: str) -> bool:
@@ -234,11 +225,11 @@ def two_panels(figure: Any, axes: Any, title: str) -> None:
     panels["accuracy"].set_title(f"validation accuracy {last:.3f}", loc="left")
 
 
-def print_results(trainer: Any) -> None:
+def print_results(trainer: Any, files: str) -> None:
     last = trainer.get_extension("LogReport").log[-1]
     print(
         f"validation accuracy {last['validation/main/accuracy']:.4f} after {last['epoch']} epochs "
-        f"and {last['elapsed_time']:.1f} s; log, model.npz and curves.png are in {trainer.out}",
+        f"and {last['elapsed_time']:.1f} s; log, {files} are in {trainer.out}",
         flush=True,
     )
 

@@ -19,18 +19,11 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from mistakes import create_communicator, no_gpu, not_writable, stop_if, too_large
+from mistakes import create_communicator, stop_if, too_large
 from mpi4py import MPI
 from options import BATCHSIZE, options, parse
-from train_mnist import SEED, load
-from train_mnist_model_parallel import (
-    PIXELS,
-    RANKS,
-    create_model,
-    print_results,
-    refuse_ranks,
-    report,
-)
+from train_mnist import SEED, load, print_results
+from train_mnist_model_parallel import PIXELS, RANKS, create_model, refuse_ranks, report
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,9 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(options(description), argv)
     if MPI.COMM_WORLD.size % RANKS:
         refuse_ranks(f"each copy of the model lies on {RANKS} ranks: a multiple is needed")
-    comm = create_communicator(args.communicator)
-    stop_if(comm, no_gpu(comm) if args.gpu else None)
-    stop_if(comm, not_writable(args.out))
+    comm = create_communicator(args)
 
     # The ranks of this copy of the model, and those that hold the same layers of other copies.
     model_comm = comm.split(comm.rank // RANKS, comm.rank)
@@ -92,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if data_comm.rank == 0:
         chainer.serializers.save_npz(os.path.join(args.out, f"model_rank{comm.rank}.npz"), model)
     if comm.rank == 0:
-        print_results(trainer, model_files="model_rank0.npz and model_rank1.npz")
+        print_results(trainer, "model_rank0.npz and model_rank1.npz")
 
 
 if __name__ == "__main__":

@@ -21,18 +21,10 @@ import chainermn
 import numpy as np
 from chainer import training
 from chainer.training import extensions
-from mistakes import (
-    create_communicator,
-    no_gpu,
-    not_writable,
-    program,
-    stop_all,
-    stop_if,
-    too_large,
-)
+from mistakes import create_communicator, program, stop_all, stop_if, too_large
 from mpi4py import MPI
 from options import BATCHSIZE, options, parse
-from train_mnist import SEED, load
+from train_mnist import SEED, load, print_results
 
 RANKS = 2  # of one copy of the model
 PIXELS = {"mnist": 784, "digits": 64}
@@ -94,9 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(options("ChainerMN example: a model whose layers lie on two ranks"), argv)
     if MPI.COMM_WORLD.size != RANKS:
         refuse_ranks(f"the model lies on {RANKS} ranks")
-    comm = create_communicator(args.communicator)
-    stop_if(comm, no_gpu(comm) if args.gpu else None)
-    stop_if(comm, not_writable(args.out))
+    comm = create_communicator(args)
 
     device = -1
     if args.gpu:
@@ -135,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     chainer.serializers.save_npz(os.path.join(args.out, f"model_rank{comm.rank}.npz"), model)
     if comm.rank == 0:
-        print_results(trainer, model_files="model_rank0.npz and model_rank1.npz")
+        print_results(trainer, "model_rank0.npz and model_rank1.npz")
 
 
 def refuse_ranks(why: str) -> None:
@@ -148,15 +138,6 @@ def report(trainer: Any) -> None:
     trainer.extend(extensions.LogReport())
     curves = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
     trainer.extend(extensions.PrintReport(["epoch", *curves, "elapsed_time"]))
-
-
-def print_results(trainer: Any, model_files: str) -> None:
-    last = trainer.get_extension("LogReport").log[-1]
-    print(
-        f"validation accuracy {last['validation/main/accuracy']:.4f} after {last['epoch']} epochs "
-        f"and {last['elapsed_time']:.1f} s; log, {model_files} are in {trainer.out}",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from mpi4py import MPI
 
 # What the examples have in common: how the command line is read, and mistakes are told.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mnist"))
-from mistakes import create_communicator, no_gpu, not_writable, stop_all, stop_if, too_large
-from options import BATCHSIZE, parse, positive
+from mistakes import create_communicator, stop_all, too_large
+from options import BATCHSIZE, common_options, parse, positive
 
 SEED = 0  # of the split and the first weights: a run can be repeated
 DIGITS_FOR_TRAINING = 1440  # of 1,797
@@ -79,9 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     if MPI.COMM_WORLD.size > args.channels:
         stop_all(f"{MPI.COMM_WORLD.size} ranks are too many for --channels {args.channels}")
-    comm = create_communicator(args.communicator)
-    stop_if(comm, no_gpu(comm) if args.gpu else None)
-    stop_if(comm, not_writable(args.out))
+    comm = create_communicator(args)
 
     device = -1
     if args.gpu:
@@ -145,11 +143,8 @@ def load_digits() -> tuple[Any, Any]:
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="ChainerMN example: channels split over ranks")
+    parser = common_options("ChainerMN example: channels split over ranks", epochs=20)
     add = parser.add_argument
-    add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
-    add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
-    add("--epoch", "-e", type=positive, default=20, help="how many in all (default: %(default)s)")
     add("--batchsize", "-b", type=positive, default=BATCHSIZE, help="default: %(default)s")
     add(
         "--channels",
@@ -158,7 +153,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=16,
         help="of the first layer (default: %(default)s)",
     )
-    add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
     args = parse(parser, argv)
     if problem := too_large(args.batchsize, DIGITS_FOR_TRAINING):
         stop_all(problem)

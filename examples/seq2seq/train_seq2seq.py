@@ -27,16 +27,8 @@ from mpi4py import MPI
 
 # What the examples have in common: how the command line is read, and mistakes are told.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mnist"))
-from mistakes import (
-    create_communicator,
-    no_gpu,
-    not_writable,
-    program,
-    stop_all,
-    stop_if,
-    too_large,
-)
-from options import BATCHSIZE, parse, positive
+from mistakes import create_communicator, program, stop_all, too_large
+from options import BATCHSIZE, common_options, parse, positive
 
 SEED = 0  # of the corpus and the first weights: a run can be repeated
 ENCODER, DECODER = 0, 1
@@ -48,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     if MPI.COMM_WORLD.size != 2:
         stop_all(f"encoder and decoder need a rank each: mpiexec -n 2 python {program()}")
-    comm = create_communicator(args.communicator)
-    stop_if(comm, no_gpu(comm) if args.gpu else None)
-    stop_if(comm, not_writable(args.out))
+    comm = create_communicator(args)
 
     device = -1
     if args.gpu:
@@ -136,11 +126,8 @@ def convert(batch: list[Any], device: int) -> dict[str, list[Any]]:
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="ChainerMN example: dates from words to digits")
+    parser = common_options("ChainerMN example: dates from words to digits", epochs=10)
     add = parser.add_argument
-    add("--communicator", default="hierarchical", help="its name (default: %(default)s)")
-    add("--gpu", action="store_true", help="give each rank of a node a GPU of its own")
-    add("--epoch", "-e", type=positive, default=10, help="how many in all (default: %(default)s)")
     add("--batchsize", "-b", type=positive, help=f"default: {BATCHSIZE}")
     add("--unit", "-u", type=positive, default=128, help="per layer (default: %(default)s)")
     add(
@@ -152,7 +139,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=500,
         help="other dates to translate (default: %(default)s)",
     )
-    add("--out", "-o", default="result", help="folder for results (default: %(default)s)")
     args = parse(parser, argv)
     if args.examples + args.tests > DAYS:
         stop_all(f"--examples and --tests: there are {DAYS} dates in all")

@@ -32,9 +32,9 @@ def test_it_measures_kernels_and_calls_beside_their_peers(world, benchmark):
     shapes = {"a": (70, 60), "b": (), "c": (5,)}
     rows = benchmark.run(world, shapes, Console(file=said, width=120))
     assert [row["limit"] for row in rows] == [
-        f"{verb}, wire {wire}: part of a copy's bandwidth"
+        f"{kernel}, wire {wire}: part of a copy's bandwidth"
         for wire in ("float32", "float16")
-        for verb in ("pack", "unpack")
+        for kernel in ("pack", "unpack")
     ] * (world.rank == 0)
     assert all(row["ratio"] is not None and row["must"] == "at least 0.8" for row in rows)
     if world.rank:

@@ -88,7 +88,7 @@ def test_dummy_leaves_gradients_alone_and_the_network_too(world):
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_verbs(world, name):
+def test_operations(world, name):
     for rank, mine in enumerate(world[1]):
         assert set(mine[name]["operations"]) == {""}
         assert mine[name]["part"] == list(range(rank % 2, len(world[0]), 2))

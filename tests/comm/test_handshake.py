@@ -73,10 +73,10 @@ def test_an_error_does_not_outlive_its_handling(naive, kind):
         del error
 
 
-@pytest.mark.parametrize("verb", ["allreduce", "bcast", "allgather", "gather", "bcast_data"])
-def test_a_wrong_argument_does_not_outlive_the_error(naive, kind, verb):
+@pytest.mark.parametrize("method", ["allreduce", "bcast", "allgather", "gather", "bcast_data"])
+def test_a_wrong_argument_does_not_outlive_the_error(naive, kind, method):
     batch = Batch()
     with freed_at_once(batch):
         with suppress(TypeError, PeerError):
-            getattr(naive, verb)(batch)
+            getattr(naive, method)(batch)
         del batch

@@ -45,9 +45,9 @@ def test_arrays(naive):
     check(naive.scatter([pattern(3), pattern(4)] if me == 0 else None), pattern(3 + me))
 
 
-@pytest.mark.parametrize("verb", ["gather", "allgather"])
-def test_gather(naive, verb):
-    for rank, array in enumerate(getattr(naive, verb)(pattern(naive.rank)) or ()):
+@pytest.mark.parametrize("method", ["gather", "allgather"])
+def test_gather(naive, method):
+    for rank, array in enumerate(getattr(naive, method)(pattern(naive.rank)) or ()):
         check(array, pattern(rank))
 
 
@@ -66,15 +66,15 @@ def test_allreduce(comm):
     check(total, expected)
 
 
-@pytest.mark.parametrize("verb", ["send_obj", "bcast_obj", "gather_obj"])
-def test_objects_of_3_gib(naive, verb):
+@pytest.mark.parametrize("method", ["send_obj", "bcast_obj", "gather_obj"])
+def test_objects_of_3_gib(naive, method):
     size = 3 << 30
     mine = {"array": np.full(size // 8, 7.5), "bytes": b"x", "rank": naive.rank}
-    if verb == "send_obj":
+    if method == "send_obj":
         found = [naive.recv_obj(0, 0)] if naive.rank else naive.send_obj(mine, 1, 0)
     else:
-        found = getattr(naive, verb)(mine)
-    for rank, obj in enumerate([found] if verb == "bcast_obj" else found or ()):
+        found = getattr(naive, method)(mine)
+    for rank, obj in enumerate([found] if method == "bcast_obj" else found or ()):
         assert obj["rank"] == rank
         assert obj["array"].nbytes == size
         assert (obj["array"] == 7.5).all()

@@ -15,17 +15,17 @@ from tests.support.shortage import no_memory_for
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4), pytest.mark.ranks(3)]
 
 ZEROS, UNPICKLABLE = np.zeros(2, "f4"), RuntimeError("can't be pickled")
-# What each verb may be given.
+# What each method may be given.
 GIVEN = {
-    verb: given
-    for verbs, *given in [
+    method: given
+    for methods, *given in [
         ("bcast gather allgather allreduce multi_node_mean", ZEROS),
         ("scatter alltoall scatter_obj alltoall_obj", [ZEROS] * MPI.COMM_WORLD.size),
         ("bcast_obj gather_obj allgather_obj allreduce_obj", 1),
         ("bcast_data allreduce_grad", with_grads(w=ZEROS)),
         ("split", 0, 0),
     ]
-    for verb in verbs.split()
+    for method in methods.split()
 }
 
 
@@ -34,17 +34,17 @@ def still_works(comm) -> None:
     np.testing.assert_array_equal(comm.allreduce(np.ones(2)), np.full(2, comm.size))
 
 
-@pytest.mark.parametrize("verb", GIVEN)
-def test_ranks_that_call_different_verbs_are_told(naive, verb):
-    other = list(GIVEN)[list(GIVEN).index(verb) - 1]
+@pytest.mark.parametrize("method", GIVEN)
+def test_ranks_that_call_different_methods_are_told(naive, method):
+    other = list(GIVEN)[list(GIVEN).index(method) - 1]
     odd = naive.size - 1
-    called = other if naive.rank == odd else verb
+    called = other if naive.rank == odd else method
     with pytest.raises(RankMismatchError) as caught:
         getattr(naive, called)(*GIVEN[called])
     text = str(caught.value)
     assert text.startswith(f"{called} on rank {naive.rank}: ranks disagree on operation")
     assert f"{other} on rank {odd}" in text
-    assert f"{verb} on rank" in text
+    assert f"{method} on rank" in text
     still_works(naive)
 
 
@@ -54,21 +54,21 @@ def raises_on_all(wrong: bool, error: type[BaseException], match: str | None = N
 
 
 @pytest.mark.parametrize(
-    "verb", ["bcast", "gather", "scatter", "bcast_obj", "gather_obj", "scatter_obj"]
+    "method", ["bcast", "gather", "scatter", "bcast_obj", "gather_obj", "scatter_obj"]
 )
-def test_roots_that_differ_or_are_none_raise_on_all(naive, verb):
-    data = [1] * naive.size if "scatter" in verb else 1
+def test_roots_that_differ_or_are_none_raise_on_all(naive, method):
+    data = [1] * naive.size if "scatter" in method else 1
     with pytest.raises(RankMismatchError, match=r"disagree on root: 0 on rank.*; 1 on rank 1"):
-        getattr(naive, verb)(data, root=int(naive.rank == 1))
+        getattr(naive, method)(data, root=int(naive.rank == 1))
     wrong = naive.rank == 1
     for root in (-1, 99, naive.size, 1.0, None, "0", True, [0], {}):
         with raises_on_all(wrong, ValueError, r"rank 1.*root must be an integer"):
-            getattr(naive, verb)(data, root=root if wrong else 0)
+            getattr(naive, method)(data, root=root if wrong else 0)
     still_works(naive)
 
 
-@pytest.mark.parametrize("verb", ["allreduce", "multi_node_mean"])
-def test_sums_of_arrays_that_do_not_fit(naive, verb):
+@pytest.mark.parametrize("method", ["allreduce", "multi_node_mean"])
+def test_sums_of_arrays_that_do_not_fit(naive, method):
     three = np.zeros(3)
     for mine, theirs, told in [
         (three, np.zeros(4), r"float64 \(3,\) on rank.*float64 \(4,\)"),
@@ -79,7 +79,7 @@ def test_sums_of_arrays_that_do_not_fit(naive, verb):
         ((three,), (three, three), "none on rank"),
     ]:
         with pytest.raises(RankMismatchError, match=told):
-            getattr(naive, verb)(theirs if naive.rank == naive.size - 1 else mine)
+            getattr(naive, method)(theirs if naive.rank == naive.size - 1 else mine)
     still_works(naive)
 
 
@@ -107,7 +107,7 @@ class Raising:
         raise self.error
 
 
-def verb(name: str):
+def method(name: str):
     return lambda comm, *given: getattr(comm, name)(*given or GIVEN[name])
 
 
@@ -133,24 +133,24 @@ NO_LISTS = [None, [], [1], [1] * 9]
     ("rank", "error", "told", "call", "given"),
     [
         *(
-            (0, TypeError, r"rank 0.*_obj", verb(name), NO_ARRAYS)
+            (0, TypeError, r"rank 0.*_obj", method(name), NO_ARRAYS)
             for name in ("bcast", "gather", "allgather", "allreduce")
         ),
         *(
-            (0, ValueError, r"rank 0: .*expected . values", verb(name), NO_LISTS)
+            (0, ValueError, r"rank 0: .*expected . values", method(name), NO_LISTS)
             for name in ("alltoall", "scatter", "alltoall_obj", "scatter_obj")
         ),
-        (1, TypeError, r"rank 1.*can't sum", verb("allreduce"), NO_SUMS),
+        (1, TypeError, r"rank 1.*can't sum", method("allreduce"), NO_SUMS),
         (1, ValueError, "key", split, [(0, 2**40), (0, None)]),
         (1, ValueError, "color of split must be", split, [(2**31, 0), (-1, 0), ("red", 0)]),
         (1, ValueError, "neither true nor false", mean_grad, [Ambiguous()]),
         (1, ValueError, "recvbuf of multi_node_mean", mean_into, [4]),
         *(
-            (rank, RuntimeError, "can't be pickled", verb(name), [Raising(UNPICKLABLE)])
+            (rank, RuntimeError, "can't be pickled", method(name), [Raising(UNPICKLABLE)])
             for name, rank in [("bcast_obj", 0), ("gather_obj", 1), ("allreduce_obj", 1)]
         ),
-        (1, Silent, None, verb("allgather_obj"), [Raising(Silent)]),
-        (0, KeyboardInterrupt, None, verb("bcast_obj"), [Raising(KeyboardInterrupt)]),
+        (1, Silent, None, method("allgather_obj"), [Raising(Silent)]),
+        (0, KeyboardInterrupt, None, method("bcast_obj"), [Raising(KeyboardInterrupt)]),
     ],
 )
 def test_what_one_rank_does_wrong_raises_on_all(naive, rank, error, told, call, given):

@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3), pytest.mark.ranks(3
 
 
 @pytest.mark.parametrize("name", by_name("naive", "hierarchical"))
-def test_every_verb_is_traced(world, folder, name):
+def test_every_method_is_traced(world, folder, name):
     x, root = np.arange(6, dtype="f4"), world.size - 1
     model = with_grads(a=np.ones((3, 5), "f4"), b=np.ones(7, "f4"))
-    verbs = []
+    methods = []
     with create_communicator(name) as comm:
         for names, *arguments in [
             ("bcast", x, None, root),
@@ -36,18 +36,18 @@ def test_every_verb_is_traced(world, folder, name):
             ("alltoall_obj scatter_obj", [1] * world.size),
             ("bcast_data allreduce_grad", model),
         ]:
-            for verb in names.split():
-                getattr(comm, verb)(*arguments)
-                verbs.append(verb)
+            for method in names.split():
+                getattr(comm, method)(*arguments)
+                methods.append(method)
         comm.multi_node_mean_grad(model)
         check_mean(comm, 300_000)
         if world.rank < 2 <= world.size:
             for send, recv in ((comm.send, comm.recv), (comm.send_obj, comm.recv_obj)):
                 (send(x, 1, 7) if world.rank == 0 else recv(0, 7))
     found = calls(folder, world.rank)
-    verbs += ["allreduce_grad"] * 2
+    methods += ["allreduce_grad"] * 2
     messages = (["send", "send_obj"], ["recv", "recv_obj"], [])[world.rank if world.size > 1 else 2]
-    assert [call["name"] for call in found] == [*verbs, *messages, "finalize"]
+    assert [call["name"] for call in found] == [*methods, *messages, "finalize"]
     args = {call["name"]: call["args"] for call in found}
     assert args["bcast"]["root"] == args["gather"]["root"] == root
     assert args["allreduce"]["bytes"] == args["multi_node_mean"]["bytes"] == 24

@@ -214,5 +214,5 @@ def test_every_kernel_compiles_for_every_gpu(architecture):
     except nvrtc.NVRTCError as error:
         raise AssertionError(nvrtc.getProgramLog(program)) from error
     binary = nvrtc.getCUBIN(program)
-    for verb, letter in product(("pack", "unpack", "sum"), WIRE_DTYPES):
-        assert f"{verb}_{letter}".encode() in binary
+    for kernel, letter in product(("pack", "unpack", "sum"), WIRE_DTYPES):
+        assert f"{kernel}_{letter}".encode() in binary

@@ -171,7 +171,7 @@ def test_mpi_gets_host_memory_unless_all_ranks_and_the_name_agree(world, double,
     assert double.copied_to_host >= 1200
 
 
-VERBS = {
+NCCL_CALLS = {
     "naive": set(),
     "flat": set(),
     "pure_nccl": {"allReduce"},
@@ -183,15 +183,15 @@ VERBS = {
 
 
 @pytest.mark.sizes(4)
-@pytest.mark.parametrize("name", VERBS)
-def test_each_name_takes_the_verbs_that_it_promises(world, double, name):
+@pytest.mark.parametrize("name", NCCL_CALLS)
+def test_each_name_makes_the_nccl_calls_that_it_promises(world, double, name):
     nodes = (0, 0, 0, 0) if name == "single_node" else (0, 1, 0, 1)
     with on_nodes(nodes, name) as comm:
         assert_mean(comm)
         kernels = [call for call in double.calls if call.endswith("_f")]
-        assert {*double.calls} - {*kernels} == VERBS[name]
+        assert {*double.calls} - {*kernels} == NCCL_CALLS[name]
         assert [kernels[0], kernels[-1]] == ["pack_f", "unpack_f"]
-    assert (double.calls[-1] == "destroy") == bool(VERBS[name])
+    assert (double.calls[-1] == "destroy") == bool(NCCL_CALLS[name])
 
 
 @pytest.mark.parametrize("uneven", [False, pytest.param(True, marks=pytest.mark.full)])

@@ -66,14 +66,14 @@ def test_each_argument_is_mentioned() -> None:
     ]
 
 
-VERBS = "bcast gather allgather scatter alltoall allreduce"
+OF_BOTH = "bcast gather allgather scatter alltoall allreduce"
 COLLECTIVE = {
     "chainermn_comm": "create_communicator",
-    "chainermn_comm.CommunicatorBase": f"{VERBS} bcast_obj gather_obj allgather_obj scatter_obj "
+    "chainermn_comm.CommunicatorBase": f"{OF_BOTH} bcast_obj gather_obj allgather_obj scatter_obj "
     "allreduce_obj bcast_data allreduce_grad multi_node_mean_grad split finalize",
     "chainermn_train": "create_multi_node_optimizer create_multi_node_evaluator scatter_dataset "
     "create_multi_node_checkpointer create_multi_node_iterator create_synchronized_iterator",
-    "chainermn_modelparallel": VERBS,
+    "chainermn_modelparallel": OF_BOTH,
 }
 
 

@@ -86,9 +86,9 @@ def on_one_device(gpu: Any) -> Iterator[None]:
 def failing(place: str, message: str, error: type[BaseException] = RuntimeError) -> Iterator[None]:
     """Let a `stream`, `pinned memory` or the kernel `pack` or `unpack` fail on this rank."""
 
-    def fail(verb: Any = None, *args: Any) -> None:
-        if place in ("pack", "unpack") and verb != place:
-            return launch(verb, *args)
+    def fail(kernel: Any = None, *args: Any) -> None:
+        if place in ("pack", "unpack") and kernel != place:
+            return launch(kernel, *args)
         raise error(message)
 
     launch = kernels.launch

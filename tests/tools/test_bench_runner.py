@@ -11,7 +11,7 @@ from tests.support.bench import shorten
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 3)]
 QUICK: dict[str, Any] = {"sizes": [1024, 4096], "seconds": 60.0}
-VERBS = ("allreduce", "bcast", "allgather", "send")
+OPERATIONS = ("allreduce", "bcast", "allgather", "send")
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +33,13 @@ def test_all_is_measured_and_the_numbers_fit(world):
     assert report["ranks"] == len(report["hosts"]) == world.size
     assert report["nodes"] == 1
     assert [entry["communicator"] for entry in report["skipped"]] == ["pure_nccl"]
-    verbs = [verb for verb in VERBS if world.size > 1 or verb != "send"]
+    operations = [name for name in OPERATIONS if world.size > 1 or name != "send"]
     rows = {(r["communicator"], r["operation"], r["size"]): r for r in report["results"]}
     once: list[tuple[str | None, str]] = [("flat", "mean_grad"), ("hierarchical", "mean_grad")]
-    once += [("flat", verb) for verb in verbs] + [(None, name) for name in runner.BASELINES]
+    once += [("flat", name) for name in operations] + [(None, name) for name in runner.BASELINES]
     assert rows.keys() == {(*one, size) for one in once for size in QUICK["sizes"]}
     checked = {(row["communicator"], row["operation"]) for row in report["checks"]}
-    wanted = ["mean_grad", *verbs]
+    wanted = ["mean_grad", *operations]
     assert checked == {(name, one) for name in ("flat", "hierarchical") for one in wanted}
     kinds = {**runner.OPERATIONS, **runner.BASELINES}
     for row in rows.values():

@@ -141,7 +141,7 @@ def test_what_hangs_may_just_be_slow_with_few_cores_or_on_a_busy_machine(
         ({"problem": "CHAINERMN_CHUNK_BYTES is 'x'"}, "CHAINERMN_CHUNK_BYTES is 'x'"),
     ],
 )
-def test_wrong_values_and_errors_are_named_with_their_verb(judge, of_flat, said):
+def test_wrong_values_and_errors_are_named_with_their_operation(judge, of_flat, said):
     found, bad = judge(*both(communicator_flat={"right": False, **of_flat}))
     assert (bad, found[FLAT].message) == ([FLAT], said)
 

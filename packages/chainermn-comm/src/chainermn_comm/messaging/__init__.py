@@ -5,7 +5,6 @@ from . import collectives as collectives
 from . import point_to_point as point_to_point
 from .context import Context as Context
 from .handshake import Handshake as Handshake
-from .handshake import Signature as Signature
 from .messages import ARRAYS as ARRAYS
 from .messages import ARRAYS_WITH_METADATA as ARRAYS_WITH_METADATA
 from .messages import OBJECTS as OBJECTS

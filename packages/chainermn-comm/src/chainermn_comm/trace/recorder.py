@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from operator import itemgetter
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..messaging import Handshake, Signature
+from ..messaging import Handshake
 from ..watchdog import NOBODY, CallRecorder
 from . import file
 from .file import Kind, TraceFile, microseconds, now
@@ -126,16 +126,9 @@ class TracedHandshake(Handshake):
 
     _record: TracedCallRecorder
 
-    def __call__(
-        self,
-        operation: str,
-        signature: Signature = (),
-        payload: bytes = b"",
-        nbytes: int = 0,
-        error: BaseException | None = None,
-    ) -> list[bytes]:
+    def __call__(self, operation: str, *args: Any, **kwargs: Any) -> list[bytes]:
         try:
-            payloads = super().__call__(operation, signature, payload, nbytes, error)
+            payloads = super().__call__(operation, *args, **kwargs)
         finally:
             self._record.mark_arrived()
         count = self._calls

@@ -80,8 +80,7 @@ def handshake(
     without_graph = [rank for rank, each in enumerate(all_flags) if not each & _BUILDS_GRAPH]
     if any_requires_grad and without_graph:
         raise RankMismatchError(
-            f"{where}: some ranks need its gradients, but ranks {without_graph} "
-            "don't build a graph; use no_backprop_mode (and enable_double_backprop) on all ranks "
-            "or on none"
+            f"{where}: some ranks need its gradients, but ranks {without_graph} don't build a "
+            "graph; use no_backprop_mode (and enable_double_backprop) on all ranks or on none"
         )
     return Handshake(numbers[0], any_requires_grad, payloads)

@@ -32,7 +32,7 @@ MAX_CANCELLATIONS = 1000
 # The sends that were dropped though a gradient may come for them: id, and how they were called.
 _dropped_sends: deque[tuple[int, str]] = deque(maxlen=MAX_CANCELLATIONS)
 # Sends whose backward raised when it received the gradients of one of those.
-_failed_sends: deque[int] = deque(maxlen=MAX_CANCELLATIONS)
+failed_sends: deque[int] = deque(maxlen=MAX_CANCELLATIONS)
 # Cancellations to be sent: the communicator, the other rank, and the message's id.
 _pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(maxlen=MAX_CANCELLATIONS)
 _num_sent = 0
@@ -94,9 +94,9 @@ def warn_dropped_recv(
 def unknown_gradient_error(waiting_id: int, message_id: int, rank: int, peer: int) -> RuntimeError:
     """Return the error of a send that gets gradients for another one, which is gone.
 
-    Its own gradients, which are yet to come, are then nobody's error: see :func:`is_failed_send`.
+    Its own gradients, which are yet to come, are then nobody's error: it is in ``failed_sends``.
     """
-    _failed_sends.append(waiting_id)
+    failed_sends.append(waiting_id)
     reason = (
         f"its delegate variable was dropped, or backward ran more often on rank {peer} than here"
     )
@@ -108,8 +108,3 @@ def unknown_gradient_error(waiting_id: int, message_id: int, rank: int, peer: in
         "delegate_variable of the next recv, and run backward equally often on both; or send "
         "without gradients (the variable's array)"
     )
-
-
-def is_failed_send(message_id: int) -> bool:
-    """Return whether backward of the send raised :func:`unknown_gradient_error`."""
-    return message_id in _failed_sends

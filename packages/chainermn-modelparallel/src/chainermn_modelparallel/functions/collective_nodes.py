@@ -7,8 +7,9 @@ higher derivatives. The loss that is differentiated is the sum of all ranks' los
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chainer
 import numpy as np
@@ -21,10 +22,16 @@ from chainermn_comm.watchdog import annotate
 from .arguments import check_communicator
 from .call_handshake import NO_CALL, Signature, handshake
 from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
-from .ordered_function import SCOPE, OrderedFunctionNode, empty_on_device_of, requires_grad_mask
+from .ordered_function import (
+    SCOPE,
+    Arrays,
+    Gradients,
+    OrderedFunctionNode,
+    Variables,
+    empty_on_device_of,
+    requires_grad_mask,
+)
 
-Arrays = tuple[Any, ...]
-Variables = tuple[Variable, ...]
 # Takes the communicator, this rank's arrays and the root; returns this rank's results. Either is
 # empty on ranks that give or get nothing. Collective.
 Operation = Callable[[CommunicatorBase, Arrays, int], Arrays]
@@ -106,14 +113,9 @@ def apply_collective(
     if root is not None:
         signature = (("root", root), *signature)
     inputs = variables + control_inputs
-    call = handshake(
-        comm,
-        operation,
-        signature,
-        requires_grad=1 in requires_grad_mask(inputs),
-        forward_id=forward_id,
-    )
-    node = CollectiveFunction(comm, op, root, len(variables), operation, call.call_id)
+    needed = 1 in requires_grad_mask(inputs)
+    call = handshake(comm, operation, signature, requires_grad=needed, forward_id=forward_id)
+    node = CollectiveFunction(comm, root, len(variables), operation, call.call_id, op)
     if not call.requires_grad:  # on no rank, so backward must not wait here
         with chainer.using_config("enable_backprop", False):
             outputs = node.apply(inputs)
@@ -131,6 +133,7 @@ def array_specs(variables: Variables) -> Signature:
     )
 
 
+@dataclass(eq=False, repr=False)
 class CollectiveFunction(OrderedFunctionNode):
     """One call of a collective operation.
 
@@ -138,38 +141,25 @@ class CollectiveFunction(OrderedFunctionNode):
     Outputs: this rank's results, or an empty one if there are none.
     """
 
-    label = ""  # what Chainer shows in graphs and reports: the operation
+    comm: CommunicatorBase
+    root: int | None
+    num_inputs: int
+    operation: str
+    call_id: int
+    label: str = ""  # one of `OPS`; Chainer shows it in graphs and reports
     # After `forward`: shape and dtype of each result; none on ranks that get nothing.
     specs: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
 
-    def __init__(
-        self,
-        comm: CommunicatorBase,
-        op: str,
-        root: int | None,
-        num_inputs: int,
-        operation: str,
-        call_id: int,
-    ) -> None:
-        self._comm = comm
-        self.label = op
-        self._run, self._adjoint = OPS[op]
-        self._root = root
-        self._num_inputs = num_inputs
-        self._operation = operation
-        self._call_id = call_id
-
     def forward(self, inputs: Arrays) -> Arrays:
-        with annotate(SCOPE + self._operation):
-            results = self._run(self._comm, inputs[: self._num_inputs], self._root or 0)
+        run, _ = OPS[self.label]
+        with annotate(SCOPE + self.operation):
+            results = run(self.comm, inputs[: self.num_inputs], self.root or 0)
         outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in results)
         self.empty_array = empty_on_device_of((*outputs, *inputs, None)[0])
         self.specs = tuple((y.shape, y.dtype) for y in outputs)
         return outputs or (self.empty_array,)
 
-    def backward(
-        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
-    ) -> tuple[Variable | None, ...]:
+    def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         gradients = tuple(
             Variable(self._xp.zeros(*spec), requires_grad=False) if gradient is None else gradient
             for spec, gradient in zip(self.specs, grad_outputs, strict=False)
@@ -179,20 +169,16 @@ class CollectiveFunction(OrderedFunctionNode):
             hidden = grad_outputs[len(self.specs) :]
             control = keep_control_dependencies(hidden, (self.control_output(),))
             gradients = tuple(pseudo_connect(*control, each) for each in gradients)
-        results = apply_collective(
-            self._comm,
-            self._adjoint,
-            lambda: Inputs(gradients, control, self._root),
-            f"backward of {self._operation}",
-            self._call_id,
-        )
+        _, adjoint = OPS[self.label]
+        inputs, operation = Inputs(gradients, control, self.root), f"backward of {self.operation}"
+        results = apply_collective(self.comm, adjoint, lambda: inputs, operation, self.call_id)
         return tuple(self._input_gradient(index, results) for index in indexes)
 
     def _input_gradient(self, index: int, results: Variables) -> Variable | None:
         # The last input is the empty leaf.
         if self.inputs[index].dtype.kind != "f" or index == len(self.inputs) - 1:
             return None
-        if index < self._num_inputs:
+        if index < self.num_inputs:
             return results[index]
         zeros = zeros_for_input(self, index)
         # A second backward comes to this rank's part through it.

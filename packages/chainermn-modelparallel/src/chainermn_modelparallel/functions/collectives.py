@@ -27,7 +27,8 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.arrays import integer_between
 
 from .arguments import check_variable
-from .collective_nodes import Inputs, Variables, apply_collective, array_specs
+from .collective_nodes import Inputs, apply_collective, array_specs
+from .ordered_function import Variables
 
 
 def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
@@ -74,9 +75,7 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
         :func:`pseudo_connect`.
 
     Raises:
-        TypeError: ``comm`` is no communicator, or ``x`` no variable or array.
-        ValueError: there is no rank ``root``, or ``x`` is not initialised.
-        PeerError, RankMismatchError: as for :func:`bcast`.
+        TypeError, ValueError, PeerError, RankMismatchError: as for :func:`bcast`, on each rank.
     """
 
     def make_inputs() -> Inputs:
@@ -126,9 +125,7 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
         ``comm.size`` variables, the i-th from rank i.
 
     Raises:
-        TypeError: ``comm`` is no communicator, or ``xs`` no tuple or list of variables or arrays.
-        ValueError: ``xs`` are not ``comm.size`` initialised variables.
-        PeerError, RankMismatchError: as for :func:`bcast`.
+        TypeError, ValueError, PeerError, RankMismatchError: as for :func:`scatter`, on each rank.
     """
     return apply_collective(comm, "alltoall", lambda: Inputs(_one_per_rank(comm, xs)))
 
@@ -146,9 +143,7 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
         ``comm.size`` variables in rank order, this rank's own included.
 
     Raises:
-        TypeError: ``comm`` is no communicator, or ``x`` no variable or array.
-        ValueError: ``x`` is not initialised.
-        PeerError, RankMismatchError: as for :func:`bcast`.
+        TypeError, ValueError, PeerError, RankMismatchError: as for :func:`bcast`, on each rank.
     """
     return apply_collective(comm, "allgather", lambda: Inputs((_variable(comm, "x", x),)))
 
@@ -200,9 +195,7 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
         A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order.
 
     Raises:
-        TypeError: ``comm`` is no communicator, or ``xs`` no tuple or list of variables or arrays.
-        ValueError: ``xs`` are not ``comm.size`` initialised variables.
-        PeerError: another rank raised one of these.
+        TypeError, ValueError, PeerError: as for :func:`scatter`, on each rank.
         RankMismatchError: as for :func:`bcast`, and when shapes or dtypes differ.
     """
 

@@ -7,7 +7,7 @@ from typing import Any
 import chainer
 from chainer import Variable, backend
 
-from .ordered_function import chainer_config, empty_on_device_of
+from .ordered_function import Arrays, Gradients, Variables, chainer_config, empty_on_device_of
 
 
 def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
@@ -47,11 +47,11 @@ def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def connect_all(delegate: Variable, variables: tuple[Any, ...]) -> tuple[Variable, ...]:
+def connect_all(delegate: Variable, variables: Arrays) -> Variables:
     """Return the variables with a control dependency on the delegate; at least one."""
     first = chainer.as_variable(variables[0]).array
     inputs = (delegate_on_device_of(first, delegate), *variables)
-    outputs: tuple[Variable, ...] = PseudoConnect().apply(inputs)
+    outputs: Variables = PseudoConnect().apply(inputs)
     return outputs
 
 
@@ -64,9 +64,7 @@ def connect_outputs(delegate: Variable | None, outputs: Any) -> Any:
     return pseudo_connect(delegate, outputs)
 
 
-def keep_control_dependencies(
-    gradients: tuple[Variable | None, ...], results: tuple[Any, ...]
-) -> tuple[Any, ...]:
+def keep_control_dependencies(gradients: Gradients, results: Arrays) -> Arrays:
     """Return what backward returns, depending also on gradients that it got but doesn't use.
 
     They may be what leads a second backward to a communication of the first one.
@@ -96,14 +94,12 @@ class PseudoConnect(chainer.FunctionNode):
     def __init__(self, empty_array: Any = None) -> None:
         self._empty_array = empty_array
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: Arrays) -> Arrays:
         self._xp = backend.get_array_module(inputs[0])
         return inputs[1:] or (self._empty_array,)
 
-    def backward(
-        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
-    ) -> tuple[Variable | None, ...]:
-        zeros: tuple[Variable, ...] = ()
+    def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
+        zeros: Variables = ()
         if 0 in indexes:
             zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0),))
         if len(self.inputs) == 2 and grad_outputs[0] is None:

@@ -17,7 +17,7 @@ from chainermn_comm import RankMismatchError
 
 from .cancellation import (
     REASONS,
-    is_failed_send,
+    failed_sends,
     send_pending_cancellations,
     unknown_gradient_error,
     warn_dropped_recv,
@@ -42,7 +42,10 @@ from .messages import (
 from .ordered_function import (
     EMPTY,
     SCOPE,
+    Arrays,
+    Gradients,
     OrderedFunctionNode,
+    Variables,
     chainer_config,
     empty_on_device_of,
     make_variable,
@@ -90,17 +93,15 @@ class SendFunction(EdgeFunction):
         if self.backward_expected:
             warn_dropped_send(self._message_id, self._communicator.rank, self._call)
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: Arrays) -> Arrays:
         if inputs:
             self.empty_array = empty_on_device_of(inputs[0])
         return (self.empty_array,)
 
-    def backward(
-        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
-    ) -> tuple[Variable | None, ...]:
+    def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
         differentiable = bool(chainer_config("enable_backprop"))
-        results: tuple[Variable, ...] = ()
+        results: Variables = ()
         positions: tuple[int, ...] = ()
         if 1 in self._requires_grad_mask:
             message = self._receive_gradients()
@@ -132,7 +133,7 @@ class SendFunction(EdgeFunction):
             owner = reference() if reference else None
             if owner is not None:
                 owner._received.append(message)
-            elif not header.cancellation and not is_failed_send(message_id):
+            elif not header.cancellation and message_id not in failed_sends:
                 rank = self._communicator.rank
                 raise unknown_gradient_error(self._message_id, message_id, rank, self._peer)
 
@@ -146,9 +147,8 @@ class SendFunction(EdgeFunction):
             )
         with_graph, without = (rank, peer) if differentiable else (peer, rank)
         return RankMismatchError(
-            f"{call}: rank {with_graph} runs "
-            f"it with enable_double_backprop=True and rank {without} without, so a second "
-            "derivative would lack a part; use it on both ranks"
+            f"{call}: rank {with_graph} runs it with enable_double_backprop=True and rank {without}"
+            " without, so a second derivative would lack a part; use it on both ranks"
         )
 
 
@@ -160,7 +160,7 @@ class RecvFunction(EdgeFunction):
     """
 
     _function = "recv"
-    arrays: tuple[Any, ...] = ()  # what `forward` is to return
+    arrays: Arrays = ()  # what `forward` is to return
     # Whether a second backward can't start here: the delegate leads to no variable of this rank.
     not_twice_differentiable = False
 
@@ -174,14 +174,12 @@ class RecvFunction(EdgeFunction):
         if self.backward_expected:
             warn_dropped_recv(self._communicator, self._peer, self._call, self._message_id)
 
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: Arrays) -> Arrays:
         arrays, self.arrays = self.arrays, ()  # whose memory isn't ours to hold
         self.empty_array = empty_on_device_of(arrays[0])
         return arrays
 
-    def backward(
-        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
-    ) -> tuple[Variable | None, ...]:
+    def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
         mask = self._header.requires_grad_mask
         given = [i for i, needed in enumerate(mask) if needed and grad_outputs[i] is not None]
@@ -198,7 +196,7 @@ class RecvFunction(EdgeFunction):
         return tuple(None if index else zeros for index in indexes)
 
     def _send_gradients(
-        self, given: list[int], gradients: tuple[Any, ...], not_twice_differentiable: bool
+        self, given: list[int], gradients: Arrays, not_twice_differentiable: bool
     ) -> Variable | None:
         """Send the gradients of the outputs ``given``; see :class:`Header`.
 
@@ -246,7 +244,7 @@ def prebuild_output(edge: Edge, delegate: Variable | None) -> Variable | None:
 
 def make_outputs(
     message: Message, edge: Edge, delegate: Variable | None, prebuilt: Variable | None = None
-) -> tuple[tuple[Variable, ...], RecvFunction | None]:
+) -> tuple[Variables, RecvFunction | None]:
     """Return the message's arrays as variables, and the function that sends their gradients.
 
     That function, which continues to the delegate, is None if backward has nothing to do.
@@ -256,10 +254,10 @@ def make_outputs(
     is_needed = 1 in mask or (delegate is not None and delegate.requires_grad)
     if not is_needed or (prebuilt is None and not chainer_config("enable_backprop")):
         return tuple([make_variable(array, False) for array in arrays]), None
-    outputs: tuple[Variable, ...]
+    outputs: Variables
     node: RecvFunction
     if prebuilt is None or not all([type(array) is np.ndarray for array in arrays]):
-        inputs: tuple[Variable, ...] = (Variable(empty_on_device_of(arrays[0])),)
+        inputs: Variables = (Variable(empty_on_device_of(arrays[0])),)
         if delegate is not None:
             inputs = (delegate_on_device_of(arrays[0], delegate), *inputs)
         node = RecvFunction(edge)
@@ -272,9 +270,7 @@ def make_outputs(
     node.bind(message)
     if 0 in mask and delegate is None:
         outputs = tuple(
-            [
-                output if requires_grad else make_variable(array, False)
-                for output, array, requires_grad in zip(outputs, arrays, mask, strict=True)
-            ]
+            output if requires_grad else make_variable(array, False)
+            for output, array, requires_grad in zip(outputs, arrays, mask, strict=True)
         )
     return outputs, node

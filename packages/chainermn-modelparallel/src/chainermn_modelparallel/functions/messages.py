@@ -19,7 +19,7 @@ from chainer import backend
 
 from chainermn_comm import CommunicatorBase
 
-from .ordered_function import SCOPE
+from .ordered_function import SCOPE, Arrays
 
 # A header begins with it, so that no other metadata is taken for one.
 _MAGIC = b"CMNMSG"
@@ -52,7 +52,7 @@ class Header(NamedTuple):
 
 # What is received: the message's id, or that of the message that it answers; its header; and new
 # arrays of any shape, memory order and dtype.
-Message: TypeAlias = tuple[int, Header, tuple[Any, ...]]
+Message: TypeAlias = tuple[int, Header, Arrays]
 
 
 @lru_cache(maxsize=256)  # loops send the same few again and again
@@ -76,11 +76,7 @@ def _decode_header(metadata: bytes) -> Header:
 
 
 def send_message(
-    metadata: bytes,
-    arrays: tuple[Any, ...],
-    edge: Edge,
-    message_id: int,
-    label: str = SCOPE + "send",
+    metadata: bytes, arrays: Arrays, edge: Edge, message_id: int, label: str = SCOPE + "send"
 ) -> None:
     """Send a message to the other rank; reports of the watchdog name the call by the label.
 

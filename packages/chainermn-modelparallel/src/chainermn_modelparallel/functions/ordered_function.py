@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 from weakref import ref
 
 import chainer
@@ -15,6 +15,10 @@ SCOPE = "chainermn.functions: "
 EMPTY = np.empty(0, np.float32)
 # Read Chainer's settings by name: as an attribute each is first looked up in vain.
 chainer_config: Callable[[str], Any] = chainer.config.__getattr__
+
+Arrays: TypeAlias = tuple[Any, ...]
+Variables: TypeAlias = tuple[Variable, ...]
+Gradients: TypeAlias = tuple[Variable | None, ...]
 
 
 class OrderedFunctionNode(chainer.FunctionNode):
@@ -32,7 +36,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
     # One number. As an attribute of the class it would make Python look up all others anew.
     _last_sequence: ClassVar[list[int]] = [0]
 
-    def apply(self, inputs: tuple[Any, ...]) -> tuple[Variable, ...]:
+    def apply(self, inputs: Arrays) -> Variables:
         """Run `forward` and build the graph, as Chainer does.
 
         Chainer's checks of types take most of the time of a short message, and ours are made
@@ -48,7 +52,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
                 output.creator_node = self  # of this depth
         return tuple(outputs)
 
-    def begin_apply(self, inputs: tuple[Any, ...]) -> bool:
+    def begin_apply(self, inputs: Arrays) -> bool:
         """Do what comes before `forward`; return False, with nothing done, if Chainer has to.
 
         It has to unless the arrays are NumPy's, and no hook, check or recording looks on.
@@ -78,9 +82,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
     def _assign_sequence(self, depth: int) -> None:
         self._last_sequence[0] = self.rank = max(depth, self._last_sequence[0] + 1)
 
-    def build_outputs(
-        self, inputs: tuple[Any, ...], arrays: tuple[Any, ...]
-    ) -> tuple[Variable, ...]:
+    def build_outputs(self, inputs: Arrays, arrays: Arrays) -> Variables:
         """Make variables of what `forward` returned, as outputs of this function."""
         outputs = tuple([make_variable(array, self._requires_grad) for array in arrays])
         self._output_layouts = (None,) * len(arrays)
@@ -121,7 +123,7 @@ def make_variable(array: Any, requires_grad: bool) -> Variable:
     return Variable._init_unchecked(array, requires_grad=requires_grad, is_chainerx_array=False)
 
 
-def requires_grad_mask(variables: tuple[Variable, ...]) -> bytes:
+def requires_grad_mask(variables: Variables) -> bytes:
     """Return a byte for each variable: 1 where this process needs its gradient."""
     builds_graph = bool(chainer_config("enable_backprop"))
     return bytes([builds_graph and x.requires_grad and x.dtype.kind == "f" for x in variables])

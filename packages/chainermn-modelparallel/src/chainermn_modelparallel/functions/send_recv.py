@@ -14,7 +14,7 @@ from .arguments import check_peer
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
 from .edge_functions import RecvFunction, SendFunction, make_outputs, prebuild_output
 from .messages import encode_header, message_ids, receive_message, send_message
-from .ordered_function import chainer_config, requires_grad_mask
+from .ordered_function import Arrays, Variables, chainer_config, requires_grad_mask
 
 
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
@@ -26,13 +26,10 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     integers, ``requires_grad=False``, and all of them under ``chainer.no_backprop_mode()``.
     One ``backward`` comes to what was sent, received and communicated collectively in the reverse
     of the order in which that was done. Call several of them in the reverse order of the sends, on
-    both ranks: gradients find their send in any order, but large ones keep the rank that sends
-    them until the other receives, so that two ranks could wait for each other.
-
-    Data do too: a large ``x`` keeps this rank until the other one receives it. Of two ranks that
-    exchange, let one receive first; if both send first, they wait for each other, which is
-    reported at ``CHAINERMN_TIMEOUT`` (use :func:`~chainermn.functions.alltoall` for exchanges
-    among all ranks).
+    both ranks. Gradients find their send in any order; but what is large, data or gradients, keeps
+    the rank that sends it until the other one receives it. Two ranks that both send first wait for
+    each other, which is reported at ``CHAINERMN_TIMEOUT``: let one receive first, or use
+    :func:`~chainermn.functions.alltoall` for exchanges among all ranks.
 
     Args:
         x: a variable or an array, or a tuple or list of them; any shapes, memory orders and
@@ -68,7 +65,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     return delegate
 
 
-def _check_variables(x: Any, rank: int) -> tuple[tuple[Variable, ...], tuple[Any, ...]]:
+def _check_variables(x: Any, rank: int) -> tuple[Variables, Arrays]:
     """Return what the user wants to send as variables, and their arrays."""
     if type(x) is Variable and type(array := x.raw_array) is np.ndarray and x.layout is None:
         return (x,), (array,)  # nearly always
@@ -138,7 +135,7 @@ def recv_variables(
     delegate_variable: Variable | None = None,
     tag: int = 0,
     not_twice_differentiable: bool = False,
-) -> tuple[tuple[Variable, ...], RecvFunction | None]:
+) -> tuple[Variables, RecvFunction | None]:
     """Return what :func:`recv` does as a tuple, and the function that sends the gradients.
 
     That is None where there are none to send, and no delegate to continue to. If the delegate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from .call_handshake import handshake
 from .collectives import allreduce
 from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
 from .ordered_function import (
+    Arrays,
+    Gradients,
     OrderedFunctionNode,
     empty_on_device_of,
     make_variable,
@@ -50,6 +53,7 @@ def sync_batch_norm(
     return node.apply((x, gamma, beta, leaf))[0], node
 
 
+@dataclass(eq=False, repr=False)
 class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
@@ -60,36 +64,30 @@ class SyncBatchNormFunction(OrderedFunctionNode):
     """
 
     label = NAME
+    comm: CommunicatorBase
+    eps: float
+    axis: tuple[int, ...]
+    x_requires_grad: bool
 
-    def __init__(
-        self, comm: CommunicatorBase, eps: float, axis: tuple[int, ...], requires_grad: bool
-    ) -> None:
-        self._comm = comm
-        self._eps = eps
-        self._axis = axis
-        self._x_requires_grad = requires_grad
-
-    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def forward(self, inputs: Arrays) -> Arrays:
         self.retain_inputs((0, 1))
         x, gamma, beta = inputs[:3]
         self.empty_array = empty_on_device_of(x)
         xp = self._xp
         self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
         # Where gamma's axes lie among x's.
-        self._expander = tuple(
-            None if axis in self._axis else slice(None) for axis in range(x.ndim)
-        )
+        self._expander = tuple(None if i in self.axis else slice(None) for i in range(x.ndim))
         expander = self._expander
         count = x.size // gamma.size if gamma.size else 0
         local = xp.zeros((2, *gamma.shape), self._dtype)  # mean of each channel; squares about it
         if count:
-            x.sum(axis=self._axis, dtype=self._dtype, out=local[0, ...])
+            x.sum(axis=self.axis, dtype=self._dtype, out=local[0, ...])
             local[0] /= count
         centred = xp.subtract(x, local[0][expander], dtype=self._dtype)
-        xp.square(centred).sum(axis=self._axis, out=local[1, ...])
+        xp.square(centred).sum(axis=self.axis, out=local[1, ...])
         self._combine_statistics(count, cuda.to_cpu(local))
         centred += (local[0] - self.mean)[expander]
-        self._inv_std = 1 / xp.sqrt(self.var + self._dtype.type(self._eps))
+        self._inv_std = 1 / xp.sqrt(self.var + self._dtype.type(self.eps))
         centred *= (self._inv_std * gamma)[expander]
         centred += beta[expander]
         return (centred.astype(x.dtype, copy=False),)
@@ -101,16 +99,13 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         large; the sums over ranks are taken in float64.
         """
         shape = local.shape[1:]
-        self._call = handshake(
-            self._comm,
-            NAME,
-            (("dtype and channels", local.dtype, shape),),
-            requires_grad=self._x_requires_grad,
-            payload=_COUNT.pack(count) + local.tobytes(),
-        )
-        counts = [_COUNT.unpack_from(row)[0] for row in self._call.payloads]
+        signature = (("dtype and channels", local.dtype, shape),)
+        payload, needed = _COUNT.pack(count) + local.tobytes(), self.x_requires_grad
+        call = handshake(self.comm, NAME, signature, requires_grad=needed, payload=payload)
+        self._call = call
+        counts = [_COUNT.unpack_from(row)[0] for row in call.payloads]
         self.count = sum(counts)
-        means, squares = _stack_ranks([row[_COUNT.size :] for row in self._call.payloads], local)
+        means, squares = _stack_ranks([row[_COUNT.size :] for row in call.payloads], local)
         # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of one.
         per_value = np.array(1 / max(self.count, 1))
         weights = np.array(float(counts[0]))  # nearly always that of all ranks
@@ -127,19 +122,17 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self.mean = self._xp.asarray(center.astype(local.dtype))
         self.var = self._xp.asarray(var.astype(local.dtype))
 
-    def backward(
-        self, indexes: tuple[int, ...], grad_outputs: tuple[Variable | None, ...]
-    ) -> tuple[Variable | None, ...]:
+    def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         x, gamma = self.get_retained_inputs()
         gy = zeros_for_input(self, 0) if grad_outputs[0] is None else grad_outputs[0]
-        gradients: tuple[Variable | None, ...]
+        gradients: Gradients
         if chainer.config.enable_backprop:
             (control,) = keep_control_dependencies(grad_outputs[1:], (self.control_output(),))
             gradients = self._differentiable(x, gamma, pseudo_connect(control, gy))
         else:
+            arrays = self._gradients(x.array, gamma.array, gy.array)
             gradients = tuple(
-                None if gradient is None else make_variable(gradient, True)
-                for gradient in self._gradients(x.array, gamma.array, gy.array)
+                None if each is None else make_variable(each, True) for each in arrays
             )
         return tuple(gradients[index] if index < 3 else None for index in indexes)
 
@@ -149,20 +142,16 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         scale = gamma.astype(dtype, copy=False)
         x_hat = xp.subtract(x, self.mean[expander], dtype=dtype)
         x_hat *= self._inv_std[expander]
-        gbeta = gy.sum(axis=self._axis, dtype=dtype)
-        ggamma = (gy * x_hat).sum(axis=self._axis)
+        gbeta = gy.sum(axis=self.axis, dtype=dtype)
+        ggamma = (gy * x_hat).sum(axis=self.axis)
         gx = None
         if self._call.requires_grad:
             local = xp.empty((2, *gamma.shape), dtype)
             xp.multiply(scale, ggamma, out=local[0, ...])
             xp.multiply(scale, gbeta, out=local[1, ...])
-            host = cuda.to_cpu(local)
-            call = handshake(
-                self._comm,
-                f"backward of {NAME}",
-                payload=host.tobytes(),
-                forward_id=self._call.call_id,
-            )
+            host, call_id = cuda.to_cpu(local), self._call.call_id
+            operation, payload = f"backward of {NAME}", host.tobytes()
+            call = handshake(self.comm, operation, payload=payload, forward_id=call_id)
             means = np.add.reduce(_stack_ranks(call.payloads, host), axis=1)
             means *= 1 / max(self.count, 1)
             of_gamma, of_beta = xp.asarray(means.astype(dtype))
@@ -178,7 +167,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self, x: Variable, gamma: Variable, gy: Variable
     ) -> tuple[Variable | None, Variable, Variable]:
         """Return the same gradients, made of functions that can be differentiated again."""
-        axis, dtype, shape = self._axis, self._dtype, x.shape
+        axis, dtype, shape = self.axis, self._dtype, x.shape
         ones = tuple(1 if i in axis else n for i, n in enumerate(shape))
         per_value = 1 / max(self.count, 1)
 
@@ -186,12 +175,12 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             return F.broadcast_to(F.reshape(channels, ones), shape)
 
         def total(values: Variable) -> Variable:
-            return allreduce(self._comm, F.sum(values, axis=axis) * per_value)
+            return allreduce(self.comm, F.sum(values, axis=axis) * per_value)
 
         wide, gy = F.cast(x, dtype), F.cast(gy, dtype)
         if self._call.requires_grad:
             centred = wide - spread(total(wide))
-            inv_std = spread((total(centred * centred) + self._eps) ** -0.5)
+            inv_std = spread((total(centred * centred) + self.eps) ** -0.5)
         else:  # x is data on all ranks
             centred, inv_std = wide - spread(self.mean), spread(self._inv_std)
         x_hat = centred * inv_std
@@ -199,7 +188,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         gx = None
         if self._call.requires_grad:
             scale = F.cast(gamma, dtype)
-            sums = allreduce(self._comm, F.stack([scale * ggamma, scale * gbeta])) * per_value
+            sums = allreduce(self.comm, F.stack([scale * ggamma, scale * gbeta])) * per_value
             gx = spread(scale) * gy - (x_hat * spread(sums[0]) + spread(sums[1]))
             gx = F.cast(gx * inv_std, x.dtype)
             # A second backward from any of the three then takes part in the exchanges above.
@@ -209,7 +198,6 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
     """Return the ranks' arrays of two rows, shaped like this one, as float64 (2, ranks, ...)."""
-    numbers = np.frombuffer(b"".join(payloads), like.dtype)
-    by_rank = numbers.reshape(len(payloads), *like.shape)
+    by_rank = np.frombuffer(b"".join(payloads), like.dtype).reshape(len(payloads), *like.shape)
     by_row: np.ndarray = by_rank.swapaxes(0, 1).astype(np.float64, order="C")
     return by_row

@@ -19,7 +19,8 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_nodes import Inputs, Variables, apply_collective, array_specs
+from .collective_nodes import Inputs, apply_collective, array_specs
+from .ordered_function import Variables
 
 
 def copy_to_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:

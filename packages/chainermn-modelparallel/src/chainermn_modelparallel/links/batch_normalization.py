@@ -11,12 +11,7 @@ from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
 
-from ..functions import (
-    SyncBatchNormFunction,
-    check_communicator,
-    check_variable,
-    sync_batch_norm,
-)
+from ..functions import SyncBatchNormFunction, check_communicator, check_variable, sync_batch_norm
 
 BACKENDS = ("auto", "mpi", "nccl")
 
@@ -78,19 +73,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
     ) -> None:
         check_communicator(comm)
         check_backend(communication_backend)
-        super().__init__(
-            size,
-            decay=decay,
-            eps=eps,
-            dtype=dtype,
-            use_gamma=use_gamma,
-            use_beta=use_beta,
-            initial_gamma=initial_gamma,
-            initial_beta=initial_beta,
-            axis=axis,
-            initial_avg_mean=initial_avg_mean,
-            initial_avg_var=initial_avg_var,
-        )
+        scaling = (use_gamma, use_beta, initial_gamma, initial_beta)
+        running = (initial_avg_mean, initial_avg_var)
+        super().__init__(size, decay, eps, dtype, *scaling, axis, *running)
         self.comm = comm
         self.communication_backend = communication_backend
 

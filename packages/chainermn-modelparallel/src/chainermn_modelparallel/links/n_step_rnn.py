@@ -81,16 +81,10 @@ class MultiNodeNStepRNN(chainer.Chain):
     """
 
     def __init__(
-        self,
-        actual_rnn: Any,
-        communicator: CommunicatorBase,
-        rank_in: int | None,
-        rank_out: int | None,
+        self, actual_rnn: Any, comm: CommunicatorBase, rank_in: int | None, rank_out: int | None
     ) -> None:
         super().__init__()
-        self.communicator = communicator
-        self.rank_in = rank_in
-        self.rank_out = rank_out
+        self.communicator, self.rank_in, self.rank_out = comm, rank_in, rank_out
         with self.init_scope():
             self.actual_rnn = actual_rnn
 

@@ -33,32 +33,28 @@ class _ParallelLinear(chainer.Link):
     W: Any
     b: Any
 
-    def __init__(
-        self,
-        in_size: int,
-        out_size: int,
-        comm: CommunicatorBase,
-        nobias: bool = False,
-        initialW: Any = None,
-        initial_bias: Any = None,
-    ) -> None:
+    def __init__(self, in_size: int, out_size: int, comm: CommunicatorBase, *initial: Any) -> None:
         check_communicator(comm)
         super().__init__()
         self.comm = comm
         self.in_size, self.out_size = in_size, out_size
-        self._initial = (nobias, initialW, initial_bias)
-        self._check_sizes()
+        self._initial = initial  # nobias, initialW, initial_bias
+        for axis, name, size in ((0, "out_size", out_size), (1, "in_size", in_size)):
+            least, reason = (comm.size, ", one for each rank") if axis == self._axis else (1, "")
+            number = as_integer(size)
+            if number is None or number < least:
+                raise ValueError(
+                    f"rank {comm.rank}: {name} must be an integer of at least {least}{reason}, got "
+                    f"{size!r}"
+                )
         # The whole matrix is drawn, so that shards are those of what one process would draw.
-        whole = L.Linear(in_size, out_size, nobias, initialW, initial_bias)
+        whole = L.Linear(in_size, out_size, *initial)
         ends = self._shard_ends()
-        shard = slice([0, *ends][comm.rank], ends[comm.rank])
-        weights = whole.W.array[shard] if self._axis == 0 else whole.W.array[:, shard]
+        shard, everything = slice([0, *ends][comm.rank], ends[comm.rank]), slice(None)
+        rows, columns = (shard, everything) if self._axis == 0 else (everything, shard)
         with self.init_scope():
-            self.W = chainer.Parameter(weights.copy())
-            self.b = None
-            if not nobias:
-                bias = whole.b.array[shard] if self._axis == 0 else whole.b.array
-                self.b = chainer.Parameter(bias.copy())
+            self.W = chainer.Parameter(whole.W.array[rows, columns].copy())
+            self.b = None if whole.b is None else chainer.Parameter(whole.b.array[rows].copy())
 
     def copy(self, mode: str = "share") -> Any:
         """Return a copy on the same communicator; ``mode="init"`` draws the whole matrix anew."""
@@ -70,17 +66,6 @@ class _ParallelLinear(chainer.Link):
         duplicate.copyparams(fresh)
         return duplicate
 
-    def _check_sizes(self) -> None:
-        rank, ranks = self.comm.rank, self.comm.size
-        for axis, name, size in ((0, "out_size", self.out_size), (1, "in_size", self.in_size)):
-            least, reason = (ranks, ", one for each rank") if axis == self._axis else (1, "")
-            number = as_integer(size)
-            if number is None or number < least:
-                raise ValueError(
-                    f"rank {rank}: {name} must be an integer of at least {least}{reason}, got "
-                    f"{size!r}"
-                )
-
     def _shard_ends(self) -> list[int]:
         """Return where each rank's shard ends; the first shards hold the remainder, one each."""
         each, more = divmod(self.in_size if self._axis else self.out_size, self.comm.size)
@@ -91,9 +76,8 @@ class _ParallelLinear(chainer.Link):
         x = check_variable("x", x, rank)
         fits = x.array is not None and x.ndim > 1 and math.prod(x.shape[1:]) == columns
         if not fits or x.dtype != self.W.dtype:
-            got = "a parameter that is not initialised"
-            if x.array is not None:
-                got = f"{x.dtype} {x.shape}"
+            uninitialised = x.array is None
+            got = "a parameter that is not initialised" if uninitialised else f"{x.dtype} {x.shape}"
             raise ValueError(
                 f"rank {rank}: x must be a matrix of {columns} columns of {self.W.dtype}, got {got}"
             )

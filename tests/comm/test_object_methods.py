@@ -1,4 +1,4 @@
-"""Every object verb carries any picklable object, and a failure to unpickle it is everybody's."""
+"""Every object method carries any picklable object, and a failure to unpickle it is everybody's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bomb:
         return int, ("can't be unpickled",)
 
 
-def test_every_verb_carries_any_object_from_and_to_any_rank(naive):
+def test_every_method_carries_any_object_from_and_to_any_rank(naive):
     me, size = naive.rank, naive.size
     things, same = [thing(rank) for rank in range(size)], np.testing.assert_equal
     if me == 0:

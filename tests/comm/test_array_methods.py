@@ -1,4 +1,4 @@
-"""Every array verb carries every dtype, layout and shape."""
+"""Every array method carries every dtype, layout and shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chainermn_comm import CommunicatorBase, PeerError
 from tests.support.samples import DTYPES, LAYOUTS, same, sample
 from tests.support.shortage import no_memory_for
 
-# Three ranks are a ring that has a middle. Communicators of all names share the verbs.
+# Three ranks are a ring that has a middle. Communicators of all names share the methods.
 pytestmark = [pytest.mark.world, pytest.mark.ranks(3)]
 
 
@@ -28,7 +28,7 @@ def all_same(found: tuple | None, expected: Sequence) -> None:
     ("dtype", "layout"),
     [(dtype, "C") for dtype in DTYPES] + [("float32", layout) for layout in LAYOUTS[1:]],
 )
-def test_every_verb_carries_any_array_from_and_to_any_rank(naive, dtype, layout):
+def test_every_method_carries_any_array_from_and_to_any_rank(naive, dtype, layout):
     me, size = naive.rank, naive.size
     rows = [sample(rank, dtype, layout) for rank in range(size)]
     before = rows[me].copy()
@@ -65,12 +65,12 @@ def test_shapes_and_dtypes_may_differ_between_ranks(naive):
     all_same(naive.gather(rows[naive.rank]) or (), [] if naive.rank else rows)
 
 
-@pytest.mark.parametrize("verb", ["gather", "allgather", "alltoall", "scatter"])
-def test_what_a_rank_gives_to_itself_is_a_copy(naive, verb):
+@pytest.mark.parametrize("method", ["gather", "allgather", "alltoall", "scatter"])
+def test_what_a_rank_gives_to_itself_is_a_copy(naive, method):
     mine = sample(0, "float32").copy()
-    given = [mine] * naive.size if verb in ("alltoall", "scatter") else mine
-    found = getattr(naive, verb)(given)
-    if verb == "scatter":
+    given = [mine] * naive.size if method in ("alltoall", "scatter") else mine
+    found = getattr(naive, method)(given)
+    if method == "scatter":
         found = [found]
     mine[...] = -1
     for array in found or ():

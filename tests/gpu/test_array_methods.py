@@ -1,4 +1,4 @@
-"""Arrays on GPUs through every verb; they arrive on the receiver's current device."""
+"""Arrays on GPUs through every method; they arrive on the receiver's current device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.world
 
 @pytest.fixture
 def comm(gpu) -> Iterator:
-    """A communicator; these verbs go through host memory, so that ranks may share a device."""
+    """A communicator; these methods go through host memory, so that ranks may share a device."""
     with create_communicator("hierarchical") as communicator:
         yield communicator
 
@@ -56,7 +56,7 @@ def test_send_and_recv(comm):
         assert scalar == 3
 
 
-def test_collective_verbs(comm):
+def test_collective_methods(comm):
     last = comm.size - 1
     for rank, array in enumerate(comm.gather(on_gpu(comm.rank), root=last) or ()):
         check(array, sample(rank, "float32"))
