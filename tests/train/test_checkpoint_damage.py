@@ -105,7 +105,7 @@ def test_lost_records_are_no_reason_to_start_again(naive, folder, background, it
     for iteration in iterations:
         save_and_flush(checkpointer, iteration)
     on_rank_0(naive, lambda: [path.unlink() for path in folder.glob("run.commit.*")])
-    words = r"iteration 10 skipped: the commit record run\.commit\.10 is missing; mend the files"
+    words = r"iteration 10 skipped: the manifest run\.commit\.10 is missing; mend the files"
     raises_and_removes_nothing(naive, folder, words)
 
 

@@ -32,7 +32,7 @@ class CheckpointDirectory:
                 paths.folder.mkdir(parents=True, exist_ok=True)
                 sync_folder(paths.folder.parent)
         found = scan(comm, paths)
-        self._committed = set(found.manifests)  # iterations that have a commit record
+        self._committed = set(found.manifests)  # iterations that have a manifest
         self._whole = self._committed.difference(damaged)
         remove_stale(comm, paths, found, max(self._whole, default=None))
 

@@ -1,4 +1,4 @@
-"""The files of checkpoints: their names, the commit record, and which of them are in a folder."""
+"""The files of checkpoints: their names, the manifest, and which of them are in a folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from .atomic_file import TEMPORARY, FileDigest, digest_of, sync_folder
 
 _FORMAT = 1
-# Suffix of a rank's file until its generation has a commit record.
+# Suffix of a rank's file until its generation has a manifest.
 _STAGING = ".new"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The commit record: which files, on all ranks' disks when it is written, are a generation."""
+    """The manifest: which files, on all ranks' disks when it is written, are a generation."""
 
     name: str
     iteration: int
@@ -40,7 +40,7 @@ class Manifest:
             files = [FileDigest(each["size"], each["sha256"]) for each in body["files"]]
             manifest = cls(body["name"], body["iteration"], files)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"it is no commit record ({type(error).__name__}: {error})") from error
+            raise ValueError(f"it is no manifest ({type(error).__name__}: {error})") from error
         if manifest.encode() != data:
             raise ValueError("its checksum differs")
         return manifest
@@ -58,7 +58,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class CheckpointPaths:
-    """The files of a run in one folder: for each iteration, one a rank and a commit record."""
+    """The files of a run in one folder: for each iteration, one a rank and a manifest."""
 
     folder: Path
     name: str
@@ -68,11 +68,11 @@ class CheckpointPaths:
         return self.folder / f"{self.name}.{rank}.{iteration}"
 
     def manifest(self, iteration: int) -> Path:
-        """Return the commit record, which only rank 0's folder needs to have."""
+        """Return the manifest, which only rank 0's folder needs to have."""
         return self.folder / f"{self.name}.commit.{iteration}"
 
     def staging(self, rank: int, iteration: int) -> Path:
-        """Return a rank's file until the commit record is written; then it is :meth:`state`."""
+        """Return a rank's file until the manifest is written; then it is :meth:`state`."""
         # The record decides: before it is written, the generation doesn't exist (or is that of
         # older files), and from then on it is that of these files, whatever their names.
         path = self.state(rank, iteration)
@@ -121,7 +121,7 @@ class CheckpointPaths:
         return listing
 
     def read_manifest(self, iteration: int) -> Manifest | str:
-        """Return the commit record, or why it can't be used."""
+        """Return the manifest, or why it can't be used."""
         path = self.manifest(iteration)
         try:
             manifest = Manifest.decode(path.read_bytes())
@@ -129,7 +129,7 @@ class CheckpointPaths:
                 raise ValueError(f"it is that of {manifest.name!r}, iteration {manifest.iteration}")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            return f"the commit record {path.name} is damaged: {reason}"
+            return f"the manifest {path.name} is damaged: {reason}"
         return manifest
 
     def verify(self, rank: int, manifest: Manifest) -> str | None:

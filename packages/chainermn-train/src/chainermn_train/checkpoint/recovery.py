@@ -21,8 +21,8 @@ OPERATION = "checkpoint"
 class Scan:
     """What the ranks' folders hold; the same on every rank."""
 
-    manifests: Mapping[int, Manifest | str]  # by iteration; or why a commit record can't be used
-    # Iterations without a commit record, for which a rank has
+    manifests: Mapping[int, Manifest | str]  # by iteration; or why a manifest can't be used
+    # Iterations without a manifest, for which a rank has
     orphaned: Set[int]  # a file that was committed once
     staged: Set[int]  # one that was not
     unrecognized: Set[str]  # files without a record that only have the name of ours
@@ -76,7 +76,7 @@ def select_latest(
         elif iteration in found.staged:
             skipped[iteration] = "it was never committed: the job ended while it was saved"
         else:
-            missing = f"the commit record {paths.manifest(iteration).name} is missing"
+            missing = f"the manifest {paths.manifest(iteration).name} is missing"
             skipped[iteration] = manifest or missing
     if found.manifests or found.orphaned:
         raise RuntimeError(
@@ -110,7 +110,7 @@ def remove_stale(
 ) -> None:
     """Remove what a killed job left unfinished (collective: no rank writes before all are done).
 
-    Files of others stay, and rank 0 says so. So do files whose commit record is missing, unless
+    Files of others stay, and rank 0 says so. So do files whose manifest is missing, unless
     it was removed because there was a newer generation: ``newest`` is the newest that is not known
     to be damaged.
     """
