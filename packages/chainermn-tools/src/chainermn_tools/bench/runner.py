@@ -8,20 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_tools.bench.memory import available_bytes
-from chainermn_tools.bench.operations import (
-    ARRAYS,
-    BASELINES,
-    FLOAT_BYTES,
-    MEAN_GRAD,
-    OPERATIONS,
-    Operation,
-)
+from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Operation
 from chainermn_tools.bench.timing import Times, is_correct, time_all
 from chainermn_tools.formatting import format_bytes
 from chainermn_tools.jobs import available_cores
@@ -31,6 +25,10 @@ if TYPE_CHECKING:  # importing it starts MPI
 
 # Raised when a key of the report changes its name or its meaning.
 SCHEMA = 2
+FLOAT_BYTES = 4
+# Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines' results,
+# what an operation returns, and a copy that MPI or an operation makes.
+ARRAYS = 4
 # Every operation of every communicator is checked with so much, before anything is timed.
 CHECK_BYTES = 64 << 10
 # Sizes up to this get equal shares of the time.
@@ -193,12 +191,12 @@ def _result(case: Case, nbytes: int, size: int, times: Times) -> dict[str, Any]:
     if times.problem is not None:
         row["problem"] = times.problem
     if times.seconds:
-        seconds = times.median / case.kind.transfers_per_call
-        algbw = nbytes / seconds / 1e9
+        seconds = [each / case.kind.transfers_per_call for each in times.seconds]
+        algbw = nbytes / median(seconds) / 1e9
         row |= {
-            "seconds": seconds,
-            "fastest_seconds": min(times.seconds) / case.kind.transfers_per_call,
-            "slowest_seconds": max(times.seconds) / case.kind.transfers_per_call,
+            "seconds": median(seconds),
+            "fastest_seconds": min(seconds),
+            "slowest_seconds": max(seconds),
             "calls": times.calls,
             "algbw": algbw,
             "busbw": algbw * case.kind.bus_factor(case.comm.size),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,11 +34,6 @@ class Times:
     problem: str | None = None  # what a call raised, and on which rank
     seconds: list[float] = field(default_factory=list)  # of a call on the slowest rank, by round
     calls: int = 0  # that were timed, in all
-
-    @property
-    def median(self) -> float:
-        """The median, in seconds a call."""
-        return statistics.median(self.seconds)
 
 
 def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str | None]:
