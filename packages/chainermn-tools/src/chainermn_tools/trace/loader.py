@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -117,15 +118,12 @@ def _runs(folder: Path) -> list[dict[str, list[Path]]]:
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _joined(path: Path) -> set[str]:
+def _joined(path: Path) -> Iterator[str]:
     """Return the runs of the communicators that a file names."""
-    return {
-        str(event["args"].get("run"))
-        for event in _events(path, f'"{COMMUNICATOR}"')
-        if isinstance(event, dict)
-        and event.get("name") == COMMUNICATOR
-        and isinstance(event.get("args"), dict)
-    }
+    for event in _events(path, f'"{COMMUNICATOR}"'):
+        with contextlib.suppress(*DAMAGE):
+            if event["name"] == COMMUNICATOR:
+                yield str(event["args"]["run"])
 
 
 def _events(path: Path, only: str = "") -> Iterator[Any]:

@@ -26,11 +26,6 @@ def match(run: Run) -> tuple[np.ndarray, int]:
     ``COLLECTIVE``, and how many lack ranks.
     """
     _match_messages(run)
-    return _match_collectives(run)
-
-
-def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
-    """Match the calls of a communicator that have a number."""
     table = run.table
     members = {name: ranks for trace in run.ranks.values() for name, ranks in trace.members.items()}
     order = np.flatnonzero(table["sequence"] != NONE)
