@@ -49,10 +49,8 @@ def saved_figure(
 ) -> Iterator[tuple[Any, Any]]:
     """Give a figure and its axes, of shape (rows, columns), and save it; options of ``subplots``.
 
-    Raises:
-        ImportError: there is no matplotlib.
-        ValueError: the name ends in no kind of image that matplotlib knows.
-        OSError: the file can't be written.
+    Raise ImportError without matplotlib, ValueError if the name ends in no kind of image that it
+    knows, and OSError if the file can't be written.
     """
     from matplotlib.figure import Figure
 

@@ -59,7 +59,9 @@ def measure(
     start = time.monotonic()
     comms, skipped = _communicators(world, names)
     report = _heading(world, comms)
-    checks = _check(world, comms, say)
+    if world.rank == 0:
+        say(f"checking {', '.join(comms)}")
+    checks = _check(world, comms)
     results, too_large = _time_sizes(world, comms, sizes, start + seconds, say)
     for comm in comms.values():
         comm.finalize()
@@ -130,12 +132,8 @@ def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
     return found
 
 
-def _check(
-    world: MPI.Intracomm, comms: dict[str, CommunicatorBase], say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def _check(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> list[dict[str, Any]]:
     """Call every operation of every communicator once, and look at the result."""
-    if world.rank == 0:
-        say(f"checking {', '.join(comms)}")
     count = CHECK_BYTES // FLOAT_BYTES // world.size * world.size or world.size
     sent, result = np.empty(count, np.float32), np.empty(count, np.float32)
     found = []

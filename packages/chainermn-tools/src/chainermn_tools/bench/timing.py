@@ -174,10 +174,7 @@ def time_in_turn(
 
 @contextlib.contextmanager
 def realtime_priority() -> Iterator[None]:
-    """Let nothing else have this rank's core meanwhile.
-
-    Only for the milliseconds of one call: what shares the machine should hardly notice.
-    """
+    """Let nothing else have this rank's core; so briefly that other programs hardly notice."""
     _schedule(os.SCHED_RR, 1)
     try:
         yield

@@ -105,13 +105,11 @@ def supervise(
             close_fds=False,
             start_new_session=True,
         )
-        try:
-            _pump_output(process, on_output, request, tag, term_grace, linger)
-        finally:
-            _kill(process, tag)
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
+        with process:  # closes its pipes
+            try:
+                _pump_output(process, on_output, request, tag, term_grace, linger)
+            finally:
+                _kill(process, tag)
     return process.returncode
 
 

@@ -74,19 +74,13 @@ def _shares(calls: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Return how much of each bin the spans cover."""
-    starts, ends = np.sort(starts), np.sort(ends)
-    # Seconds covered before each edge: of all that began, what had passed of them by then.
-    until = _passed(starts, edges) - _passed(ends, edges)
+    until = np.zeros(len(edges))  # seconds covered before each edge
+    for moments, sign in ((np.sort(starts), 1), (np.sort(ends), -1)):
+        counts = np.searchsorted(moments, edges)
+        sums = np.concatenate(([0.0], np.cumsum(moments)))
+        until += sign * (counts * edges - sums[counts])  # the time since all moments before it
     covered: np.ndarray = np.diff(until) / np.diff(edges)
     return covered
-
-
-def _passed(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return for each edge the sum of its distances to the moments before it."""
-    counts = np.searchsorted(moments, edges)
-    sums = np.concatenate(([0.0], np.cumsum(moments)))
-    passed: np.ndarray = counts * edges - sums[counts]
-    return passed
 
 
 def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
@@ -119,21 +113,20 @@ def _part(axes: Any, run: Run, ranks: Sequence[int], start: float, end: float) -
     scale, unit = (1e6, "seconds") if end - start > 2e6 else (1e3, "milliseconds")
     shown = run.table[(run.table["end"] > start) & (run.table["start"] < end)]
     numbers, counts = np.unique(shown["operation"], return_counts=True)
-    operations = {run.names[n]: n for n in numbers[np.argsort(-counts, kind="stable")]}
-    names = list(operations)
-    colors = dict(zip(names, COLORS, strict=False))
-    for name in names:
-        color = colors.get(name, OTHERS_COLOR)
+    operations = numbers[np.argsort(-counts, kind="stable")].tolist()
+    colors = dict(zip(operations, COLORS, strict=False))
+    for operation in operations:
+        color = colors.get(operation, OTHERS_COLOR)
         for row, rank in enumerate(ranks):
-            calls = shown[(shown["operation"] == operations[name]) & (shown["rank"] == rank)]
+            calls = shown[(shown["operation"] == operation) & (shown["rank"] == rank)]
             begin, length = (calls["start"] - start) / scale, calls["end"] - calls["start"]
             spans = np.stack([begin, length / scale], axis=1)
             waits = np.stack([begin, calls["waited"] / scale], axis=1)[calls["waited"] > 0]
             axes.broken_barh(spans, (row - 0.36, 0.72), color=color, linewidth=0.4, edgecolor="w")
             axes.broken_barh(waits, (row - 0.36, 0.72), color="w", linewidth=0, alpha=PALE)
-    for name in [name for name in names if name in colors]:
-        axes.barh(0, 0, color=colors[name], label=name)
-    if len(names) > len(colors):
+    for operation, color in colors.items():
+        axes.barh(0, 0, color=color, label=run.names[operation])
+    if len(operations) > len(colors):
         axes.barh(0, 0, color=OTHERS_COLOR, label="others")
     axes.barh(0, 0, color=OTHERS_COLOR, alpha=1 - PALE, label="pale: waiting")
     axes.set_xlim(0, (end - start) / scale)
