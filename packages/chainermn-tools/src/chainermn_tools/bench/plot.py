@@ -33,8 +33,7 @@ def draw(report: dict[str, Any], file: str) -> None:
             axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
             axes.set_xlabel("size")
             axes.tick_params(labelleft=True)
-        ylabel = f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s"
-        places[0, 0].set_ylabel(ylabel)
+        places[0, 0].set_ylabel(f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s")
 
 
 @contextmanager

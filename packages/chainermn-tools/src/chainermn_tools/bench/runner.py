@@ -56,9 +56,12 @@ def measure(
 
     Return the report that docs/bench.md describes, the same on all ranks.
     """
+    from mpi4py import MPI
+
     start = time.monotonic()
+    hosts = world.allgather(MPI.Get_processor_name())
     comms, skipped = _communicators(world, names)
-    report = _heading(world, comms)
+    nodes = next(iter(comms.values())).inter_size if comms else None
     if world.rank == 0:
         say(f"checking {', '.join(comms)}")
     checks = _check(world, comms)
@@ -66,7 +69,14 @@ def measure(
     for comm in comms.values():
         comm.finalize()
     return {
-        **report,
+        "schema": SCHEMA,
+        "ranks": world.size,
+        "nodes": nodes,
+        "hosts": hosts,
+        "cores": available_cores()["usable"],
+        "mpi": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split()),
+        "python": sys.version.split()[0],
+        "packages": {name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")},
         "seconds": round(world.bcast(time.monotonic() - start), 3),
         "correct": all(row["correct"] for row in [*checks, *results]) and bool(results),
         "checks": checks,
@@ -200,20 +210,3 @@ def _result(case: Case, nbytes: int, size: int, times: Times) -> dict[str, Any]:
             "busbw": algbw * case.kind.bus_factor(case.comm.size),
         }
     return row
-
-
-def _heading(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> dict[str, Any]:
-    from mpi4py import MPI
-
-    hosts = world.allgather(MPI.Get_processor_name())
-    nodes = next(iter(comms.values())).inter_size if comms else None
-    return {
-        "schema": SCHEMA,
-        "ranks": world.size,
-        "nodes": nodes,
-        "hosts": hosts,
-        "cores": available_cores()["usable"],
-        "mpi": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split()),
-        "python": sys.version.split()[0],
-        "packages": {name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")},
-    }

@@ -98,8 +98,7 @@ def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
 
 def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
     """Return the seconds that each of so many calls took on the slowest rank."""
-    took = time_call(world, invocation.call, calls, sleep=True)
-    return float(max(world.allgather(took)))
+    return float(max(world.allgather(time_call(world, invocation.call, calls, sleep=True))))
 
 
 def time_call(

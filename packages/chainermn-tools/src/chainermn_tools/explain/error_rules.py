@@ -97,20 +97,18 @@ def _make_rule(where: str, name: str, fields: Any) -> ErrorRule:
 def _convert(where: str, key: str, value: Any) -> Any:
     """Return a field's value as `ErrorRule` has it."""
     expected = FIELDS[key]
-    if expected is TEXTS and isinstance(value, list):
-        if value and all(isinstance(one, str) for one in value):
-            return tuple(value)
-    elif expected is COUNT:
-        if type(value) is int and value > 0:
-            return value
-    elif isinstance(value, str):
-        if expected is TEXT:
-            return value
-        if expected is KIND and value in Kind.__members__:
-            return Kind[value]
-        if expected is PATTERN:
-            try:
-                return re.compile(value)
-            except re.error as error:
-                raise ValueError(f"{where}: {key}: {error}") from None
+    texts = value and isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if expected is TEXTS and texts:
+        return tuple(value)
+    if expected is COUNT and type(value) is int and value > 0:
+        return value
+    if expected is TEXT and isinstance(value, str):
+        return value
+    if expected is KIND and value in list(Kind.__members__):
+        return Kind[value]
+    if expected is PATTERN and isinstance(value, str):
+        try:
+            return re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{where}: {key}: {error}") from None
     raise ValueError(f"{where}: {key} must be {expected}, got {value!r}")

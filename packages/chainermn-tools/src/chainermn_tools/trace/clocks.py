@@ -30,9 +30,7 @@ class ClockOffset:
         span = float(self.at[-1] - self.at[0])
         if span > 0 and self.error / span < DRIFT:
             slope = float(self.add[-1] - self.add[0]) / span
-            added += slope * (
-                np.minimum(times - self.at[0], 0) + np.maximum(times - self.at[-1], 0)
-            )
+            added += slope * (times - np.clip(times, self.at[0], self.at[-1]))
         moved: np.ndarray = times + added
         return moved
 

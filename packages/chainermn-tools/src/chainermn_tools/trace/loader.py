@@ -40,14 +40,11 @@ def read(folder: Path, wanted: str | None = None) -> Run:
         raise NoTrace(
             f"there is no trace in {folder}; a job writes one with CHAINERMN_TRACE={folder}"
         )
-    if wanted is None:
-        chosen = max(groups, key=max)
-    else:
-        found = [group for group in groups if wanted in group]
-        if not found:
-            known = ", ".join(sorted(min(group) for group in groups))
-            raise NoTrace(f"there is no run {wanted!r} in {folder}; there are {known}")
-        chosen = found[0]
+    found = groups if wanted is None else [group for group in groups if wanted in group]
+    if not found:
+        known = ", ".join(sorted(min(group) for group in groups))
+        raise NoTrace(f"there is no run {wanted!r} in {folder}; there are {known}")
+    chosen = max(found, key=max)
     names: dict[str, int] = {}
     traces = [_read_file(path, names) for paths in chosen.values() for path in paths]
     good = [trace for trace in traces if isinstance(trace, RankTrace)]
@@ -56,10 +53,8 @@ def read(folder: Path, wanted: str | None = None) -> Run:
         raise NoTrace(f"no trace in {folder} can be read: {'; '.join(warnings)}")
     ranks: dict[int, RankTrace] = {}
     for trace in sorted(good, key=lambda one: one.began):
-        if trace.rank in ranks:
-            warnings.append(
-                f"{ranks[trace.rank].path.name} is older than {trace.path.name}: left out"
-            )
+        if older := ranks.get(trace.rank):
+            warnings.append(f"{older.path.name} is older than {trace.path.name}: left out")
         ranks[trace.rank] = trace
     others = sorted(min(group) for group in groups if group is not chosen)
     warnings += _warnings_of(ranks, others)
@@ -74,28 +69,21 @@ def read(folder: Path, wanted: str | None = None) -> Run:
     return Run(min(chosen), ranks, table, list(names), warnings)
 
 
-def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
-    found = []
+def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> Iterator[str]:
     number = max(trace.ranks for trace in ranks.values())
     missing = [rank for rank in range(number) if rank not in ranks]
     if missing:
-        found.append(
-            f"no file of {len(missing)} of {number} ranks: {join_first(missing, MAX_LISTED_RANKS)}"
-        )
+        listed = join_first(missing, MAX_LISTED_RANKS)
+        yield f"no file of {len(missing)} of {number} ranks: {listed}"
     for trace in ranks.values():
         if trace.damaged:
             lines = format_count(trace.damaged, "line")
-            found.append(
-                f"rank {trace.rank}: {lines} of {trace.path.name} can't be read, "
-                "as after a kill or on a full disk"
-            )
+            where = f"rank {trace.rank}: {lines} of {trace.path.name}"
+            yield f"{where} can't be read, as after a kill or on a full disk"
     if others:
         more = f" and {len(others) - MAX_LISTED_RUNS} more" if len(others) > MAX_LISTED_RUNS else ""
-        found.append(
-            f"the folder has other runs, to be seen with --run: "
-            f"{', '.join(others[-MAX_LISTED_RUNS:])}{more}"
-        )
-    return found
+        names = ", ".join(others[-MAX_LISTED_RUNS:])
+        yield f"the folder has other runs, to be seen with --run: {names}{more}"
 
 
 def _runs(folder: Path) -> list[dict[str, list[Path]]]:

@@ -39,9 +39,8 @@ def render(
     length = format_duration(run.table["end"].max(initial=0.0) / 1e6)
     exact = f"clocks agree to within {format_duration(error / 1e6)}"
     clocks = exact if error else "all share a clock"
-    print_line(
-        f"Run {run.name}: {number} on {hosts}, {calls} in {length}; {clocks}", console, "bold"
-    )
+    title = f"Run {run.name}: {number} on {hosts}, {calls} in {length}; {clocks}"
+    print_line(title, console, "bold")
     _operations(run, console)
     ranks = summary.by_rank(run, collectives)
     _ranks(ranks, console)
@@ -102,10 +101,8 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         who = (row.operation, row.communicator, str(row.count), str(row.rank))
         cells.append((*who, share, *times))
     _table(columns, cells, console)
-    if len(kinds) > MOST_KINDS:
-        print_line(
-            f"and {format_count(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console
-        )
+    if (more := len(kinds) - MOST_KINDS) > 0:
+        print_line(f"and {format_count(more, 'kind')} with less waiting", console)
     print_line("\nLongest waits", console, "bold")
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
     longest = np.argsort(-collectives["waited"], kind="stable")[:MOST_CALLS]
