@@ -89,9 +89,8 @@ def _allgather(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> 
         own = (matches_pattern(one, mine.size, plus=rank) for rank, one in enumerate(got))
         return len(got) == comm.size and all(own)
 
-    return Invocation(
-        partial(fill_pattern, mine, comm.rank), lambda: comm.allgather(mine), is_correct
-    )
+    prepare = partial(fill_pattern, mine, comm.rank)
+    return Invocation(prepare, lambda: comm.allgather(mine), is_correct)
 
 
 def _send(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
@@ -134,16 +133,14 @@ def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray)
 
 MEAN_GRAD = "mean_grad"
 OPERATIONS = {
-    MEAN_GRAD: Operation("mean of gradients", lambda ranks: 2 * (ranks - 1) / ranks, _mean_grad),
-    "allreduce": Operation("allreduce", lambda ranks: 2 * (ranks - 1) / ranks, _allreduce),
-    "bcast": Operation("bcast", lambda ranks: 1.0, _bcast),
-    "allgather": Operation("allgather", lambda ranks: (ranks - 1) / ranks, _allgather),
-    "send": Operation("send", lambda ranks: 1.0, _send, transfers_per_call=2, min_ranks=2),
+    MEAN_GRAD: Operation("mean of gradients", lambda n: 2 * (n - 1) / n, _mean_grad),
+    "allreduce": Operation("allreduce", lambda n: 2 * (n - 1) / n, _allreduce),
+    "bcast": Operation("bcast", lambda n: 1.0, _bcast),
+    "allgather": Operation("allgather", lambda n: (n - 1) / n, _allgather),
+    "send": Operation("send", lambda n: 1.0, _send, transfers_per_call=2, min_ranks=2),
 }
 # What the machine and its MPI do without us.
 BASELINES = {
-    "memcpy": Operation("copy in own memory", lambda ranks: 1.0, _copy),
-    "MPI_Allreduce": Operation(
-        "plain MPI_Allreduce", lambda ranks: 2 * (ranks - 1) / ranks, _mpi_allreduce
-    ),
+    "memcpy": Operation("copy in own memory", lambda n: 1.0, _copy),
+    "MPI_Allreduce": Operation("plain MPI_Allreduce", lambda n: 2 * (n - 1) / n, _mpi_allreduce),
 }

@@ -109,7 +109,7 @@ def _time_sizes(
         times, least = time_all(world, invocations, share)
         del arrays, invocations  # before larger ones are allocated
         pairs = list(zip(cases, times, strict=True))
-        results += [_result(one, nbytes, size, its) for one, its in pairs]
+        results += [_row(one, its, size=size, bytes=nbytes) for one, its in pairs]
         cases = [one for one, its in pairs if its.correct]  # others aren't tried again
     return results, []
 
@@ -150,9 +150,8 @@ def _check(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> list[dic
     for name, comm in comms.items():
         for operation, kind in OPERATIONS.items():
             if world.size >= kind.min_ranks:
-                correct, problem = is_correct(world, kind.make_invocation(comm, sent, result))
-                row = {"communicator": name, "operation": operation, "correct": correct}
-                found.append(row if problem is None else {**row, "problem": problem})
+                times = Times(*is_correct(world, kind.make_invocation(comm, sent, result)))
+                found.append(_row(Case(name, operation, kind, comm), times))
     return found
 
 
@@ -188,19 +187,15 @@ def _weight(size: int) -> float:
     return max(1.0, math.sqrt(size / EVEN_BYTES))
 
 
-def _result(case: Case, nbytes: int, size: int, times: Times) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "communicator": case.communicator,
-        "operation": case.operation,
-        "size": size,
-        "bytes": nbytes,
-        "correct": times.correct,
-    }
+def _row(case: Case, times: Times, **sizes: int) -> dict[str, Any]:
+    """Return what was found of a case; ``sizes`` are the ``size`` and ``bytes`` that it had."""
+    row: dict[str, Any] = {"communicator": case.communicator, "operation": case.operation}
+    row |= {**sizes, "correct": times.correct}
     if times.problem is not None:
         row["problem"] = times.problem
     if times.seconds:
         seconds = [each / case.kind.transfers_per_call for each in times.seconds]
-        algbw = nbytes / median(seconds) / 1e9
+        algbw = sizes["bytes"] / median(seconds) / 1e9
         row |= {
             "seconds": median(seconds),
             "fastest_seconds": min(seconds),

@@ -43,10 +43,7 @@ def render(report: dict[str, Any], console: Console) -> None:
 
 
 def make_table(
-    first: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]] = (),
-    title: str | None = None,
+    first: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str | None = None
 ) -> Table:
     """Return a table: a column of names, whose heading is ``first``, and columns of numbers."""
     table = Table(

@@ -148,9 +148,7 @@ def time_in_turn(
     """Time cases in turn, in another order each round (collective).
 
     On a machine that others share, a figure is to be compared with its neighbours of a round.
-
-    Returns:
-        Seconds of a call on the slowest rank; float64, shape (rounds, cases, in_a_row).
+    Return seconds of a call on the slowest rank; float64, shape (rounds, cases, in_a_row).
     """
     seconds = np.zeros((warm_up + rounds, len(cases), in_a_row))
     gc.collect()

@@ -65,8 +65,7 @@ def root_cause(output: bytes) -> Match | None:
 def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[tuple[int, int]]:
     """Return where the lines with one of these texts begin and end, but for those before ``fresh``.
 
-    Of a long line, what is around the text: patterns take a long time for lines that are made for
-    that.
+    Of a long line, what is around the text: some lines would keep a pattern busy for minutes.
     """
     wanted = [literal.encode() for literal in literals]
     positions = [block.find(literal) for literal in wanted]

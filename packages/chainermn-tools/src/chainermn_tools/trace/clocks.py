@@ -49,10 +49,9 @@ def align(run: Run) -> float:
     first = next(iter(run.ranks))
     ways: dict[int, tuple[list[Callable[[np.ndarray], np.ndarray]], float]] = {first: ([], 0.0)}
     todo = [first]
-    while todo:
-        known = todo.pop(0)
-        for rank, offset in ((rank, offset) for rank, offset in offsets if offset.to == known):
-            if rank not in ways:
+    for known in todo:  # grows meanwhile
+        for rank, offset in offsets:
+            if offset.to == known and rank not in ways:
                 steps, error = ways[known]
                 ways[rank] = [offset.apply, *steps], error + offset.error
                 todo.append(rank)

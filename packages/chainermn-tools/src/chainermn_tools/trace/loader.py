@@ -59,13 +59,11 @@ def read(folder: Path, wanted: str | None = None) -> Run:
     others = sorted(min(group) for group in groups if group is not chosen)
     warnings += _warnings_of(ranks, others)
     ranks = dict(sorted(ranks.items()))
-    table = np.empty(sum(len(trace.rows) for trace in ranks.values()), CALL)
-    at = 0
-    for trace in ranks.values():
-        part = table[at : at + len(trace.rows)]
+    ends = np.cumsum([len(trace.rows) for trace in ranks.values()])
+    table = np.empty(ends[-1], CALL)
+    for trace, part in zip(ranks.values(), np.split(table, ends[:-1]), strict=True):
         part[:] = trace.rows
         trace.rows = part
-        at += len(part)
     return Run(min(chosen), ranks, table, list(names), warnings)
 
 
@@ -125,16 +123,12 @@ def _events(path: Path, only: str = "") -> Iterator[Any]:
                         line = file.readline(MAX_LINE_CHARACTERS)
                     yield None
                 elif text not in ("", "[", "]") and only in text:
-                    yield _parse(text)
+                    try:
+                        yield json.loads(text)
+                    except (ValueError, RecursionError):
+                        yield None
     except OSError:
         return
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _read_file(path: Path, names: dict[str, int]) -> RankTrace | str:
@@ -175,13 +169,9 @@ def _take(trace: RankTrace, event: Any, names: dict[str, int]) -> tuple[int | fl
     if event["ph"] == "X":
         start = _finite(event["ts"])
         end = start + max(0.0, _finite(event["dur"]))
-        numbers = (
-            _integer(args["bytes"]),
-            _integer(args.get("sequence")),
-            _integer(args.get("root", args.get("peer"))),
-            _integer(args.get("tag")),
-            _integer(event["tid"]),
-        )
+        peer = args.get("root", args.get("peer"))
+        found = args["bytes"], args.get("sequence"), peer, args.get("tag"), event["tid"]
+        numbers = [_integer(one) for one in found]
         error = args.get("error")
         texts = str(event["name"]), str(args["communicator"]), None if error is None else str(error)
         named = (NONE if text is None else names.setdefault(text, len(names)) for text in texts)
@@ -189,8 +179,8 @@ def _take(trace: RankTrace, event: Any, names: dict[str, int]) -> tuple[int | fl
     if event["name"] == COMMUNICATOR:
         trace.members[str(args["communicator"])] = [_integer(rank) for rank in args["ranks"]]
     elif event["name"] == CLOCK:
-        found = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
-        trace.clocks.setdefault(str(args["communicator"]), []).append(found)
+        comparison = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
+        trace.clocks.setdefault(str(args["communicator"]), []).append(comparison)
     else:
         trace.other.append(event)
     return None

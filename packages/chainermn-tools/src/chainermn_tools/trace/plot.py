@@ -46,12 +46,15 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
     length = run.table["end"].max(initial=0.0) / 1e6 or 1.0
     edges = np.linspace(0, length, BINS + 1)
     for row, rank in enumerate(ranks):
-        waiting, moving = _shares(run.ranks[rank].rows, edges)
+        calls = run.ranks[rank].rows
+        start, end, waited = (calls[name] / 1e6 for name in ("start", "end", "waited"))
+        inside = np.minimum(_covered(start, end, edges), 1)  # calls of several threads
+        waiting = np.minimum(_covered(start, start + waited, edges), inside)
         bottom = np.full(BINS, row + 0.4)
         for shares, color, label in (
             (waiting, WAITING_COLOR, "waiting for a rank"),
-            (moving, MOVING_COLOR, "moving data"),
-            (1 - waiting - moving, COMPUTING_COLOR, "in no call"),
+            (inside - waiting, MOVING_COLOR, "moving data"),
+            (1 - inside, COMPUTING_COLOR, "in no call"),
         ):
             top = bottom - 0.8 * shares
             steps = [np.append(values, values[-1]) for values in (bottom, top)]
@@ -61,15 +64,6 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
     axes.set_xlim(0, length)
     axes.set_xlabel("seconds", fontsize=9)
     axes.set_title("The whole run: how each rank spends its time", loc="left", fontweight="bold")
-
-
-def _shares(calls: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of each bin in which calls waited, and in which they moved data."""
-    start, end, waited = (calls[name] / 1e6 for name in ("start", "end", "waited"))
-    waiting, inside = _covered(start, start + waited, edges), _covered(start, end, edges)
-    inside = np.minimum(inside, 1)  # calls of several threads
-    waiting = np.minimum(waiting, inside)
-    return waiting, inside - waiting
 
 
 def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -47,9 +47,8 @@ def render(
     _stragglers(run, collectives, console)
     console.print()
     if incomplete:
-        run.warnings.append(
-            f"{format_count(incomplete, 'collective call')} without all ranks, not counted above"
-        )
+        lacking = format_count(incomplete, "collective call")
+        run.warnings.append(f"{lacking} without all ranks, not counted above")
     for warning in run.warnings:
         print_line(warning, console, "yellow")
     print_line(_most_waited_for(ranks), console, "bold")
