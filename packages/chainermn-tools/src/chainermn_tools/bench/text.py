@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS
-from chainermn_tools.formatting import format_bytes, format_duration, print_line
+from chainermn_tools.formatting import format_bytes, format_count, format_duration, print_line
 
 # Of a column, with the space beside it: `123 MiB`, `1.23 ms`; and of the first one.
 CELL_WIDTH, NAME_WIDTH = 9, 22
@@ -61,11 +61,9 @@ def heading(report: dict[str, Any]) -> str:
     """Return where it was measured, in a line."""
     hosts = list(dict.fromkeys(report["hosts"]))
     where = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
-    nodes = report["nodes"] or len(hosts)
-    return (
-        f"{report['ranks']} rank{'s' * (report['ranks'] > 1)} on {nodes} node{'s' * (nodes > 1)} "
-        f"({where}), {report['cores']} cores to use, {report['mpi']}"
-    )
+    ranks = format_count(report["ranks"], "rank")
+    nodes = format_count(report["nodes"] or len(hosts), "node")
+    return f"{ranks} on {nodes} ({where}), {report['cores']} cores to use, {report['mpi']}"
 
 
 def label(row: dict[str, Any]) -> str:

@@ -85,9 +85,8 @@ def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
     if len(collectives):
         worst = collectives[collectives["waited"].argmax()]
         rank, center = worst["last"], worst["start"]
-        same = (table["communicator"] == worst["communicator"]) & (
-            table["sequence"] == worst["sequence"]
-        )
+        same = table["communicator"] == worst["communicator"]
+        same &= table["sequence"] == worst["sequence"]
         first = table["start"][same].min()
     else:
         middle = table[np.argsort(table["start"], kind="stable")[len(table) // 2]]
