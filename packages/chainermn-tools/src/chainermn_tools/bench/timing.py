@@ -171,7 +171,7 @@ def time_in_turn(
 
 @contextlib.contextmanager
 def realtime_priority() -> Iterator[None]:
-    """Let nothing else have this rank's core; so briefly that other programs hardly notice."""
+    """Let nothing else have this rank's core; only for milliseconds, since others wait for it."""
     _schedule(os.SCHED_RR, 1)
     try:
         yield
