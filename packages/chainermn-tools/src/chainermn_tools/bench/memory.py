@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 from _chainermn_limits import cgroup_folders
@@ -28,18 +29,15 @@ def available_bytes(ranks: int) -> int:
     return int(SHARE * max(0.0, min(free)))
 
 
-def _room(folder: Path) -> list[int]:
+def _room(folder: Path) -> Iterator[int]:
     """Return what is left of a cgroup's limit, of version 2 or 1; nothing where it has none."""
-    rooms = []
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
         with contextlib.suppress(OSError, ValueError):  # there is none, or it is "max"
             bound = int((folder / limit).read_text())
-            lines = (folder / "memory.stat").read_text().splitlines()
-            stat = dict(line.split() for line in lines)
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             # Files' pages are given up when they are needed.
             files = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-            rooms.append(bound - int((folder / used).read_text()) + files)
-    return rooms
+            yield bound - int((folder / used).read_text()) + files

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
 
-FLOAT_BYTES = 4
 TAG = 0
-# Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines' results,
-# what an operation returns, and a copy that MPI or an operation makes.
-ARRAYS = 4
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,19 @@ class Model:
         yield "/w", self
 
 
+def _invocation(
+    comm: CommunicatorBase, sent: np.ndarray, call: Callable[[], Any], **expected: float
+) -> Invocation:
+    """Return a call that sends the pattern; its result must be as `matches_pattern` expects."""
+    prepare = partial(fill_pattern, sent, comm.rank)
+    return Invocation(prepare, call, partial(matches_pattern, size=sent.size, **expected))
+
+
+def _sum(ranks: int) -> dict[str, float]:
+    """Return what a sum over so many ranks is of the pattern."""
+    return {"times": ranks, "plus": ranks * (ranks - 1) / 2}
+
+
 def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     model = Model(sent)
 
@@ -60,44 +70,27 @@ def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> 
         comm.multi_node_mean_grad(model)
         return model.grad
 
-    return Invocation(
-        lambda: fill_pattern(sent, comm.rank),
-        call,
-        lambda mean: matches_pattern(mean, sent.size, plus=(comm.size - 1) / 2),
-    )
-
-
-def _is_sum(comm: CommunicatorBase, total: Any, size: int) -> bool:
-    return matches_pattern(total, size, times=comm.size, plus=comm.size * (comm.size - 1) / 2)
+    return _invocation(comm, sent, call, plus=(comm.size - 1) / 2)
 
 
 def _allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
-    return Invocation(
-        lambda: fill_pattern(sent, comm.rank),
-        lambda: comm.allreduce(sent),
-        lambda total: _is_sum(comm, total, sent.size),
-    )
+    return _invocation(comm, sent, lambda: comm.allreduce(sent), **_sum(comm.size))
 
 
 def _bcast(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     mine = sent if comm.rank == 0 else None
-    return Invocation(
-        lambda: fill_pattern(sent, comm.rank),
-        lambda: comm.bcast(mine),
-        lambda got: matches_pattern(got, sent.size),
-    )
+    return _invocation(comm, sent, lambda: comm.bcast(mine))
 
 
 def _allgather(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
     mine = sent[: sent.size // comm.size]
-    return Invocation(
-        lambda: fill_pattern(mine, comm.rank),
-        lambda: comm.allgather(mine),
-        lambda got: (
-            len(got) == comm.size
-            and all(matches_pattern(one, mine.size, plus=rank) for rank, one in enumerate(got))
-        ),
-    )
+
+    def is_correct(got: Any) -> bool:
+        own = (matches_pattern(one, mine.size, plus=rank) for rank, one in enumerate(got))
+        return len(got) == comm.size and all(own)
+
+    prepare = partial(fill_pattern, mine, comm.rank)
+    return Invocation(prepare, lambda: comm.allgather(mine), is_correct)
 
 
 def _send(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
@@ -114,11 +107,10 @@ def _send(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invoc
             return got
         return None
 
-    return Invocation(
-        lambda: fill_pattern(sent, comm.rank),
-        call,
-        lambda got: comm.rank not in (0, last) or matches_pattern(got, sent.size),
-    )
+    def is_correct(got: Any) -> bool:
+        return comm.rank not in (0, last) or matches_pattern(got, sent.size)
+
+    return Invocation(partial(fill_pattern, sent, comm.rank), call, is_correct)
 
 
 def _copy(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
@@ -128,11 +120,7 @@ def _copy(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invoc
         np.copyto(result, sent)
         return result
 
-    return Invocation(
-        lambda: fill_pattern(sent, comm.rank),
-        call,
-        lambda copy: matches_pattern(copy, sent.size, plus=comm.rank),
-    )
+    return _invocation(comm, sent, call, plus=comm.rank)
 
 
 def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
@@ -140,33 +128,19 @@ def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray)
         comm.mpi_comm.Allreduce(sent, result)
         return result
 
-    return Invocation(
-        lambda: fill_pattern(sent, comm.rank), call, lambda total: _is_sum(comm, total, sent.size)
-    )
-
-
-def _all_to_all_but_own(ranks: int) -> float:
-    return (ranks - 1) / ranks
-
-
-def _there_and_back(ranks: int) -> float:
-    return 2 * (ranks - 1) / ranks
-
-
-def _as_it_is(ranks: int) -> float:
-    return 1.0
+    return _invocation(comm, sent, call, **_sum(comm.size))
 
 
 MEAN_GRAD = "mean_grad"
 OPERATIONS = {
-    MEAN_GRAD: Operation("mean of gradients", _there_and_back, _mean_grad),
-    "allreduce": Operation("allreduce", _there_and_back, _allreduce),
-    "bcast": Operation("bcast", _as_it_is, _bcast),
-    "allgather": Operation("allgather", _all_to_all_but_own, _allgather),
-    "send": Operation("send", _as_it_is, _send, transfers_per_call=2, min_ranks=2),
+    MEAN_GRAD: Operation("mean of gradients", lambda n: 2 * (n - 1) / n, _mean_grad),
+    "allreduce": Operation("allreduce", lambda n: 2 * (n - 1) / n, _allreduce),
+    "bcast": Operation("bcast", lambda n: 1.0, _bcast),
+    "allgather": Operation("allgather", lambda n: (n - 1) / n, _allgather),
+    "send": Operation("send", lambda n: 1.0, _send, transfers_per_call=2, min_ranks=2),
 }
 # What the machine and its MPI do without us.
 BASELINES = {
-    "memcpy": Operation("copy in own memory", _as_it_is, _copy),
-    "MPI_Allreduce": Operation("plain MPI_Allreduce", _there_and_back, _mpi_allreduce),
+    "memcpy": Operation("copy in own memory", lambda n: 1.0, _copy),
+    "MPI_Allreduce": Operation("plain MPI_Allreduce", lambda n: 2 * (n - 1) / n, _mpi_allreduce),
 }

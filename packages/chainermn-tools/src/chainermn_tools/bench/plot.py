@@ -33,8 +33,7 @@ def draw(report: dict[str, Any], file: str) -> None:
             axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
             axes.set_xlabel("size")
             axes.tick_params(labelleft=True)
-        ylabel = f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s"
-        places[0, 0].set_ylabel(ylabel)
+        places[0, 0].set_ylabel(f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s")
 
 
 @contextmanager
@@ -49,10 +48,8 @@ def saved_figure(
 ) -> Iterator[tuple[Any, Any]]:
     """Give a figure and its axes, of shape (rows, columns), and save it; options of ``subplots``.
 
-    Raises:
-        ImportError: there is no matplotlib.
-        ValueError: the name ends in no kind of image that matplotlib knows.
-        OSError: the file can't be written.
+    Raise ImportError without matplotlib, ValueError if the name ends in no kind of image that it
+    knows, and OSError if the file can't be written.
     """
     from matplotlib.figure import Figure
 

@@ -8,20 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_tools.bench.memory import available_bytes
-from chainermn_tools.bench.operations import (
-    ARRAYS,
-    BASELINES,
-    FLOAT_BYTES,
-    MEAN_GRAD,
-    OPERATIONS,
-    Operation,
-)
+from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Operation
 from chainermn_tools.bench.timing import Times, is_correct, time_all
 from chainermn_tools.formatting import format_bytes
 from chainermn_tools.jobs import available_cores
@@ -31,6 +25,10 @@ if TYPE_CHECKING:  # importing it starts MPI
 
 # Raised when a key of the report changes its name or its meaning.
 SCHEMA = 2
+FLOAT_BYTES = 4
+# Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines' results,
+# what an operation returns, and a copy that MPI or an operation makes.
+ARRAYS = 4
 # Every operation of every communicator is checked with so much, before anything is timed.
 CHECK_BYTES = 64 << 10
 # Sizes up to this get equal shares of the time.
@@ -58,15 +56,27 @@ def measure(
 
     Return the report that docs/bench.md describes, the same on all ranks.
     """
+    from mpi4py import MPI
+
     start = time.monotonic()
+    hosts = world.allgather(MPI.Get_processor_name())
     comms, skipped = _communicators(world, names)
-    report = _heading(world, comms)
-    checks = _check(world, comms, say)
+    nodes = next(iter(comms.values())).inter_size if comms else None
+    if world.rank == 0:
+        say(f"checking {', '.join(comms)}")
+    checks = _check(world, comms)
     results, too_large = _time_sizes(world, comms, sizes, start + seconds, say)
     for comm in comms.values():
         comm.finalize()
     return {
-        **report,
+        "schema": SCHEMA,
+        "ranks": world.size,
+        "nodes": nodes,
+        "hosts": hosts,
+        "cores": available_cores()["usable"],
+        "mpi": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split()),
+        "python": sys.version.split()[0],
+        "packages": {name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")},
         "seconds": round(world.bcast(time.monotonic() - start), 3),
         "correct": all(row["correct"] for row in [*checks, *results]) and bool(results),
         "checks": checks,
@@ -99,7 +109,7 @@ def _time_sizes(
         times, least = time_all(world, invocations, share)
         del arrays, invocations  # before larger ones are allocated
         pairs = list(zip(cases, times, strict=True))
-        results += [_result(one, nbytes, size, its) for one, its in pairs]
+        results += [_row(one, its, size=size, bytes=nbytes) for one, its in pairs]
         cases = [one for one, its in pairs if its.correct]  # others aren't tried again
     return results, []
 
@@ -132,21 +142,16 @@ def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
     return found
 
 
-def _check(
-    world: MPI.Intracomm, comms: dict[str, CommunicatorBase], say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def _check(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> list[dict[str, Any]]:
     """Call every operation of every communicator once, and look at the result."""
-    if world.rank == 0:
-        say(f"checking {', '.join(comms)}")
     count = CHECK_BYTES // FLOAT_BYTES // world.size * world.size or world.size
     sent, result = np.empty(count, np.float32), np.empty(count, np.float32)
     found = []
     for name, comm in comms.items():
         for operation, kind in OPERATIONS.items():
             if world.size >= kind.min_ranks:
-                correct, problem = is_correct(world, kind.make_invocation(comm, sent, result))
-                row = {"communicator": name, "operation": operation, "correct": correct}
-                found.append(row if problem is None else {**row, "problem": problem})
+                times = Times(*is_correct(world, kind.make_invocation(comm, sent, result)))
+                found.append(_row(Case(name, operation, kind, comm), times))
     return found
 
 
@@ -182,42 +187,21 @@ def _weight(size: int) -> float:
     return max(1.0, math.sqrt(size / EVEN_BYTES))
 
 
-def _result(case: Case, nbytes: int, size: int, times: Times) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "communicator": case.communicator,
-        "operation": case.operation,
-        "size": size,
-        "bytes": nbytes,
-        "correct": times.correct,
-    }
+def _row(case: Case, times: Times, **sizes: int) -> dict[str, Any]:
+    """Return what was found of a case; ``sizes`` are the ``size`` and ``bytes`` that it had."""
+    row: dict[str, Any] = {"communicator": case.communicator, "operation": case.operation}
+    row |= {**sizes, "correct": times.correct}
     if times.problem is not None:
         row["problem"] = times.problem
     if times.seconds:
-        seconds = times.median / case.kind.transfers_per_call
-        algbw = nbytes / seconds / 1e9
+        seconds = [each / case.kind.transfers_per_call for each in times.seconds]
+        algbw = sizes["bytes"] / median(seconds) / 1e9
         row |= {
-            "seconds": seconds,
-            "fastest_seconds": min(times.seconds) / case.kind.transfers_per_call,
-            "slowest_seconds": max(times.seconds) / case.kind.transfers_per_call,
+            "seconds": median(seconds),
+            "fastest_seconds": min(seconds),
+            "slowest_seconds": max(seconds),
             "calls": times.calls,
             "algbw": algbw,
             "busbw": algbw * case.kind.bus_factor(case.comm.size),
         }
     return row
-
-
-def _heading(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> dict[str, Any]:
-    from mpi4py import MPI
-
-    hosts = world.allgather(MPI.Get_processor_name())
-    nodes = next(iter(comms.values())).inter_size if comms else None
-    return {
-        "schema": SCHEMA,
-        "ranks": world.size,
-        "nodes": nodes,
-        "hosts": hosts,
-        "cores": available_cores()["usable"],
-        "mpi": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split()),
-        "python": sys.version.split()[0],
-        "packages": {name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")},
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS
-from chainermn_tools.formatting import format_bytes, format_duration, print_line
+from chainermn_tools.formatting import format_bytes, format_count, format_duration, print_line
 
 # Of a column, with the space beside it: `123 MiB`, `1.23 ms`; and of the first one.
 CELL_WIDTH, NAME_WIDTH = 9, 22
@@ -43,10 +43,7 @@ def render(report: dict[str, Any], console: Console) -> None:
 
 
 def make_table(
-    first: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]] = (),
-    title: str | None = None,
+    first: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str | None = None
 ) -> Table:
     """Return a table: a column of names, whose heading is ``first``, and columns of numbers."""
     table = Table(
@@ -64,11 +61,9 @@ def heading(report: dict[str, Any]) -> str:
     """Return where it was measured, in a line."""
     hosts = list(dict.fromkeys(report["hosts"]))
     where = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
-    nodes = report["nodes"] or len(hosts)
-    return (
-        f"{report['ranks']} rank{'s' * (report['ranks'] > 1)} on {nodes} node{'s' * (nodes > 1)} "
-        f"({where}), {report['cores']} cores to use, {report['mpi']}"
-    )
+    ranks = format_count(report["ranks"], "rank")
+    nodes = format_count(report["nodes"] or len(hosts), "node")
+    return f"{ranks} on {nodes} ({where}), {report['cores']} cores to use, {report['mpi']}"
 
 
 def label(row: dict[str, Any]) -> str:
@@ -88,10 +83,8 @@ def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
         shown = sizes[at : at + columns]
         table = Table(box=None, pad_edge=False, padding=(0, 1))
         table.add_column("", no_wrap=True, width=NAME_WIDTH - 2)
-        for size in shown:
-            table.add_column(
-                format_bytes(size), justify="right", no_wrap=True, width=CELL_WIDTH - 2
-            )
+        for head in map(format_bytes, shown):
+            table.add_column(head, justify="right", no_wrap=True, width=CELL_WIDTH - 2)
         for name in names:
             row = [cells.get((name, size)) for size in shown]
             table.add_row(name, *(_time(one) for one in row))
@@ -113,28 +106,24 @@ def _bandwidth(row: dict[str, Any] | None) -> str:
     return f"{row['busbw']:.3g}" if row["busbw"] >= LEAST_SHOWN or not row["busbw"] else "<0.001"
 
 
-def _footnotes(report: dict[str, Any]) -> list[tuple[str, str]]:
+def _footnotes(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Return what follows the tables: lines and their styles."""
-    found = []
     for row in (*report["checks"], *report["results"]):
         if not row["correct"]:
             who = row["communicator"] or "without a communicator"
             where = f" of {format_bytes(row['bytes'])}" if "bytes" in row else ""
             what = row.get("problem", "wrong values")
-            found.append((f"{who}, {row['operation']}{where}: {what}", "bold red"))
-    found += [
-        (f"skipped {entry['communicator']}: {entry['reason']}", "yellow")
-        for entry in report["skipped"]
-        if "communicator" in entry
-    ]
+            yield f"{who}, {row['operation']}{where}: {what}", "bold red"
+    for entry in report["skipped"]:
+        if "communicator" in entry:
+            yield f"skipped {entry['communicator']}: {entry['reason']}", "yellow"
     sizes = [entry for entry in report["skipped"] if "bytes" in entry]
     for reason, group in itertools.groupby(sizes, key=lambda entry: entry["reason"]):
         shown = [format_bytes(entry["bytes"]) for entry in group]
         what = shown[0] if len(shown) == 1 else f"{shown[0]} to {shown[-1]}"
-        found.append((f"skipped {what}: {reason}", "yellow"))
+        yield f"skipped {what}: {reason}", "yellow"
     if report["correct"]:
         checked = len(report["checks"]) + len(report["results"])
-        found.append((f"All values of {checked} checks were right.", "green"))
+        yield f"All values of {checked} checks were right.", "green"
     else:
-        found.append(("Not all is right." if report["results"] else "Nothing ran.", "bold red"))
-    return found
+        yield "Not all is right." if report["results"] else "Nothing ran.", "bold red"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,11 +34,6 @@ class Times:
     problem: str | None = None  # what a call raised, and on which rank
     seconds: list[float] = field(default_factory=list)  # of a call on the slowest rank, by round
     calls: int = 0  # that were timed, in all
-
-    @property
-    def median(self) -> float:
-        """The median, in seconds a call."""
-        return statistics.median(self.seconds)
 
 
 def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str | None]:
@@ -104,8 +98,7 @@ def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
 
 def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
     """Return the seconds that each of so many calls took on the slowest rank."""
-    took = time_call(world, invocation.call, calls, sleep=True)
-    return float(max(world.allgather(took)))
+    return float(max(world.allgather(time_call(world, invocation.call, calls, sleep=True))))
 
 
 def time_call(
@@ -155,9 +148,7 @@ def time_in_turn(
     """Time cases in turn, in another order each round (collective).
 
     On a machine that others share, a figure is to be compared with its neighbours of a round.
-
-    Returns:
-        Seconds of a call on the slowest rank; float64, shape (rounds, cases, in_a_row).
+    Return seconds of a call on the slowest rank; float64, shape (rounds, cases, in_a_row).
     """
     seconds = np.zeros((warm_up + rounds, len(cases), in_a_row))
     gc.collect()
@@ -180,10 +171,7 @@ def time_in_turn(
 
 @contextlib.contextmanager
 def realtime_priority() -> Iterator[None]:
-    """Let nothing else have this rank's core meanwhile.
-
-    Only for the milliseconds of one call: what shares the machine should hardly notice.
-    """
+    """Let nothing else have this rank's core; only for milliseconds, since others wait for it."""
     _schedule(os.SCHED_RR, 1)
     try:
         yield

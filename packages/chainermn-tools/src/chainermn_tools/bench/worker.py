@@ -85,12 +85,7 @@ def _give_up(limit: float) -> None:
     os._exit(jobs.TIMEOUT_STATUS)
 
 
-def main() -> None:
-    """Measure what the only argument, JSON, says, and send the report to the parent."""
-    report = measure_here(**json.loads(sys.argv[1]))
-    if report is not None:
-        emit(EVENT, report=report)
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # as a rank that `measure_on` started
+    found = measure_here(**json.loads(sys.argv[1]))
+    if found is not None:
+        emit(EVENT, report=found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,19 +52,16 @@ class ErrorRule:
     times: int = 1  # number of such lines that it takes
 
 
-KIND = f"one of {', '.join(Kind.__members__)}"
-TEXT, TEXTS = "a text", "a list of texts"
-PATTERN, COUNT = "a regular expression", "a positive integer"
-REQUIRED = {
-    "kind": KIND,
-    "component": TEXT,
-    "literals": TEXTS,
-    "examples": TEXTS,
-    "meaning": TEXT,
-    "fix": TEXTS,
-    "source": TEXT,
+# What a field must be in a file, by its type in a rule.
+EXPECTED: dict[Any, str] = {
+    Kind: f"one of {', '.join(Kind.__members__)}",
+    str: "a text",
+    tuple[str, ...]: "a list of texts",
+    re.Pattern[str] | None: "a regular expression",
+    int: "a positive integer",
 }
-FIELDS = REQUIRED | {"pattern": PATTERN, "times": COUNT}
+FIELDS = {name: kind for name, kind in get_type_hints(ErrorRule).items() if name != "name"}
+REQUIRED = {name for name in FIELDS if not hasattr(ErrorRule, name)}  # those without a default
 
 
 @cache
@@ -87,7 +84,7 @@ def load_rules(folder: Path = FOLDER) -> tuple[ErrorRule, ...]:
 def _make_rule(where: str, name: str, fields: Any) -> ErrorRule:
     if not isinstance(fields, dict):
         raise ValueError(f"{where}: it must be a table")
-    if missing := REQUIRED.keys() - fields.keys():
+    if missing := REQUIRED - fields.keys():
         raise ValueError(f"{where}: lacks {', '.join(sorted(missing))}")
     if unknown := fields.keys() - FIELDS.keys():
         raise ValueError(f"{where}: has unknown {', '.join(unknown)}; use {', '.join(FIELDS)}")
@@ -96,21 +93,19 @@ def _make_rule(where: str, name: str, fields: Any) -> ErrorRule:
 
 def _convert(where: str, key: str, value: Any) -> Any:
     """Return a field's value as `ErrorRule` has it."""
-    expected = FIELDS[key]
-    if expected is TEXTS and isinstance(value, list):
-        if value and all(isinstance(one, str) for one in value):
-            return tuple(value)
-    elif expected is COUNT:
-        if type(value) is int and value > 0:
-            return value
-    elif isinstance(value, str):
-        if expected is TEXT:
-            return value
-        if expected is KIND and value in Kind.__members__:
-            return Kind[value]
-        if expected is PATTERN:
-            try:
-                return re.compile(value)
-            except re.error as error:
-                raise ValueError(f"{where}: {key}: {error}") from None
-    raise ValueError(f"{where}: {key} must be {expected}, got {value!r}")
+    kind = FIELDS[key]
+    texts = value and isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if kind == tuple[str, ...] and texts:
+        return tuple(value)
+    if kind is int and type(value) is int and value > 0:
+        return value
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is Kind and value in list(Kind.__members__):
+        return Kind[value]
+    if kind == re.Pattern[str] | None and isinstance(value, str):
+        try:
+            return re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{where}: {key}: {error}") from None
+    raise ValueError(f"{where}: {key} must be {EXPECTED[kind]}, got {value!r}")

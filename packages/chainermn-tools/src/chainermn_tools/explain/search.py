@@ -43,7 +43,15 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Matc
     found: dict[str, Match] = {}
     for first_line, fresh, block in _blocks(log):
         for rule in load_rules() if rules is None else rules:
-            _look_for(rule, block, fresh, first_line, found)
+            for start, end in _lines_with(rule.literals, block, fresh):
+                text = block[start:end].decode(errors="replace")
+                if rule.pattern is not None and not rule.pattern.search(text):
+                    continue
+                if rule.name in found:
+                    found[rule.name].times += 1
+                else:
+                    line = first_line + block.count(b"\n", 0, start)
+                    found[rule.name] = Match(rule, line, _shown(text, rule.literals), 1)
     seen = [one for one in found.values() if one.times >= one.rule.times]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))
 
@@ -54,26 +62,10 @@ def root_cause(output: bytes) -> Match | None:
     return next((one for one in search(io.BytesIO(output)) if one.rule.kind in telling), None)
 
 
-def _look_for(
-    rule: ErrorRule, block: bytes, fresh: int, first_line: int, found: dict[str, Match]
-) -> None:
-    """Add the block's lines that mean this failure to ``found``."""
-    for start, end in _lines_with(rule.literals, block, fresh):
-        text = block[start:end].decode(errors="replace")
-        if rule.pattern is not None and not rule.pattern.search(text):
-            continue
-        if rule.name in found:
-            found[rule.name].times += 1
-        else:
-            number = first_line + block.count(b"\n", 0, start)
-            found[rule.name] = Match(rule, number, _shown(text, rule.literals), 1)
-
-
 def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[tuple[int, int]]:
     """Return where the lines with one of these texts begin and end, but for those before ``fresh``.
 
-    Of a long line, what is around the text: patterns take a long time for lines that are made for
-    that.
+    Of a long line, what is around the text: some lines would keep a pattern busy for minutes.
     """
     wanted = [literal.encode() for literal in literals]
     positions = [block.find(literal) for literal in wanted]

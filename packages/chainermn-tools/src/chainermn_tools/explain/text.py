@@ -25,24 +25,17 @@ ECHOES_ONLY = (
 
 def render(found: Sequence[Match], console: Console) -> None:
     """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
-    for style, text in _lines(found):
-        if console.is_terminal:
-            _print_on_terminal(style, text, console)
-        else:
-            print(text, file=console.file)
-
-
-def _print_on_terminal(style: str, text: str, console: Console) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    indented = len(text) - len(text.lstrip())
-    if not text:
-        console.print()
-    elif indented == COMMAND_INDENT:  # unbroken, so that it can be copied
-        print_line(text, console, style)
-    else:
-        console.print(Padding.indent(Text(text.lstrip(), style=style), indented))
+    for style, text in _lines(found):
+        indented = len(text) - len(text.lstrip())
+        if not (console.is_terminal and text):
+            print(text, file=console.file)
+        elif indented == COMMAND_INDENT:  # unbroken, so that it can be copied
+            print_line(text, console, style)
+        else:
+            console.print(Padding.indent(Text(text.lstrip(), style=style), indented))
 
 
 def _lines(found: Sequence[Match]) -> Iterator[tuple[str, str]]:

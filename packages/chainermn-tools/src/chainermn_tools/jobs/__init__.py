@@ -3,7 +3,6 @@
 from _chainermn_events import rank_from_env as rank_from_env
 from chainermn_tools.jobs.cores import available_cores as available_cores
 from chainermn_tools.jobs.events import Event as Event
-from chainermn_tools.jobs.events import LostProcess as LostProcess
 from chainermn_tools.jobs.hosts import HOST_NAME as HOST_NAME
 from chainermn_tools.jobs.hosts import Host as Host
 from chainermn_tools.jobs.hosts import assign_slots as assign_slots
@@ -19,15 +18,14 @@ from chainermn_tools.jobs.mpiexec import mpiexec_command as mpiexec_command
 from chainermn_tools.jobs.mpiexec import mpiexec_path as mpiexec_path
 from chainermn_tools.jobs.mpiexec import parse_mpi_version as parse_mpi_version
 from chainermn_tools.jobs.mpiexec import threads_per_rank as threads_per_rank
-from chainermn_tools.jobs.process import CompletedProcess as CompletedProcess
 from chainermn_tools.jobs.process import TimedOut as TimedOut
 from chainermn_tools.jobs.process import Unavailable as Unavailable
 from chainermn_tools.jobs.process import check_output as check_output
 from chainermn_tools.jobs.process import quote_output as quote_output
 from chainermn_tools.jobs.process import run as run
 from chainermn_tools.jobs.signals import SIGNAL_NAMES as SIGNAL_NAMES
-from chainermn_tools.jobs.signals import capture_signals as capture_signals
 from chainermn_tools.jobs.signals import exit_on_signals as exit_on_signals
+from chainermn_tools.jobs.signals import handle_signals as handle_signals
 from chainermn_tools.jobs.supervisor import TERM_GRACE_SECONDS as TERM_GRACE_SECONDS
 from chainermn_tools.jobs.tags import TAG_VARIABLE as TAG_VARIABLE
 from chainermn_tools.jobs.tags import kill_by_env_tag as kill_by_env_tag

@@ -71,9 +71,8 @@ class JobOutput:
 
     def has_failed(self) -> bool:
         """Return whether the job is known to come to a bad end."""
-        if any(event.kind in FAILURES for event in self.events):
-            return True
-        return any(lost.pid is not None for lost in self.lost_ranks().values())
+        reported = any(event.kind in FAILURES for event in self.events)
+        return reported or any(lost.pid is not None for lost in self.lost_ranks().values())
 
 
 def _runs_here(pid: int, host: str) -> bool:

@@ -57,8 +57,7 @@ def find_launcher(timeout: float) -> dict[str, Any]:
 
 def mpiexec_path() -> str:
     """Return where the mpiexec on PATH is; raise Unavailable if there is none."""
-    path = shutil.which("mpiexec")
-    if path is not None:
+    if path := shutil.which("mpiexec"):
         return path
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     remedy = f"; {beside} exists: put its folder on PATH" if os.path.exists(beside) else ""
@@ -110,8 +109,7 @@ def mpiexec_command(
 def threads_per_rank(ranks: int, hosts: Mapping[str, int] | None = None) -> int | None:
     """Return how many threads each rank should compute with; None where the user chose.
 
-    ``hosts`` says how many ranks each host gets; without them it is this one alone. The cores are
-    those of this host; others are taken to have as many.
+    ``hosts`` is as for `mpiexec_command`; each is taken to have as many cores as this one.
     """
     if _chainermn_limits.chosen_thread_variables({}):
         return None

@@ -84,8 +84,6 @@ def check_output(args: Sequence[str], timeout: float) -> str:
 def quote_output(text: str) -> str:
     """Return some output on one line, shortened, after a colon; empty when there is none."""
     words = " ".join(word for word in text.split() if set(word) - set("-=*#"))
-    if not words:
-        return ""
-    if len(words) <= QUOTED_FIRST + QUOTED_LAST:
-        return f": {words}"
-    return f": {words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"
+    if len(words) > QUOTED_FIRST + QUOTED_LAST:
+        words = f"{words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"
+    return f": {words}" if words else ""

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNAL_NAMES = {one.value: one.name for one in signal.Signals}
 
 
-@contextlib.contextmanager
-def capture_signals() -> Iterator[list[int]]:
-    """Let the signals only go into the list that is given (main thread only)."""
-    captured: list[int] = []
-    with _handle_signals(captured.append):
-        yield captured
-
-
-@contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
+def exit_on_signals() -> contextlib.AbstractContextManager[None]:
     """Let the signals raise SystemExit (main thread only)."""
-
-    def leave(number: int) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    with _handle_signals(leave):
-        yield
+    return handle_signals(lambda number: sys.exit(128 + number))
 
 
 @contextlib.contextmanager
-def _handle_signals(handle: Callable[[int], None]) -> Iterator[None]:
+def handle_signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Let the signals only call this with their number (main thread only)."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     # Those that are ignored stay so: nohup's, or a background job's.
     ours = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]

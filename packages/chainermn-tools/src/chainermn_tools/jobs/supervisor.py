@@ -90,8 +90,7 @@ def supervise(
     InterruptedError where no programs are started any more.
     """
     if die_with_parent:
-        found = shutil.which(args[0], path=env.get("PATH"))
-        if found is None:
+        if shutil.which(args[0], path=env.get("PATH")) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), args[0])
         args = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *args]
     with register_tag(tag):
@@ -105,13 +104,11 @@ def supervise(
             close_fds=False,
             start_new_session=True,
         )
-        try:
-            _pump_output(process, on_output, request, tag, term_grace, linger)
-        finally:
-            _kill(process, tag)
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
+        with process:  # closes its pipes
+            try:
+                _pump_output(process, on_output, request, tag, term_grace, linger)
+            finally:
+                _kill(process, tag)
     return process.returncode
 
 

@@ -43,9 +43,7 @@ def kill_by_env_tag(tag: Tag) -> None:
     wanted = "=".join(tag).encode()
     for _ in range(MAX_KILL_ROUNDS):
         found = False
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
+        for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended, or is another user's
                 if wanted in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)

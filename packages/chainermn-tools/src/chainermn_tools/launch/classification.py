@@ -59,13 +59,12 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     if not output.status:
         return JobResult(True, 0)
     silent = [rank for rank in range(ranks) if rank not in finished]
+    message = f"all ranks said goodbye, but mpiexec ended with status {output.status}"
     if silent:
         message = (
             f"{_listed(silent)} of {ranks} ended without saying goodbye: killed, or left by "
             "os._exit before the end of the script"
         )
-        return JobResult(False, output.status, message)
-    message = f"all ranks said goodbye, but mpiexec ended with status {output.status}"
     return JobResult(False, output.status, message)
 
 

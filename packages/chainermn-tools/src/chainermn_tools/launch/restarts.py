@@ -34,7 +34,8 @@ def run_script(
         launcher, ranks, script, hosts=hosts, prefix=prefix, threads=threads, variables=env
     )
     say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
-    with jobs.capture_signals() as signals:
+    signals: list[int] = []
+    with jobs.handle_signals(signals.append):
         for attempt in range(max_restarts + 1):
             if attempt:
                 say(f"starting again, {attempt} of {max_restarts}")

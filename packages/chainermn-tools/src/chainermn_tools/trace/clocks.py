@@ -30,9 +30,7 @@ class ClockOffset:
         span = float(self.at[-1] - self.at[0])
         if span > 0 and self.error / span < DRIFT:
             slope = float(self.add[-1] - self.add[0]) / span
-            added += slope * (
-                np.minimum(times - self.at[0], 0) + np.maximum(times - self.at[-1], 0)
-            )
+            added += slope * (times - np.clip(times, self.at[0], self.at[-1]))
         moved: np.ndarray = times + added
         return moved
 
@@ -51,10 +49,9 @@ def align(run: Run) -> float:
     first = next(iter(run.ranks))
     ways: dict[int, tuple[list[Callable[[np.ndarray], np.ndarray]], float]] = {first: ([], 0.0)}
     todo = [first]
-    while todo:
-        known = todo.pop(0)
-        for rank, offset in ((rank, offset) for rank, offset in offsets if offset.to == known):
-            if rank not in ways:
+    for known in todo:  # grows meanwhile
+        for rank, offset in offsets:
+            if offset.to == known and rank not in ways:
                 steps, error = ways[known]
                 ways[rank] = [offset.apply, *steps], error + offset.error
                 todo.append(rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -39,14 +40,11 @@ def read(folder: Path, wanted: str | None = None) -> Run:
         raise NoTrace(
             f"there is no trace in {folder}; a job writes one with CHAINERMN_TRACE={folder}"
         )
-    if wanted is None:
-        chosen = max(groups, key=max)
-    else:
-        found = [group for group in groups if wanted in group]
-        if not found:
-            known = ", ".join(sorted(min(group) for group in groups))
-            raise NoTrace(f"there is no run {wanted!r} in {folder}; there are {known}")
-        chosen = found[0]
+    found = groups if wanted is None else [group for group in groups if wanted in group]
+    if not found:
+        known = ", ".join(sorted(min(group) for group in groups))
+        raise NoTrace(f"there is no run {wanted!r} in {folder}; there are {known}")
+    chosen = max(found, key=max)
     names: dict[str, int] = {}
     traces = [_read_file(path, names) for paths in chosen.values() for path in paths]
     good = [trace for trace in traces if isinstance(trace, RankTrace)]
@@ -55,46 +53,35 @@ def read(folder: Path, wanted: str | None = None) -> Run:
         raise NoTrace(f"no trace in {folder} can be read: {'; '.join(warnings)}")
     ranks: dict[int, RankTrace] = {}
     for trace in sorted(good, key=lambda one: one.began):
-        if trace.rank in ranks:
-            warnings.append(
-                f"{ranks[trace.rank].path.name} is older than {trace.path.name}: left out"
-            )
+        if older := ranks.get(trace.rank):
+            warnings.append(f"{older.path.name} is older than {trace.path.name}: left out")
         ranks[trace.rank] = trace
     others = sorted(min(group) for group in groups if group is not chosen)
     warnings += _warnings_of(ranks, others)
     ranks = dict(sorted(ranks.items()))
-    table = np.empty(sum(len(trace.rows) for trace in ranks.values()), CALL)
-    at = 0
-    for trace in ranks.values():
-        part = table[at : at + len(trace.rows)]
+    ends = np.cumsum([len(trace.rows) for trace in ranks.values()])
+    table = np.empty(ends[-1], CALL)
+    for trace, part in zip(ranks.values(), np.split(table, ends[:-1]), strict=True):
         part[:] = trace.rows
         trace.rows = part
-        at += len(part)
     return Run(min(chosen), ranks, table, list(names), warnings)
 
 
-def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> list[str]:
-    found = []
+def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> Iterator[str]:
     number = max(trace.ranks for trace in ranks.values())
     missing = [rank for rank in range(number) if rank not in ranks]
     if missing:
-        found.append(
-            f"no file of {len(missing)} of {number} ranks: {join_first(missing, MAX_LISTED_RANKS)}"
-        )
+        listed = join_first(missing, MAX_LISTED_RANKS)
+        yield f"no file of {len(missing)} of {number} ranks: {listed}"
     for trace in ranks.values():
         if trace.damaged:
             lines = format_count(trace.damaged, "line")
-            found.append(
-                f"rank {trace.rank}: {lines} of {trace.path.name} can't be read, "
-                "as after a kill or on a full disk"
-            )
+            where = f"rank {trace.rank}: {lines} of {trace.path.name}"
+            yield f"{where} can't be read, as after a kill or on a full disk"
     if others:
         more = f" and {len(others) - MAX_LISTED_RUNS} more" if len(others) > MAX_LISTED_RUNS else ""
-        found.append(
-            f"the folder has other runs, to be seen with --run: "
-            f"{', '.join(others[-MAX_LISTED_RUNS:])}{more}"
-        )
-    return found
+        names = ", ".join(others[-MAX_LISTED_RUNS:])
+        yield f"the folder has other runs, to be seen with --run: {names}{more}"
 
 
 def _runs(folder: Path) -> list[dict[str, list[Path]]]:
@@ -117,15 +104,12 @@ def _runs(folder: Path) -> list[dict[str, list[Path]]]:
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _joined(path: Path) -> set[str]:
+def _joined(path: Path) -> Iterator[str]:
     """Return the runs of the communicators that a file names."""
-    return {
-        str(event["args"].get("run"))
-        for event in _events(path, f'"{COMMUNICATOR}"')
-        if isinstance(event, dict)
-        and event.get("name") == COMMUNICATOR
-        and isinstance(event.get("args"), dict)
-    }
+    for event in _events(path, f'"{COMMUNICATOR}"'):
+        with contextlib.suppress(*DAMAGE):
+            if event["name"] == COMMUNICATOR:
+                yield str(event["args"]["run"])
 
 
 def _events(path: Path, only: str = "") -> Iterator[Any]:
@@ -139,16 +123,12 @@ def _events(path: Path, only: str = "") -> Iterator[Any]:
                         line = file.readline(MAX_LINE_CHARACTERS)
                     yield None
                 elif text not in ("", "[", "]") and only in text:
-                    yield _parse(text)
+                    try:
+                        yield json.loads(text)
+                    except (ValueError, RecursionError):
+                        yield None
     except OSError:
         return
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _read_file(path: Path, names: dict[str, int]) -> RankTrace | str:
@@ -189,13 +169,9 @@ def _take(trace: RankTrace, event: Any, names: dict[str, int]) -> tuple[int | fl
     if event["ph"] == "X":
         start = _finite(event["ts"])
         end = start + max(0.0, _finite(event["dur"]))
-        numbers = (
-            _integer(args["bytes"]),
-            _integer(args.get("sequence")),
-            _integer(args.get("root", args.get("peer"))),
-            _integer(args.get("tag")),
-            _integer(event["tid"]),
-        )
+        peer = args.get("root", args.get("peer"))
+        found = args["bytes"], args.get("sequence"), peer, args.get("tag"), event["tid"]
+        numbers = [_integer(one) for one in found]
         error = args.get("error")
         texts = str(event["name"]), str(args["communicator"]), None if error is None else str(error)
         named = (NONE if text is None else names.setdefault(text, len(names)) for text in texts)
@@ -203,8 +179,8 @@ def _take(trace: RankTrace, event: Any, names: dict[str, int]) -> tuple[int | fl
     if event["name"] == COMMUNICATOR:
         trace.members[str(args["communicator"])] = [_integer(rank) for rank in args["ranks"]]
     elif event["name"] == CLOCK:
-        found = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
-        trace.clocks.setdefault(str(args["communicator"]), []).append(found)
+        comparison = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
+        trace.clocks.setdefault(str(args["communicator"]), []).append(comparison)
     else:
         trace.other.append(event)
     return None

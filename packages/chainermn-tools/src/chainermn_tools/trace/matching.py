@@ -26,11 +26,6 @@ def match(run: Run) -> tuple[np.ndarray, int]:
     ``COLLECTIVE``, and how many lack ranks.
     """
     _match_messages(run)
-    return _match_collectives(run)
-
-
-def _match_collectives(run: Run) -> tuple[np.ndarray, int]:
-    """Match the calls of a communicator that have a number."""
     table = run.table
     members = {name: ranks for trace in run.ranks.values() for name, ranks in trace.members.items()}
     order = np.flatnonzero(table["sequence"] != NONE)
@@ -89,9 +84,11 @@ def _match_messages(run: Run) -> None:
     target = np.where(receives, rows["rank"], peer)
     keys = np.stack([rows["communicator"], source, target, rows["tag"], receives])
     order = np.lexsort((rows["start"], *keys[::-1]))
-    count = _count_within(keys[:, order])
+    keys, places = keys[:, order], np.arange(len(order))
+    # How many of the same keys come before each.
+    count = places - np.maximum.accumulate(np.where(_begins(keys), places, 0))
     # A pair lies side by side: the same message, sent and then received.
-    keys = np.concatenate([keys[:4, order], count[None], keys[4:, order]])
+    keys = np.concatenate([keys[:4], count[None], keys[4:]])
     pairs = np.lexsort(keys[::-1])
     same = (keys[:5, pairs[1:]] == keys[:5, pairs[:-1]]).all(axis=0)
     sent = message[order[pairs[:-1][same]]]
@@ -106,13 +103,6 @@ def _begins(keys: np.ndarray) -> np.ndarray:
     """Return for each column of keys, shape (k, n), whether it differs from the one before."""
     begins: np.ndarray = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
     return begins[: keys.shape[1]]
-
-
-def _count_within(keys: np.ndarray) -> np.ndarray:
-    """Return how many of the same keys, shape (k, n) and sorted, come before each."""
-    places = np.arange(keys.shape[1])
-    counts: np.ndarray = places - np.maximum.accumulate(np.where(_begins(keys), places, 0))
-    return counts
 
 
 def _wait(table: np.ndarray, early: np.ndarray, late: np.ndarray) -> None:

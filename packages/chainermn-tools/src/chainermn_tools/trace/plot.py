@@ -46,12 +46,15 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
     length = run.table["end"].max(initial=0.0) / 1e6 or 1.0
     edges = np.linspace(0, length, BINS + 1)
     for row, rank in enumerate(ranks):
-        waiting, moving = _shares(run.ranks[rank].rows, edges)
+        calls = run.ranks[rank].rows
+        start, end, waited = (calls[name] / 1e6 for name in ("start", "end", "waited"))
+        inside = np.minimum(_covered(start, end, edges), 1)  # calls of several threads
+        waiting = np.minimum(_covered(start, start + waited, edges), inside)
         bottom = np.full(BINS, row + 0.4)
         for shares, color, label in (
             (waiting, WAITING_COLOR, "waiting for a rank"),
-            (moving, MOVING_COLOR, "moving data"),
-            (1 - waiting - moving, COMPUTING_COLOR, "in no call"),
+            (inside - waiting, MOVING_COLOR, "moving data"),
+            (1 - inside, COMPUTING_COLOR, "in no call"),
         ):
             top = bottom - 0.8 * shares
             steps = [np.append(values, values[-1]) for values in (bottom, top)]
@@ -63,30 +66,15 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
     axes.set_title("The whole run: how each rank spends its time", loc="left", fontweight="bold")
 
 
-def _shares(calls: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of each bin in which calls waited, and in which they moved data."""
-    start, end, waited = (calls[name] / 1e6 for name in ("start", "end", "waited"))
-    waiting, inside = _covered(start, start + waited, edges), _covered(start, end, edges)
-    inside = np.minimum(inside, 1)  # calls of several threads
-    waiting = np.minimum(waiting, inside)
-    return waiting, inside - waiting
-
-
 def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Return how much of each bin the spans cover."""
-    starts, ends = np.sort(starts), np.sort(ends)
-    # Seconds covered before each edge: of all that began, what had passed of them by then.
-    until = _passed(starts, edges) - _passed(ends, edges)
+    until = np.zeros(len(edges))  # seconds covered before each edge
+    for moments, sign in ((np.sort(starts), 1), (np.sort(ends), -1)):
+        counts = np.searchsorted(moments, edges)
+        sums = np.concatenate(([0.0], np.cumsum(moments)))
+        until += sign * (counts * edges - sums[counts])  # the time since all moments before it
     covered: np.ndarray = np.diff(until) / np.diff(edges)
     return covered
-
-
-def _passed(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return for each edge the sum of its distances to the moments before it."""
-    counts = np.searchsorted(moments, edges)
-    sums = np.concatenate(([0.0], np.cumsum(moments)))
-    passed: np.ndarray = counts * edges - sums[counts]
-    return passed
 
 
 def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
@@ -97,9 +85,8 @@ def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
     if len(collectives):
         worst = collectives[collectives["waited"].argmax()]
         rank, center = worst["last"], worst["start"]
-        same = (table["communicator"] == worst["communicator"]) & (
-            table["sequence"] == worst["sequence"]
-        )
+        same = table["communicator"] == worst["communicator"]
+        same &= table["sequence"] == worst["sequence"]
         first = table["start"][same].min()
     else:
         middle = table[np.argsort(table["start"], kind="stable")[len(table) // 2]]
@@ -119,21 +106,20 @@ def _part(axes: Any, run: Run, ranks: Sequence[int], start: float, end: float) -
     scale, unit = (1e6, "seconds") if end - start > 2e6 else (1e3, "milliseconds")
     shown = run.table[(run.table["end"] > start) & (run.table["start"] < end)]
     numbers, counts = np.unique(shown["operation"], return_counts=True)
-    operations = {run.names[n]: n for n in numbers[np.argsort(-counts, kind="stable")]}
-    names = list(operations)
-    colors = dict(zip(names, COLORS, strict=False))
-    for name in names:
-        color = colors.get(name, OTHERS_COLOR)
+    operations = numbers[np.argsort(-counts, kind="stable")].tolist()
+    colors = dict(zip(operations, COLORS, strict=False))
+    for operation in operations:
+        color = colors.get(operation, OTHERS_COLOR)
         for row, rank in enumerate(ranks):
-            calls = shown[(shown["operation"] == operations[name]) & (shown["rank"] == rank)]
+            calls = shown[(shown["operation"] == operation) & (shown["rank"] == rank)]
             begin, length = (calls["start"] - start) / scale, calls["end"] - calls["start"]
             spans = np.stack([begin, length / scale], axis=1)
             waits = np.stack([begin, calls["waited"] / scale], axis=1)[calls["waited"] > 0]
             axes.broken_barh(spans, (row - 0.36, 0.72), color=color, linewidth=0.4, edgecolor="w")
             axes.broken_barh(waits, (row - 0.36, 0.72), color="w", linewidth=0, alpha=PALE)
-    for name in [name for name in names if name in colors]:
-        axes.barh(0, 0, color=colors[name], label=name)
-    if len(names) > len(colors):
+    for operation, color in colors.items():
+        axes.barh(0, 0, color=color, label=run.names[operation])
+    if len(operations) > len(colors):
         axes.barh(0, 0, color=OTHERS_COLOR, label="others")
     axes.barh(0, 0, color=OTHERS_COLOR, alpha=1 - PALE, label="pale: waiting")
     axes.set_xlim(0, (end - start) / scale)

@@ -39,25 +39,22 @@ def render(
     length = format_duration(run.table["end"].max(initial=0.0) / 1e6)
     exact = f"clocks agree to within {format_duration(error / 1e6)}"
     clocks = exact if error else "all share a clock"
-    print_line(
-        f"Run {run.name}: {number} on {hosts}, {calls} in {length}; {clocks}", console, "bold"
-    )
+    title = f"Run {run.name}: {number} on {hosts}, {calls} in {length}; {clocks}"
+    print_line(title, console, "bold")
     _operations(run, console)
     ranks = summary.by_rank(run, collectives)
     _ranks(ranks, console)
     _stragglers(run, collectives, console)
     console.print()
     if incomplete:
-        run.warnings.append(
-            f"{format_count(incomplete, 'collective call')} without all ranks, not counted above"
-        )
+        lacking = format_count(incomplete, "collective call")
+        run.warnings.append(f"{lacking} without all ranks, not counted above")
     for warning in run.warnings:
         print_line(warning, console, "yellow")
     print_line(_most_waited_for(ranks), console, "bold")
 
 
 def _operations(run: Run, console: Console) -> None:
-    print_line("\nOperations, calls of all ranks together", console, "bold")
     columns = ("operation", "calls", "total", "median", "longest", "waiting", "bytes", "GB/s")
     cells, failed = [], []
     for row in summary.by_operation(run):
@@ -69,13 +66,12 @@ def _operations(run: Run, console: Console) -> None:
         cells.append((row.operation, str(row.count), *map(format_duration, times), size, speed))
         if row.failed:
             failed.append(f"{row.operation} raised in {format_count(row.failed, 'call')}")
-    _table(columns, cells, console)
+    _table("Operations, calls of all ranks together", columns, cells, console)
     for line in failed:
         print_line(line, console, "yellow")
 
 
 def _ranks(rows: Sequence[summary.RankSummary], console: Console) -> None:
-    print_line("\nRanks", console, "bold")
     columns = ("rank", "host", "calls", "in calls", "waiting", "others waited", "came last")
     cells = []
     # Of many, those that matter: the ones that others waited for.
@@ -83,7 +79,7 @@ def _ranks(rows: Sequence[summary.RankSummary], console: Console) -> None:
     for row in shown:
         times = (format_duration(seconds) for seconds in (row.total, row.waited, row.kept))
         cells.append((str(row.rank), row.host, str(row.calls), *times, str(row.last)))
-    _table(columns, cells, console)
+    _table("Ranks", columns, cells, console)
     if len(rows) > len(shown):
         print_line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
 
@@ -91,8 +87,6 @@ def _ranks(rows: Sequence[summary.RankSummary], console: Console) -> None:
 def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
     if not len(collectives):
         return
-    title = "\nWho is late: for whom others wait longest in each kind of collective call"
-    print_line(title, console, "bold")
     columns = ("operation", "communicator", "calls", "rank", "came last", "others waited", "of")
     cells = []
     kinds = summary.straggler_stats(run, collectives)
@@ -101,12 +95,10 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         times = format_duration(row.kept), format_duration(row.waited)
         who = (row.operation, row.communicator, str(row.count), str(row.rank))
         cells.append((*who, share, *times))
-    _table(columns, cells, console)
-    if len(kinds) > MOST_KINDS:
-        print_line(
-            f"and {format_count(len(kinds) - MOST_KINDS, 'kind')} with less waiting", console
-        )
-    print_line("\nLongest waits", console, "bold")
+    title = "Who is late: for whom others wait longest in each kind of collective call"
+    _table(title, columns, cells, console)
+    if (more := len(kinds) - MOST_KINDS) > 0:
+        print_line(f"and {format_count(more, 'kind')} with less waiting", console)
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
     longest = np.argsort(-collectives["waited"], kind="stable")[:MOST_CALLS]
     calls = [
@@ -120,7 +112,7 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         )
         for call in collectives[longest]
     ]
-    _table(headings, calls, console)
+    _table("Longest waits", headings, calls, console)
 
 
 def _most_waited_for(rows: Sequence[summary.RankSummary]) -> str:
@@ -134,8 +126,11 @@ def _most_waited_for(rows: Sequence[summary.RankSummary]) -> str:
     )
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
+def _table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console
+) -> None:
     """Print a table; where it is too wide, in parts that each begin with the first column."""
+    print_line(f"\n{title}", console, "bold")
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for part in _parts(widths, console.width):
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
