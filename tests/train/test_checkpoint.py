@@ -62,12 +62,12 @@ def test_keeps_cp_interval_and_collects_each_gc_interval(comm, folder):
 
 
 def test_each_rank_with_a_folder_of_its_own(comm, tmp_path):
-    """As on nodes without a shared file system: only rank 0 has the records."""
+    """As on nodes without a shared file system: only rank 0 has the manifests."""
     trainer, *_ = make_trainer(comm, tmp_path)
     run_until(trainer, 5)
     names = {f"run.{comm.rank}.{iteration}" for iteration in (2, 4)}
-    records = {"run.commit.2", "run.commit.4"} if comm.rank == 0 else set()
-    assert files(comm, tmp_path) == names | records
+    manifests = {"run.commit.2", "run.commit.4"} if comm.rank == 0 else set()
+    assert files(comm, tmp_path) == names | manifests
     if comm.rank == comm.size - 1:
         (tmp_path / f"run.{comm.rank}.4").unlink()
     resumed, _, checkpointer = make_trainer(comm, tmp_path)

@@ -200,9 +200,9 @@ def test_object_that_needs_pickle_is_refused_on_all_ranks(comm, folder):
 
 
 def test_pickle_in_a_file_is_not_loaded(naive, folder):
-    """Even where somebody forges a record."""
+    """Even where somebody forges a manifest."""
     saved(naive, folder, 1)
-    path, record = folder / f"run.{naive.rank}.1", folder / "run.commit.1"
+    path, manifest = folder / f"run.{naive.rank}.1", folder / "run.commit.1"
     trap = np.array([Awkward()], dtype=object)
     with path.open("wb") as file:
         np.savez(file, values=trap, nothing=trap, text=trap)
@@ -211,8 +211,8 @@ def test_pickle_in_a_file_is_not_loaded(naive, folder):
         return hashlib.sha256(data).hexdigest()
 
     files = naive.allgather_obj({"size": path.stat().st_size, "sha256": sha256(path.read_bytes())})
-    body = {**json.loads(record.read_text())["record"], "files": files}
+    body = {**json.loads(manifest.read_text())["record"], "files": files}
     whole = {"record": body, "sha256": sha256(json.dumps(body).encode())}
-    on_rank_0(naive, lambda: record.write_text(json.dumps(whole, indent=1) + "\n"))
+    on_rank_0(naive, lambda: manifest.write_text(json.dumps(whole, indent=1) + "\n"))
     with pytest.raises(ValueError, match="allow_pickle=False"):
         loaded(naive, folder)

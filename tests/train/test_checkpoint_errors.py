@@ -72,7 +72,7 @@ def test_a_trainer_that_goes_back_is_told(naive, folder):
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_failed_rename_keeps_a_whole(naive, folder, monkeypatch, failing, background, after):
-    """The only one there is: the old one, or the new one once its record has its name."""
+    """The only one there is: the old one, or the new one once its manifest has its name."""
     options = {"cp_interval": 1, "gc_interval": 1, "background": background}
     checkpointer = make_checkpointer(naive, folder, **options)
     save_and_flush(checkpointer, 5)

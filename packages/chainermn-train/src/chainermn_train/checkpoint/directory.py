@@ -49,7 +49,7 @@ class CheckpointDirectory:
         return self.paths.staging(self._comm.rank, iteration)
 
     def commit(self, iteration: int, written: Callable[[], FileDigest]) -> None:
-        """Write the record once every rank has ``written`` its file, and rename the files.
+        """Write the manifest once every rank has ``written`` its file, and rename the files.
 
         Where that fails, nothing of the generation is left; one that it was to replace stays.
         """
@@ -64,7 +64,7 @@ class CheckpointDirectory:
         except BaseException:
             with contextlib.suppress(Exception):
                 if replaces:
-                    scan(self._comm, self.paths)  # the new record may be there all the same
+                    scan(self._comm, self.paths)  # the new manifest may be there all the same
                 else:
                     self._remove_manifests([iteration])
                 self.paths.staging(rank, iteration).unlink(missing_ok=True)
@@ -83,7 +83,7 @@ class CheckpointDirectory:
 
     def clear(self) -> None:
         """Remove all generations; the newest last, so that a job killed here can go on from it."""
-        # A published file without a record would look like one whose record was lost.
+        # A published file without a manifest would look like one whose manifest was lost.
         with raise_on_all_ranks(self._comm, OPERATION):
             self.paths.unpublish(self._comm.rank, sorted(self._committed))
         newest = {max(self._whole, default=0)}
@@ -91,7 +91,7 @@ class CheckpointDirectory:
         self.remove(self._committed & newest)
 
     def remove(self, iterations: Iterable[int]) -> None:
-        """Remove generations: their records first, so that none is left without its files."""
+        """Remove generations: their manifests first, so that none is left without its files."""
         if iterations := sorted(iterations):
             for remove in self._remove_manifests, self._remove_files:
                 with raise_on_all_ranks(self._comm, OPERATION):
@@ -100,7 +100,7 @@ class CheckpointDirectory:
 
     def deferred_delete(self, iterations: Iterable[int]) -> Callable[[], None]:
         """Return what removes expired generations on this rank, in any thread (not collective)."""
-        # A job that is killed meanwhile may leave a record without its files, which nothing reads
+        # A job that is killed meanwhile may leave a manifest without its files, which nothing reads
         # while there is a newer generation.
         iterations = sorted(iterations)
         self._forget(iterations)

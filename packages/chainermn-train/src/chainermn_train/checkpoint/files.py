@@ -27,14 +27,14 @@ class Manifest:
     files: Sequence[FileDigest]  # of each rank
 
     def encode(self) -> bytes:
-        """Return the record as JSON, with a checksum of its own."""
+        """Return the manifest as JSON, with a checksum of its own."""
         body = {"format": _FORMAT, **asdict(self)}
         digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
         return json.dumps({"record": body, "sha256": digest}, indent=1).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Return the record that :meth:`encode` made; ValueError if any byte differs."""
+        """Return the manifest that :meth:`encode` made; ValueError if any byte differs."""
         try:
             body = json.loads(data)["record"]
             files = [FileDigest(each["size"], each["sha256"]) for each in body["files"]]
@@ -73,7 +73,7 @@ class CheckpointPaths:
 
     def staging(self, rank: int, iteration: int) -> Path:
         """Return a rank's file until the manifest is written; then it is :meth:`state`."""
-        # The record decides: before it is written, the generation doesn't exist (or is that of
+        # The manifest decides: before it is written, the generation doesn't exist (or is that of
         # older files), and from then on it is that of these files, whatever their names.
         path = self.state(rank, iteration)
         return path.with_name(path.name + _STAGING)
@@ -90,7 +90,7 @@ class CheckpointPaths:
         sync_folder(self.folder)
 
     def recover_publish(self, rank: int, manifest: Manifest) -> None:
-        """Publish a rank's staged file if the record is about it; a job may have been killed."""
+        """Publish a rank's staged file if the manifest is about it; a job may have been killed."""
         path = self.staging(rank, manifest.iteration)
         if rank >= len(manifest.files) or not path.exists():
             return
@@ -133,7 +133,7 @@ class CheckpointPaths:
         return manifest
 
     def verify(self, rank: int, manifest: Manifest) -> str | None:
-        """Return why a rank's file isn't what the record says; None when it is."""
+        """Return why a rank's file isn't what the manifest says; None when it is."""
         path = self.state(rank, manifest.iteration)
         expected = manifest.files[rank]
         try:

@@ -25,7 +25,7 @@ class Scan:
     # Iterations without a manifest, for which a rank has
     orphaned: Set[int]  # a file that was committed once
     staged: Set[int]  # one that was not
-    unrecognized: Set[str]  # files without a record that only have the name of ours
+    unrecognized: Set[str]  # files without a manifest that only have the name of ours
 
 
 def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
