@@ -36,9 +36,9 @@ class Rank:
         return any(call.operation == FINALIZE for call in self.waits)
 
     @property
-    def is_exempt(self) -> bool:
-        """Whether it does work for which the others may have to wait for long."""
-        return self.is_outside and self.scope is not None and self.scope.exempt
+    def exempt_work(self) -> Scope | None:
+        """The work that it does for which the others may have to wait for long; None for none."""
+        return self.scope if self.is_outside and self.scope and self.scope.exempt else None
 
     @property
     def is_outside(self) -> bool:
@@ -118,7 +118,7 @@ class WaitGraph:
             rank, call = todo.pop()
             found = self.waits_for(rank, call)
             if not found and call.state == COLLECTIVE:  # a message's report names the other rank
-                waits_for_unknown = waits_for_unknown or self.num_unknown(call) > 0
+                waits_for_unknown |= self.num_unknown(call) > 0
             for other in found:
                 if other.world in reached:
                     continue

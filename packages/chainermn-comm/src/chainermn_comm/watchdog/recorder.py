@@ -100,10 +100,9 @@ def watched(method: Method) -> Method:
 
 @contextlib.contextmanager
 def watch_call(operation: str, size: int = 1) -> Iterator[None]:
-    """Record a call that belongs to no communicator, and that so many ranks take part in.
+    """Record a call of so many ranks that belongs to no communicator, as those within may.
 
-    Calls within are recorded for their own communicators. Nothing is recorded before the first
-    communicator is about to be made.
+    Nothing is recorded before the first communicator is about to be made.
     """
     if _region is None:
         yield
@@ -156,23 +155,20 @@ _scope_lock = threading.RLock()
 
 
 def _replace_scope(scope: ScopeContext | None) -> ScopeContext | None:
-    """Make this the thread's innermost scope, and return the one that was.
-
-    Recorded is that of a thread whose work is exempt, or else the one that was entered last.
-    """
+    """Make this the thread's innermost scope, and return the one that was."""
     with _scope_lock:
         before = _innermost.pop(threading.get_ident(), None)
         if scope is not None:
             _innermost[threading.get_ident()] = scope
         if _region is not None:
+            # Recorded is that of a thread whose work is exempt, or else the last entered.
             last = next(reversed(_innermost.values()), None)
             shown = next((one for one in _innermost.values() if one._kind == layout.EXEMPT), last)
             values = (
                 (shown._kind, shown._since, shown._name) if shown else (layout.NO_SCOPE, 0.0, b"")
             )
             # `pack_into` would write zeros first.
-            end = layout.SCOPE_OFFSET + layout.SCOPE.size
-            _region.memory[layout.SCOPE_OFFSET : end] = layout.SCOPE.pack(*values)
+            _region.memory[layout.SCOPE_SLICE] = layout.SCOPE.pack(*values)
         return before
 
 
@@ -185,10 +181,8 @@ def alone(what: str) -> ScopeContext:
     """Within, this process does something that may take long, while the others may wait for it.
 
     Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
-    for a rank that is within. Reports say what it does. Not collective.
-
-    Args:
-        what: shown in reports, such as ``"download"``; the first 64 bytes count.
+    for a rank that is within. Reports say what it does: ``what``, such as ``"download"``, of which
+    the first 64 bytes count. Not collective.
     """
     return ScopeContext(layout.EXEMPT, what)
 
