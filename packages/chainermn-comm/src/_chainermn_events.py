@@ -44,8 +44,7 @@ MARK = "\x1e"
 # A frame with its marks and header must stay below 4096 bytes: so much a pipe carries whole, and
 # Open MPI's launcher reads at a time.
 PART_CHARACTERS = 2000
-# How long to wait for each frame until the launcher has read what was written before, so that it
-# reads the frame in one piece.
+# For the launcher to read what was written before a frame, so that it reads that in one piece.
 DRAIN_SECONDS = 2.0
 
 _serials = itertools.count()
@@ -89,10 +88,7 @@ def event_frames(job: str, rank: int, kind: str, **fields: Any) -> list[bytes]:
 def write_frames(file: int, frames: Sequence[bytes], seconds: float) -> None:
     """Write frames, each once the reader has taken what a pipe held before or the time is over.
 
-    ``seconds`` are for all frames together.
-
-    Raises:
-        OSError: the file can't be written.
+    ``seconds`` are for all frames together. OSError where the file can't be written.
     """
     end = time.monotonic() + seconds
     for frame in frames:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 from operator import itemgetter
 from threading import get_ident
-from typing import TYPE_CHECKING
 
 import numpy as np
+from mpi4py import MPI
 
 from ..messaging import Handshake, Signature
 from ..watchdog import NOBODY, CallRecorder
 from . import file
 from .file import Kind, TraceFile, microseconds, now
-
-if TYPE_CHECKING:  # importing it starts MPI
-    from mpi4py import MPI
 
 # Clocks drift: they are compared again at this collective call, at twice as many, and so on.
 NEXT_COMPARISON = 64
@@ -35,8 +32,6 @@ def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | No
     global _num_traced
     if folder is None:
         return watchdogs
-    from mpi4py import MPI
-
     world = MPI.COMM_WORLD
     _num_traced += 1
     everyone = comm.allgather((world.rank, _num_traced, file.run_name()))
@@ -106,19 +101,11 @@ class TracedCallRecorder(CallRecorder):
 
     def compare_clocks(self, comm: MPI.Intracomm) -> None:
         """Write how far this clock is from the communicator's rank 0's (collective)."""
-        from mpi4py import MPI
-
-        # A tag that nothing else has.
-        tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
-        at, ahead, round_trip = _measure_clock(comm, tag)
-        self._file.add_metadata(
-            file.CLOCK,
-            communicator=self.name,
-            at=microseconds(at - self._file.zero),
-            # To be added to a time of this file for the time of rank 0's clock.
-            ahead=microseconds(ahead + self._file.zero),
-            round_trip=microseconds(round_trip),
-        )
+        zero, (at, ahead, round_trip) = self._file.zero, _measure_clock(comm)
+        # `ahead` is to be added to a time of this file for the time of rank 0's clock.
+        times = {"at": at - zero, "ahead": ahead + zero, "round_trip": round_trip}
+        times = {name: microseconds(seconds) for name, seconds in times.items()}
+        self._file.add_metadata(file.CLOCK, communicator=self.name, **times)
 
 
 class TracedHandshake(Handshake):
@@ -144,12 +131,13 @@ class TracedHandshake(Handshake):
         return payloads
 
 
-def _measure_clock(comm: MPI.Intracomm, tag: int) -> tuple[float, float, float]:
+def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     """Compare this process's clock with rank 0's (collective).
 
     Returned are the time of that, how far rank 0's clock is ahead then, and how long the messages
     took, half of which is the error at most: seconds.
     """
+    tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)  # which nothing else has
     theirs = np.zeros(1)
     if comm.rank == 0:
         for rank in range(1, comm.size):
