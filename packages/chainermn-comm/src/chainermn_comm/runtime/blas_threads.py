@@ -34,10 +34,7 @@ class RankResources:
 
 
 def blas_payload(ranks: int) -> bytes:
-    """Return what a rank adds to the handshake that creates a communicator of so many ranks.
-
-    Unless all ranks' payloads are empty, all call :func:`limit_blas_threads`.
-    """
+    """Return a new communicator's payload: unless all are empty, all ranks limit BLAS threads."""
     return b"count" if ranks > _largest_size else b""
 
 

@@ -26,8 +26,7 @@ _num_traced = 0
 def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
     """Return what records a communicator's calls (collective where it is traced).
 
-    ``comm`` carries the communicator's own traffic, and ``watchdogs`` records the calls in any
-    case. The folder of the trace is None on all ranks where there is none.
+    ``watchdogs`` records them in any case. The folder is None on all ranks where there is no trace.
     """
     global _num_traced
     if folder is None:
@@ -132,10 +131,9 @@ class TracedHandshake(Handshake):
 
 
 def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
-    """Compare this process's clock with rank 0's (collective).
+    """Return when clocks were compared (collective), how far rank 0's is ahead, the messages' time.
 
-    Returned are the time of that, how far rank 0's clock is ahead then, and how long the messages
-    took, half of which is the error at most: seconds.
+    All are seconds; half of the last is the error at most.
     """
     tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)  # which nothing else has
     theirs = np.zeros(1)

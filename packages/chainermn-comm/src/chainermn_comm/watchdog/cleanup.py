@@ -123,9 +123,8 @@ class SharedFiles:
 class Launcher:
     """The parent of a rank, of which Open MPI's may leave something behind.
 
-    On the machine where the job was started it is `mpiexec` itself, on the others a daemon of its
-    own, which waits for `mpiexec` for ever when the link to it is cut. Each has a folder with
-    sockets and files. Other launchers' helpers end by themselves.
+    Where the job was started it is `mpiexec`, elsewhere a daemon, which waits for it for ever when
+    the link is cut. Each has a folder. Other launchers' helpers end by themselves.
     """
 
     def __init__(self, rank: int) -> None:
@@ -144,22 +143,16 @@ class Launcher:
         return self._is_daemon and processes.state(self._process) != GONE
 
     def end_daemon(self, seconds: float) -> None:
-        """End such a daemon, unless it still has ranks or other processes of the job.
-
-        At SIGTERM it removes its folder; after so many seconds it gets SIGKILL.
-        """
+        """End such a daemon (at SIGTERM it removes its folder), unless it has other processes."""
         pid = self._process[0]
         others = processes.descendants({pid}) - {pid}
         if self.daemon_lives() and not any(map(processes.start_time, others)):
             processes.terminate([self._process], seconds)
 
     def remove_folder(self) -> bool:
-        """Remove the folder of a launcher that is gone; return whether there is none any more.
-
-        Another user's folder is left alone, and counts as none.
-        """
+        """Remove the folder of a launcher that is gone; return whether there is none any more."""
         with contextlib.suppress(OSError):
-            if os.lstat(self._folder).st_uid != os.geteuid():
+            if os.lstat(self._folder).st_uid != os.geteuid():  # it is left alone
                 return True
             if processes.state(self._process) == GONE:
                 shutil.rmtree(self._folder, ignore_errors=True)

@@ -64,10 +64,7 @@ def enforce_init_timeout(
 
 
 def _local_ranks(members: list[int]) -> tuple[WaitGraph, list[tuple[Rank, Call]], bool]:
-    """Return the members on this machine, and the calls in which those wait that have come.
-
-    The third is whether this rank is the first of those.
-    """
+    """Return the members here, calls in which they wait, and if this is the first that has come."""
     now = time.monotonic()
     host = os.uname().nodename
     pids = {**_pids_by_rank(), members[0]: os.getpid()}

@@ -54,10 +54,7 @@ def own_addresses() -> list[str]:
 
 
 def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
-    """Return the addresses of this machine that its packets to other hosts come from.
-
-    ``own`` is what `own_addresses` returned here, and ``hosts`` what it did on each of the others.
-    """
+    """Return this machine's addresses from which packets go to hosts with these `own_addresses`."""
     found = set()
     for addresses in hosts:
         # An address that both have is a bridge's, unless they share all (containers of a machine).
@@ -143,8 +140,7 @@ def ask_all(
 ) -> Callable[[], tuple[list[Any], list[str]]]:
     """Ask several peers at once; a reply that takes longer, or that ``parse`` can't read, is none.
 
-    The function that is returned waits, and returns the replies that came in time, as parsed, and
-    the names of peers without one.
+    Return a function that waits for the parsed replies and the names of peers without one.
     """
     deadline = time.monotonic() + seconds
     replies: dict[Peer, Any] = {}

@@ -26,10 +26,7 @@ _write_version, _now = layout.VERSION.pack_into, time.monotonic
 
 
 class CallRecorder:
-    """Records the calls of one communicator in a slot of the status region.
-
-    One that `allocate` didn't make writes to memory that nobody reads.
-    """
+    """Records a communicator's calls: in a slot if `allocate` made it, else where nobody reads."""
 
     __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "_version", "sequence")
 
@@ -83,10 +80,7 @@ class CallRecorder:
 
 
 def watched(method: Method) -> Method:
-    """Decorate a communicator's method that waits; ``self._record`` records its end.
-
-    When the waiting begins, and for what, is recorded in the handshake.
-    """
+    """Decorate a communicator's method that waits: record its end, as its handshake did the rest."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +191,8 @@ class StatusRegion:
     stacks: int  # descriptor of the file where stacks are written
     signal: int  # at which they are
     liveness_pipe: tuple[int, int]  # only this process has the second end open; nobody writes
-    free_slots: list[int] = field(default_factory=list)  # that have been given back
+    # The next one last.
+    free_slots: list[int] = field(default_factory=lambda: list(reversed(range(layout.SLOTS))))
     used_slots: int = 0  # number of slots ever used
     is_monitored: bool = False
 
@@ -226,12 +221,9 @@ def region() -> StatusRegion:
 def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorder:
     """Return a recorder with a slot that the monitor reads, if one is free; see `Call`."""
     record, mine = CallRecorder(), region()
-    if mine.free_slots:
-        slot = mine.free_slots.pop()
-    elif mine.used_slots < layout.SLOTS:
-        slot = mine.used_slots
-    else:
+    if not mine.free_slots:
         return record
+    slot = mine.free_slots.pop()
     start = layout.offset_of(slot)
     CALL.pack_into(
         mine.memory, start + layout.IDENTITY.size, IDLE, _now(), 0, 0, NOBODY, NOBODY, b""
