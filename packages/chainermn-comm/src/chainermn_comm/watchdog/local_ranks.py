@@ -95,8 +95,6 @@ class ExitTracker:
         self._files: dict[int, MonitoredRank] = {}
         self._failed_at: float | None = None
         self.first_failure: MonitoredRank | None = None  # if it died without calling MPI_Abort
-        if wakeup >= 0:
-            self._poll.register(wakeup, select.EPOLLIN)
         for rank in ranks:
             # The kernel closes a process's files before it is gone, the last opened first: we hear
             # of it before the launcher does, which kills others that are gone sooner.
@@ -104,7 +102,7 @@ class ExitTracker:
             # Before Linux 5.3, and on conda's Python, there is none.
             with contextlib.suppress(OSError, AttributeError):
                 self._files[os.pidfd_open(rank.pid)] = rank
-        for file in self._files:
+        for file in {*self._files, wakeup} - {-1}:
             self._poll.register(file, select.EPOLLIN)
 
     def wait(self, seconds: float) -> bool:

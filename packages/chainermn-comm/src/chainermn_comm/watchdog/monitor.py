@@ -90,14 +90,12 @@ class Monitor:
         """Reply to "alive", "failed", "calls", or "stacks", which asks for calls and stacks."""
         stacks = self.stacks() if question == "stacks" else {}
         now = time.monotonic()
-        ranks = [rank.look(now) for rank in self.ranks]
+        ranks = [replace(one.look(now), stacks=stacks.get(one.world, "")) for one in self.ranks]
         if question == "failed":
             return {"failed": self.exits.since_failure(now)}
         if question == "alive":
             return {"finished": all(rank.has_finished for rank in ranks)}
-        return {
-            "ranks": [asdict(replace(rank, stacks=stacks.get(rank.world, ""))) for rank in ranks]
-        }
+        return {"ranks": list(map(asdict, ranks))}
 
     def run(self) -> None:
         while True:

@@ -80,7 +80,7 @@ class CallRecorder:
 
 
 def watched(method: Method) -> Method:
-    """Decorate a communicator's method that waits: record its end, as its handshake did the rest."""
+    """Decorate a communicator's method that waits: record its end; its handshake did the rest."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -157,10 +157,8 @@ def _replace_scope(scope: ScopeContext | None) -> ScopeContext | None:
         if _region is not None:
             # Recorded is that of a thread whose work is exempt, or else the last entered.
             last = next(reversed(_innermost.values()), None)
-            shown = next((one for one in _innermost.values() if one._kind == layout.EXEMPT), last)
-            values = (
-                (shown._kind, shown._since, shown._name) if shown else (layout.NO_SCOPE, 0.0, b"")
-            )
+            top = next((one for one in _innermost.values() if one._kind == layout.EXEMPT), last)
+            values = (top._kind, top._since, top._name) if top else (layout.NO_SCOPE, 0.0, b"")
             # `pack_into` would write zeros first.
             _region.memory[layout.SCOPE_SLICE] = layout.SCOPE.pack(*values)
         return before
@@ -224,16 +222,15 @@ def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorde
     if not mine.free_slots:
         return record
     slot = mine.free_slots.pop()
-    start = layout.offset_of(slot)
-    CALL.pack_into(
-        mine.memory, start + layout.IDENTITY.size, IDLE, _now(), 0, 0, NOBODY, NOBODY, b""
-    )
-    layout.VERSION.pack_into(mine.memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
-    layout.IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
+    memory, start = mine.memory, layout.offset_of(slot)
+    offset = start + layout.IDENTITY.size
+    CALL.pack_into(memory, offset, IDLE, _now(), 0, 0, NOBODY, NOBODY, b"")
+    layout.VERSION.pack_into(memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
+    layout.IDENTITY.pack_into(memory, start, *communicator, rank, size)
     if slot == mine.used_slots:
         mine.used_slots += 1
-        layout.USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
-    record._memory, record._offset, record._slot = mine.memory, start + layout.IDENTITY.size, slot
+        layout.USED_SLOTS.pack_into(memory, 0, mine.used_slots)
+    record._memory, record._offset, record._slot = memory, offset, slot
     _records.add(record)
     return record
 
