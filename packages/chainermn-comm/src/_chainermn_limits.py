@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -55,16 +56,13 @@ def tightest_cgroup(membership: str | None = None, root: Path = ROOT) -> tuple[s
 
 def _cpu_quota(folder: Path) -> float | None:
     """Return a cgroup's CPU time in cores; None for no limit, or where the folder doesn't say."""
-    quota, period = "max", "0"
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((folder / file).read_text() for file in files).split()
-        except (OSError, ValueError):
-            continue
-        break
-    if quota == "max" or int(quota) <= 0 or int(period) <= 0:  # -1 is version 1's "max"
-        return None
-    return int(quota) / int(period)
+        with suppress(OSError, ValueError):  # where the quota is "max"
+            words = " ".join((folder / file).read_text() for file in files).split()
+            quota, period = map(int, words)
+            if quota > 0 and period > 0:  # -1 is version 1's "max"
+                return quota / period
+    return None
 
 
 def chosen_thread_variables(ours: Mapping[str, str]) -> list[str]:

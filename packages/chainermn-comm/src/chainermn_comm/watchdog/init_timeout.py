@@ -18,7 +18,7 @@ from pathlib import Path
 from _chainermn_events import RANK_VARIABLES, emit
 
 from . import processes, recorder
-from .diagnosis import Rank, WaitGraph
+from .diagnosis import Rank, WaitGraph, Waits
 from .report import next_step, reason, report, warning
 from .status_region import REGION_BYTES, WORLD, Call, read_calls
 from .timeout import Timeout
@@ -63,7 +63,7 @@ def enforce_init_timeout(
         done.set()
 
 
-def _local_ranks(members: list[int]) -> tuple[WaitGraph, list[tuple[Rank, Call]], bool]:
+def _local_ranks(members: list[int]) -> tuple[WaitGraph, Waits, bool]:
     """Return the members here, calls in which they wait, and if this is the first that has come."""
     now = time.monotonic()
     host = os.uname().nodename

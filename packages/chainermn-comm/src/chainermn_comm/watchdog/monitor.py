@@ -18,11 +18,11 @@ from _chainermn_events import event_frames
 
 from . import processes, report
 from .cleanup import Launcher, SharedFiles, clean
-from .diagnosis import Rank, WaitGraph, ranks_from_reply
+from .diagnosis import WaitGraph, Waits, ranks_from_reply
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
 from .network import Peer, ask_all, poll_heartbeat, serve
 from .processes import GONE
-from .status_region import Call, read_abort_time
+from .status_region import read_abort_time
 from .timeout import Timeout
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
@@ -177,7 +177,7 @@ class Monitor:
             self.end_ranks()
         return ends_job
 
-    def is_exempt(self, graph: WaitGraph, stalled: list[tuple[Rank, Call]], now: float) -> bool:
+    def is_exempt(self, graph: WaitGraph, stalled: Waits, now: float) -> bool:
         """Return whether the likeliest culprit does exempt work, for which the others wait."""
         first = next(iter(graph.root_causes(stalled)), None)
         work = first and first.exempt_work
@@ -191,9 +191,7 @@ class Monitor:
         self.pauses.append((now, min(work.age, self.timeout.seconds)))
         return True
 
-    def stalled(
-        self, graph: WaitGraph, known: float, seconds: float, now: float
-    ) -> list[tuple[Rank, Call]]:
+    def stalled(self, graph: WaitGraph, known: float, seconds: float, now: float) -> Waits:
         """Return the calls that have waited for so long and began after the time ``known``."""
         return [
             (rank, call)

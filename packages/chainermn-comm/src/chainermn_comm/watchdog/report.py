@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from .diagnosis import Rank, WaitGraph
+from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
 from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
 from .timeout import Timeout
@@ -25,7 +25,7 @@ def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
     return f"{PREFIX}{waits}{whom}. A report follows at {_seconds(seconds)}.\n"
 
 
-def report(graph: WaitGraph, stalled: list[tuple[Rank, Call]], next_step: str) -> str:
+def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
     """Return a text with the likely culprit first, then who waits for what, then the stacks."""
     causes = graph.root_causes(stalled)
     runs = {} if causes else {rank.world: what for rank, what in graph.off_path_ranks(stalled)}
