@@ -22,7 +22,7 @@ Listener = Callable[[object], None]  # is given SystemExit.code
 
 
 def exit_code(code: object) -> int:
-    """Return the exit status, 0 to 255, of `SystemExit(code)`; 1 for 256, which it can't be."""
+    """Return the exit status, 0 to 255, of `SystemExit(code)`; 1 if 8 bits make 0 of a failure."""
     if code is None:
         return 0
     if isinstance(code, int):

@@ -202,7 +202,7 @@ def _reset_in_child() -> None:
 
 @functools.lru_cache(maxsize=256)
 def _parts(kind: Kind, rank: int, thread: int) -> tuple[str, str]:
-    """Return what lines have in common, before and after their times: formatting takes longest."""
+    """Return what lines have around their times, made once: formatting is most of the cost."""
     operation, communicator, collective, nbytes, peer, tag = kind
     head = (
         f'{{"name":{json.dumps(operation)},"cat":"{"collective" if collective else "message"}",'
