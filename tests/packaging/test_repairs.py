@@ -14,7 +14,7 @@ from tests.support.pairwise import tiered
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "check_chainer.py"
-TABLE = repairs.TABLE
+Repair, TABLE = repairs.Repair, repairs.TABLE
 CHECKS = re.findall(r"^def check_(\w+)", SCRIPT.read_text(), re.M)
 # What fails without each row, on the newest Python and NumPy found here.
 NEEDED = """
@@ -94,7 +94,7 @@ def test_nothing_is_repaired_where_nothing_is_broken(monkeypatch):
     assert found is not None
     assert isinstance(found.loader, repairs.RepairingLoader)
     never = repairs.Since("never", lambda: False)
-    intact = tuple(row._replace(since=never) for row in TABLE)
+    intact = tuple(Repair(row.module, row.why, never, *row.changes) for row in TABLE)
     monkeypatch.setattr(repairs, "TABLE", intact)
     assert repairs.repaired_spec(name, path) is None
     assert repairs.repaired_spec("chainer.links", chainer.__path__) is None

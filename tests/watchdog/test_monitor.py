@@ -75,7 +75,7 @@ def start_rank() -> Iterator:
 
 
 def make_monitor(ranks, others=(), ends_job=True):
-    config = {"seconds": 2.0, "ends_job": ends_job, "silence": 20.0}
+    config = {"timeout": {"seconds": 2.0, "ends_job": ends_job, "silence": 20.0}}
     config |= {"launch": events.LAUNCH, "listeners": [], "secret": None, "others": list(others)}
     return monitor.Monitor(config, [monitor.MonitoredRank(each) for each in ranks])
 

@@ -4,9 +4,8 @@ Nothing else reaches the launcher from any host without a shared folder or an op
 is a JSON object with ``version``, ``event`` (its kind) and ``rank``; it is cut into frames that a
 pipe carries whole. docs/decisions/events.md lists the kinds and their fields.
 
-This module imports the standard library only, and nothing of `chainermn_comm`: a rank that
-`chainermn launch` starts imports it before the script, which may have to set variables before
-NumPy or MPI are loaded, and the watchdog's monitor has neither.
+It imports the standard library only, and nothing of `chainermn_comm`: a rank imports it before the
+script, which may set variables for NumPy or MPI, and the watchdog's monitor has neither.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ if TYPE_CHECKING:  # an import that each rank would pay for
 VERSION = 1
 # Identifies the launch; only a job that `chainermn launch` has started has it.
 JOB_VARIABLE = "CHAINERMN_LAUNCH"
-# The launch and the process that is the rank: its children inherit JOB_VARIABLE and standard
-# error, and must not speak for it.
+# The launch and the rank's process, whose children inherit JOB_VARIABLE and must not speak for it.
 REPORTER_VARIABLE = "CHAINERMN_LAUNCH_REPORTER"
 # Where launchers tell a process its rank, and how many there are. SLURM_PROCID is none of
 # them: the batch script has it too, where no MPI was started.
@@ -41,11 +39,9 @@ RANK_VARIABLES = (
 )
 # Begins and ends a frame.
 MARK = "\x1e"
-# A frame with its marks and header must stay below 4096 bytes: so much a pipe carries whole, and
-# Open MPI's launcher reads at a time.
+# A whole frame stays below 4096 bytes, which a pipe carries and Open MPI's launcher reads at once.
 PART_CHARACTERS = 2000
-# How long to wait for each frame until the launcher has read what was written before, so that it
-# reads the frame in one piece.
+# For the launcher to read what was written before a frame, so that it reads that in one piece.
 DRAIN_SECONDS = 2.0
 
 _serials = itertools.count()
@@ -65,10 +61,7 @@ def encode(job: str, rank: int, serial: int, event: dict[str, Any]) -> list[byte
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Send an event about this rank to `chainermn launch`; do nothing where it wasn't started so.
-
-    Nothing is raised, also where the launcher is gone.
-    """
+    """Send an event about this rank to `chainermn launch`, if that started it; raise nothing."""
     job = active_job()
     if job is None:
         return
@@ -89,10 +82,7 @@ def event_frames(job: str, rank: int, kind: str, **fields: Any) -> list[bytes]:
 def write_frames(file: int, frames: Sequence[bytes], seconds: float) -> None:
     """Write frames, each once the reader has taken what a pipe held before or the time is over.
 
-    ``seconds`` are for all frames together.
-
-    Raises:
-        OSError: the file can't be written.
+    ``seconds`` are for all frames together. OSError where the file can't be written.
     """
     end = time.monotonic() + seconds
     for frame in frames:
@@ -120,16 +110,13 @@ def rank_from_env() -> tuple[int, int] | None:
 
 
 def _claim() -> int:
-    """Make this process the one that speaks for its rank if none does; return where it writes.
-
-    That is a duplicate of standard error, in whose place the script may put something else.
-    """
+    """Make this process the one that speaks for its rank if none does; return where it writes."""
     job = os.environ.get(JOB_VARIABLE)
     if job:
         if not os.environ.get(REPORTER_VARIABLE, "").startswith(f"{job} "):
             os.environ[REPORTER_VARIABLE] = f"{job} {os.getpid()}"
         with contextlib.suppress(OSError):
-            return os.dup(2)
+            return os.dup(2)  # in whose place the script may put something else
     return 2
 
 

@@ -6,7 +6,8 @@ It imports nothing of `chainermn_comm`, so that diagnostics can use it without c
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -25,10 +26,8 @@ def cgroup_folders(
 ) -> Iterator[Path]:
     """The folders whose limits hold for this process: its cgroup's and all those above it.
 
-    Args:
-        controller: ``"cpu"`` or ``"memory"``.
-        membership: text of ``/proc/self/cgroup``; read from there when None.
-        root: where cgroups of version 1 and 2 are mounted.
+    ``controller`` is "cpu" or "memory", and ``membership`` the text of ``/proc/self/cgroup``, read
+    from there when None. ``root`` is where cgroups of version 1 and 2 are mounted.
     """
     if membership is None:
         try:
@@ -37,11 +36,11 @@ def cgroup_folders(
             return
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
-        tops: Iterable[Path] = ()
+        tops = [root / controllers, root / controller]
         if controllers == "":  # version 2; beside version 1 it has a folder of its own
-            tops = (root, root / "unified")
-        elif controller in controllers.split(","):
-            tops = (root / controllers, root / controller)
+            tops = [root, root / "unified"]
+        elif controller not in controllers.split(","):
+            continue
         for top in tops:
             folder = top / path.lstrip("/")  # in a container this may not be there
             yield from (one for one in (folder, *folder.parents) if one.is_relative_to(top))
@@ -57,25 +56,19 @@ def tightest_cgroup(membership: str | None = None, root: Path = ROOT) -> tuple[s
 
 def _cpu_quota(folder: Path) -> float | None:
     """Return a cgroup's CPU time in cores; None for no limit, or where the folder doesn't say."""
-    quota, period = "max", "0"
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((folder / file).read_text() for file in files).split()
-        except (OSError, ValueError):
-            continue
-        break
-    if quota == "max" or int(quota) <= 0 or int(period) <= 0:  # -1 is version 1's "max"
-        return None
-    return int(quota) / int(period)
+        with suppress(OSError, ValueError):  # where the quota is "max"
+            words = " ".join((folder / file).read_text() for file in files).split()
+            quota, period = map(int, words)
+            if quota > 0 and period > 0:  # -1 is version 1's "max"
+                return quota / period
+    return None
 
 
 def chosen_thread_variables(ours: Mapping[str, str]) -> list[str]:
     """Return the THREAD_VARIABLES that are set, but for those with the values that we set."""
-    return [
-        name
-        for name in THREAD_VARIABLES
-        if os.environ.get(name, "").strip() not in ("", ours.get(name))
-    ]
+    values = {name: os.environ.get(name, "").strip() for name in THREAD_VARIABLES}
+    return [name for name, value in values.items() if value not in ("", ours.get(name))]
 
 
 def threads_per_rank(cores: int, ranks: int) -> int:

@@ -5,7 +5,6 @@ setuptools breaks them. No file is written, and the compiled caches of these mod
 neither read nor written. Every change keeps the number of lines, so that tracebacks stay true.
 """
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -22,17 +21,12 @@ class Since(NamedTuple):
     is_broken: Callable[[], bool]
 
 
-class Repair(NamedTuple):
+class Repair:
     """One row of the table."""
 
-    module: str
-    changes: tuple[tuple[str, str], ...]  # (what stands once in the source, what is put there)
-    why: str
-    since: Since
-
-
-def python(major: int, minor: int) -> Since:
-    return Since(f"Python {major}.{minor}", lambda: sys.version_info >= (major, minor))
+    def __init__(self, module: str, why: str, since: Since, *changes: tuple[str, str]) -> None:
+        """Of a change, the first stands once in the source, and the second is put there."""
+        self.module, self.why, self.since, self.changes = module, why, since, changes
 
 
 def numpy(major: int, minor: int) -> Since:
@@ -54,8 +48,9 @@ def cannot_import(module: str, words: str) -> Since:
     return Since(words, is_broken)
 
 
-NO_PKG_RESOURCES = cannot_import("pkg_resources", "setuptools 82, or none installed")
 PKG_RESOURCES = (
+    "pkg_resources is gone",
+    cannot_import("pkg_resources", "setuptools 82, or none installed"),
     ("import pkg_resources\n", "import _chainermn_startup.requirements as pkg_resources\n"),
 )
 PADDING = "numpy.array(self.padding).astype(y.dtype)[()]"
@@ -63,116 +58,95 @@ PADDING = "numpy.array(self.padding).astype(y.dtype)[()]"
 TABLE: tuple[Repair, ...] = (
     Repair(
         "chainer._environment_check",
-        (
-            ("import numpy.distutils.system_info\n", "import numpy\n"),
-            ("if sys.platform != 'darwin':", "if True:  # numpy.distutils can't be asked"),
-        ),
         "numpy.distutils is gone; Chainer asks it on macOS only",
         cannot_import("numpy.distutils.system_info", "Python 3.12; setuptools 75 with NumPy 1.26"),
+        ("import numpy.distutils.system_info\n", "import numpy\n"),
+        ("if sys.platform != 'darwin':", "if True:  # numpy.distutils can't be asked"),
     ),
-    Repair("chainer._environment_check", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES),
-    Repair("chainer.testing.helper", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES),
-    Repair(
-        "chainer.testing.doctest_helper", PKG_RESOURCES, "pkg_resources is gone", NO_PKG_RESOURCES
-    ),
+    Repair("chainer._environment_check", *PKG_RESOURCES),
+    Repair("chainer.testing.helper", *PKG_RESOURCES),
+    Repair("chainer.testing.doctest_helper", *PKG_RESOURCES),
     Repair(
         "chainer.functions.array.as_strided",
-        (
-            ("np.sctypes['int']", "(np.int8, np.int16, np.int32, np.int64)"),
-            ("np.sctypes['float']", "(np.float16, np.float32, np.float64, np.longdouble)"),
-        ),
         "np.sctypes is gone",
         numpy(2, 0),
+        ("np.sctypes['int']", "(np.int8, np.int16, np.int32, np.int64)"),
+        ("np.sctypes['float']", "(np.float16, np.float32, np.float64, np.longdouble)"),
     ),
     Repair(
         "chainer.functions.array.resize_images",
-        (
-            ("linspace(0, H - 1, num=out_H, dtype=numpy.float)", "linspace(0, H - 1, num=out_H)"),
-            ("linspace(0, W - 1, num=out_W, dtype=numpy.float)", "linspace(0, W - 1, num=out_W)"),
-            ("arange(out_H, dtype=numpy.float) + 0.5", "arange(out_H, dtype=float) + 0.5"),
-            ("arange(out_W, dtype=numpy.float) + 0.5", "arange(out_W, dtype=float) + 0.5"),
-            ("arange(out_H, dtype=numpy.float) * y_scale", "arange(out_H, dtype=float) * y_scale"),
-            ("arange(out_W, dtype=numpy.float) * x_scale", "arange(out_W, dtype=float) * x_scale"),
-        ),
         "numpy.float is gone",
         numpy(1, 24),
+        ("linspace(0, H - 1, num=out_H, dtype=numpy.float)", "linspace(0, H - 1, num=out_H)"),
+        ("linspace(0, W - 1, num=out_W, dtype=numpy.float)", "linspace(0, W - 1, num=out_W)"),
+        ("arange(out_H, dtype=numpy.float) + 0.5", "arange(out_H, dtype=float) + 0.5"),
+        ("arange(out_W, dtype=numpy.float) + 0.5", "arange(out_W, dtype=float) + 0.5"),
+        ("arange(out_H, dtype=numpy.float) * y_scale", "arange(out_H, dtype=float) * y_scale"),
+        ("arange(out_W, dtype=numpy.float) * x_scale", "arange(out_W, dtype=float) * x_scale"),
     ),
     Repair(
         "chainer.distributions.categorical",
-        (
-            ("self.log_p[mg + [x.data.", "self.log_p[list(mg) + [x.data."),
-            ("self.log_p[mg + [x.astype(", "self.log_p[list(mg) + [x.astype("),
-        ),
         "meshgrid returns a tuple, no longer a list",
         numpy(2, 0),
+        ("self.log_p[mg + [x.data.", "self.log_p[list(mg) + [x.data."),
+        ("self.log_p[mg + [x.astype(", "self.log_p[list(mg) + [x.astype("),
     ),
     Repair(
         "chainer.reporter",
-        (
-            (
-                "            # ChainerX arrays does not support inplace assignment if it's\n"
-                "            # connected to the backprop graph.\n"
-                "            value = value.as_grad_stopped()\n"
-                "\n"
-                "        with chainer.using_device(backend.get_device_from_array(value)):\n",
-                "            value = value.as_grad_stopped()\n"
-                "        with chainer.using_device(backend.get_device_from_array(value)):\n"
-                "            value, weight = (\n"
-                "                v.astype(numpy.promote_types(v.dtype, numpy.float64))\n"
-                "                if hasattr(v, 'astype') else v for v in (value, weight))\n",
-            ),
-        ),
         "a float16 plus a Python float is a float16: sums must be told to be float64",
         numpy(2, 0),
+        (
+            "            # ChainerX arrays does not support inplace assignment if it's\n"
+            "            # connected to the backprop graph.\n"
+            "            value = value.as_grad_stopped()\n"
+            "\n"
+            "        with chainer.using_device(backend.get_device_from_array(value)):\n",
+            "            value = value.as_grad_stopped()\n"
+            "        with chainer.using_device(backend.get_device_from_array(value)):\n"
+            "            value, weight = (\n"
+            "                v.astype(numpy.promote_types(v.dtype, numpy.float64))\n"
+            "                if hasattr(v, 'astype') else v for v in (value, weight))\n",
+        ),
     ),
     Repair(
         "chainer.functions.array.pad_sequence",
-        (
-            ("y[i, l:] = self.padding", f"y[i, l:] = {PADDING}"),
-            ("(ptrs, lengths, self.padding, base,", f"(ptrs, lengths, {PADDING}, base,"),
-        ),
         "-1 no longer wraps around in an unsigned array",
         numpy(2, 0),
+        ("y[i, l:] = self.padding", f"y[i, l:] = {PADDING}"),
+        ("(ptrs, lengths, self.padding, base,", f"(ptrs, lengths, {PADDING}, base,"),
     ),
     Repair(
         "chainer.variable",
-        (
-            (
-                "device = getattr(array, 'device', 'CPU')",
-                "device = 'CPU' if isinstance(array, numpy.ndarray) else array.device",
-            ),
-        ),
         "NumPy's arrays now have a `device`, which debug_print took for CuPy's",
         numpy(2, 0),
+        (
+            "device = getattr(array, 'device', 'CPU')",
+            "device = 'CPU' if isinstance(array, numpy.ndarray) else array.device",
+        ),
     ),
     Repair(
         "chainer.dataset.convert",
-        (("maximum(shape, array.shape, shape)", "maximum(shape, array.shape, out=shape)"),),
         "`out` as a positional argument is deprecated",
         numpy(2, 4),
+        ("maximum(shape, array.shape, shape)", "maximum(shape, array.shape, out=shape)"),
     ),
     Repair(
         "chainer.dataset.convert",
-        (
-            (
-                "full(shape, padding, dtype",
-                "full(shape, numpy.array(padding).astype(arrays[0].dtype)[()], dtype",
-            ),
-        ),
         "-1 no longer wraps around in an unsigned array",
         numpy(2, 0),
+        (
+            "full(shape, padding, dtype",
+            "full(shape, numpy.array(padding).astype(arrays[0].dtype)[()], dtype",
+        ),
     ),
     Repair(
-        "chainer.functions.math.fix",
-        (("xp.fix(x)", "xp.trunc(x)"),),
-        "fix is deprecated",
-        numpy(2, 5),
+        "chainer.functions.math.fix", "fix is deprecated", numpy(2, 5), ("xp.fix(x)", "xp.trunc(x)")
     ),
     Repair(
         "chainer.iterators.multiprocess_iterator",
-        (("thread.setDaemon(True)", "thread.daemon = True"),),
         "setDaemon is deprecated",
-        python(3, 10),
+        Since("Python 3.10", lambda: True),
+        ("thread.setDaemon(True)", "thread.daemon = True"),
     ),
 )
 MODULES = frozenset(row.module for row in TABLE)

@@ -48,9 +48,7 @@ def match(pattern: str, text: str) -> tuple[str, ...]:
 def release(version: str) -> tuple[int, ...]:
     """`1.10.0rc1` as (1, 10): trailing zeros say nothing."""
     numbers, _ = match(r"(\d+(?:\.\d+)*)(.*)", version)
-    while numbers.endswith(".0"):
-        numbers = numbers[:-2]
-    return tuple(map(int, numbers.split(".")))
+    return tuple(map(int, re.sub(r"(\.0)+$", "", numbers).split(".")))
 
 
 def require(*requirements: str) -> None:

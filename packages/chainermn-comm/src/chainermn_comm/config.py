@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable
@@ -56,16 +57,12 @@ def wire_dtype(value: Any) -> np.dtype | None:
             raise ValueError(
                 "allreduce_grad_dtype 'bfloat16' needs a bfloat16 for NumPy: install ml_dtypes"
             ) from None
-    try:
-        dtype: np.dtype | None = np.dtype(value)
-    except TypeError:
-        dtype = None
-    if dtype is None or (dtype.name not in _WIRE_DTYPES and dtype.name != "bfloat16"):
-        raise ValueError(
-            f"allreduce_grad_dtype must be None, {', '.join(_WIRE_DTYPES)} or a bfloat16, "
-            f"got {value!r}"
-        )
-    return dtype
+    with contextlib.suppress(TypeError):
+        dtype: np.dtype = np.dtype(value)
+        if dtype.name in (*_WIRE_DTYPES, "bfloat16"):
+            return dtype
+    known = f"None, {', '.join(_WIRE_DTYPES)} or a bfloat16"
+    raise ValueError(f"allreduce_grad_dtype must be {known}, got {value!r}")
 
 
 def chunk_bytes() -> int | None:

@@ -78,11 +78,7 @@ def to_host(array: Any) -> np.ndarray:
 
 
 def to_device(array: np.ndarray) -> Any:
-    """Return a copy on the current device.
-
-    Raises:
-        RuntimeError: this process can't use a GPU.
-    """
+    """Return a copy on the current device; RuntimeError where this process can't use a GPU."""
     reason = unavailable_reason()
     if reason is not None:
         raise RuntimeError(f"an array that was sent from a GPU can't be put on one here: {reason}")

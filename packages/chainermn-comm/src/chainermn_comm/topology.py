@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 class Topology:
     """The node of each rank.
 
-    Attributes:
-        nodes: for each rank, the number of its node. Nodes are numbered from 0 in the
-            order of their lowest rank; a node's ranks need not be contiguous.
+    ``nodes`` has each rank's number of its node. Nodes are numbered from 0 in the order of their
+    lowest rank; a node's ranks need not be contiguous.
     """
 
     nodes: tuple[int, ...]

@@ -1,8 +1,4 @@
-"""The end of the whole job when one of its ranks fails.
-
-`abort` notices that a rank ends in failure and aborts the job, and `forks` keeps the children of
-ranks out of it.
-"""
+"""Ends the whole job when a rank fails (`abort`), but not when a rank's child does (`forks`)."""
 
 from .abort import abort_if_desynchronized as abort_if_desynchronized
 from .abort import install_by_default as install_by_default

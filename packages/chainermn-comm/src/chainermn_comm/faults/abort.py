@@ -30,14 +30,13 @@ VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 # Tells the child processes of a rank that they are no ranks: they inherit the launcher's
 # variables, but a second MPI_Init under the same rank number fails.
 RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
-# How long a rank with a secondary error, which may only follow from another rank's, waits to be
-# ended silently.
+# For a rank whose error may only follow from another rank's to be ended silently.
 SECONDARY_ERROR_SECONDS = 1.5
-# Between the report and MPI_Abort. MPICH's launcher drops what it has not read by then, and ranks
-# that fail at the same time get to print theirs; see docs/decisions/abort.md.
+# Between the report and MPI_Abort: MPICH's launcher drops what it has not read by then, and other
+# ranks that fail get to print theirs; see docs/decisions/abort.md.
 FORWARDING_SECONDS = 0.5
-# Ranks that fail at the same time write one after the other: Open MPI's launcher reads 4 kB at
-# a time and mixes longer texts. Only so many turns, so that the last isn't late.
+# Ranks that fail at the same time write one after the other, as Open MPI's launcher mixes texts
+# longer than 4 kB. Only so many turns, so that the last isn't late.
 TURN_SECONDS = 0.04
 TURNS = 8
 # After this the process ends even if MPI_Abort hangs; the launcher then ends the others.
@@ -58,12 +57,11 @@ _replaced: _Replaced | None = None
 def add_hook() -> None:
     """End the whole job when this rank fails; from now on, whatever the environment says.
 
-    A failure is an uncaught exception in the main thread, `SystemExit` with another code than
-    0 or None, or `os._exit` before MPI is finalized. The rank prints what happened, its number
-    and the traceback, through `sys.excepthook` as it was if somebody had set it, and calls
-    `MPI_Abort` with the exit's own code where it has one (Ctrl-C: 130), else 1. Python's own
-    behaviour is left alone with one rank, in an interactive interpreter, in a forked child
-    and once MPI is finalized.
+    A failure is an uncaught exception in the main thread, `SystemExit` with another code than 0 or
+    None, or `os._exit` before MPI is finalized. The rank prints what happened, its number and the
+    traceback, through `sys.excepthook` as it was if somebody had set it, and calls `MPI_Abort` with
+    the exit's own code where it has one (Ctrl-C: 130), else 1. Python's own behaviour is left alone
+    with one rank, in an interactive interpreter, in a forked child and once MPI is finalized.
 
     Initializes MPI, as importing `mpi4py.MPI` does: a rank that fails before `MPI_Init` leaves
     the others waiting in theirs. In a worker process that a rank started it does nothing.
@@ -273,9 +271,8 @@ def mpi_abort(code: int) -> NoReturn:
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         flush_trace()
         # MPICH's launcher may miss worker processes of this rank on a busy machine.
-        multiprocessing = sys.modules.get("multiprocessing")
-        with contextlib.suppress(Exception):  # MPI_Abort must be called
-            for worker in multiprocessing.active_children() if multiprocessing else ():
+        with contextlib.suppress(Exception):  # there may be none, and MPI_Abort must be called
+            for worker in sys.modules["multiprocessing"].active_children():
                 worker.terminate()
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)
     finally:

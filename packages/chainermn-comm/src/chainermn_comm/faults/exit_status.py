@@ -1,11 +1,10 @@
 """Notices when the interpreter is about to end because of `SystemExit`, and with which code.
 
-Python calls no hook for this: `sys.exit(3)` reaches neither `sys.excepthook` nor, with its
-code, `atexit`; and wrapping `sys.exit` misses `raise SystemExit(3)` and `exit(3)`, and is
-fooled when the exception is caught. From 3.12 on `sys.monitoring` sees the exception leave
-the outermost frame. On 3.10 and 3.11, which no longer change, the interpreter reads the
-attribute `code` of the exception when no frame is left, and a descriptor of ours is called then
-(see docs/decisions/abort.md).
+Python calls no hook for this: `sys.exit(3)` reaches neither `sys.excepthook` nor, with its code,
+`atexit`; wrapping it misses `raise SystemExit(3)`, and is fooled when the exception is caught. From
+3.12 on `sys.monitoring` sees the exception leave the outermost frame. 3.10 and 3.11, which no
+longer change, read the exception's `code`, a descriptor of ours, when no frame is left (see
+docs/decisions/abort.md).
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ Listener = Callable[[object], None]  # is given SystemExit.code
 
 
 def exit_code(code: object) -> int:
-    """Return the exit status, 0 to 255, that `SystemExit(code)` stands for.
-
-    A number that the operating system would cut down to 0, such as 256, gives 1: the
-    program said failure.
-    """
+    """Return the exit status, 0 to 255, of `SystemExit(code)`; 1 if 8 bits make 0 of a failure."""
     if code is None:
         return 0
     if isinstance(code, int):

@@ -1,15 +1,16 @@
 """Lets a child that a rank forked end without touching the rank's MPI.
 
 mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. There it takes the
-parent's place among the ranks: on MPICH that ends the job, on Open MPI the child hangs. And
-MPI's own exit handlers release what the parent still uses. So such a child runs Python's exit
-functions and leaves by `os._exit`, as those of `multiprocessing` do.
+parent's place among the ranks: on MPICH that ends the job, on Open MPI the child hangs. And MPI's
+exit handlers release what the parent still uses. So such a child runs Python's exit functions and
+leaves by `os._exit`, as those of `multiprocessing` do.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -18,17 +19,14 @@ from typing import Any
 from . import exit_status
 
 real_exit = os._exit  # abort.py replaces the one in os
-_registered = False
 _exit_codes: list[object] = []  # of the SystemExit that ends this child
 _last_value: Any = None  # sys.last_value before the fork
 
 
+@functools.cache  # once
 def skip_finalize_in_forks() -> None:
     """Keep every child that this process forks from now on from finalizing MPI when it ends."""
-    global _registered
-    if not _registered:
-        os.register_at_fork(after_in_child=_in_child)
-        _registered = True
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def _in_child() -> None:

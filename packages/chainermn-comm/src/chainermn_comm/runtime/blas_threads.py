@@ -34,19 +34,15 @@ class RankResources:
 
 
 def blas_payload(ranks: int) -> bytes:
-    """Return what a rank adds to the handshake that creates a communicator of so many ranks.
-
-    Unless all ranks' payloads are empty, all call :func:`limit_blas_threads`.
-    """
+    """Return a new communicator's payload: unless all are empty, all ranks limit BLAS threads."""
     return b"count" if ranks > _largest_size else b""
 
 
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     """Limit BLAS threads where the ranks on a node have more than the node has cores (collective).
 
-    Nothing is done on a node with one rank, nor where the user set a number in the environment.
-    The limit stays until the process ends. Rank 0 says so, once: ranks that are limited already
-    aren't limited again.
+    Nothing is done on a node with one rank, nor where the user set a number in the environment. The
+    limit stays until the process ends. Rank 0 says so, once, since none is limited again.
     """
     from mpi4py import MPI
 
@@ -67,13 +63,9 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     texts = mpi_comm.gather(
         threads and f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"
     )
-    if texts and any(texts):
-        print(
-            f"ChainerMN: limited BLAS threads to {'; '.join(dict.fromkeys(filter(None, texts)))} "
-            "(set OMP_NUM_THREADS to choose yourself)",
-            file=sys.stderr,
-            flush=True,
-        )
+    if limits := "; ".join(dict.fromkeys(filter(None, texts or ()))):
+        text = f"limited BLAS threads to {limits} (set OMP_NUM_THREADS to choose yourself)"
+        print(f"ChainerMN: {text}", file=sys.stderr, flush=True)
 
 
 def allowed_threads(ranks: Sequence[RankResources]) -> int | None:
@@ -100,11 +92,9 @@ def usable_cores(ranks: Sequence[RankResources]) -> int:
 
 
 def _own_resources() -> RankResources:
-    is_user_set = bool(chosen_thread_variables(_set_by_us))
+    cores, is_user_set = os.sched_getaffinity(0), bool(chosen_thread_variables(_set_by_us))
     threads = 0 if is_user_set else _blas_threads()
-    return RankResources(
-        frozenset(os.sched_getaffinity(0)), tightest_cgroup(), threads, is_user_set
-    )
+    return RankResources(frozenset(cores), tightest_cgroup(), threads, is_user_set)
 
 
 def _blas_threads() -> int:

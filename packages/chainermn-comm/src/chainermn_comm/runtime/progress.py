@@ -1,7 +1,7 @@
 """How a thread waits for messages: at once and with all of a core, or leaving the core to others.
 
-MPI's own blocking calls poll without pause. That is fastest, and takes a core; a thread that
-communicates while others compute had better test for messages now and then.
+MPI's blocking calls poll without pause: fastest, but a thread that communicates while others
+compute had better test for messages now and then.
 """
 
 from __future__ import annotations
@@ -28,13 +28,10 @@ def patient_waits(urgent: threading.Event) -> Iterator[None]:
     """Within, this thread's collective calls leave the core to other threads while they wait.
 
     It is for a thread that communicates in the background, on a communicator made by
-    :func:`~chainermn_comm.create_communicator` (of others' communicators nothing changes), and
-    for calls that take the mean of gradients; other calls wait as always, and so does each
-    call's handshake, for ranks that come late. Ranks needn't be alike:
-    some may be within and others not.
-
-    Args:
-        urgent: waits are as fast as ever from when this is set: when somebody waits for them.
+    :func:`~chainermn_comm.create_communicator` (of others' communicators nothing changes), and for
+    calls that take the mean of gradients; other calls wait as always, and so does each call's
+    handshake, for ranks that come late. Some ranks may be within and others not. From when
+    ``urgent`` is set, because somebody waits for this thread, its waits are as fast as ever.
     """
     before = getattr(_thread, "urgent", None)
     _thread.urgent = urgent

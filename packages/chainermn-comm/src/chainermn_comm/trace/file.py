@@ -1,7 +1,7 @@
 """This process's trace file: calls are put into a queue, which a thread writes now and then.
 
 The file is an array of JSON in Chrome's trace event format, whose closing bracket may be missing;
-each line is an event and a comma. Nothing here ever raises into a training: where the file can't be
+each line is an event and a comma. Nothing here raises into a training: where the file can't be
 written, or not fast enough, a warning says so, and calls are dropped.
 """
 
@@ -26,8 +26,8 @@ from ..watchdog import NOBODY
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 # Calls of so long a time are lost at most when the process is killed.
 FLUSH_SECONDS = 0.25
-# Calls that wait to be written, of some 250 bytes each: a hanging network disk must not take all
-# memory. And so many are written at a time.
+# Calls that wait to be written, of some 250 bytes each (a hanging network disk must not take all
+# memory), and that are written at a time.
 MOST_QUEUED, BATCH = 100_000, 10_000
 # For the thread to write its last at the end: a hanging network disk must not keep the job.
 END_SECONDS = 5.0
@@ -67,7 +67,7 @@ def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
     if _file is None:
         _file = TraceFile(folder, run, rank, ranks)
         os.register_at_fork(after_in_child=_reset_in_child)
-        atexit.register(_end)
+        atexit.register(_file.end)
     return _file
 
 
@@ -90,19 +90,12 @@ class TraceFile:
         self._ended = threading.Event()
         self._descriptor: int | None = None
         host = socket.gethostname()
-        header = metadata(
-            FILE,
-            rank,
-            schema=SCHEMA,
-            run=run,
-            rank=rank,
-            ranks=ranks,
-            host=host,
-            process=os.getpid(),
-            began=round(time.time(), 6),
-            clock=_clock(),
-            zero=microseconds(self.zero),
-        )
+        about: dict[str, Any] = {"schema": SCHEMA, "run": run, "rank": rank, "ranks": ranks}
+        about |= {"host": host, "process": os.getpid(), "began": round(time.time(), 6)}
+        header = metadata(FILE, rank, **about, clock=_clock(), zero=microseconds(self.zero))
+        header += metadata("process_name", rank, name=f"rank {rank} on {host}")
+        header += metadata("process_sort_index", rank, sort_index=rank)
+        header += metadata("thread_name", rank, name="main thread")
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"{run}.rank{rank}.json")
@@ -110,13 +103,7 @@ class TraceFile:
         except OSError as problem:
             _warn(rank, f"no trace is written: {problem}")
         else:
-            self._write(
-                OPENING
-                + header
-                + metadata("process_name", rank, name=f"rank {rank} on {host}")
-                + metadata("process_sort_index", rank, sort_index=rank)
-                + metadata("thread_name", rank, name="main thread")
-            )
+            self._write(OPENING + header)
         self._thread = threading.Thread(target=self._keep_writing, name="trace", daemon=True)
         self._thread.start()
 
@@ -207,22 +194,15 @@ def _reset_in_child() -> None:
     """Leave the file to the parent, in a forked child."""
     global _file
     if _file is not None:
+        atexit.unregister(_file.end)
         _file._descriptor = None
         _file._queue.clear()
         _file = None
 
 
-def _end() -> None:
-    if _file is not None:
-        _file.end()
-
-
 @functools.lru_cache(maxsize=256)
 def _parts(kind: Kind, rank: int, thread: int) -> tuple[str, str]:
-    """Return what lines have in common, before and after their times.
-
-    It is made once for many lines, since formatting is most of what tracing costs.
-    """
+    """Return what lines have around their times, made once: formatting is most of the cost."""
     operation, communicator, collective, nbytes, peer, tag = kind
     head = (
         f'{{"name":{json.dumps(operation)},"cat":"{"collective" if collective else "message"}",'

@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 from operator import itemgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from ..messaging import Handshake
 from ..watchdog import NOBODY, CallRecorder
 from . import file
 from .file import Kind, TraceFile, microseconds, now
-
-if TYPE_CHECKING:  # importing it starts MPI
-    from mpi4py import MPI
 
 # Clocks drift: they are compared again at this collective call, at twice as many, and so on.
 NEXT_COMPARISON = 64
@@ -29,14 +27,11 @@ _num_traced = 0
 def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
     """Return what records a communicator's calls (collective where it is traced).
 
-    ``comm`` carries the communicator's own traffic, and ``watchdogs`` records the calls in any
-    case. The folder of the trace is None on all ranks where there is none.
+    ``watchdogs`` records them in any case. The folder is None on all ranks where there is no trace.
     """
     global _num_traced
     if folder is None:
         return watchdogs
-    from mpi4py import MPI
-
     world = MPI.COMM_WORLD
     _num_traced += 1
     everyone = comm.allgather((world.rank, _num_traced, file.run_name()))
@@ -106,19 +101,11 @@ class TracedCallRecorder(CallRecorder):
 
     def compare_clocks(self, comm: MPI.Intracomm) -> None:
         """Write how far this clock is from the communicator's rank 0's (collective)."""
-        from mpi4py import MPI
-
-        # A tag that nothing else has.
-        tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
-        at, ahead, round_trip = _measure_clock(comm, tag)
-        self._file.add_metadata(
-            file.CLOCK,
-            communicator=self.name,
-            at=microseconds(at - self._file.zero),
-            # To be added to a time of this file for the time of rank 0's clock.
-            ahead=microseconds(ahead + self._file.zero),
-            round_trip=microseconds(round_trip),
-        )
+        zero, (at, ahead, round_trip) = self._file.zero, _measure_clock(comm)
+        # `ahead` is to be added to a time of this file for the time of rank 0's clock.
+        times = {"at": at - zero, "ahead": ahead + zero, "round_trip": round_trip}
+        times = {name: microseconds(seconds) for name, seconds in times.items()}
+        self._file.add_metadata(file.CLOCK, communicator=self.name, **times)
 
 
 class TracedHandshake(Handshake):
@@ -137,12 +124,12 @@ class TracedHandshake(Handshake):
         return payloads
 
 
-def _measure_clock(comm: MPI.Intracomm, tag: int) -> tuple[float, float, float]:
-    """Compare this process's clock with rank 0's (collective).
+def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
+    """Return when clocks were compared (collective), how far rank 0's is ahead, the messages' time.
 
-    Returned are the time of that, how far rank 0's clock is ahead then, and how long the messages
-    took, half of which is the error at most: seconds.
+    All are seconds; half of the last is the error at most.
     """
+    tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)  # which nothing else has
     theirs = np.zeros(1)
     if comm.rank == 0:
         for rank in range(1, comm.size):

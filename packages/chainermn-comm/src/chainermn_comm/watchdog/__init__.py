@@ -1,8 +1,7 @@
 """Tells which rank keeps the others waiting, and ends the job if asked; see docs/decisions/.
 
 A rank records each call in memory (`recorder`, `status_region`) that one process a machine, the
-`monitor`, maps and reads; it needs nothing else of the ranks, and no more than the standard
-library.
+`monitor`, maps and reads; it needs nothing else of the ranks, and only the standard library.
 """
 
 from .init_timeout import enforce_init_timeout as enforce_init_timeout

@@ -13,11 +13,10 @@ from . import processes
 from .processes import GONE, Process
 
 FOLDER = "/dev/shm/"
-# How names of files begin that Python makes. Any Python program makes such files, and may share
-# them with the job.
+# How names of files begin that any Python program makes, and may share with the job.
 MADE_BY_PYTHON = ("sem.mp-", "psm_")
-# How names begin that MPICH, Open MPI, UCX, NCCL and Python give to files made for one job. Files
-# with other names, such as data sets, belong to the user and are never removed.
+# The same for MPICH, Open MPI, UCX, NCCL and Python: files made for one job. Others, such as data
+# sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
     "mpich_shm_",
     "mpich_shar_tmp",
@@ -42,8 +41,8 @@ SCAN_INTERVAL = 0.02
 IN_CREATE, IN_MOVED_TO = 0x100, 0x80
 # By so much a clock may be set back during a job.
 CLOCK_SECONDS = 2.0
-# Open MPI's daemon on other machines than the first and, in its command line, of those that serve
-# one job; a site's own, which serve many, are called otherwise.
+# Open MPI's daemon on other machines than the first; in its command line, that it serves one job
+# (a site's own serve many).
 DAEMON, ONE_JOB = "prted", "prterun-"
 
 Identity = tuple[int, int]  # device and inode
@@ -52,8 +51,7 @@ Identity = tuple[int, int]  # device and inode
 class SharedFiles:
     """The files in shared memory that a job's ranks on this machine have made.
 
-    The kernel tells who has mapped a file only while a rank lives, so `scan` must be called
-    before.
+    Who has mapped a file is known only while a rank lives, so `scan` must be called before.
     """
 
     def __init__(self, ranks: list[Process]) -> None:
@@ -74,17 +72,16 @@ class SharedFiles:
             mapped = set().union(*(_mapped(pid) for pid, _ in self._ranks))
             device = os.stat(FOLDER).st_dev
             with os.scandir(FOLDER) as entries:  # by their names now: semaphores change theirs
-                named = {one.name: (device, one.inode()) for one in entries}
-            found = {
-                name: identity
-                for name, identity in named.items()
-                if identity in mapped and name.startswith(MADE_FOR_A_JOB)
-            }
+                found = {
+                    one.name: identity
+                    for one in entries
+                    if one.name.startswith(MADE_FOR_A_JOB)
+                    and (identity := (device, one.inode())) in mapped
+                }
             python = {one for name, one in found.items() if name.startswith(MADE_BY_PYTHON)}
             new = python - self._foreign - set(self._known.values())
             self._foreign |= self._shared_with_others(new)
-            ours = {name: one for name, one in found.items() if one not in self._foreign}
-            self._known.update(ours)
+            self._known |= {name: one for name, one in found.items() if one not in self._foreign}
 
     def rescan(self) -> None:
         """Scan after files were made."""
@@ -95,16 +92,12 @@ class SharedFiles:
 
     def remove(self) -> bool:
         """Remove the files that no process has mapped; return whether that was all of them."""
-        in_use: set[Identity] | None = None
-        for name, identity in list(self._known.items()):
-            if self._is_ours(name, identity):
-                if in_use is None:
-                    in_use = set().union(*map(_mapped, processes.all_stats()))
-                if identity in in_use:
-                    continue
-                with contextlib.suppress(OSError):
-                    os.unlink(FOLDER + name)
-            del self._known[name]
+        ours = [(name, it) for name, it in self._known.items() if self._is_ours(name, it)]
+        in_use = set().union(*map(_mapped, processes.all_stats())) if ours else set()
+        self._known = {name: it for name, it in ours if it in in_use}
+        for name in dict(ours).keys() - self._known.keys():
+            with contextlib.suppress(OSError):
+                os.unlink(FOLDER + name)
         return not self._known
 
     def _shared_with_others(self, identities: set[Identity]) -> set[Identity]:
@@ -130,9 +123,8 @@ class SharedFiles:
 class Launcher:
     """The parent of a rank, of which Open MPI's may leave something behind.
 
-    On the machine where the job was started it is `mpiexec` itself, on the others a daemon of its
-    own, which waits for `mpiexec` for ever when the link to it is cut. Each has a folder with
-    sockets and files. Other launchers' helpers end by themselves.
+    Where the job was started it is `mpiexec`, elsewhere a daemon, which waits for it for ever when
+    the link is cut. Each has a folder. Other launchers' helpers end by themselves.
     """
 
     def __init__(self, rank: int) -> None:
@@ -151,22 +143,16 @@ class Launcher:
         return self._is_daemon and processes.state(self._process) != GONE
 
     def end_daemon(self, seconds: float) -> None:
-        """End such a daemon, unless it still has ranks or other processes of the job.
-
-        At SIGTERM it removes its folder; after so many seconds it gets SIGKILL.
-        """
+        """End such a daemon (at SIGTERM it removes its folder), unless it has other processes."""
         pid = self._process[0]
         others = processes.descendants({pid}) - {pid}
         if self.daemon_lives() and not any(map(processes.start_time, others)):
             processes.terminate([self._process], seconds)
 
     def remove_folder(self) -> bool:
-        """Remove the folder of a launcher that is gone; return whether there is none any more.
-
-        Another user's folder is left alone, and counts as none.
-        """
+        """Remove the folder of a launcher that is gone; return whether there is none any more."""
         with contextlib.suppress(OSError):
-            if os.lstat(self._folder).st_uid != os.geteuid():
+            if os.lstat(self._folder).st_uid != os.geteuid():  # it is left alone
                 return True
             if processes.state(self._process) == GONE:
                 shutil.rmtree(self._folder, ignore_errors=True)

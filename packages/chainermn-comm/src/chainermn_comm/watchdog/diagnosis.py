@@ -36,9 +36,9 @@ class Rank:
         return any(call.operation == FINALIZE for call in self.waits)
 
     @property
-    def is_exempt(self) -> bool:
-        """Whether it does work for which the others may have to wait for long."""
-        return self.is_outside and self.scope is not None and self.scope.exempt
+    def exempt_work(self) -> Scope | None:
+        """The work that it does for which the others may have to wait for long; None for none."""
+        return self.scope if self.is_outside and self.scope and self.scope.exempt else None
 
     @property
     def is_outside(self) -> bool:
@@ -62,6 +62,7 @@ def ranks_from_reply(reply: dict[str, Any]) -> list[Rank]:
     return found
 
 
+Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in
 # In what faulthandler prints, the innermost Python function of each thread.
 INNERMOST = re.compile(r'hread.*\(most recent call first\):\n\s+File "([^"]+)", line (\d+) in (.+)')
 # Where a rank that communicates is.
@@ -104,7 +105,7 @@ class WaitGraph:
             if other is not rank and (theirs.sequence < call.sequence or other.is_lost)
         ]
 
-    def root_causes(self, stalled: Sequence[tuple[Rank, Call]]) -> list[Rank]:
+    def root_causes(self, stalled: Waits) -> list[Rank]:
         """Return the ranks for which, in the end, these calls wait; the likeliest first.
 
         From who waits for whom, those that themselves wait for nobody. Where all wait for one
@@ -118,7 +119,7 @@ class WaitGraph:
             rank, call = todo.pop()
             found = self.waits_for(rank, call)
             if not found and call.state == COLLECTIVE:  # a message's report names the other rank
-                waits_for_unknown = waits_for_unknown or self.num_unknown(call) > 0
+                waits_for_unknown |= self.num_unknown(call) > 0
             for other in found:
                 if other.world in reached:
                     continue
@@ -130,7 +131,7 @@ class WaitGraph:
         blamed = causes or ({} if waits_for_unknown else reached)
         return sorted(blamed.values(), key=_likelihood)
 
-    def off_path_ranks(self, stalled: Sequence[tuple[Rank, Call]]) -> list[tuple[Rank, str]]:
+    def off_path_ranks(self, stalled: Waits) -> list[tuple[Rank, str]]:
         """Return ranks that run something else inside of the call that all are in, and what.
 
         An example is a signal's handler. Only stacks show it; none where it holds for all ranks.

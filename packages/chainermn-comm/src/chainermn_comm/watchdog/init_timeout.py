@@ -1,9 +1,8 @@
 """Watches the making of the first communicator, which brings the ranks together for a monitor.
 
-Until it is made nobody knows who is where, so each rank that waits for it keeps a thread; mpi4py
-lets threads run meanwhile. Of a machine's ranks the first that has come reports. It finds the
-others by the variable that tells each its number, and those that have come by the anonymous file
-of their status region.
+Until then nobody knows who is where, so each rank that waits keeps a thread; mpi4py lets threads
+run. Of a machine's ranks the first that has come reports. It finds the others by the variable that
+tells each its number, and those that have come by the anonymous file of their status region.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from _chainermn_events import RANK_VARIABLES, emit
 
 from . import processes, recorder
-from .diagnosis import Rank, WaitGraph
+from .diagnosis import Rank, WaitGraph, Waits
 from .report import next_step, reason, report, warning
 from .status_region import REGION_BYTES, WORLD, Call, read_calls
 from .timeout import Timeout
@@ -41,19 +40,17 @@ def enforce_init_timeout(
     done = threading.Event()
 
     def watch() -> None:
-        if done.wait(timeout.seconds / 2):
-            return
-        graph, waiting, is_reporter = _local_ranks(members)
-        if is_reporter:
-            processes.write(2, warning(graph, *waiting[0], timeout.seconds), 2.0)
-        if done.wait(timeout.seconds / 2):
-            return
-        graph, waiting, is_reporter = _local_ranks(members)
-        if is_reporter:
-            text = report(graph, waiting, next_step(timeout.seconds, timeout.ends_job))
-            if timeout.ends_job:
-                emit("watchdog_abort", reason=reason(text))
-            processes.write(2, text, 2.0)
+        for time_is_over in (False, True):
+            if done.wait(timeout.seconds / 2):
+                return
+            graph, waiting, is_reporter = _local_ranks(members)
+            if is_reporter and time_is_over:
+                text = report(graph, waiting, next_step(timeout))
+                if timeout.ends_job:
+                    emit("watchdog_abort", reason=reason(text))
+                processes.write(2, text, 2.0)
+            elif is_reporter:
+                processes.write(2, warning(graph, *waiting[0], timeout.seconds), 2.0)
         if timeout.ends_job and not done.wait(REPORTER_SECONDS if is_reporter else OTHERS_SECONDS):
             abort()
 
@@ -66,11 +63,8 @@ def enforce_init_timeout(
         done.set()
 
 
-def _local_ranks(members: list[int]) -> tuple[WaitGraph, list[tuple[Rank, Call]], bool]:
-    """Return the members on this machine, and the calls in which those wait that have come.
-
-    The third is whether this rank is the first of those.
-    """
+def _local_ranks(members: list[int]) -> tuple[WaitGraph, Waits, bool]:
+    """Return the members here, calls in which they wait, and if this is the first that has come."""
     now = time.monotonic()
     host = os.uname().nodename
     pids = {**_pids_by_rank(), members[0]: os.getpid()}

@@ -84,10 +84,6 @@ class ExitTracker:
     """Tracks in which order ranks exit, and which of them failed first.
 
     When one rank dies the launcher kills the others, and may then blame any of them.
-
-    Attributes:
-        first_failure: the first rank to fail, if it died without calling MPI_Abort; None if there
-            is none so far.
     """
 
     def __init__(self, ranks: Sequence[MonitoredRank], wakeup: int) -> None:
@@ -98,17 +94,15 @@ class ExitTracker:
         self._poll = select.epoll()
         self._files: dict[int, MonitoredRank] = {}
         self._failed_at: float | None = None
-        self.first_failure: MonitoredRank | None = None
-        if wakeup >= 0:
-            self._poll.register(wakeup, select.EPOLLIN)
+        self.first_failure: MonitoredRank | None = None  # if it died without calling MPI_Abort
         for rank in ranks:
-            # The kernel closes a process's files, the last opened first, before it is gone. So
-            # we hear of it before the launcher does, which kills others that are gone sooner.
+            # The kernel closes a process's files before it is gone, the last opened first: we hear
+            # of it before the launcher does, which kills others that are gone sooner.
             self._files[rank.liveness] = rank
             # Before Linux 5.3, and on conda's Python, there is none.
             with contextlib.suppress(OSError, AttributeError):
                 self._files[os.pidfd_open(rank.pid)] = rank
-        for file in self._files:
+        for file in {*self._files, wakeup} - {-1}:
             self._poll.register(file, select.EPOLLIN)
 
     def wait(self, seconds: float) -> bool:

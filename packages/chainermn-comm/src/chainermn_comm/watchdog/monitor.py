@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,11 +18,12 @@ from _chainermn_events import event_frames
 
 from . import processes, report
 from .cleanup import Launcher, SharedFiles, clean
-from .diagnosis import Rank, WaitGraph, ranks_from_reply
+from .diagnosis import WaitGraph, Waits, ranks_from_reply
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
 from .network import Peer, ask_all, poll_heartbeat, serve
 from .processes import GONE
-from .status_region import Call, read_abort_time
+from .status_region import read_abort_time
+from .timeout import Timeout
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
 TICK_SECONDS = 0.5
@@ -55,10 +56,8 @@ class Monitor:
         self.config, self.ranks = config, ranks
         self.files = SharedFiles([rank.process for rank in ranks])
         self.launcher = Launcher(ranks[0].pid)
-        self.seconds: float = config["seconds"]
-        self.ends_job: bool = config["ends_job"]
-        self.silence: float = config["silence"]
-        self.tick = min(TICK_SECONDS, self.seconds / 10)
+        self.timeout = Timeout(**config["timeout"])
+        self.tick = min(TICK_SECONDS, self.timeout.seconds / 10)
         # When calls were last reported, or warned of: all that began before are known.
         self.reported_at = self.warned_at = -math.inf
         # Exempt work that has been reported.
@@ -78,30 +77,25 @@ class Monitor:
     def start_network(self) -> None:
         """Begin to reply to the monitors of other machines, and to poll the next one's heartbeat.
 
-        In a ring, so that it takes no more than a connection a machine. Whichever link is cut, a
-        machine on either side notices.
+        In a ring: a connection a machine, and whichever link is cut, either side notices.
         """
         for listener in self.config["listeners"]:
-            opened = socket.socket(fileno=listener)
-            self.start_thread(serve, opened, self.config["secret"], self.answer)
+            served = socket.socket(fileno=listener), self.config["secret"], self.answer
+            threading.Thread(target=serve, args=served, daemon=True).start()
         if self.peers:
-            self.start_thread(poll_heartbeat, self.peers[0], HEARTBEAT_SECONDS)
-
-    def start_thread(self, work: Callable[..., None], *arguments: Any) -> None:
-        threading.Thread(target=work, args=arguments, daemon=True).start()
+            polled = self.peers[0], HEARTBEAT_SECONDS
+            threading.Thread(target=poll_heartbeat, args=polled, daemon=True).start()
 
     def answer(self, question: str) -> dict[str, Any]:
         """Reply to "alive", "failed", "calls", or "stacks", which asks for calls and stacks."""
         stacks = self.stacks() if question == "stacks" else {}
         now = time.monotonic()
-        ranks = [rank.look(now) for rank in self.ranks]
+        ranks = [replace(one.look(now), stacks=stacks.get(one.world, "")) for one in self.ranks]
         if question == "failed":
             return {"failed": self.exits.since_failure(now)}
         if question == "alive":
             return {"finished": all(rank.has_finished for rank in ranks)}
-        return {
-            "ranks": [asdict(replace(rank, stacks=stacks.get(rank.world, ""))) for rank in ranks]
-        }
+        return {"ranks": list(map(asdict, ranks))}
 
     def run(self) -> None:
         while True:
@@ -145,61 +139,59 @@ class Monitor:
         peer = next(iter(self.peers), None)
         if peer is None or peer.last_heartbeat is None or peer.has_finished:
             return False
-        if now - peer.last_heartbeat - self.paused(peer.last_heartbeat) <= self.silence:
+        if now - peer.last_heartbeat - self.paused(peer.last_heartbeat) <= self.timeout.silence:
             return False
-        why, text = report.host_silent(peer.host, self.silence, self.seconds, self.ends_job)
-        event = self.event("host_lost", host=peer.host, reason=why, ends_job=self.ends_job)
-        if self.ends_job:
+        ends_job = self.timeout.ends_job
+        why, text = report.host_silent(peer.host, self.timeout)
+        event = self.event("host_lost", host=peer.host, reason=why, ends_job=ends_job)
+        if ends_job:
             self.print(text, [*event, *self.event("watchdog_abort", reason=why)])
             self.end_ranks()
         elif self.silent_since != peer.last_heartbeat:  # else there was none since
             self.silent_since = peer.last_heartbeat
             self.print(text, event)
-        return self.ends_job
+        return ends_job
 
     def check_calls(self, now: float) -> bool:
         """Report what waits too long; return whether that ended the job."""
+        seconds, ends_job = self.timeout.seconds, self.timeout.ends_job
         graph = WaitGraph(rank.look(now) for rank in self.ranks)
-        stalled = self.stalled(graph, self.reported_at, self.seconds, now)
+        stalled = self.stalled(graph, self.reported_at, seconds, now)
         if not stalled:
-            for rank, call in self.stalled(graph, self.warned_at, self.seconds / 2, now)[:1]:
+            for rank, call in self.stalled(graph, self.warned_at, seconds / 2, now)[:1]:
                 self.warned_at = now
                 replies = ask_all(self.peers, "calls", REPLY_SECONDS, ranks_from_reply)
                 graph = graph.extended({}, *replies())
-                self.print(report.warning(graph, rank, call, self.seconds))
+                self.print(report.warning(graph, rank, call, seconds))
             return False
         replies = ask_all(self.peers, "stacks", REPLY_SECONDS, ranks_from_reply)
         graph = graph.extended(self.stacks(), *replies())
-        if self.ends_job and self.is_exempt(graph, stalled, now):
+        if ends_job and self.is_exempt(graph, stalled, now):
             return False
-        text = report.report(graph, stalled, report.next_step(self.seconds, self.ends_job))
-        event = self.event("watchdog_abort", reason=report.reason(text)) if self.ends_job else []
+        text = report.report(graph, stalled, report.next_step(self.timeout))
+        event = self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
         self.print(text, event)
         self.reported_at = self.warned_at = now
-        if self.ends_job:
+        if ends_job:
             time.sleep(FORWARDING_SECONDS)
             self.end_ranks()
-        return self.ends_job
+        return ends_job
 
-    def is_exempt(self, graph: WaitGraph, stalled: list[tuple[Rank, Call]], now: float) -> bool:
+    def is_exempt(self, graph: WaitGraph, stalled: Waits, now: float) -> bool:
         """Return whether the likeliest culprit does exempt work, for which the others wait."""
         first = next(iter(graph.root_causes(stalled)), None)
-        longest = max(call.age for _, call in stalled)
-        if first is None or not first.is_exempt or longest > EXEMPT_SECONDS:
+        work = first and first.exempt_work
+        if not (first and work) or max(call.age for _, call in stalled) > EXEMPT_SECONDS:
             return False
-        assert first.scope is not None
-        work = first.world, first.scope.name
-        if work not in self.exempted:
-            self.exempted.add(work)
+        if (first.world, work.name) not in self.exempted:
+            self.exempted.add((first.world, work.name))
             until = f"The ranks go on waiting for it, {EXEMPT_SECONDS:g} s at most."
             self.print(report.report(graph, stalled, until))
         # What they waited for it doesn't count.
-        self.pauses.append((now, min(first.scope.age, self.seconds)))
+        self.pauses.append((now, min(work.age, self.timeout.seconds)))
         return True
 
-    def stalled(
-        self, graph: WaitGraph, known: float, seconds: float, now: float
-    ) -> list[tuple[Rank, Call]]:
+    def stalled(self, graph: WaitGraph, known: float, seconds: float, now: float) -> Waits:
         """Return the calls that have waited for so long and began after the time ``known``."""
         return [
             (rank, call)

@@ -1,8 +1,8 @@
 """Lets the monitors of a job's machines query one another, over TCP.
 
 A question and its reply are a line of JSON each, over a connection of their own. Both sides prove
-that they know the secret that the ranks exchanged through MPI, which itself never travels here:
-both choose random digits, and each line has an HMAC of these and of all that was sent before.
+that they know the secret that the ranks exchanged through MPI, which never travels here: both
+choose random digits, and each line has an HMAC of these and of all that was sent before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def own_addresses() -> list[str]:
     """Return this machine's IPv4 and global IPv6 addresses, but for the loopback's."""
     found = []
     # It fails where no file is left.
-    with contextlib.suppress(OSError), _datagram_socket(socket.AF_INET) as probe:
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
@@ -54,10 +54,7 @@ def own_addresses() -> list[str]:
 
 
 def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
-    """Return the addresses of this machine that its packets to other hosts come from.
-
-    ``own`` is what `own_addresses` returned here, and ``hosts`` what it did on each of the others.
-    """
+    """Return this machine's addresses from which packets go to hosts with these `own_addresses`."""
     found = set()
     for addresses in hosts:
         # An address that both have is a bridge's, unless they share all (containers of a machine).
@@ -66,16 +63,12 @@ def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
     return sorted(found - {""})
 
 
-def _source_address(destination: str) -> str:
+def _source_address(target: str) -> str:
     """Return the address that packets to another one come from; "" if there is no route."""
-    with contextlib.suppress(OSError), _datagram_socket(_family(destination)) as probe:
-        probe.connect((destination, 9))  # nothing is sent
+    with contextlib.suppress(OSError), socket.socket(_family(target), socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))  # nothing is sent
         return str(probe.getsockname()[0])
     return ""
-
-
-def _datagram_socket(family: socket.AddressFamily) -> socket.socket:
-    return socket.socket(family, socket.SOCK_DGRAM)
 
 
 def _family(address: str) -> socket.AddressFamily:
@@ -147,8 +140,7 @@ def ask_all(
 ) -> Callable[[], tuple[list[Any], list[str]]]:
     """Ask several peers at once; a reply that takes longer, or that ``parse`` can't read, is none.
 
-    The function that is returned waits, and returns the replies that came in time, as parsed, and
-    the names of peers without one.
+    Return a function that waits for the parsed replies and the names of peers without one.
     """
     deadline = time.monotonic() + seconds
     replies: dict[Peer, Any] = {}

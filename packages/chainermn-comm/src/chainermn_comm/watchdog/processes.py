@@ -115,26 +115,20 @@ def wait_until(is_done: Callable[[], bool], seconds: float, pause: float = 0.05)
 
 
 def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = ()) -> bool:
-    """Write frames of events and a text to where the standard error of another process goes.
+    """Write events and a text to where a process's standard error goes; return whether all fit.
 
     It is opened only now: who holds the launcher's pipe keeps the launcher waiting for its end.
-
-    Returns:
-        Whether the launcher has read enough in ``seconds`` for all of it to be written.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
-    try:
-        file = os.open(f"/proc/{pid}/fd/2", flags)
-    except OSError:  # such as that it is a socket
-        return False
     deadline = time.monotonic() + seconds
-    try:
-        write_frames(file, frames, seconds / 2)
-        return write(file, text, deadline - time.monotonic())
-    except OSError:
-        return False
-    finally:
-        os.close(file)
+    with contextlib.suppress(OSError):  # such as that it is a socket
+        file = os.open(f"/proc/{pid}/fd/2", flags)
+        try:
+            write_frames(file, frames, seconds / 2)
+            return write(file, text, deadline - time.monotonic())
+        finally:
+            os.close(file)
+    return False
 
 
 def write(file: int, text: str, seconds: float) -> bool:

@@ -26,10 +26,7 @@ _write_version, _now = layout.VERSION.pack_into, time.monotonic
 
 
 class CallRecorder:
-    """Records the calls of one communicator in a slot of the status region.
-
-    One that `allocate` didn't make writes to memory that nobody reads.
-    """
+    """Records a communicator's calls: in a slot if `allocate` made it, else where nobody reads."""
 
     __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "_version", "sequence")
 
@@ -83,10 +80,7 @@ class CallRecorder:
 
 
 def watched(method: Method) -> Method:
-    """Decorate a communicator's method that waits; ``self._record`` records its end.
-
-    When the waiting begins, and for what, is recorded in the handshake.
-    """
+    """Decorate a communicator's method that waits: record its end; its handshake did the rest."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,10 +94,9 @@ def watched(method: Method) -> Method:
 
 @contextlib.contextmanager
 def watch_call(operation: str, size: int = 1) -> Iterator[None]:
-    """Record a call that belongs to no communicator, and that so many ranks take part in.
+    """Record a call of so many ranks that belongs to no communicator, as those within may.
 
-    Calls within are recorded for their own communicators. Nothing is recorded before the first
-    communicator is about to be made.
+    Nothing is recorded before the first communicator is about to be made.
     """
     if _region is None:
         yield
@@ -156,23 +149,18 @@ _scope_lock = threading.RLock()
 
 
 def _replace_scope(scope: ScopeContext | None) -> ScopeContext | None:
-    """Make this the thread's innermost scope, and return the one that was.
-
-    Recorded is that of a thread whose work is exempt, or else the one that was entered last.
-    """
+    """Make this the thread's innermost scope, and return the one that was."""
     with _scope_lock:
         before = _innermost.pop(threading.get_ident(), None)
         if scope is not None:
             _innermost[threading.get_ident()] = scope
         if _region is not None:
+            # Recorded is that of a thread whose work is exempt, or else the last entered.
             last = next(reversed(_innermost.values()), None)
-            shown = next((one for one in _innermost.values() if one._kind == layout.EXEMPT), last)
-            values = (
-                (shown._kind, shown._since, shown._name) if shown else (layout.NO_SCOPE, 0.0, b"")
-            )
+            top = next((one for one in _innermost.values() if one._kind == layout.EXEMPT), last)
+            values = (top._kind, top._since, top._name) if top else (layout.NO_SCOPE, 0.0, b"")
             # `pack_into` would write zeros first.
-            end = layout.SCOPE_OFFSET + layout.SCOPE.size
-            _region.memory[layout.SCOPE_OFFSET : end] = layout.SCOPE.pack(*values)
+            _region.memory[layout.SCOPE_SLICE] = layout.SCOPE.pack(*values)
         return before
 
 
@@ -185,10 +173,8 @@ def alone(what: str) -> ScopeContext:
     """Within, this process does something that may take long, while the others may wait for it.
 
     Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
-    for a rank that is within. Reports say what it does. Not collective.
-
-    Args:
-        what: shown in reports, such as ``"download"``; the first 64 bytes count.
+    for a rank that is within. Reports say what it does: ``what``, such as ``"download"``, of which
+    the first 64 bytes count. Not collective.
     """
     return ScopeContext(layout.EXEMPT, what)
 
@@ -203,7 +189,8 @@ class StatusRegion:
     stacks: int  # descriptor of the file where stacks are written
     signal: int  # at which they are
     liveness_pipe: tuple[int, int]  # only this process has the second end open; nobody writes
-    free_slots: list[int] = field(default_factory=list)  # that have been given back
+    # The next one last.
+    free_slots: list[int] = field(default_factory=lambda: list(reversed(range(layout.SLOTS))))
     used_slots: int = 0  # number of slots ever used
     is_monitored: bool = False
 
@@ -232,22 +219,18 @@ def region() -> StatusRegion:
 def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorder:
     """Return a recorder with a slot that the monitor reads, if one is free; see `Call`."""
     record, mine = CallRecorder(), region()
-    if mine.free_slots:
-        slot = mine.free_slots.pop()
-    elif mine.used_slots < layout.SLOTS:
-        slot = mine.used_slots
-    else:
+    if not mine.free_slots:
         return record
-    start = layout.offset_of(slot)
-    CALL.pack_into(
-        mine.memory, start + layout.IDENTITY.size, IDLE, _now(), 0, 0, NOBODY, NOBODY, b""
-    )
-    layout.VERSION.pack_into(mine.memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
-    layout.IDENTITY.pack_into(mine.memory, start, *communicator, rank, size)
+    slot = mine.free_slots.pop()
+    memory, start = mine.memory, layout.offset_of(slot)
+    offset = start + layout.IDENTITY.size
+    CALL.pack_into(memory, offset, IDLE, _now(), 0, 0, NOBODY, NOBODY, b"")
+    layout.VERSION.pack_into(memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
+    layout.IDENTITY.pack_into(memory, start, *communicator, rank, size)
     if slot == mine.used_slots:
         mine.used_slots += 1
-        layout.USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
-    record._memory, record._offset, record._slot = mine.memory, start + layout.IDENTITY.size, slot
+        layout.USED_SLOTS.pack_into(memory, 0, mine.used_slots)
+    record._memory, record._offset, record._slot = memory, offset, slot
     _records.add(record)
     return record
 

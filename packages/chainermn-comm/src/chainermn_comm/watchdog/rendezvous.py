@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,15 +65,14 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     here = machines[mine["machine"]] if mine else []
     leads = mine is not None and here[0]["world"] == world
     listeners: list[socket.socket] = []
-    others: list[dict[str, Any] | None] = []
+    others: list[dict[str, Any]] = []
     reached_at = None
     if len(machines) > 1:
         if leads:
             elsewhere = [ranks[0]["addresses"] for ranks in machines.values() if ranks is not here]
-            addresses = addresses_towards(here[0]["addresses"], elsewhere)
-            listeners, reached_at = _listen(here, addresses)
+            listeners, reached_at = _listen(here, elsewhere)
         monitors = comm.allgather(reached_at)
-        others = [*monitors[comm.rank + 1 :], *monitors[: comm.rank]]  # the next one first
+        others = list(filter(None, monitors[comm.rank + 1 :] + monitors[: comm.rank]))
     if region is not None:
         region.is_monitored = True
     if leads:
@@ -80,12 +80,10 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
             "ranks": here,
             # Not in the environment, by which `chainermn launch` finds what it has to kill.
             "launch": active_job(),
-            "seconds": timeout.seconds,
-            "ends_job": timeout.ends_job,
-            "silence": timeout.silence,
+            "timeout": asdict(timeout),
             "listeners": [listener.fileno() for listener in listeners],
             "secret": reached_at and reached_at["secret"],
-            "others": [it for it in others if it is not None],
+            "others": others,  # the next one first
         }
         _launch_monitor(config, listeners)
     if region is None:
@@ -118,13 +116,13 @@ def _machine_id() -> tuple[str, str, int]:
 
 
 def _listen(
-    here: list[dict[str, Any]], addresses: list[str]
+    here: list[dict[str, Any]], elsewhere: list[list[str]]
 ) -> tuple[list[socket.socket], dict[str, Any] | None]:
     """Return sockets on which this machine's monitor can be asked, and what peers must know."""
-    listeners = listen(addresses)
-    if not listeners:
-        known = ", ".join(addresses) or "none has a route to the job's other hosts"
-        _warn(f"no address to listen on ({known})")
+    try:
+        listeners = listen(addresses_towards(here[0]["addresses"], elsewhere))
+    except OSError as problem:
+        _warn(problem)
         return [], None
     return listeners, {
         "host": os.uname().nodename,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-from .diagnosis import Rank, WaitGraph
+from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
 from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
+from .timeout import Timeout
 
 # The most lines of a rank's stacks: a deep recursion would bury the rest.
 STACK_LINES = 60
@@ -20,13 +21,11 @@ def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
     """Return the one line that is printed at half the time-out."""
     causes = graph.root_causes([(rank, call)])
     whom = f"; {describe_rank(graph, causes[0])}" if causes else _unreachable(graph)
-    return (
-        f"{PREFIX}rank {rank.world} has waited {_seconds(call.age)} in "
-        f"{_operation(graph, call)}{whom}. A report follows at {_seconds(seconds)}.\n"
-    )
+    waits = f"rank {rank.world} has waited {_seconds(call.age)} in {_operation(graph, call)}"
+    return f"{PREFIX}{waits}{whom}. A report follows at {_seconds(seconds)}.\n"
 
 
-def report(graph: WaitGraph, stalled: list[tuple[Rank, Call]], next_step: str) -> str:
+def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
     """Return a text with the likely culprit first, then who waits for what, then the stacks."""
     causes = graph.root_causes(stalled)
     runs = {} if causes else {rank.world: what for rank, what in graph.off_path_ranks(stalled)}
@@ -66,24 +65,22 @@ def reason(report: str) -> str:
     return report.lstrip("\n").partition("\n")[0].removeprefix(PREFIX)
 
 
-def next_step(seconds: float, ends_job: bool) -> str:
+def next_step(timeout: Timeout) -> str:
     """Return what happens after a report, as a sentence."""
-    if ends_job:
+    if timeout.ends_job:
         return "CHAINERMN_TIMEOUT is set: ending the job."
-    return (
-        f"The ranks go on waiting. CHAINERMN_TIMEOUT={seconds:g} would end the job; 0 switches "
-        "these reports off."
-    )
+    end = f"CHAINERMN_TIMEOUT={timeout.seconds:g} would end the job"
+    return f"The ranks go on waiting. {end}; 0 switches these reports off."
 
 
-def host_silent(host: str, silence: float, timeout: float, ends_job: bool) -> tuple[str, str]:
+def host_silent(host: str, timeout: Timeout) -> tuple[str, str]:
     """Return that another machine is silent, as a clause, and what is printed."""
-    why, lost = f"{host} has not answered for {_seconds(silence)}", "the link is cut, or it is down"
-    if ends_job:
-        end = f"Ending the ranks on {os.uname().nodename}, which MPI can't do from there."
-        return why, f"\n{PREFIX}{why}: {lost}. {end}\n"
-    heard = f"nothing was heard of {host} for {_seconds(silence)}"
-    return why, f"\n{PREFIX}{heard}: {lost}. {next_step(timeout, ends_job)}\n"
+    silence = _seconds(timeout.silence)
+    why = heard = f"{host} has not answered for {silence}"
+    end = f"Ending the ranks on {os.uname().nodename}, which MPI can't do from there."
+    if not timeout.ends_job:
+        heard, end = f"nothing was heard of {host} for {silence}", next_step(timeout)
+    return why, f"\n{PREFIX}{heard}: the link is cut, or it is down. {end}\n"
 
 
 def describe_rank(graph: WaitGraph, rank: Rank) -> str:
@@ -103,18 +100,14 @@ def describe_state(graph: WaitGraph, rank: Rank) -> str:
         return f"is gone{seen}{_scope(rank)}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
-        calls = " and in ".join(
-            f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits
-        )
-        return f"{stopped}waits in {calls}{_scope(rank)}"
+        calls = (f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits)
+        return f"{stopped}waits in {' and in '.join(calls)}{_scope(rank)}"
     since = f" for {_seconds(last.age)}, after {_operation(graph, last)}" if last else ""
     return f"{stopped}is in no call{since}{_scope(rank)}"
 
 
 def _scope(rank: Rank) -> str:
-    if rank.scope is None:
-        return ""
-    return f", inside {rank.scope.name} for {_seconds(rank.scope.age)}"
+    return f", inside {rank.scope.name} for {_seconds(rank.scope.age)}" if rank.scope else ""
 
 
 def _operation(graph: WaitGraph, call: Call) -> str:

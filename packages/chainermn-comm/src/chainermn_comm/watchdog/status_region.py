@@ -19,11 +19,11 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 HEADER = struct.Struct("<Id")
 USED_SLOTS = struct.Struct("<I")
 # After it: kind of the innermost scope, when it was entered, its name.
-SCOPE_OFFSET = 16
 SCOPE = struct.Struct("<B7xd64s")
+SCOPE_SLICE = slice(16, 16 + SCOPE.size)
 NO_SCOPE, ANNOTATED, EXEMPT = 0, 1, 2
-# At the start of a slot: the communicator, as the world's number of its rank 0 and how many that
-# rank had made before; this process's rank in it, and its size (0: the slot is free).
+# At the start of a slot: the communicator (the world's number of its rank 0; how many that rank had
+# made before), this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
 # Then: state, when that began, collective calls so far, bytes, peer or root, tag, operation.
 CALL = struct.Struct("<B7xdQqii120s")
@@ -89,12 +89,11 @@ def read_calls(region: mmap.mmap, now: float) -> list[Call]:
         first, count, rank, size = IDENTITY.unpack_from(contents)
         if size == 0:
             continue
-        state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(contents, IDENTITY.size)
-        operation = name.rstrip(b"\0").decode(errors="replace")
+        state, since, *known = CALL.unpack_from(contents, IDENTITY.size)
+        known[-1] = known[-1].rstrip(b"\0").decode(errors="replace")  # the operation
         age = max(0.0, now - since)
         if not is_consistent:  # the rank is about to record something, so it doesn't wait
             state, age = IDLE, 0.0
-        known = sequence, nbytes, peer, tag, operation
         found.append(Call((first, count), rank, size, state, age, *known))
     return found
 
@@ -118,7 +117,7 @@ def read_abort_time(region: mmap.mmap) -> float:
 def read_scope(region: mmap.mmap, now: float) -> Scope | None:
     """Return the innermost scope that the rank is in; None if it is in none."""
     contents = b""
-    while contents != (contents := region[SCOPE_OFFSET : SCOPE_OFFSET + SCOPE.size]):
+    while contents != (contents := region[SCOPE_SLICE]):
         pass  # it was being written
     kind, since, name = SCOPE.unpack(contents)
     if kind == NO_SCOPE:
