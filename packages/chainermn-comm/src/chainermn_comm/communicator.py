@@ -22,14 +22,22 @@ MESSAGE_IDS = 2**63
 class CommunicatorBase(ABC):
     """What the wrappers of ChainerMN need of a communicator.
 
-    The abstract members are those that ChainerMN 1.3 documents; a class that lacks
-    one cannot be instantiated. The others are composed of these, so a subclass
-    need not define them, but may do so to be faster.
+    The abstract members are those that ChainerMN 1.3 documents; a class that lacks one cannot be
+    instantiated. The others are composed of these, so a subclass need not define them, but may do
+    so to be faster.
 
-    A *collective* method must be called by all ranks of the communicator, in the
-    same order; the others involve only this rank, or one other. An *array* is anything that NumPy
-    can put in a buffer: any shape, memory order and dtype but ``object``; a scalar; or a tuple or
-    list of arrays, which arrives as a tuple. Methods ending in ``_obj`` send any picklable object.
+    A *collective* method must be called by all ranks of the communicator, in the same order; the
+    others involve only this rank, or one other. An *array* is anything that NumPy can put in a
+    buffer: any shape, memory order and dtype but ``object``; a scalar; or a tuple or list of
+    arrays, which arrives as a tuple. Methods ending in ``_obj`` send any picklable object.
+
+    A rank ``dest`` or ``source`` is not this one, and a rank ``root`` the same on all ranks. A
+    ``tag`` is an int from 0 on; a message is received with the tag with which it was sent.
+    ``max_buf_len`` is accepted for scripts of ChainerMN 1.3; sizes have no limit.
+
+    TypeError is raised where an array is expected and none is given, ValueError where there is no
+    such rank or tag. A collective method that raises one of these, because of one rank's arguments,
+    raises it on that rank, and PeerError on the others.
 
     Attributes:
         reserved_tag: tag of messages between the library's own functions, such as the gradients
@@ -83,49 +91,27 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def split(self, color: int, key: int) -> CommunicatorBase:
-        """Divide the communicator into groups (collective).
+        """Return the communicator of this rank's group, with this one's settings (collective).
 
-        Args:
-            color: an int from 0 on; the ranks that pass the same one form a group.
-            key: an int that orders the ranks within the group; ties keep the order of ranks.
-
-        Returns:
-            The communicator of this rank's group, with this one's settings.
+        The ranks that pass the same ``color``, an int from 0 on, form a group. They are ordered by
+        ``key``, an int; ties keep the order of ranks.
 
         Raises:
-            ValueError: color or key isn't such an int; PeerError on the other ranks.
+            ValueError: color or key isn't such an int.
         """
 
     # Arrays.
 
     @abstractmethod
     def send(self, data: Any, dest: int, tag: int) -> None:
-        """Send an array to rank ``dest``, which calls :meth:`recv` with the same ``tag``.
-
-        Args:
-            data: an array of any shape and dtype, or a tuple of them.
-            dest: the rank that receives it; not this one.
-            tag: an int from 0 on; a message is received with the tag with which it was sent.
-
-        Raises:
-            TypeError: ``data`` is no array.
-            ValueError: there is no such rank or tag.
-        """
+        """Send the array ``data`` to rank ``dest``, which calls :meth:`recv` with this ``tag``."""
 
     @abstractmethod
     def recv(self, source: int, tag: int) -> Any:
-        """Receive what rank ``source`` sends with ``tag``.
-
-        Args:
-            source: the rank that calls :meth:`send`; not this one.
-            tag: the tag with which it sends.
-
-        Returns:
-            A new array, of the shape and dtype that were sent; a tuple for a tuple.
+        """Return the array that rank ``source`` sends with ``tag``, a new one.
 
         Raises:
             TypeError: it sent an object (:meth:`send_obj`), which is then discarded.
-            ValueError: there is no such rank or tag.
         """
 
     def send_with_metadata(
@@ -144,17 +130,16 @@ class CommunicatorBase(ABC):
 
         Args:
             metadata: some kilobytes at most, since they are copied.
-            data: a tuple of arrays, which may be empty, as for :meth:`send`.
-            dest: the rank that receives it; not this one.
-            tag: an int from 0 on, or ``reserved_tag``; a message is received with the tag with
-                which it was sent.
+            data: a tuple of arrays, which may be empty.
+            dest: the rank that receives it.
+            tag: as of other messages, or ``reserved_tag``.
             label: what the call is made for, for the watchdog's reports.
             message_id: 64 bits, signed.
 
         Raises:
             TypeError: the metadata are not bytes, ``data`` no tuple, or the message id no int;
                 nothing has been sent then.
-            ValueError: the message id is too large, or there is no such rank or tag.
+            ValueError: the message id is too large.
         """
         check_metadata(metadata, data, message_id, self.rank)
         head = np.frombuffer(message_id.to_bytes(8, "little", signed=True) + metadata, np.uint8)
@@ -166,10 +151,7 @@ class CommunicatorBase(ABC):
     ) -> tuple[bytes, tuple[Any, ...], int]:
         """Receive what rank ``source`` sends with :meth:`send_with_metadata` and ``tag``.
 
-        Args:
-            source: the rank that calls :meth:`send_with_metadata`; not this one.
-            tag: the tag with which it sends.
-            label: what the call is made for, for the watchdog's reports.
+        The watchdog's reports show ``label``, what the call is made for.
 
         Returns:
             The metadata, a tuple of new arrays, and the message id.
@@ -179,12 +161,9 @@ class CommunicatorBase(ABC):
         """
         with annotate(label) if label else nullcontext():
             found = self.recv(source, tag)
-        head = found[0] if isinstance(found, tuple) and found else None
-        if (
-            not isinstance(head, np.ndarray)
-            or (head.dtype, head.ndim) != (np.uint8, 1)
-            or len(head) < 8
-        ):
+        head: Any = found[0] if isinstance(found, tuple) and found else None
+        is_bytes = isinstance(head, np.ndarray) and (head.dtype, head.ndim) == (np.uint8, 1)
+        if not is_bytes or len(head) < 8:
             raise TypeError(
                 f"rank {self.rank}: recv_with_metadata got a {type(found).__name__} that rank "
                 f"{source} didn't send with send_with_metadata (now discarded); "
@@ -195,89 +174,52 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Send ``root``'s array to every rank (collective).
+        """Return ``root``'s array on every rank (collective).
 
-        Args:
-            data: at ``root`` an array of any shape and dtype; ignored elsewhere.
-            max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
-            root: the rank that sends; the same on all ranks.
-
-        Returns:
-            An array of the shape and dtype of root's.
-
-        Raises:
-            TypeError: ``data`` is no array at ``root``; PeerError on the other ranks.
+        Elsewhere ``data`` is ignored, and ``max_buf_len`` has no effect anywhere.
         """
 
     @abstractmethod
     def gather(self, data: Any, root: int = 0) -> Any:
-        """Collect every rank's array at ``root`` (collective).
+        """Return every rank's array, in rank order, at ``root``; None elsewhere (collective).
 
-        Args:
-            data: this rank's array; shapes and dtypes may differ between ranks.
-            root: the rank that receives them; the same on all ranks.
-
-        Returns:
-            At ``root`` a tuple of ``size`` arrays in rank order, its own included; None elsewhere.
-
-        Raises:
-            TypeError: ``data`` is no array; PeerError on the other ranks.
+        It is a tuple of ``size`` arrays; shapes and dtypes of ``data`` may differ between ranks.
         """
 
     @abstractmethod
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        """Send ``xs[i]`` to rank ``i``, for each ``i`` (collective).
+        """Send ``xs[i]`` to rank ``i``, for each ``i``; return what came (collective).
 
-        Args:
-            xs: ``size`` arrays; shapes and dtypes may differ.
-
-        Returns:
-            A tuple of ``size`` arrays, the i-th from rank ``i``.
+        That is a tuple of ``size`` arrays, the i-th from rank ``i``. Shapes and dtypes may differ.
 
         Raises:
-            ValueError: ``xs`` hasn't ``size`` values; PeerError on the other ranks.
+            ValueError: ``xs`` hasn't ``size`` values.
         """
 
     @abstractmethod
     def allreduce(self, data: Any) -> Any:
         """Return the sum of all ranks' arrays, on every rank (collective).
 
-        Args:
-            data: an array of numbers, of the same shape and dtype on all ranks; a bool's sum is a
-                logical or.
-
-        Returns:
-            A new array of the same shape and dtype.
+        ``data`` is an array of numbers, of the same shape and dtype on all ranks, and so is the
+        sum, a new array. That of bools is a logical or.
 
         Raises:
             RankMismatchError: on all ranks, when shapes or dtypes differ.
-            TypeError: ``data`` is no array of numbers; PeerError on the other ranks.
+            TypeError: ``data`` is no array of numbers.
         """
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        """Send every rank's array to every rank (collective).
+        """Return every rank's array, in rank order, on every rank (collective).
 
-        Args:
-            x: this rank's array; shapes and dtypes may differ.
-
-        Returns:
-            A tuple of ``size`` arrays in rank order.
+        It is a tuple of ``size`` arrays; shapes and dtypes of ``x`` may differ between ranks.
         """
         return self.alltoall((x,) * self.size)
 
     def allgather_bytes(self, data: bytes, label: str = "allgather_bytes") -> list[bytes]:
         """Return every rank's bytes, in rank order, on every rank (collective).
 
-        It is a handshake with a payload: nothing is pickled, and no array described.
-
-        Args:
-            data: some kilobytes at most; lengths may differ.
-            label: what the call is made for, for errors and the watchdog's reports; the same on all
-                ranks.
-
-        Raises:
-            RankMismatchError: on all ranks, when labels differ.
-            TypeError: ``data`` isn't bytes; PeerError on the other ranks.
+        It is a :meth:`handshake` whose operation is ``label`` and whose payload is ``data``: what
+        is said there of these holds here.
         """
         return self.handshake(label, payload=data)
 
@@ -309,14 +251,13 @@ class CommunicatorBase(ABC):
             BaseException: ``error`` itself, on the rank that has one.
             PeerError: on the other ranks; it names the ranks that failed and says why.
             RankMismatchError: on all ranks, when operations or signatures differ.
-            TypeError: the payload isn't bytes; PeerError on the other ranks.
+            TypeError: the payload isn't bytes.
         """
         rank = self.rank
         try:
             if not isinstance(payload, bytes):
-                error = error or wrong_kind(
-                    f"the payload of {operation} must be bytes", payload, rank
-                )
+                what = f"the payload of {operation} must be bytes"
+                error = error or wrong_kind(what, payload, rank)
             text = error and describe(error, rank)
             try:
                 rows = self.allgather_obj(((("operation", operation), *signature), text, payload))
@@ -336,14 +277,9 @@ class CommunicatorBase(ABC):
         return list(payloads)
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Send ``xs[i]`` of ``root`` to rank ``i``, for each ``i`` (collective).
+        """Return ``xs[i]`` of ``root`` on rank ``i``, for each ``i`` (collective).
 
-        Args:
-            xs: at ``root``, ``size`` arrays; ignored elsewhere.
-            root: the rank that sends; the same on all ranks.
-
-        Returns:
-            The array for this rank.
+        At ``root`` these are ``size`` arrays; elsewhere ``xs`` is ignored.
 
         Raises:
             ValueError: ``xs`` hasn't ``size`` values at ``root``.
@@ -363,19 +299,12 @@ class CommunicatorBase(ABC):
     def send_obj(self, obj: Any, dest: int, tag: int) -> None:
         """Send an object to rank ``dest``, which calls :meth:`recv_obj` with the same ``tag``.
 
-        Args:
-            obj: anything that can be pickled; what pickling raises is raised.
-            dest: the rank that receives it; not this one.
-            tag: an int from 0 on; a message is received with the tag with which it was sent.
+        What pickling ``obj`` raises is raised.
         """
 
     @abstractmethod
     def recv_obj(self, source: int, tag: int) -> Any:
-        """Receive the object that rank ``source`` sends with ``tag``.
-
-        Args:
-            source: the rank that calls :meth:`send_obj`; not this one.
-            tag: the tag with which it sends.
+        """Return the object that rank ``source`` sends with ``tag``.
 
         Raises:
             TypeError: it sent an array, which is then discarded.
@@ -383,63 +312,39 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Send ``root``'s object to every rank (collective).
+        """Return ``root``'s object on every rank (collective).
 
-        Args:
-            obj: at ``root`` anything that can be pickled; ignored elsewhere.
-            max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
-            root: the rank that sends; the same on all ranks.
+        Elsewhere ``obj`` is ignored, and ``max_buf_len`` has no effect anywhere.
         """
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Collect every rank's object at ``root`` (collective).
-
-        Args:
-            obj: this rank's object, which can be pickled.
-            root: the rank that receives them; the same on all ranks.
-
-        Returns:
-            At ``root`` a list of ``size`` objects in rank order; None elsewhere.
-        """
+        """Return every rank's ``obj``, in rank order, at ``root``; None elsewhere (collective)."""
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        """Return the sum (``+``) of all ranks' objects in rank order, on every rank (collective).
-
-        Args:
-            obj: this rank's object, which can be pickled and added.
+        """Return the sum (``+``) of all ranks' ``obj`` in rank order, on every rank (collective).
 
         Raises:
             TypeError: on all ranks, when the objects can't be added.
         """
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Return every rank's object, in rank order, on every rank (collective).
-
-        Args:
-            obj: this rank's object, which can be pickled.
-        """
+        """Return every rank's ``obj``, in rank order, on every rank (collective)."""
         everybody: list[Any] = self.bcast_obj(self.gather_obj(obj))
         return everybody
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Send ``objs[i]`` of ``root`` to rank ``i``, for each ``i`` (collective).
+        """Return ``objs[i]`` of ``root`` on rank ``i``, for each ``i`` (collective).
 
-        Args:
-            objs: at ``root``, ``size`` objects that can be pickled; ignored elsewhere.
-            root: the rank that sends; the same on all ranks.
+        At ``root`` these are ``size`` objects; elsewhere ``objs`` is ignored.
         """
         return self.bcast_obj(objs, root=root)[self.rank]
 
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        """Send ``objs[i]`` to rank ``i``, for each ``i`` (collective).
+        """Send ``objs[i]`` to rank ``i``, for each ``i``; return what came (collective).
 
-        Args:
-            objs: ``size`` objects that can be pickled.
-
-        Returns:
-            A list of ``size`` objects, the i-th from rank ``i``.
+        That is a list of ``size`` objects, the i-th from rank ``i``.
         """
         return [row[self.rank] for row in self.allgather_obj(objs)]
 
@@ -447,35 +352,30 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast_data(self, model: Any) -> None:
-        """Overwrite every rank's parameters by rank 0's (collective).
+        """Overwrite the ``data`` of each parameter by rank 0's (collective).
 
-        Args:
-            model: anything with ``namedparams()``; each parameter's ``data`` is overwritten. Names,
-                shapes and dtypes must be equal on all ranks.
+        ``model`` is anything with ``namedparams()``.
 
         Raises:
-            RankMismatchError: on all ranks, when they aren't.
+            RankMismatchError: on all ranks, when names, shapes or dtypes differ.
         """
 
     @abstractmethod
     def allreduce_grad(self, model: Any) -> None:
         """Replace each gradient by its mean over ranks (collective).
 
-        Args:
-            model: anything with ``namedparams()``; each parameter's ``grad`` is overwritten or
-                replaced. Names, shapes and dtypes must be equal on all ranks.
+        ``model`` is anything with ``namedparams()``; each parameter's ``grad`` is overwritten or
+        replaced.
 
         Raises:
-            RankMismatchError: on all ranks, when they aren't.
+            RankMismatchError: on all ranks, when names, shapes or dtypes differ.
         """
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace each gradient by its mean over ranks (collective).
+        """Replace each gradient by its mean over ranks, as :meth:`allreduce_grad` (collective).
 
-        Args:
-            model: as for :meth:`allreduce_grad`.
-            zero_fill: count a missing gradient (None) as zeros. Without it, the same gradients must
-                be missing on all ranks, and they stay None.
+        With ``zero_fill`` a missing gradient (None) of ``model`` counts as zeros. Without it, the
+        same gradients must be missing on all ranks, and they stay None.
         """
         if zero_fill:
             for _, param in model.namedparams():
@@ -486,9 +386,8 @@ class CommunicatorBase(ABC):
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """Return the mean of all ranks' arrays, on every rank (collective).
 
-        Args:
-            sendbuf: an array of the same shape and dtype on all ranks.
-            recvbuf: an array of that shape, into which the mean is written; None for a new array.
+        ``sendbuf`` has the same shape and dtype on all ranks. The mean is written into ``recvbuf``,
+        an array of that shape; into a new array where it is None.
         """
         total = self.allreduce(sendbuf)
         if isinstance(total, tuple):
@@ -502,15 +401,10 @@ class CommunicatorBase(ABC):
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change a setting; see the communicator for what it knows.
-
-        Args:
-            name: the setting's name.
-            value: its new value, the same on all ranks.
-            **kwargs: ignored.
+        """Change a setting that the communicator knows to ``value``, on all ranks alike.
 
         Raises:
-            ValueError: there is no such setting, or it can't have that value.
+            ValueError: there is no setting ``name``, or it can't have that value.
         """
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 

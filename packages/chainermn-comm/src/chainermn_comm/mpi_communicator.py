@@ -49,11 +49,10 @@ class MpiCommunicator(CommunicatorBase):
     CuPy's arrays travel through host memory (gradients needn't), and arrive on the receiver's
     current device; ``bcast``'s root gets a copy of them.
 
-    All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
-    operations or pass arguments that don't fit; where one rank's argument is wrong in itself,
-    ``TypeError`` or ``ValueError`` there and ``PeerError`` elsewhere. The communicator can be
-    used afterwards. Only one thread at a time may use it; another thread needs a communicator of
-    its own, made by :meth:`split`.
+    All collective methods raise ``RankMismatchError`` on every rank when ranks call different
+    operations or pass arguments that don't fit. The communicator can be used afterwards, as after
+    an argument that is wrong in itself. Only one thread at a time may use it; another thread needs
+    a communicator of its own, made by :meth:`split`.
     """
 
     def __init__(
@@ -288,22 +287,19 @@ class MpiCommunicator(CommunicatorBase):
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient by its mean over ranks (collective).
 
-        Every rank gets the same bits. A gradient that can't be written to, or shares memory
-        with another, is replaced by a new array. One that is missing (None) on all ranks stays
-        None. The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
-        kept from the first calls on, and on each node a window of 2 MiB for each rank and one more
+        Every rank gets the same bits. Gradients of ``model`` are real or complex floats. One that
+        can't be written to, or shares memory with another, is replaced by a new array. One that is
+        missing (None) on all ranks stays None; with ``zero_fill``, one that is missing on some of
+        them counts as zeros there.
+
+        The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank, kept
+        from the first calls on, and on each node a window of 2 MiB for each rank and one more
         (8 MiB for each and two more where there are other nodes). Each gradient that is replaced
         takes its new array and, where the old one isn't contiguous, a copy during the call.
 
         An exception in the middle of the sum (no memory, a signal's handler) ends the job, as it
         can't be raised on the other ranks. Where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses
         that, later calls on this rank raise CommunicationError.
-
-        Args:
-            model: anything with ``namedparams()``; each parameter's ``grad`` (real or complex
-                floats) is overwritten or replaced.
-            zero_fill: count a gradient that is missing here and present elsewhere as zeros;
-                without it such a difference is an error.
 
         Raises:
             RankMismatchError: on all ranks, naming the first parameter that differs in name,
@@ -322,15 +318,14 @@ class MpiCommunicator(CommunicatorBase):
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """Return the mean of all ranks' arrays, on every rank (collective).
 
-        Args:
-            sendbuf: a float array, or a tuple of them, of the same shape and dtype on all ranks;
-                None to overwrite ``recvbuf`` by its mean.
-            recvbuf: an array of that shape, into which the mean is written; None for a new array.
+        ``sendbuf`` is a float array, or a tuple of them, of the same shape and dtype on all ranks;
+        None to overwrite ``recvbuf`` by its mean. The mean is written into ``recvbuf``, an array of
+        that shape; into a new array where it is None.
 
         Raises:
             RankMismatchError: on all ranks, when shapes or dtypes differ.
-            TypeError: it isn't a float array; PeerError on the other ranks.
-            ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
+            TypeError: ``sendbuf`` isn't a float array.
+            ValueError: ``recvbuf`` doesn't fit.
         """
         data = recvbuf if sendbuf is None else sendbuf
         allreduce = self._algorithms.pairwise.allreduce
