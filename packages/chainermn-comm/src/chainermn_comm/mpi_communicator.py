@@ -148,7 +148,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def recv(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)[1]
+        return point_to_point.recv("recv", ARRAYS, peer, self._record)[1]
 
     def send_with_metadata(
         self,
@@ -174,8 +174,7 @@ class MpiCommunicator(CommunicatorBase):
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
         peer = self._peer(source, tag, "source", self.reserved_tag)
-        kinds = ARRAYS_WITH_METADATA
-        return point_to_point.recv("recv", kinds, peer, self._record, self._rank, label)
+        return point_to_point.recv("recv", ARRAYS_WITH_METADATA, peer, self._record, label)
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -233,7 +232,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv_obj", OBJECTS, peer, self._record, self._rank)[1]
+        return point_to_point.recv("recv_obj", OBJECTS, peer, self._record)[1]
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:

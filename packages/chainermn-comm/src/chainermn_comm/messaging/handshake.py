@@ -56,20 +56,10 @@ class Handshake:
         nbytes: int = 0,
         error: BaseException | None = None,
     ) -> list[bytes]:
-        """Check one collective call, and return every rank's payload, in rank order (collective).
+        """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        Args:
-            operation: the operation's name.
-            signature: what must be equal on all ranks.
-            payload: bytes for the other ranks, any length.
-            nbytes: bytes of this rank's data, for the watchdog, where ``signature`` has no
-                ``nbytes``.
-            error: why this rank can't take part in the call.
-
-        Raises:
-            BaseException: ``error`` itself; where a :class:`SharedFailure` catches it.
-            PeerError: another rank has an error, and this one has none.
-            RankMismatchError: on all ranks, when operations or signatures differ.
+        For the watchdog ``nbytes`` says how much data this rank has, unless ``signature`` has an
+        attribute ``nbytes``. An ``error`` is raised where a :class:`SharedFailure` catches it.
         """
         self._calls += 1
         if error is not None:
