@@ -73,16 +73,13 @@ def start_reduce_scatter(
 
     Once the requests are done, the caller takes the sum of the rows.
     """
-    others = [rank for rank in range(comm.size) if rank != comm.rank]
-    outgoing = [(rank, shards[rank]) for rank in others]
-    return start_exchange(comm, outgoing, [(rank, rows[rank]) for rank in others], tag)
+    return start_exchange(comm, enumerate(shards), enumerate(rows), tag)
 
 
 def start_allgather(comm: MPI.Intracomm, shards: Sequence[Buffer], tag: int) -> list[MPI.Request]:
     """Start to send this rank's shard to all ranks, and to receive theirs."""
-    others = [rank for rank in range(comm.size) if rank != comm.rank]
-    outgoing = [(rank, shards[comm.rank]) for rank in others]
-    return start_exchange(comm, outgoing, [(rank, shards[rank]) for rank in others], tag)
+    own = [shards[comm.rank]] * comm.size
+    return start_exchange(comm, enumerate(own), enumerate(shards), tag)
 
 
 class PairwiseAllreduce:

@@ -187,12 +187,7 @@ def _move(
     """Send messages by rank and fill those that come; return the latter in their order."""
 
     def buffers(by_rank: dict[int, Message]) -> list[tuple[int, transfer.Buffer]]:
-        return [
-            (rank, buffer)
-            for rank, message in by_rank.items()
-            if rank != context.rank
-            for buffer in message.buffers
-        ]
+        return [(rank, buffer) for rank, message in by_rank.items() for buffer in message.buffers]
 
     MPI.Request.Waitall(
         transfer.start_exchange(context.comm, buffers(outgoing), buffers(incoming), context.tag)
