@@ -43,11 +43,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
     """Means over several nodes."""
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        topology: Topology,
-        leaders: int,
-        chunk_bytes: int | None = None,
+        self, comm: MPI.Intracomm, topology: Topology, leaders: int, chunk_bytes: int | None = None
     ) -> None:
         """Split ``comm`` by node and by leader, and allocate each node's window (collective).
 

@@ -95,9 +95,8 @@ class SharedMemoryAllreduce(Algorithm):
                 flat if target is source else source.reshape(-1)
                 for source, target, flat in zip(sources, targets, flats, strict=True)
             ]
-        todo = plan_chunks(
-            tuple([flat.size for flat in flats]), tuple(wire_dtypes), self._chunk_bytes
-        )
+        sizes = tuple([flat.size for flat in flats])
+        todo = plan_chunks(sizes, tuple(wire_dtypes), self._chunk_bytes)
         stages = self._stages(inputs, flats, todo)
         first = self._next_chunk
         if todo:

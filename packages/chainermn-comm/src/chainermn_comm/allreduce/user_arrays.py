@@ -44,10 +44,8 @@ def reduce_arrays(
     with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
         for buffer in buffers:
             allreduce([buffer.reshape(-1)], divisor)
-    results = [
-        buffer.astype(array.dtype, copy=False)
-        for buffer, array in zip(buffers, message.arrays, strict=True)
-    ]
+    pairs = zip(buffers, message.arrays, strict=True)
+    results = [buffer.astype(array.dtype, copy=False) for buffer, array in pairs]
     result = message._replace(arrays=tuple(results)).value()
     if out is None:
         return result

@@ -26,6 +26,7 @@ SMALL_BYTES = 16 << 10
 _NBYTES = struct.Struct("<Q")
 
 Make: TypeAlias = Callable[[Any], Message]
+ByRank: TypeAlias = dict[int, Message]
 Value = TypeVar("Value")
 
 
@@ -57,11 +58,8 @@ def allgather(context: Context, operation: str, value: Any, make: Make) -> list[
             payload += message.packed()
     payloads = _handshake(context, operation, payload)
     # Where the data of a small message begin in its payload.
-    starts = {
-        rank: len(each) - _size_of(each)
-        for rank, each in enumerate(payloads)
-        if _size_of(each) <= SMALL_BYTES
-    }
+    sizes = list(map(_size_of, payloads))
+    starts = {rank: len(payloads[rank]) - n for rank, n in enumerate(sizes) if n <= SMALL_BYTES}
     headers = {rank: each[_NBYTES.size : starts.get(rank)] for rank, each in enumerate(payloads)}
     outgoing = dict.fromkeys(range(context.size), message)
     incoming = _incoming(context, operation, payloads, outgoing, headers)
@@ -117,7 +115,7 @@ def check_rank(context: Context, rank: Any, name: str) -> int:
     return integer_between(rank, 0, context.size - 1, f"rank {context.rank}: {name}")
 
 
-def _one_for_each(context: Context, values: Any, make: Make) -> dict[int, Message]:
+def _one_for_each(context: Context, values: Any, make: Make) -> ByRank:
     """Return the message for each rank; raise unless there are as many values as ranks."""
     if values is not None and not hasattr(values, "__len__"):
         raise TypeError(
@@ -167,12 +165,12 @@ def _incoming(
     context: Context,
     operation: str,
     payloads: list[bytes],
-    outgoing: dict[int, Message],
+    outgoing: ByRank,
     headers: dict[int, bytes],
-) -> dict[int, Message]:
+) -> ByRank:
     """Return an empty message for each header, by rank; a copy of this rank's own."""
 
-    def allocate() -> dict[int, Message]:
+    def allocate() -> ByRank:
         return {
             rank: outgoing[rank].copy() if rank == context.rank else messages.allocate(header)
             for rank, header in headers.items()
@@ -181,12 +179,10 @@ def _incoming(
     return _with_memory(context, operation, payloads, allocate)
 
 
-def _move(
-    context: Context, outgoing: dict[int, Message], incoming: dict[int, Message]
-) -> list[Message]:
+def _move(context: Context, outgoing: ByRank, incoming: ByRank) -> list[Message]:
     """Send messages by rank and fill those that come; return the latter in their order."""
 
-    def buffers(by_rank: dict[int, Message]) -> list[tuple[int, transfer.Buffer]]:
+    def buffers(by_rank: ByRank) -> list[tuple[int, transfer.Buffer]]:
         return [(rank, buffer) for rank, message in by_rank.items() for buffer in message.buffers]
 
     MPI.Request.Waitall(

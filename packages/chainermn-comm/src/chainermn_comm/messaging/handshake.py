@@ -115,9 +115,7 @@ class Handshake:
             raise_mismatch(operation, self._comm.rank, signatures)
         return [length for *_, length in prefixes]
 
-    def _payloads(
-        self, entries: list[bytearray], lengths: list[int], payload: bytes
-    ) -> list[bytes]:
+    def _payloads(self, entries: list[bytearray], lengths: list[int], own: bytes) -> list[bytes]:
         if max(lengths) <= _INLINE_BYTES:
             return [
                 bytes(entry[_PREFIX.size : _PREFIX.size + length])
@@ -125,9 +123,9 @@ class Handshake:
             ]
         gathered = np.empty(sum(lengths), np.uint8)
         if min(lengths) == max(lengths):
-            self._comm.Allgather([payload, MPI.BYTE], [gathered, MPI.BYTE])
+            self._comm.Allgather([own, MPI.BYTE], [gathered, MPI.BYTE])
         else:
-            self._comm.Allgatherv([payload, MPI.BYTE], [gathered, lengths, MPI.BYTE])
+            self._comm.Allgatherv([own, MPI.BYTE], [gathered, lengths, MPI.BYTE])
         ends = accumulate(lengths)
         return [
             gathered[end - length : end].tobytes()

@@ -117,7 +117,7 @@ def recv(
                 array = np.ndarray(shape, dtype, memory, start, None, order)
                 arrays.insert(index, array.copy(order))
         if kind not in kinds:
-            raise _wrong_kind(method, kind, kinds, comm.rank, source)
+            raise _wrong_kind(method, kind, kinds, peer)
         if is_plain:
             return metadata, tuple(arrays), message_id
         return metadata, Message(kind, tuple(arrays), scalars, on_gpu).value(), message_id
@@ -213,9 +213,8 @@ def _recv_out_of_line(
     return arrays
 
 
-def _wrong_kind(
-    method: str, kind: str, kinds: tuple[str, ...], rank: int, source: int
-) -> TypeError:
+def _wrong_kind(method: str, kind: str, kinds: tuple[str, ...], peer: Peer) -> TypeError:
+    comm, source, _ = peer
     if WITH_METADATA in kinds:
         method += "_with_metadata"
     what, suffix = {
@@ -223,6 +222,6 @@ def _wrong_kind(
         WITH_METADATA: ("arrays with metadata (as of functions.send)", "_with_metadata"),
     }.get(kind, ("an array", ""))
     return TypeError(
-        f"rank {rank}: {method} got {what} that rank {source} sent with send{suffix} "
+        f"rank {comm.rank}: {method} got {what} that rank {source} sent with send{suffix} "
         f"(now discarded); receive it with recv{suffix}"
     )

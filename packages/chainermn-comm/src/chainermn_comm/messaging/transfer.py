@@ -43,9 +43,8 @@ def discard(nbytes: int, comm: MPI.Intracomm, source: int, tag: int) -> None:
     block = contiguous.Create_resized(0, 0)
     while nbytes:
         piece = min(nbytes, MAX_MESSAGE_BYTES)
-        blocks = MPI.Datatype.Create_struct(
-            list(divmod(piece, _DISCARD_BYTES)), [0, 0], [block, MPI.BYTE]
-        )
+        lengths = list(divmod(piece, _DISCARD_BYTES))
+        blocks = MPI.Datatype.Create_struct(lengths, [0, 0], [block, MPI.BYTE])
         blocks.Commit()
         comm.Recv([scratch, 1, blocks], source, tag)
         blocks.Free()
