@@ -36,8 +36,8 @@ class CommunicatorBase(ABC):
     ``max_buf_len`` is accepted for scripts of ChainerMN 1.3; sizes have no limit.
 
     TypeError is raised where an array is expected and none is given, ValueError where there is no
-    such rank or tag. A collective method that raises one of these, because of one rank's arguments,
-    raises it on that rank, and PeerError on the others.
+    such rank or tag. Where a rank's arguments to a collective method are wrong, that rank raises
+    such an error, and the others raise PeerError.
 
     Attributes:
         reserved_tag: tag of messages between the library's own functions, such as the gradients
@@ -108,7 +108,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def recv(self, source: int, tag: int) -> Any:
-        """Return the array that rank ``source`` sends with ``tag``, a new one.
+        """Return the array that rank ``source`` sends with ``tag``, new, of its shape and dtype.
 
         Raises:
             TypeError: it sent an object (:meth:`send_obj`), which is then discarded.
@@ -401,10 +401,11 @@ class CommunicatorBase(ABC):
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change a setting that the communicator knows to ``value``, on all ranks alike.
+        """Change a setting to ``value``, the same on all ranks; ``kwargs`` are ignored.
 
         Raises:
-            ValueError: there is no setting ``name``, or it can't have that value.
+            ValueError: the communicator, whose class says what it knows, has no setting ``name``,
+                or it can't have that value.
         """
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
