@@ -18,20 +18,7 @@ from .communicator import CommunicatorBase, check_metadata, wrong_kind
 from .config import Settings
 from .errors import CommunicationError, FinalizedError
 from .gradients import bcast_parameters, mean_gradients
-from .messaging import (
-    ARRAYS,
-    ARRAYS_WITH_METADATA,
-    OBJECTS,
-    Context,
-    Message,
-    Peer,
-    SharedFailure,
-    collectives,
-    message_of_array,
-    message_of_object,
-    message_with_metadata,
-    point_to_point,
-)
+from .messaging import Context, SharedFailure, collectives, messages, point_to_point
 from .topology import Topology
 from .trace import recorder as traced
 from .watchdog import register, watched
@@ -86,13 +73,8 @@ class MpiCommunicator(CommunicatorBase):
         self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
         self._max_tag = self.reserved_tag - 1
         self._interruption = ""
-        context = Context(
-            own,
-            traced.handshake(own, self._record),
-            self.reserved_tag + 1,
-            self._topology,
-            settings.chunk_bytes,
-        )
+        handshake, tag = traced.handshake(own, self._record), self.reserved_tag + 1
+        context = Context(own, handshake, tag, self._topology, settings.chunk_bytes)
         self._open_context: Context | None = context
         self._algorithms = AlgorithmCache(*factories, context)
 
@@ -145,11 +127,11 @@ class MpiCommunicator(CommunicatorBase):
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest", self._max_tag)
-        point_to_point.send("send", message_of_array(data, self._rank), peer, self._record)
+        point_to_point.send("send", messages.of_array(data, self._rank), peer, self._record)
 
     def recv(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv", ARRAYS, peer, self._record, self._rank)[1]
+        return point_to_point.recv("recv", messages.ARRAYS, peer, self._record)[1]
 
     def send_with_metadata(
         self,
@@ -165,7 +147,7 @@ class MpiCommunicator(CommunicatorBase):
             data = tuple(data)
         peer = self._peer(dest, tag, "dest", self.reserved_tag)
         try:
-            message = message_with_metadata(data, self._rank)
+            message = messages.with_metadata(data, self._rank)
             point_to_point.send("send", message, peer, self._record, label, metadata, message_id)
         except struct.error:
             check_metadata(metadata, data, message_id, self._rank)
@@ -175,8 +157,7 @@ class MpiCommunicator(CommunicatorBase):
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
         peer = self._peer(source, tag, "source", self.reserved_tag)
-        kinds = ARRAYS_WITH_METADATA
-        return point_to_point.recv("recv", kinds, peer, self._record, self._rank, label)
+        return point_to_point.recv("recv", messages.ARRAYS_WITH_METADATA, peer, self._record, label)
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -230,27 +211,27 @@ class MpiCommunicator(CommunicatorBase):
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest", self._max_tag)
-        point_to_point.send("send_obj", message_of_object(obj), peer, self._record)
+        point_to_point.send("send_obj", messages.of_object(obj), peer, self._record)
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv_obj", OBJECTS, peer, self._record, self._rank)[1]
+        return point_to_point.recv("recv_obj", messages.OBJECTS, peer, self._record)[1]
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        message = collectives.bcast(self._context, "bcast_obj", obj, message_of_object, root)
+        message = collectives.bcast(self._context, "bcast_obj", obj, messages.of_object, root)
         received = self._unpickle("bcast_obj", [] if self._rank == root else [message])
         return received[0] if received else obj
 
     @watched
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        found = collectives.gather(self._context, "gather_obj", obj, message_of_object, root)
+        found = collectives.gather(self._context, "gather_obj", obj, messages.of_object, root)
         objs = self._unpickle("gather_obj", found or [])
         return None if found is None else objs
 
     @watched
     def allreduce_obj(self, obj: Any) -> Any:
-        found = collectives.allgather(self._context, "allreduce_obj", obj, message_of_object)
+        found = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_object)
         objs = self._unpickle("allreduce_obj", found)
         try:
             return reduce(add, objs)
@@ -262,17 +243,17 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def allgather_obj(self, obj: Any) -> list[Any]:
-        found = collectives.allgather(self._context, "allgather_obj", obj, message_of_object)
+        found = collectives.allgather(self._context, "allgather_obj", obj, messages.of_object)
         return self._unpickle("allgather_obj", found)
 
     @watched
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        message = collectives.scatter(self._context, "scatter_obj", objs, message_of_object, root)
+        message = collectives.scatter(self._context, "scatter_obj", objs, messages.of_object, root)
         return self._unpickle("scatter_obj", [message])[0]
 
     @watched
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        found = collectives.alltoall(self._context, "alltoall_obj", objs, message_of_object)
+        found = collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_object)
         return self._unpickle("alltoall_obj", found)
 
     # Models.
@@ -419,10 +400,10 @@ class MpiCommunicator(CommunicatorBase):
             )
         return self._open_context
 
-    def _of_array(self, data: Any) -> Message:
-        return message_of_array(data, self._rank)
+    def _of_array(self, data: Any) -> messages.Message:
+        return messages.of_array(data, self._rank)
 
-    def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> Peer:
+    def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Peer:
         """Return MPI's communicator, the other rank, and the tag of a message."""
         own, context = self._rank, self._open_context
         if context is None or os.getpid() != self._process:
@@ -435,7 +416,7 @@ class MpiCommunicator(CommunicatorBase):
             raise ValueError(f"rank {own}: {name} is this rank itself, which would wait for ever")
         return context.comm, index, integer_between(tag, 0, max_tag, f"rank {own}: tag")
 
-    def _unpickle(self, operation: str, found: list[Message]) -> list[Any]:
+    def _unpickle(self, operation: str, found: list[messages.Message]) -> list[Any]:
         """Return the objects; when one can't be unpickled on some rank, all ranks raise."""
         return self._context.handshake.run_on_all_ranks(
             f"{operation}, unpickling", lambda: [message.value() for message in found]

@@ -179,9 +179,8 @@ def _resolve(factory: str | Factory, named: dict[str, Factory]) -> Factory:
 
 def _find(name: str) -> Entry:
     if not isinstance(name, str) or name not in REGISTRY:
-        raise ValueError(
-            f"unknown communicator {name!r}; use one of: {', '.join(sorted(REGISTRY))}"
-        )
+        known = ", ".join(sorted(REGISTRY))
+        raise ValueError(f"unknown communicator {name!r}; use one of: {known}")
     if name == "pure_nccl":
         from .gpu import nccl_unavailable_reason
 

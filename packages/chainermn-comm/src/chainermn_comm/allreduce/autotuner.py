@@ -89,9 +89,8 @@ class Autotuner(Algorithm):
 
     def _next_candidate(self) -> int:
         self._calls += 1
-        fastest, *others = sorted(
-            range(len(self._candidates)), key=lambda index: min(self._seconds_per_byte[index])
-        )
+        least = list(map(min, self._seconds_per_byte))
+        fastest, *others = sorted(range(len(least)), key=least.__getitem__)
         if self._calls % TRIAL_INTERVAL == 0:
             return sorted(others)[self._calls // TRIAL_INTERVAL % len(others)]
         return fastest

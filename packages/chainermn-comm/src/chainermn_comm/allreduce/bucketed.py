@@ -58,9 +58,7 @@ class Bucketed(Algorithm):
             self._allreduce([buffer], self._size)
             chunk.unpack(buffer, outputs)
 
-    def _mean_narrowed(
-        self, chunk: Chunk, inputs: list[np.ndarray], outputs: list[np.ndarray]
-    ) -> None:
+    def _mean_narrowed(self, chunk: Chunk, inputs: Arrays, outputs: Arrays) -> None:
         """Take the mean of numbers too large or too small for the 16-bit dtype of a message.
 
         They travel divided by a power of two, or in a wider dtype: see :mod:`wire_format`.

@@ -11,6 +11,7 @@ share of every chunk.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from mpi4py import MPI
@@ -18,6 +19,7 @@ from mpi4py import MPI
 from ..arrays import accumulator
 from ..runtime import wait_all
 from ..topology import Topology
+from .algorithm import Arrays
 from .casts import cast_into
 from .chunks import Chunk
 from .pairwise import shard_slice, start_allgather, start_reduce_scatter
@@ -41,11 +43,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
     """Means over several nodes."""
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        topology: Topology,
-        leaders: int,
-        chunk_bytes: int | None = None,
+        self, comm: MPI.Intracomm, topology: Topology, leaders: int, chunk_bytes: int | None = None
     ) -> None:
         """Split ``comm`` by node and by leader, and allocate each node's window (collective).
 
@@ -76,30 +74,22 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         # Of each node: the exponent, and whether its sums have the wire dtype.
         self._formats = np.zeros((IN_FLIGHT, self._nodes, 2), np.int64)
 
-    def _stages(
-        self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray], todo: Sequence[Chunk]
-    ) -> list[Stage]:
-        def pack(number: int, chunk: Chunk) -> None:
-            chunk.pack(inputs, self._terms(number, chunk)[self._intra.rank])
-
-        def unpack(number: int, chunk: Chunk) -> None:
-            chunk.unpack(self._means(number, chunk), flats)
-
-        stages = [pack, self._sum, self._quantize, self._scatter, self._combine, self._collect]
-        return [*stages, unpack]
+    def _stages(self, inputs: Arrays, flats: Arrays, todo: Sequence[Chunk]) -> list[Stage]:
+        between = [self._sum, self._quantize, self._scatter, self._combine, self._collect]
+        return [partial(self._pack, inputs), *between, partial(self._unpack, flats)]
 
     def _sum(self, number: int, chunk: Chunk) -> None:
         """Sum this rank's shard of the chunk over the node."""
         shard = self._own_shard(chunk)
         out = self._sums(number, chunk)[shard]
         exponent = scaled_sum([terms[shard] for terms in self._terms(number, chunk)], out)
-        self._shard_stats(number)[self._intra.rank] = exponent, absmax(out, chunk.dtype)
+        self._shard_stats(number)[self._intra_rank] = exponent, absmax(out, chunk.dtype)
 
     def _quantize(self, number: int, chunk: Chunk) -> None:
         """Convert this rank's shard of the node's sums to their wire format."""
         sums = self._sums(number, chunk)[self._own_shard(chunk)]
         exponents = self._shard_stats(number)[:, 0]
-        shift = int(exponents[self._intra.rank] - exponents.max())
+        shift = int(exponents[self._intra_rank] - exponents.max())
         if shift:  # another shard's sums were too large
             ldexp_into(sums, shift, sums)
         wire_format = self._wire_format(number, chunk)
@@ -163,16 +153,13 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
 
     def _own_shard(self, chunk: Chunk) -> slice:
         """Return what of the chunk this rank sums over its node."""
-        return shard_slice(chunk.size, self._ranks, self._intra.rank)
+        return shard_slice(chunk.size, self._ranks, self._intra_rank)
 
-    def _terms(self, number: int, chunk: Chunk) -> list[np.ndarray]:
-        """Return each rank's own numbers of the chunk."""
-        dtype = accumulator(chunk.dtype)
-        return [slot_of(slots, SLOTS, number, chunk.size, dtype) for slots in self._slots]
+    def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
+        return slot_of(ring, SLOTS, number, chunk.size, accumulator(chunk.dtype))
 
     def _sums(self, number: int, chunk: Chunk) -> np.ndarray:
-        dtype = accumulator(chunk.dtype)
-        return slot_of(self._rings[SUM_RING], SLOTS, number, chunk.size, dtype)
+        return self._numbers(self._rings[SUM_RING], number, chunk)
 
     def _means(self, number: int, chunk: Chunk) -> np.ndarray:
         return slot_of(self._rings[MEAN_RING], SLOTS, number, chunk.size, chunk.dtype)

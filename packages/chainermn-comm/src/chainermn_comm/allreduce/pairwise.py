@@ -22,7 +22,6 @@ from .summation import sum_rows
 
 # A function that overwrites 1-D contiguous arrays by their sums over ranks, divided by a number.
 Allreduce: TypeAlias = Callable[[Sequence[np.ndarray], int], None]
-Wait: TypeAlias = Callable[[Sequence[MPI.Request]], None]
 
 # Where a rank receives no more than this, every rank gathers whole buffers and sums them all: one
 # exchange, where shards take two.
@@ -73,20 +72,19 @@ def start_reduce_scatter(
 
     Once the requests are done, the caller takes the sum of the rows.
     """
-    others = [rank for rank in range(comm.size) if rank != comm.rank]
-    outgoing = [(rank, shards[rank]) for rank in others]
-    return start_exchange(comm, outgoing, [(rank, rows[rank]) for rank in others], tag)
+    return start_exchange(comm, enumerate(shards), enumerate(rows), tag)
 
 
 def start_allgather(comm: MPI.Intracomm, shards: Sequence[Buffer], tag: int) -> list[MPI.Request]:
     """Start to send this rank's shard to all ranks, and to receive theirs."""
-    others = [rank for rank in range(comm.size) if rank != comm.rank]
-    outgoing = [(rank, shards[comm.rank]) for rank in others]
-    return start_exchange(comm, outgoing, [(rank, shards[rank]) for rank in others], tag)
+    own = [shards[comm.rank]] * comm.size
+    return start_exchange(comm, enumerate(own), enumerate(shards), tag)
 
 
 class PairwiseAllreduce:
     """The sum over the ranks of an mpi4py communicator, the same bits on every rank."""
+
+    gather_bytes = GATHER_BYTES
 
     def __init__(
         self,
@@ -94,20 +92,15 @@ class PairwiseAllreduce:
         tag: int = 0,
         pipeline: Pipeline = BLOCKING,
         chunk_bytes: int | None = None,
-        gather_bytes: int = GATHER_BYTES,
-        wait: Wait = wait_all,
     ) -> None:
         """Use ``comm``, which stays the caller's (not collective).
 
-        No other messages have ``tag``. ``chunk_bytes`` replaces the pipeline's. ``wait`` returns
-        when all requests are done.
+        No other messages have ``tag``. ``chunk_bytes`` replaces the pipeline's.
         """
         self._comm = comm
         self._size, self._rank = comm.size, comm.rank
         self._tag = tag
         self._pipeline = pipeline
-        self._gather_bytes = gather_bytes
-        self._wait = wait
         limit = chunk_bytes or pipeline.chunk_bytes
         even = pipeline.received_chunks * limit // max(1, self._size - 1)
         self._shard_bytes = min(limit, max(even, LEAST_SHARD_BYTES))
@@ -127,7 +120,7 @@ class PairwiseAllreduce:
             return
         large = []
         for buffer in buffers:
-            if (self._size - 1) * buffer.nbytes > self._gather_bytes:
+            if (self._size - 1) * buffer.nbytes > self.gather_bytes:
                 large.append(buffer)
             elif buffer.size:
                 sum_rows(self._gather(buffer), buffer, divisor)
@@ -211,6 +204,9 @@ class PairwiseAllreduce:
 
     def _allocate(self, nbytes: int) -> Buffer:
         return np.empty(nbytes, np.uint8)
+
+    def _wait(self, requests: Sequence[MPI.Request]) -> None:
+        wait_all(requests)
 
     def _sum(self, rows: list[Buffer], out: Buffer, divisor: int) -> None:
         """Sum the rows in rank order, divide, and write into ``out``, which is one of them."""

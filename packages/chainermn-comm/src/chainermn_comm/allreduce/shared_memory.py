@@ -95,9 +95,8 @@ class SharedMemoryAllreduce(Algorithm):
                 flat if target is source else source.reshape(-1)
                 for source, target, flat in zip(sources, targets, flats, strict=True)
             ]
-        todo = plan_chunks(
-            tuple([flat.size for flat in flats]), tuple(wire_dtypes), self._chunk_bytes
-        )
+        sizes = tuple([flat.size for flat in flats])
+        todo = plan_chunks(sizes, tuple(wire_dtypes), self._chunk_bytes)
         stages = self._stages(inputs, flats, todo)
         first = self._next_chunk
         if todo:
@@ -121,17 +120,17 @@ class SharedMemoryAllreduce(Algorithm):
         self._window.barrier()
 
     def _stages(self, inputs: Arrays, flats: Arrays, todo: Sequence[Chunk]) -> list[Stage]:
-        def pack(number: int, chunk: Chunk) -> None:
-            own = self._slots[self._intra_rank]
-            chunk.pack(inputs, slot_of(own, SLOTS, number, chunk.size, chunk.dtype))
-
-        def unpack(number: int, chunk: Chunk) -> None:
-            chunk.unpack(self._sums(number, chunk), flats)
-
+        pack = partial(self._pack, inputs)
         few = len(todo) == 1 and self._ranks * todo[0].nbytes <= REDUNDANT_BYTES
         if self._ranks <= REDUNDANT_RANKS or few:
             return [pack, partial(self._add_and_unpack, inputs, flats)]
-        return [pack, self._sum, unpack]
+        return [pack, self._sum, partial(self._unpack, flats)]
+
+    def _pack(self, inputs: Arrays, number: int, chunk: Chunk) -> None:
+        chunk.pack(inputs, self._numbers(self._slots[self._intra_rank], number, chunk))
+
+    def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
+        chunk.unpack(self._means(number, chunk), flats)
 
     def _add_and_unpack(self, inputs: Arrays, flats: Arrays, number: int, chunk: Chunk) -> None:
         rows, originals = self._terms(number, chunk), None
@@ -153,16 +152,20 @@ class SharedMemoryAllreduce(Algorithm):
     def _sum(self, number: int, chunk: Chunk) -> None:
         """Write the mean of this rank's shard of the chunk."""
         shard = shard_slice(chunk.size, self._ranks, self._intra_rank)
-        out = self._sums(number, chunk)[shard]
+        out = self._means(number, chunk)[shard]
         rows = [terms[shard] for terms in self._terms(number, chunk)]
         sum_rows(rows, out, self._size, self._scratch(out))
 
     def _terms(self, number: int, chunk: Chunk) -> list[np.ndarray]:
         """Return each rank's own numbers of the chunk."""
-        return [slot_of(slots, SLOTS, number, chunk.size, chunk.dtype) for slots in self._slots]
+        return [self._numbers(slots, number, chunk) for slots in self._slots]
 
-    def _sums(self, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(self._rings[0], SLOTS, number, chunk.size, chunk.dtype)
+    def _means(self, number: int, chunk: Chunk) -> np.ndarray:
+        return self._numbers(self._rings[0], number, chunk)
+
+    def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
+        """Return the chunk's slot, in the dtype in which terms are kept."""
+        return slot_of(ring, SLOTS, number, chunk.size, chunk.dtype)
 
     def _scratch(self, like: np.ndarray) -> np.ndarray:
         """Return private memory to sum such an array in."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import devices
 from ..arrays import can_be_summed
-from ..messaging import Context, SharedFailure, message_of_array
+from ..messaging import Context, SharedFailure, messages
 from .pairwise import Allreduce
 from .summation import overflow_errstate
 
@@ -23,7 +23,7 @@ def reduce_arrays(
     """
     operation, divisor = ("multi_node_mean", context.size) if mean else ("allreduce", 1)
     with SharedFailure(context.handshake, operation):
-        message = message_of_array(data, context.rank)
+        message = messages.of_array(data, context.rank)
         for array in message.arrays:
             if not can_be_summed(array.dtype):
                 raise TypeError(f"rank {context.rank}: {operation} can't sum dtype {array.dtype}")
@@ -44,10 +44,8 @@ def reduce_arrays(
     with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
         for buffer in buffers:
             allreduce([buffer.reshape(-1)], divisor)
-    results = [
-        buffer.astype(array.dtype, copy=False)
-        for buffer, array in zip(buffers, message.arrays, strict=True)
-    ]
+    pairs = zip(buffers, message.arrays, strict=True)
+    results = [buffer.astype(array.dtype, copy=False) for buffer, array in pairs]
     result = message._replace(arrays=tuple(results)).value()
     if out is None:
         return result

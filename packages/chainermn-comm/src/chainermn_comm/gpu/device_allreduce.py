@@ -78,13 +78,11 @@ class DeviceAllreduce(Algorithm):
             self._summed = [devices.new_event() for _ in range(SLOTS)]
             self._done = devices.new_event()
         self._handshake(operation)
-        self._buffers: list[Any] = []
-        self._reserved_bytes = 0
+        self._buffers: list[Any] = [devices.empty(0)] * SLOTS
         self._next_chunk = 0  # chunks so far
         is_leader = self._nodes > 1 and self._leader_index < leaders
-        self._inter = MPI.Intracomm(
-            comm.Split(self._leader_index if is_leader else MPI.UNDEFINED, rank)
-        )
+        color = self._leader_index if is_leader else MPI.UNDEFINED
+        self._inter = MPI.Intracomm(comm.Split(color, rank))
         direct = not staged and comm.allreduce(inter_node.mpi_takes_gpu_memory(), MPI.LAND)
         make = inter_node.CudaAwareAllreduce if direct else inter_node.StagedAllreduce
         self._exchange = self._handshake.run_on_all_ranks(
@@ -107,13 +105,8 @@ class DeviceAllreduce(Algorithm):
         """Write the mean over ranks of each source into its target, and wait for it (collective).
 
         Sources and targets are CuPy arrays of this algorithm's device, in the order of the current
-        stream; see :meth:`Algorithm.mean`.
-
-        Raises:
-            ValueError: arrays are on another device, or a wire dtype can't be used on GPUs or with
-                this NCCL.
-            CommunicationError: NCCL or CUDA failed, here or on another rank; the communicator
-                can't average GPU gradients any more.
+        stream; see :meth:`Algorithm.mean`. CommunicationError is raised where NCCL or CUDA failed,
+        here or on another rank; the communicator can't average GPU gradients any more then.
         """
         with devices.use(self._device):
             call = self._handshake.run_on_all_ranks(
@@ -135,20 +128,16 @@ class DeviceAllreduce(Algorithm):
         self._check(sources, wire_dtypes)
         flats = [target.reshape(-1) for target in targets]
         inputs = [devices.contiguous(source) for source in sources]
-        chunks = plan_chunks(
-            tuple([flat.size for flat in flats]), tuple(wire_dtypes), self._chunk_bytes
-        )
+        sizes = tuple([flat.size for flat in flats])
+        chunks = plan_chunks(sizes, tuple(wire_dtypes), self._chunk_bytes)
         # A chunk may be padded to equal shards.
         padding = self._leaders * max((wire.itemsize for wire in wire_dtypes), default=0)
         nbytes = max((chunk.nbytes for chunk in chunks), default=0) + padding
-        if self._reserved_bytes < nbytes:
+        if self._buffers[0].nbytes < nbytes:
             self._buffers = [devices.empty(nbytes) for _ in range(SLOTS)]
-            self._reserved_bytes = nbytes
         if self._exchange is not None:
             self._exchange.reserve(-(-nbytes // self._leaders))
-        rows = np.concatenate(
-            [kernels.segment_table(chunks, inputs), kernels.segment_table(chunks, flats)]
-        )
+        rows = np.concatenate([kernels.segment_table(chunks, each) for each in (inputs, flats)])
         host, table = devices.pinned(rows.nbytes), devices.empty(rows.nbytes)
         host[...] = rows.reshape(-1).view(np.uint8)
         lengths = [(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks]

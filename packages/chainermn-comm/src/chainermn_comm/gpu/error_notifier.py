@@ -11,9 +11,9 @@ MAX_CHARACTERS = 1000
 
 
 class ErrorNotifier:
-    """Messages of failures among the ranks of one communicator; only `close` waits for other ranks.
+    """Serves for one failure, after which the owner does nothing any more.
 
-    It serves for one failure, after which the owner does nothing any more.
+    Only `close` waits for other ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

@@ -45,6 +45,8 @@ def mpi_takes_gpu_memory() -> bool:
 class PolledAllreduce(PairwiseAllreduce):
     """Sums GPU buffers, each of which is begun, and finished later."""
 
+    gather_bytes = 0  # always shards, which are summed by `_sum`
+
     def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
         """Use ``comm``, which stays the caller's; its ranks are on different nodes.
 
@@ -53,7 +55,7 @@ class PolledAllreduce(PairwiseAllreduce):
         """
         self._poll = poll
         self._ready = [devices.new_event() for _ in range(slots)]
-        super().__init__(comm, gather_bytes=0, wait=self._wait_polled)
+        super().__init__(comm)
 
     def begin(self, slot: int, buffer: Any, stream: Any) -> None:
         """Record when ``buffer`` is ready in the stream's order; return at once."""
@@ -68,7 +70,7 @@ class PolledAllreduce(PairwiseAllreduce):
         order.
         """
 
-    def _wait_polled(self, requests: Sequence[MPI.Request]) -> None:
+    def _wait(self, requests: Sequence[MPI.Request]) -> None:
         try:
             self._poll(partial(MPI.Request.Testall, requests))  # makes MPI progress them
         except BaseException:

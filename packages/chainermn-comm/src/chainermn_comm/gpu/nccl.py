@@ -26,15 +26,9 @@ class NcclCommunicator:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """Connect the current devices (collective over ``comm``, which stays the caller's).
-
-        Raises:
-            RuntimeError: on the ranks where NCCL says that it can't.
-        """
-        nccl = _nccl()
-        self.rank: int = comm.rank
-        self.size: int = comm.size
-        self._nccl = nccl
+        """Connect the current devices (collective over ``comm``, which stays the caller's)."""
+        self._nccl = nccl = _nccl()
+        self.rank, self.size = comm.rank, comm.size
         self._dtypes = {
             "float16": nccl.NCCL_FLOAT16,
             "float32": nccl.NCCL_FLOAT32,

@@ -137,8 +137,7 @@ def _fast_path(
     if any(dtype.kind != "f" for dtype in dtypes):
         return None
     entries = _common_entries(settings, zero_fill)
-    for name, (dtype, shape, _) in zip(names, specs, strict=True):
-        entries.append(("parameter", name, dtype, shape))
+    entries += [("parameter", name, *spec[:2]) for name, spec in zip(names, specs, strict=True)]
     signature = GradientSignature(entries)
     own_memory = parameters.OWN_MEMORY
     own = all(flags & own_memory == own_memory for _, _, flags in specs)
@@ -159,10 +158,8 @@ def wire_dtypes_of(
         return tuple(dtypes)
     if on_gpu:
         return (wire,) * len(dtypes)
-    at_most = math.inf if in_memory else wire.itemsize
-    return tuple(
-        [dtype if wire.itemsize <= dtype.itemsize <= at_most else wire for dtype in dtypes]
-    )
+    most = math.inf if in_memory else wire.itemsize
+    return tuple([dtype if wire.itemsize <= dtype.itemsize <= most else wire for dtype in dtypes])
 
 
 def _common_entries(settings: Settings, zero_fill: bool) -> list[tuple[Any, ...]]:

@@ -26,6 +26,7 @@ SMALL_BYTES = 16 << 10
 _NBYTES = struct.Struct("<Q")
 
 Make: TypeAlias = Callable[[Any], Message]
+ByRank: TypeAlias = dict[int, Message]
 Value = TypeVar("Value")
 
 
@@ -38,12 +39,11 @@ def bcast(context: Context, operation: str, value: Any, make: Make, root: int) -
             message = make(value)
         payload = _describe(message)
     payloads = _handshake(context, operation, payload, root)
-    incoming = _with_memory(
-        context,
-        operation,
-        payloads,
-        lambda: message or messages.allocate(payloads[root][_NBYTES.size :]),
-    )
+
+    def allocate() -> Message:
+        return message or messages.allocate(payloads[root][_NBYTES.size :])
+
+    incoming = _with_memory(context, operation, payloads, allocate)
     for buffer in incoming.buffers:
         transfer.bcast_buffer(context.comm, buffer, root)
     return incoming
@@ -58,25 +58,17 @@ def allgather(context: Context, operation: str, value: Any, make: Make) -> list[
             payload += message.packed()
     payloads = _handshake(context, operation, payload)
     # Where the data of a small message begin in its payload.
-    starts = {
-        rank: len(each) - _size_of(each)
-        for rank, each in enumerate(payloads)
-        if _size_of(each) <= SMALL_BYTES
-    }
-    described = [each[: starts.get(rank)] for rank, each in enumerate(payloads)]
+    sizes = list(map(_size_of, payloads))
+    starts = {rank: len(payloads[rank]) - n for rank, n in enumerate(sizes) if n <= SMALL_BYTES}
+    headers = {rank: each[_NBYTES.size : starts.get(rank)] for rank, each in enumerate(payloads)}
     outgoing = dict.fromkeys(range(context.size), message)
-    incoming = _with_memory(
-        context, operation, payloads, lambda: _incoming(context, outgoing, described)
-    )
+    incoming = _incoming(context, operation, payloads, outgoing, headers)
     for rank in starts.keys() - {context.rank}:
         incoming[rank].fill(payloads[rank][starts[rank] :])
     large = incoming.keys() - starts.keys()
     if large:
-        _move(
-            context,
-            outgoing if context.rank in large else {},
-            {rank: incoming[rank] for rank in sorted(large)},
-        )
+        sent = outgoing if context.rank in large else {}
+        _move(context, sent, {rank: incoming[rank] for rank in sorted(large)})
     return list(incoming.values())
 
 
@@ -90,9 +82,8 @@ def gather(
         payload = _describe(outgoing[root])
     payloads = _handshake(context, operation, payload, root)
     wanted = payloads if context.rank == root else []
-    incoming = _with_memory(
-        context, operation, payloads, lambda: _incoming(context, outgoing, wanted)
-    )
+    headers = {rank: each[_NBYTES.size :] for rank, each in enumerate(wanted)}
+    incoming = _incoming(context, operation, payloads, outgoing, headers)
     received = _move(context, outgoing, incoming)
     return received if context.rank == root else None
 
@@ -105,12 +96,8 @@ def scatter(context: Context, operation: str, values: Any, make: Make, root: int
     payloads = _handshake(context, operation, _pack_size(outgoing.values()), root)
     headers = [message.header() for message in outgoing.values()] or None
     header = context.comm.scatter(headers, root)
-
-    def allocate() -> dict[int, Message]:
-        own = context.rank == root
-        return {root: outgoing[root].copy() if own else messages.allocate(header)}
-
-    return _move(context, outgoing, _with_memory(context, operation, payloads, allocate))[0]
+    incoming = _incoming(context, operation, payloads, outgoing, {root: header})
+    return _move(context, outgoing, incoming)[0]
 
 
 def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[Message]:
@@ -119,10 +106,7 @@ def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[
         outgoing = _one_for_each(context, values, make)
     payloads = _handshake(context, operation, _pack_size(outgoing.values()))
     headers = context.comm.alltoall([message.header() for message in outgoing.values()])
-    described = [b"\0" * _NBYTES.size + header for header in headers]
-    incoming = _with_memory(
-        context, operation, payloads, lambda: _incoming(context, outgoing, described)
-    )
+    incoming = _incoming(context, operation, payloads, outgoing, dict(enumerate(headers)))
     return _move(context, outgoing, incoming)
 
 
@@ -131,7 +115,7 @@ def check_rank(context: Context, rank: Any, name: str) -> int:
     return integer_between(rank, 0, context.size - 1, f"rank {context.rank}: {name}")
 
 
-def _one_for_each(context: Context, values: Any, make: Make) -> dict[int, Message]:
+def _one_for_each(context: Context, values: Any, make: Make) -> ByRank:
     """Return the message for each rank; raise unless there are as many values as ranks."""
     if values is not None and not hasattr(values, "__len__"):
         raise TypeError(
@@ -178,29 +162,28 @@ def _with_memory(
 
 
 def _incoming(
-    context: Context, outgoing: dict[int, Message], described: list[bytes]
-) -> dict[int, Message]:
-    """Return an empty message for each that is described; a copy of this rank's own."""
-    return {
-        rank: outgoing[rank].copy()
-        if rank == context.rank
-        else messages.allocate(payload[_NBYTES.size :])
-        for rank, payload in enumerate(described)
-    }
+    context: Context,
+    operation: str,
+    payloads: list[bytes],
+    outgoing: ByRank,
+    headers: dict[int, bytes],
+) -> ByRank:
+    """Return an empty message for each header, by rank; a copy of this rank's own."""
+
+    def allocate() -> ByRank:
+        return {
+            rank: outgoing[rank].copy() if rank == context.rank else messages.allocate(header)
+            for rank, header in headers.items()
+        }
+
+    return _with_memory(context, operation, payloads, allocate)
 
 
-def _move(
-    context: Context, outgoing: dict[int, Message], incoming: dict[int, Message]
-) -> list[Message]:
+def _move(context: Context, outgoing: ByRank, incoming: ByRank) -> list[Message]:
     """Send messages by rank and fill those that come; return the latter in their order."""
 
-    def buffers(by_rank: dict[int, Message]) -> list[tuple[int, transfer.Buffer]]:
-        return [
-            (rank, buffer)
-            for rank, message in by_rank.items()
-            if rank != context.rank
-            for buffer in message.buffers
-        ]
+    def buffers(by_rank: ByRank) -> list[tuple[int, transfer.Buffer]]:
+        return [(rank, buffer) for rank, message in by_rank.items() for buffer in message.buffers]
 
     MPI.Request.Waitall(
         transfer.start_exchange(context.comm, buffers(outgoing), buffers(incoming), context.tag)

@@ -56,20 +56,10 @@ class Handshake:
         nbytes: int = 0,
         error: BaseException | None = None,
     ) -> list[bytes]:
-        """Check one collective call, and return every rank's payload, in rank order (collective).
+        """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        Args:
-            operation: the operation's name.
-            signature: what must be equal on all ranks.
-            payload: bytes for the other ranks, any length.
-            nbytes: bytes of this rank's data, for the watchdog, where ``signature`` has no
-                ``nbytes``.
-            error: why this rank can't take part in the call.
-
-        Raises:
-            BaseException: ``error`` itself; where a :class:`SharedFailure` catches it.
-            PeerError: another rank has an error, and this one has none.
-            RankMismatchError: on all ranks, when operations or signatures differ.
+        For the watchdog ``nbytes`` says how much data this rank has, unless ``signature`` has an
+        attribute ``nbytes``. An ``error`` is raised where a :class:`SharedFailure` catches it.
         """
         self._calls += 1
         if error is not None:
@@ -125,9 +115,7 @@ class Handshake:
             raise_mismatch(operation, self._comm.rank, signatures)
         return [length for *_, length in prefixes]
 
-    def _payloads(
-        self, entries: list[bytearray], lengths: list[int], payload: bytes
-    ) -> list[bytes]:
+    def _payloads(self, entries: list[bytearray], lengths: list[int], own: bytes) -> list[bytes]:
         if max(lengths) <= _INLINE_BYTES:
             return [
                 bytes(entry[_PREFIX.size : _PREFIX.size + length])
@@ -135,9 +123,9 @@ class Handshake:
             ]
         gathered = np.empty(sum(lengths), np.uint8)
         if min(lengths) == max(lengths):
-            self._comm.Allgather([payload, MPI.BYTE], [gathered, MPI.BYTE])
+            self._comm.Allgather([own, MPI.BYTE], [gathered, MPI.BYTE])
         else:
-            self._comm.Allgatherv([payload, MPI.BYTE], [gathered, lengths, MPI.BYTE])
+            self._comm.Allgatherv([own, MPI.BYTE], [gathered, lengths, MPI.BYTE])
         ends = accumulate(lengths)
         return [
             gathered[end - length : end].tobytes()

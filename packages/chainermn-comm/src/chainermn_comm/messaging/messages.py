@@ -85,7 +85,7 @@ class Message(NamedTuple):
         return self._replace(arrays=tuple(array.copy(order="K") for array in self.arrays))
 
 
-def message_of_array(data: Any, rank: int) -> Message:
+def of_array(data: Any, rank: int) -> Message:
     """Return the message that carries an array, a scalar, or a tuple or list of them.
 
     Of anything else a TypeError is raised, whose text names ``rank``.
@@ -107,16 +107,16 @@ def message_of_array(data: Any, rank: int) -> Message:
     return Message(SCALAR, (_to_host(data, False, rank),))
 
 
-def message_with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
+def with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
     """Return the message that carries a tuple of arrays with metadata."""
     for array in arrays:
         if type(array) is np.ndarray and array.flags.c_contiguous and not array.dtype.hasobject:
             continue  # nearly always
-        return message_of_array(arrays, rank)._replace(kind=WITH_METADATA)
+        return of_array(arrays, rank)._replace(kind=WITH_METADATA)
     return _new(Message, (WITH_METADATA, arrays, (), ()))
 
 
-def message_of_object(obj: Any) -> Message:
+def of_object(obj: Any) -> Message:
     """Return the message that carries a picklable object; whatever pickling raises is raised."""
     data, out_of_band = MPI.pickle.dumps_oob(obj)
     buffers: list[Any] = [data, *out_of_band]

@@ -85,18 +85,13 @@ def send(
 
 
 def recv(
-    method: str,
-    kinds: tuple[str, ...],
-    peer: Peer,
-    record: CallRecorder,
-    rank: int,
-    label: str = "",
+    method: str, kinds: tuple[str, ...], peer: Peer, record: CallRecorder, label: str = ""
 ) -> tuple[bytes, Any, int]:
     """Receive a message of :func:`send`: its metadata, value and message id.
 
     Raises:
         MemoryError: an array can't be allocated; the message is discarded.
-        TypeError: the message is of none of these kinds; it is discarded. The text has ``rank``.
+        TypeError: the message is of none of these kinds; it is discarded.
     """
     comm, source, tag = peer
     inline = np.empty(INLINE_BYTES, np.uint8)
@@ -122,7 +117,7 @@ def recv(
                 array = np.ndarray(shape, dtype, memory, start, None, order)
                 arrays.insert(index, array.copy(order))
         if kind not in kinds:
-            raise _wrong_kind(method, kind, kinds, rank, source)
+            raise _wrong_kind(method, kind, kinds, peer)
         if is_plain:
             return metadata, tuple(arrays), message_id
         return metadata, Message(kind, tuple(arrays), scalars, on_gpu).value(), message_id
@@ -218,9 +213,8 @@ def _recv_out_of_line(
     return arrays
 
 
-def _wrong_kind(
-    method: str, kind: str, kinds: tuple[str, ...], rank: int, source: int
-) -> TypeError:
+def _wrong_kind(method: str, kind: str, kinds: tuple[str, ...], peer: Peer) -> TypeError:
+    comm, source, _ = peer
     if WITH_METADATA in kinds:
         method += "_with_metadata"
     what, suffix = {
@@ -228,6 +222,6 @@ def _wrong_kind(
         WITH_METADATA: ("arrays with metadata (as of functions.send)", "_with_metadata"),
     }.get(kind, ("an array", ""))
     return TypeError(
-        f"rank {rank}: {method} got {what} that rank {source} sent with send{suffix} "
+        f"rank {comm.rank}: {method} got {what} that rank {source} sent with send{suffix} "
         f"(now discarded); receive it with recv{suffix}"
     )

@@ -43,9 +43,8 @@ def discard(nbytes: int, comm: MPI.Intracomm, source: int, tag: int) -> None:
     block = contiguous.Create_resized(0, 0)
     while nbytes:
         piece = min(nbytes, MAX_MESSAGE_BYTES)
-        blocks = MPI.Datatype.Create_struct(
-            list(divmod(piece, _DISCARD_BYTES)), [0, 0], [block, MPI.BYTE]
-        )
+        lengths = list(divmod(piece, _DISCARD_BYTES))
+        blocks = MPI.Datatype.Create_struct(lengths, [0, 0], [block, MPI.BYTE])
         blocks.Commit()
         comm.Recv([scratch, 1, blocks], source, tag)
         blocks.Free()
@@ -62,19 +61,15 @@ def start_exchange(
 ) -> list[MPI.Request]:
     """Start to receive and to send buffers; the requests are for the caller to wait for.
 
-    Each comes with the other rank, never this one. Between two ranks, buffers arrive in the order
-    in which they are sent, so both must list them in the same order, with the same sizes.
+    Each comes with the other rank; those of this one stay where they are. Between two ranks,
+    buffers arrive in the order in which they are sent, so both must list them in the same order,
+    with the same sizes.
     """
-    requests = [
-        comm.Irecv([piece, MPI.BYTE], source, tag)
-        for source, buffer in incoming
-        for piece in split_large(buffer)
-    ]
-    requests += [
-        comm.Isend([piece, MPI.BYTE], dest, tag)
-        for dest, buffer in outgoing
-        for piece in split_large(buffer)
-    ]
+    rank, requests = comm.rank, []
+    for start, buffers in (comm.Irecv, incoming), (comm.Isend, outgoing):
+        for other, buffer in buffers:
+            if other != rank:
+                requests += [start([each, MPI.BYTE], other, tag) for each in split_large(buffer)]
     return requests
 
 
