@@ -15,11 +15,11 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Any
 
 MARK = "chainermn-doctor:"
@@ -111,18 +111,14 @@ def mpiexecs(path: str, seconds: float) -> "dict[str, Any]":
 def version_text(path: str, seconds: float) -> "str | None":
     """Return what a program prints when it is asked for its version; None if it hangs."""
     try:
-        process = subprocess.Popen(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        process = Popen(
+            [path, "--version"], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
         )
     except OSError as problem:
         return str(problem)
     try:
         return process.communicate(timeout=seconds)[0].decode(errors="replace")[:MAX_TEXT_LENGTH]
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # what it started, too
         process.wait()
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
-import os
 import secrets
 import sys
 import threading
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chainermn_tools.doctor import ssh
-from chainermn_tools.doctor.check import CheckResult, Context, skipped
+from chainermn_tools.doctor.check import CheckResult, Context, Run, skipped
 from chainermn_tools.doctor.session import (
     COMMAND,
     Session,
@@ -73,7 +72,7 @@ class ClusterFacts:
         return {name: one for name, one in self.facts().items() if one["python"] == wanted}
 
 
-def over_hosts(judge: Judge) -> Callable[[Context], CheckResult]:
+def over_hosts(judge: Judge) -> Run:
     """Make a check's function of one that takes the facts, too; it is skipped without hosts."""
 
     def run(context: Context) -> CheckResult:
@@ -96,8 +95,7 @@ def gather_facts(context: Context) -> ClusterFacts:
         "mpiexec": launcher.get("path"),
         "program_seconds": context.time_for(*VERSION_TIME),
     }
-    script = None if context.script is None else os.path.abspath(context.script)
-    lines = first_input(sys.executable, script, order)
+    lines = first_input(sys.executable, context.script, order)
     program, login_time = ssh.program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
     commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:

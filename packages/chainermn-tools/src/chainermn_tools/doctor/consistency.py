@@ -227,11 +227,10 @@ def _describe_mpi(mpiexec: Facts) -> str:
 def script(context: Context, cluster: ClusterFacts) -> CheckResult:
     if context.script is None:
         return skipped("no script was named")
-    path, mine = os.path.abspath(context.script), cluster.local["script"]
+    path, mine = context.script, cluster.local["script"]
     if "digest" not in mine:
-        return failed(
-            f"{path} can't be read here: {mine['problem']}", "give the script's right path"
-        )
+        message = f"{path} can't be read here: {mine['problem']}"
+        return failed(message, "give the script's right path")
     problems = {}
     for host, facts in cluster.facts().items():
         there = facts["script"]

@@ -15,6 +15,8 @@ from chainermn_tools.formatting import printable
 from chainermn_tools.jobs import Unavailable
 
 MAX_TEXT_LENGTH = 2000
+Futures = Mapping[str, "Future[CheckResult]"]
+Results = Mapping[str, CheckResult]
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,8 @@ class Stage:
 # The names are those of the JSON.
 LOCAL = Stage("here", "This machine", (*software.checks, *machine.checks, *gpus.checks), share=0.4)
 RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), share=0.5)
-CLUSTER = Stage(
-    "hosts",
-    "Over the hosts",
-    (*hosts.checks, *consistency.checks, *hosts.connection_checks, *placement.checks),
-    share=1.0,
-)
+_over_hosts = (*hosts.checks, *consistency.checks, *hosts.connection_checks, *placement.checks)
+CLUSTER = Stage("hosts", "Over the hosts", _over_hosts, share=1.0)
 
 
 def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResult]:
@@ -77,12 +75,7 @@ def _run_stage(
         yield results[check.name]
 
 
-def _run_check(
-    check: Check,
-    context: Context,
-    futures: Mapping[str, Future[CheckResult]],
-    earlier: Mapping[str, CheckResult],
-) -> None:
+def _run_check(check: Check, context: Context, futures: Futures, earlier: Results) -> None:
     try:
         result = _blocked(check, futures, earlier) or check.run(context)
     except Unavailable as error:
@@ -94,9 +87,7 @@ def _run_check(
     futures[check.name].set_result(result)
 
 
-def _blocked(
-    check: Check, futures: Mapping[str, Future[CheckResult]], earlier: Mapping[str, CheckResult]
-) -> CheckResult | None:
+def _blocked(check: Check, futures: Futures, earlier: Results) -> CheckResult | None:
     """Wait for the checks that this one needs; return why it is skipped, or None."""
     for name in check.needs:
         if name not in futures and name not in earlier:
@@ -108,12 +99,7 @@ def _blocked(
     return None
 
 
-def _timed_out(
-    check: Check,
-    futures: Mapping[str, Future[CheckResult]],
-    results: Mapping[str, CheckResult],
-    seconds: float,
-) -> CheckResult:
+def _timed_out(check: Check, futures: Futures, results: Results, seconds: float) -> CheckResult:
     """Return the result of a check that did not finish within so many seconds."""
     waiting = [name for name in check.needs if name in futures and not futures[name].done()]
     if not waiting:
