@@ -38,11 +38,9 @@ def worst_status(results: Sequence[CheckResult]) -> str:
 
 def summary(results: Sequence[CheckResult]) -> str:
     """Return one sentence about all results."""
-    parts = [
-        f"{label}: {', '.join(names)}"
-        for status, label in (("failed", "failed"), ("warning", "warned of"))
-        if (names := [one.name for one in results if one.status == status])
-    ]
+    labels = (("failed", "failed"), ("warning", "warned of"))
+    found = {label: [r.name for r in results if r.status == status] for status, label in labels}
+    parts = [f"{label}: {', '.join(names)}" for label, names in found.items() if names]
     return f"Not all is well; {'; '.join(parts)}." if parts else "All is well."
 
 

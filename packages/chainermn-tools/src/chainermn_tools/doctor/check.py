@@ -99,10 +99,7 @@ class Context:
         return call
 
     def remaining(self) -> float:
-        """Return the seconds for which a program may run that is started now; at least 0.1.
-
-        This is less than the time to the deadline: the difference is for ending the program.
-        """
+        """Return for how many seconds a program may run, leaving time to end it; at least 0.1."""
         seconds = self.deadline - time.monotonic()
         return max(0.1, seconds - min(CLEANUP_SECONDS, CLEANUP_SHARE * seconds))
 

@@ -102,10 +102,7 @@ def direct_memory(context: Context) -> CheckResult:
 
 
 def read_sibling_memory() -> int:
-    """Let one child process read another's memory, as ranks, which are siblings, would.
-
-    Return 0 or the error's number. Call it in a subprocess.
-    """
+    """Let a child read its sibling's memory, as ranks do; return 0 or errno. For a subprocess."""
     text = ctypes.create_string_buffer(SECRET)
     owner = os.fork()
     if owner == 0:
@@ -151,11 +148,9 @@ def start_method(context: Context) -> CheckResult:
     release = platform.release()
     if tuple(int(number) for number in re.findall(r"\d+", release)[:2]) >= SAFE_KERNEL:
         return ok(f"fork, which Linux {release} makes safe for {cards}")
-    return warning(
-        f"fork, after which {cards} may write to the wrong memory on Linux {release}: "
-        "data loaders' processes crash",
-        "multiprocessing.set_start_method('forkserver')   # first thing, before MPI starts",
-    )
+    message = f"fork, after which {cards} may write to the wrong memory on Linux {release}"
+    hint = "multiprocessing.set_start_method('forkserver')   # first thing, before MPI starts"
+    return warning(f"{message}: data loaders' processes crash", hint)
 
 
 @checks.add("cores", "Are there cores enough for the ranks and the threads of their BLAS?")

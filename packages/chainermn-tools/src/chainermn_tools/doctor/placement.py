@@ -67,10 +67,7 @@ def run_cluster_job(context: Context) -> RankJob:
 
 
 def _choose_pairs(cluster: ClusterFacts, hosts: list[str]) -> list[Pair]:
-    """Return the pairs of hosts between which messages are sent, by their own names.
-
-    With them is an address at which the first one finds the second, if one is known.
-    """
+    """Return pairs of hosts, by their own names, and where the first finds the second, if known."""
     known = cluster.facts()
     # A host that has several names is one.
     machines = {known[host]["machine"]: host for host in reversed(hosts)}
@@ -123,11 +120,9 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
         return _judge_end(job, where, by_hand, hosts=silent)
     actual = Counter(reports[0]["hosts"])
     if actual != wanted:
-        return failed(
-            f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}",
-            "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts",
-            ranks=dict(actual),
-        )
+        message = f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}"
+        hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"
+        return failed(message, hint, ranks=dict(actual))
     return ok(_describe(wanted), ranks=dict(wanted))
 
 

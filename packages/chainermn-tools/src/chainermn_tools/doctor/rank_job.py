@@ -88,8 +88,7 @@ class RankJob:
         stopped = next((one for one in STEPS if len(self.results(one)) < self.ranks), step)
         order = list(STEPS)
         if order.index(stopped) < order.index(step):
-            message = f"the ranks came no further than {stopped!r}"
-            return skipped(message, blocked_by=stopped)
+            return skipped(f"the ranks came no further than {stopped!r}", blocked_by=stopped)
         finished = len(self.results(step))
         if finished == self.ranks:
             return None

@@ -44,18 +44,15 @@ MAX_STDERR_CHARACTERS = 20_000
 GRACE_SECONDS = 1.0
 
 
-def first_input(python: str, script: str | None, order: dict[str, Any]) -> str:
-    """Return what a host's shell reads: its code, the agent for this Python, and its first order.
-
-    The ``script`` is the user's.
-    """
+def first_input(python: str, user_script: str | None, order: dict[str, Any]) -> str:
+    """Return what a host's shell reads: its code, the agent for this Python, and a first order."""
     code = (
-        f"mark={_quote(agent.MARK)}; python={_quote(python)}; script={_quote(script or '')}; "
+        f"mark={_quote(agent.MARK)}; python={_quote(python)}; script={_quote(user_script or '')}; "
         "mark=${mark%.}; python=${python%.}; script=${script%.}; "
         f"\"$python\" -c '{LOADER}'; status=$?; [ $status = 0 ] && exit 0; {WITHOUT_PYTHON}"
     )
     program = json.dumps(Path(agent.__file__).read_text())
-    return f"{code.strip()}\n{program}\n{json.dumps({**order, 'script': script})}\n"
+    return f"{code.strip()}\n{program}\n{json.dumps({**order, 'script': user_script})}\n"
 
 
 def _quote(text: str) -> str:

@@ -247,11 +247,9 @@ def mpicc(context: Context) -> CheckResult:
     are_hydra = {vendor, launcher["vendor"]} <= {"MPICH", "MVAPICH"}
     if launcher["vendor"] in (None, vendor) or are_hydra:
         return ok(message, vendor=vendor, version=version)
-    return warning(
-        f"{message}, but {launcher['path']} is {launcher['vendor']}'s: an mpi4py that is built "
-        "here would not fit mpiexec",
-        f"put the bin folder of one MPI first on PATH, for instance {os.path.dirname(path)}",
-    )
+    message += f", but {launcher['path']} is {launcher['vendor']}'s"
+    hint = f"put the bin folder of one MPI first on PATH, for instance {os.path.dirname(path)}"
+    return warning(f"{message}: an mpi4py that is built here would not fit mpiexec", hint)
 
 
 def compiler_version(path: str, timeout: float) -> tuple[str | None, str | None]:

@@ -13,10 +13,7 @@ TRIAL_RANKS = 2
 
 
 def mpi(timeout: float) -> dict[str, Any]:
-    """Return what is known of the library, the launcher, and whether they belong together.
-
-    Also the compiler on PATH, with which an mpi4py from source would be built; None without one.
-    """
+    """Return what is known of library, launcher, their match, and the compiler for mpi4py."""
     probes = {
         "library": lambda: probe.call_in_subprocess(mpi_library, timeout),
         "launcher": lambda: jobs.find_launcher(timeout),
@@ -29,13 +26,10 @@ def mpi(timeout: float) -> dict[str, Any]:
 
 
 def mpi_library() -> dict[str, Any]:
-    """Return vendor, version and so on of the MPI that mpi4py loads. Call it in a subprocess.
-
-    MPI_Init, which may hang, is not called.
-    """
+    """Return vendor, version and so on of the MPI that mpi4py loads. Call it in a subprocess."""
     import mpi4py
 
-    mpi4py.rc.initialize = False
+    mpi4py.rc.initialize = False  # MPI_Init may hang
     from mpi4py import MPI
 
     vendor, version = MPI.get_vendor()

@@ -34,7 +34,7 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
     ranks, and the rest is about this process and its machine.
 
     Args:
-        seconds: timeout of each program that is asked; all run concurrently.
+        seconds: timeout of each program; they run concurrently, so all takes little longer.
 
     Returns:
         What JSON can hold. ``schema`` is the version of the other keys. A part that could not
@@ -57,11 +57,8 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
 
 def variables() -> dict[str, str]:
     """Return the variables that are set and influence jobs; secret values are hidden."""
-    return {
-        name: "(hidden)" if SECRET.search(name) else _printable(value)
-        for name, value in sorted(os.environ.items())
-        if influences_jobs(name)
-    }
+    named = [(name, value) for name, value in sorted(os.environ.items()) if influences_jobs(name)]
+    return {name: "(hidden)" if SECRET.search(name) else _printable(value) for name, value in named}
 
 
 def _printable(value: str) -> str:
@@ -70,7 +67,7 @@ def _printable(value: str) -> str:
 
 
 def render(report: dict[str, Any], console: Console) -> None:
-    """Print a report that :func:`collect` returned.
+    """Print a report that :func:`collect` returned on the console.
 
     On a terminal long values are folded to its width; elsewhere each value is one line, whatever
     its length, so that it can be searched.
