@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from chainermn_tools import environment
 from chainermn_tools.doctor import ssh
 from chainermn_tools.doctor.check import CheckResult, Context, Run, skipped
 from chainermn_tools.doctor.session import (
@@ -23,7 +25,6 @@ from chainermn_tools.doctor.session import (
     parse_shell_answer,
 )
 from chainermn_tools.doctor.software import launcher_if_any
-from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FAMILIES
 from chainermn_tools.jobs import Unavailable
 
 # The name of this machine among the hosts; no host can have it.
@@ -90,8 +91,8 @@ def gather_facts(context: Context) -> ClusterFacts:
     order = {
         "seconds": int(context.remaining()) + 1,
         "token": secrets.token_hex(8),
-        "packages": [*OUR_PACKAGES, *OTHER_PACKAGES],
-        "families": PACKAGE_FAMILIES,
+        "packages": [*environment.OUR_PACKAGES, *environment.OTHER_PACKAGES],
+        "families": environment.PACKAGE_FAMILIES,
         "mpiexec": launcher.get("path"),
         "program_seconds": context.time_for(*VERSION_TIME),
     }
@@ -126,26 +127,20 @@ def _log_in(
     no longer counts.
     """
     share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
-    sessions: dict[str, Session | ssh.SSHFailure] = {}
     slots = threading.Semaphore(MAX_LOGINS)
 
-    def log_in(name: str, command: Sequence[str]) -> None:
+    def log_in(command: Sequence[str]) -> Session | ssh.SSHFailure:
         with slots:
             try:
-                sessions[name] = session = start(command)
+                session = start(command)
             except OSError as error:
-                message = f"{command[0]} doesn't start: {error.strerror}"
-                sessions[name] = ssh.SSHFailure("no ssh", message)
-                return
+                return ssh.SSHFailure("no ssh", f"{command[0]} doesn't start: {error.strerror}")
             session.send(lines)
             session.answered.wait(share)
+            return session
 
-    threads = [threading.Thread(target=log_in, args=item, daemon=True) for item in commands.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {name: sessions[name] for name in commands}
+    logins = {name: partial(log_in, command) for name, command in commands.items()}
+    return environment.run_concurrently(logins, threading.TIMEOUT_MAX)
 
 
 def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostReply:

@@ -40,39 +40,31 @@ def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResul
     """Run the stages one after another, and yield a result for every check, whatever hangs.
 
     Results come in the stages' order, each as soon as it is there. The context's deadline is that
-    of all stages together.
+    of all stages together. Each check runs in a thread, which is left behind if it hangs.
     """
     results: dict[str, CheckResult] = {}
     for number, stage in enumerate(stages, start=1):
-        now = time.monotonic()
-        share = stage.share if number < len(stages) else 1.0
-        deadline = now + share * (context.deadline - now)
-        yield from _run_stage(stage, replace(context, deadline=deadline), results)
-
-
-def _run_stage(
-    stage: Stage, context: Context, results: dict[str, CheckResult]
-) -> Iterator[CheckResult]:
-    """Run a stage's checks, each in a thread that is left behind if it hangs; add their results."""
-    started = time.monotonic()
-    futures: dict[str, Future[CheckResult]] = {check.name: Future() for check in stage.checks}
-    for check in stage.checks:
-        args = (check, context, futures, results)
-        threading.Thread(target=_run_check, args=args, daemon=True).start()
-    for check in stage.checks:
-        try:
-            result = futures[check.name].result(max(0.0, context.deadline - time.monotonic()))
-        except TimeoutError:
-            result = _timed_out(check, futures, results, context.deadline - started)
-        results[check.name] = replace(
-            result,
-            message=_readable(result.message),
-            hint=None if result.hint is None else _readable(result.hint),
-            name=check.name,
-            question=check.question,
-            stage=stage.name,
-        )
-        yield results[check.name]
+        started = time.monotonic()
+        seconds = (stage.share if number < len(stages) else 1.0) * (context.deadline - started)
+        own = replace(context, deadline=started + seconds)
+        futures: Futures = {check.name: Future() for check in stage.checks}
+        for check in stage.checks:
+            args = (check, own, futures, results)
+            threading.Thread(target=_run_check, args=args, daemon=True).start()
+        for check in stage.checks:
+            try:
+                result = futures[check.name].result(max(0.0, own.deadline - time.monotonic()))
+            except TimeoutError:
+                result = _timed_out(check, futures, results, seconds)
+            results[check.name] = replace(
+                result,
+                message=_readable(result.message),
+                hint=None if result.hint is None else _readable(result.hint),
+                name=check.name,
+                question=check.question,
+                stage=stage.name,
+            )
+            yield results[check.name]
 
 
 def _run_check(check: Check, context: Context, futures: Futures, earlier: Results) -> None:
