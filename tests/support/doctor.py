@@ -40,8 +40,7 @@ from chainermn_tools.doctor import (
     ssh,
 )
 from chainermn_tools.doctor.check import Check, failed, ok, skipped, warning
-from chainermn_tools.environment import machine as environment_machine
-from chainermn_tools.environment import packages
+from chainermn_tools.environment import packages, probe
 from chainermn_tools.jobs import Host, cores, parse_host_list, tags
 from tests.support import commands
 
@@ -268,7 +267,7 @@ class Machine:
             name = function.__name__
             return _gives(answers[name])() if name in answers else real(function, *more)
 
-        for module in (environment, environment_machine):
+        for module in (environment, probe):
             self._patch.setattr(module, "call_in_subprocess", child)
 
     # Ranks

@@ -106,11 +106,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
         what = only[-1 if isinstance(error, SyntaxError) else 0].strip()
     except Exception:  # its __str__ fails
         lines, what = traceback.format_tb(error.__traceback__), kinds[0]
-    return {
-        "what": what.split("\n")[0][:HEADLINE_CHARACTERS],
-        "secondary": secondary,
-        "traceback": "".join(lines)[-TRACEBACK_CHARACTERS:],
-    }
+    what, text = what.split("\n")[0][:HEADLINE_CHARACTERS], "".join(lines)[-TRACEBACK_CHARACTERS:]
+    return {"what": what, "secondary": secondary, "traceback": text}
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:

@@ -1,4 +1,4 @@
-"""The command `chainermn`: a table of subcommands, and each of them in a file."""
+"""The command `chainermn`: a list of subcommands, and each of them in a file."""
 
 from chainermn_tools.cli.entry_point import COMMANDS, commands, main
 

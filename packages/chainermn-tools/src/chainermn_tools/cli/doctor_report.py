@@ -38,11 +38,9 @@ def worst_status(results: Sequence[CheckResult]) -> str:
 
 def summary(results: Sequence[CheckResult]) -> str:
     """Return one sentence about all results."""
-    parts = [
-        f"{label}: {', '.join(names)}"
-        for status, label in (("failed", "failed"), ("warning", "warned of"))
-        if (names := [one.name for one in results if one.status == status])
-    ]
+    labels = (("failed", "failed"), ("warning", "warned of"))
+    found = {label: [r.name for r in results if r.status == status] for status, label in labels}
+    parts = [f"{label}: {', '.join(names)}" for label, names in found.items() if names]
     return f"Not all is well; {'; '.join(parts)}." if parts else "All is well."
 
 
@@ -68,10 +66,7 @@ def as_dict(results: Sequence[CheckResult], context: Context, seconds: float) ->
                 "status": one.status,
                 "found": one.message,
                 "fix": one.hint,
-                "details": {
-                    **one.details,
-                    **({"because": one.blocked_by} if one.blocked_by else {}),
-                },
+                "details": one.details | ({"because": one.blocked_by} if one.blocked_by else {}),
             }
             for one in results
         ],
@@ -89,11 +84,9 @@ def as_markdown(
     console = Console(file=file, force_terminal=False)
     show_all(stages, results, console)
     print(f"({seconds:.0f} s)\n", file=file)
-    timeout = environment_time * PROGRAMS_SHARE
-    (found,) = environment.run_concurrently(
-        {"environment": lambda: environment.collect(timeout)}, environment_time
-    ).values()
-    environment.render(found if "schema" in found else {"environment": found}, console)
+    probe = {"environment": lambda: environment.collect(environment_time * PROGRAMS_SHARE)}
+    found = environment.run_concurrently(probe, environment_time)
+    environment.render(found["environment"] if "schema" in found["environment"] else found, console)
     body = file.getvalue().rstrip()
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
     return (

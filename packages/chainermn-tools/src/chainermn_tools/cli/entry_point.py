@@ -1,4 +1,4 @@
-"""The entry point of `chainermn`: a table of subcommands, each loaded when it is asked for."""
+"""The entry point of `chainermn`: a list of subcommands, each loaded when it is asked for."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ from importlib import import_module
 
 import click
 
-# Where each subcommand is written. To add one, write a click.Command and put its place here.
-COMMANDS = {
-    "bench": "chainermn_tools.cli.bench:bench",
-    "doctor": "chainermn_tools.cli.doctor:doctor",
-    "env": "chainermn_tools.cli.env:env",
-    "explain": "chainermn_tools.cli.explain:explain",
-    "launch": "chainermn_tools.cli.launch:launch",
-    "trace": "chainermn_tools.cli.trace:trace",
-}
+# Each is a click.Command of this name, in a file of this name. To add one, put its name here.
+COMMANDS = ("bench", "doctor", "env", "explain", "launch", "trace")
 # When what was to be printed could not be: sysexits.h calls it EX_IOERR.
 NOT_WRITTEN = 74
 # What writing to a pipe, a terminal or a full disk fails with.
@@ -34,8 +27,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, name = COMMANDS[cmd_name].split(":")
-        command: click.Command = getattr(import_module(module), name)
+        command: click.Command = getattr(import_module(f"{__package__}.{cmd_name}"), cmd_name)
         return command
 
 

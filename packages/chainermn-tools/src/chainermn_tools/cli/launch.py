@@ -64,14 +64,9 @@ def launch(
         launcher = jobs.find_mpiexec()
     except (ValueError, jobs.Unavailable) as error:
         raise click.UsageError(str(error)) from None
+    ranks, args = ranks or sum(hosts.values()), [script, *arguments]
     result, _ = run_script(
-        launcher,
-        sum(hosts.values()) if ranks is None else ranks,
-        [script, *arguments],
-        _say,
-        hosts=hosts,
-        prefix=prefix,
-        max_restarts=max_restarts,
+        launcher, ranks, args, _say, hosts=hosts, prefix=prefix, max_restarts=max_restarts
     )
     if not result.success:
         _say(result.message)

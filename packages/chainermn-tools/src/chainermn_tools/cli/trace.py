@@ -49,8 +49,7 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
             with open(output, "w", encoding="utf-8") as file:
                 traces.write_chrome_trace(run, file)
         except OSError as error:
-            raise click.UsageError(
-                f"--output: {output} can't be written: {error.strerror}"
-            ) from None
+            message = f"--output: {output} can't be written: {error.strerror}"
+            raise click.UsageError(message) from None
     if plot is not None:
         options.save_plot(plot, lambda: traces.draw(run, collectives, plot))

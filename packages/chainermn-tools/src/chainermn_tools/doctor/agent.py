@@ -6,6 +6,7 @@ each, and answers each with a line that begins with MARK. It ends with its input
 is over.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,19 +15,17 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Any
 
 MARK = "chainermn-doctor:"
 # Of the same package two may be installed; the one that would be imported says in its own files.
 IMPORTED_PACKAGES = ("numpy", "mpi4py", "chainer", "cupy")
-VERSION_LINE = re.compile(
-    r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.MULTILINE
-)
+VERSION_LINE = re.compile(r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.M)
 BACKLOG = 128  # connections that may wait until they are accepted
 CONNECT_THREADS = 100  # threads that try connections
 TRIES = 5  # connections to the same host, of which the fastest is its distance
@@ -53,11 +52,9 @@ def answer(content: "dict[str, Any]") -> None:
 
 
 def facts(order: "dict[str, Any]") -> "dict[str, Any]":
+    implementation = platform.python_implementation()
     return {
-        "python": {
-            "version": platform.python_version(),
-            "implementation": platform.python_implementation(),
-        },
+        "python": {"version": platform.python_version(), "implementation": implementation},
         "packages": packages(order["packages"], order["families"]),
         "mpiexec": mpiexecs(order["mpiexec"], order["program_seconds"]),
         "variables": dict(os.environ),
@@ -104,33 +101,24 @@ def written_version(folder: str) -> "str | None":
 def mpiexecs(path: str, seconds: float) -> "dict[str, Any]":
     """Return the version text of mpiexec at the given path, and of the one on PATH."""
     found = {}
-    first = shutil.which("mpiexec")
-    for name, where in (("same path", path), ("on PATH", first)):
+    for name, where in (("same path", path), ("on PATH", shutil.which("mpiexec"))):
         if where and os.path.exists(where):
-            text = version_text(where, seconds)
-            found[name] = {
-                "path": os.path.realpath(where),
-                "text": text or "",
-                "hangs": text is None,
-            }
+            real, text = os.path.realpath(where), version_text(where, seconds)
+            found[name] = {"path": real, "text": text or "", "hangs": text is None}
     return found
 
 
 def version_text(path: str, seconds: float) -> "str | None":
     """Return what a program prints when it is asked for its version; None if it hangs."""
     try:
-        process = subprocess.Popen(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        process = Popen(
+            [path, "--version"], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
         )
     except OSError as problem:
         return str(problem)
     try:
         return process.communicate(timeout=seconds)[0].decode(errors="replace")[:MAX_TEXT_LENGTH]
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # what it started, too
         process.wait()
         return None
@@ -150,13 +138,10 @@ def script(path: str) -> "dict[str, Any]":
 
 def shm() -> "dict[str, Any] | None":
     try:
-        found = os.statvfs("/dev/shm")
+        fs = os.statvfs("/dev/shm")
     except OSError:
         return None
-    return {
-        "total_bytes": found.f_frsize * found.f_blocks,
-        "free_bytes": found.f_frsize * found.f_bavail,
-    }
+    return {"total_bytes": fs.f_frsize * fs.f_blocks, "free_bytes": fs.f_frsize * fs.f_bavail}
 
 
 def machine() -> str:
@@ -192,22 +177,16 @@ def serve(listener: socket.socket, token: str) -> None:
 
 def send_data(connection: socket.socket, token: str) -> None:
     """Send the token, and then enough to show whether large messages come through."""
-    try:
-        connection.sendall(token.encode())
+    with connection, contextlib.suppress(OSError):  # most close once they have the token
+        connection.sendall(token.encode())  # in a packet of its own
         connection.sendall(bytes(LARGE_BYTES))
-    except OSError:  # most close once they have the token
-        pass
-    finally:
-        connection.close()
 
 
 def try_connections(order: "dict[str, Any]", token: str) -> "dict[str, Any]":
     """Connect to others, each ``[address, port]``; return what came of it, by name."""
-    others = order["connect"]
+    others, seconds = order["connect"], order["seconds"]
     with ThreadPoolExecutor(CONNECT_THREADS) as pool:
-        found = pool.map(
-            lambda one: connect(one[0], one[1], token, order["seconds"]), others.values()
-        )
+        found = pool.map(lambda one: connect(one[0], one[1], token, seconds), others.values())
         return dict(zip(others, found))  # noqa: B905
 
 

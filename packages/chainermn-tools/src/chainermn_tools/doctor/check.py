@@ -77,7 +77,7 @@ class Context:
     ranks: int | None = None  # how many the user wants to run; None where they didn't say
     hosts: tuple[Host, ...] = ()  # empty without any, and when the hostfile can't be parsed
     hostfile: str | None = None  # its path as the user gave it
-    script: str | None = None  # path of the script that the ranks are to run, if it was said
+    script: str | None = None  # absolute path of the script that the ranks are to run, if said
     cache: dict[Any, Future[Any]] = field(default_factory=dict)  # shared by all stages
 
     @staticmethod
@@ -99,10 +99,7 @@ class Context:
         return call
 
     def remaining(self) -> float:
-        """Return the seconds for which a program may run that is started now; at least 0.1.
-
-        This is less than the time to the deadline: the difference is for ending the program.
-        """
+        """Return for how many seconds a program may run, leaving time to end it; at least 0.1."""
         seconds = self.deadline - time.monotonic()
         return max(0.1, seconds - min(CLEANUP_SECONDS, CLEANUP_SHARE * seconds))
 
@@ -135,13 +132,16 @@ class Context:
             return max(host.slots or 1 for host in self.hosts)
 
 
+Run = Callable[[Context], CheckResult]
+
+
 @dataclass(frozen=True)
 class Check:
     """A function that answers one question."""
 
     name: str  # unique among all stages; what JSON and people call it
     question: str  # in the user's words
-    run: Callable[[Context], CheckResult]  # it may raise and hang; the others go on
+    run: Run  # it may raise and hang; the others go on
     # Names of checks of this stage or an earlier one without whose success this one has no point:
     # it is skipped when one of them failed, and starts when all have finished.
     needs: tuple[str, ...] = ()
@@ -150,12 +150,10 @@ class Check:
 class Checks(list[Check]):
     """The checks of one file, in the order in which they stand there and are shown."""
 
-    def add(
-        self, name: str, question: str, needs: tuple[str, ...] = ()
-    ) -> Callable[[Callable[[Context], CheckResult]], Check]:
+    def add(self, name: str, question: str, needs: tuple[str, ...] = ()) -> Callable[[Run], Check]:
         """Return a decorator that adds a function as a :class:`Check`."""
 
-        def register(run: Callable[[Context], CheckResult]) -> Check:
+        def register(run: Run) -> Check:
             self.append(Check(name, question, run, needs))
             return self[-1]
 

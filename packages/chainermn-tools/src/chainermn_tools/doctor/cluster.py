@@ -5,17 +5,18 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
-import os
 import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from chainermn_tools import environment
 from chainermn_tools.doctor import ssh
-from chainermn_tools.doctor.check import CheckResult, Context, skipped
+from chainermn_tools.doctor.check import CheckResult, Context, Run, skipped
 from chainermn_tools.doctor.session import (
     COMMAND,
     Session,
@@ -24,7 +25,6 @@ from chainermn_tools.doctor.session import (
     parse_shell_answer,
 )
 from chainermn_tools.doctor.software import launcher_if_any
-from chainermn_tools.environment import OTHER_PACKAGES, OUR_PACKAGES, PACKAGE_FAMILIES
 from chainermn_tools.jobs import Unavailable
 
 # The name of this machine among the hosts; no host can have it.
@@ -73,7 +73,7 @@ class ClusterFacts:
         return {name: one for name, one in self.facts().items() if one["python"] == wanted}
 
 
-def over_hosts(judge: Judge) -> Callable[[Context], CheckResult]:
+def over_hosts(judge: Judge) -> Run:
     """Make a check's function of one that takes the facts, too; it is skipped without hosts."""
 
     def run(context: Context) -> CheckResult:
@@ -91,13 +91,12 @@ def gather_facts(context: Context) -> ClusterFacts:
     order = {
         "seconds": int(context.remaining()) + 1,
         "token": secrets.token_hex(8),
-        "packages": [*OUR_PACKAGES, *OTHER_PACKAGES],
-        "families": PACKAGE_FAMILIES,
+        "packages": [*environment.OUR_PACKAGES, *environment.OTHER_PACKAGES],
+        "families": environment.PACKAGE_FAMILIES,
         "mpiexec": launcher.get("path"),
         "program_seconds": context.time_for(*VERSION_TIME),
     }
-    script = None if context.script is None else os.path.abspath(context.script)
-    lines = first_input(sys.executable, script, order)
+    lines = first_input(sys.executable, context.script, order)
     program, login_time = ssh.program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
     commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:
@@ -128,26 +127,20 @@ def _log_in(
     no longer counts.
     """
     share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
-    sessions: dict[str, Session | ssh.SSHFailure] = {}
     slots = threading.Semaphore(MAX_LOGINS)
 
-    def log_in(name: str, command: Sequence[str]) -> None:
+    def log_in(command: Sequence[str]) -> Session | ssh.SSHFailure:
         with slots:
             try:
-                sessions[name] = session = start(command)
+                session = start(command)
             except OSError as error:
-                message = f"{command[0]} doesn't start: {error.strerror}"
-                sessions[name] = ssh.SSHFailure("no ssh", message)
-                return
+                return ssh.SSHFailure("no ssh", f"{command[0]} doesn't start: {error.strerror}")
             session.send(lines)
             session.answered.wait(share)
+            return session
 
-    threads = [threading.Thread(target=log_in, args=item, daemon=True) for item in commands.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {name: sessions[name] for name in commands}
+    logins = {name: partial(log_in, command) for name, command in commands.items()}
+    return environment.run_concurrently(logins, threading.TIMEOUT_MAX)
 
 
 def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostReply:

@@ -93,15 +93,12 @@ def _differing_variables(here: Facts, there: Facts) -> list[str]:
     return [name for name in names if name.isidentifier() and here.get(name) != there.get(name)]
 
 
-def _variables_only_there(here: Facts, there: Facts, passes_all: bool) -> list[str]:
-    """Return the variables that ranks on this host would have and others not.
-
-    ``passes_all`` says whether mpiexec passes all of this machine's variables on.
-    """
+def _variables_only_there(here: Facts, there: Facts, mpiexec_passes_all: bool) -> list[str]:
+    """Return the variables that ranks on this host would have and others not."""
     exempt = (*HOST_SPECIFIC, *MVAPICH_PREFIXES, LIBRARIES)
     names = [name for name in there if influences_jobs(name) and not name.startswith(exempt)]
-    kept = [name for name in names if name not in here or not (passes_all or is_forwarded(name))]
-    return sorted(name for name in kept if here.get(name) != there[name])
+    passed = [name for name in here if mpiexec_passes_all or is_forwarded(name)]
+    return sorted(name for name in names if name not in passed and here.get(name) != there[name])
 
 
 @checks.add("hosts' python", "Is the same Python at the same path on the hosts?")
@@ -227,11 +224,10 @@ def _describe_mpi(mpiexec: Facts) -> str:
 def script(context: Context, cluster: ClusterFacts) -> CheckResult:
     if context.script is None:
         return skipped("no script was named")
-    path, mine = os.path.abspath(context.script), cluster.local["script"]
+    path, mine = context.script, cluster.local["script"]
     if "digest" not in mine:
-        return failed(
-            f"{path} can't be read here: {mine['problem']}", "give the script's right path"
-        )
+        message = f"{path} can't be read here: {mine['problem']}"
+        return failed(message, "give the script's right path")
     problems = {}
     for host, facts in cluster.facts().items():
         there = facts["script"]

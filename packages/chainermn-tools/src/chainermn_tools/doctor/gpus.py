@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from chainermn_tools import environment
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.hints import hint_for_error
 from chainermn_tools.doctor.software import installed_versions
+from chainermn_tools.formatting import format_count
 from chainermn_tools.jobs import Unavailable
 
 DRIVER_FOLDERS = (Path("/dev"), Path("/proc/driver/nvidia/gpus"))
@@ -75,7 +76,7 @@ def cupy(context: Context) -> CheckResult:
     devices = found["devices"]
     if not devices:
         return failed(f"CuPy {version} sees no GPU", f'echo "[${VISIBLE}]"; nvidia-smi -L')
-    count = f"{len(devices)} GPU{'s' * (len(devices) > 1)}"
+    count = format_count(len(devices), "GPU")
     return ok(f"CuPy {version} on CUDA {found['cuda']} sees {count}", devices=devices)
 
 
@@ -86,16 +87,15 @@ def nccl(context: Context) -> CheckResult:
     if _cupy_version(context) is None:
         return skipped("CuPy is not installed")
     found = environment.call_with_cupy(environment.nccl_version, context.program_timeout())
+    install = _install_command(context, "nccl")
     if found == "absent":
-        return warning(
-            "absent: gradients on GPUs take slower ways, and pure_nccl can't be used",
-            _install_command(context, "nccl"),
-        )
+        message = "absent: gradients on GPUs take slower ways, and pure_nccl can't be used"
+        return warning(message, install)
     oldest = environment.call_in_subprocess(oldest_nccl, context.program_timeout())
     version = tuple(map(int, found.split(".")))
     if version[:2] < tuple(oldest):
         message = f"{found} is too old; {'.'.join(map(str, oldest))} is the oldest that will do"
-        return failed(message, _install_command(context, "nccl"))
+        return failed(message, install)
     lacks_bfloat16 = version[:2] < FIRST_WITH_BFLOAT16
     lacking = "; it doesn't know bfloat16, which 2.10 does" if lacks_bfloat16 else ""
     return ok(f"{found}{lacking}", version=found)
@@ -118,11 +118,9 @@ def visible_gpus(context: Context) -> CheckResult:
         # CUDA takes the entries before the first one that it doesn't know.
         return failed(f"{message}, whose entry {named[count]!r} is no GPU", f"unset {VISIBLE}")
     if ranks is not None and ranks > count:
-        unset = f", or unset {VISIBLE}" if setting is not None else ""
-        return failed(
-            f"{message}, for {ranks} ranks; NCCL refuses two ranks on one GPU",
-            f"start at most {count} ranks here{unset}",
-        )
+        hint = f"start at most {count} ranks here"
+        hint += f", or unset {VISIBLE}" if setting is not None else ""
+        return failed(f"{message}, for {ranks} ranks; NCCL refuses two ranks on one GPU", hint)
     return ok(message)
 
 
@@ -139,18 +137,15 @@ def oldest_nccl() -> list[int]:
 def device_files() -> list[str]:
     """Return the names under which the driver shows GPUs in the file system."""
     devices, folder = DRIVER_FOLDERS
-    files = [path.name for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    files = [path.name for path in devices.glob("nvidia[0-9]*")]
     return files or ([path.name for path in folder.iterdir()] if folder.is_dir() else [])
 
 
 def has_gpu(context: Context) -> bool:
     """Return whether there is any GPU."""
-    if device_files():
-        return True
-    try:
-        return any(line.count(",") >= 2 for line in driver_lines(context))
-    except Unavailable:
-        return False
+    with suppress(Unavailable):
+        return bool(device_files()) or any(line.count(",") >= 2 for line in driver_lines(context))
+    return False
 
 
 def _cupy_version(context: Context) -> str | None:

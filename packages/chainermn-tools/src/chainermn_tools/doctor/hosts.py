@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,35 +100,14 @@ def slots(context: Context) -> CheckResult:
     if context.ranks > total:
         each = -(-context.ranks // len(context.hosts))
         listed = ",".join(f"{host.name}:{each}" for host in context.hosts[:MAX_NAMED])
-        dots = ",..." if len(context.hosts) > MAX_NAMED else ""
-        return failed(
-            f"{message}, and {context.ranks} ranks",
-            f"-n {total}   # or give more slots: {listed}{dots}",
-            slots=total,
-            ranks=context.ranks,
-        )
+        listed += ",..." if len(context.hosts) > MAX_NAMED else ""
+        message += f", and {context.ranks} ranks"
+        hint = f"-n {total}   # or give more slots: {listed}"
+        return failed(message, hint, slots=total, ranks=context.ranks)
     return ok(f"{message} for {context.ranks} ranks")
 
 
-@checks.add("host names", "Are the hosts' names known?")
-@over_hosts
-def host_names(_: Context, cluster: ClusterFacts) -> CheckResult:
-    return _judge_logins(cluster, "host names", "they are known")
-
-
-@checks.add("host keys", "Does ssh know the hosts' keys?")
-@over_hosts
-def host_keys(_: Context, cluster: ClusterFacts) -> CheckResult:
-    return _judge_logins(cluster, "host keys", "the keys are known")
-
-
-@checks.add("ssh", "Can one log in to each host without a password, as mpiexec does?")
-@over_hosts
-def login(_: Context, cluster: ClusterFacts) -> CheckResult:
-    return _judge_logins(cluster, "ssh", "they let us in")
-
-
-def _judge_logins(cluster: ClusterFacts, check: str, success: str) -> CheckResult:
+def _judge_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
     """Judge the part of the logins that a check is about, and say nothing of the others."""
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
     mine = {host: one for host, one in failures.items() if KINDS[one.kind].check == check}
@@ -144,6 +124,14 @@ def _judge_logins(cluster: ClusterFacts, check: str, success: str) -> CheckResul
     return ok(f"{subject_of(passed)}: {success}")
 
 
+for _name, _question, _success in (
+    ("host names", "Are the hosts' names known?", "they are known"),
+    ("host keys", "Does ssh know the hosts' keys?", "the keys are known"),
+    ("ssh", "Can one log in to each host without a password, as mpiexec does?", "they let us in"),
+):
+    checks.add(_name, _question)(over_hosts(partial(_judge_logins, check=_name, success=_success)))
+
+
 @connection_checks.add(
     "connections", "Can ranks reach one another over the network, or is there a firewall?"
 )
@@ -154,14 +142,13 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
         return skipped("there are no two hosts that could be asked")
     unfinished = sorted({asker for (asker, _), found in tried.items() if found is None})
     if unfinished:
-        return failed(
-            f"{join_names(unfinished)} did not come to the end of trying",
-            "give it more time with --timeout, or name fewer hosts",
-        )
+        message = f"{join_names(unfinished)} did not come to the end of trying"
+        return failed(message, "give it more time with --timeout, or name fewer hosts")
     bad = {pair: found["problem"] for pair, found in tried.items() if found and "problem" in found}
     if not bad:
         return ok(f"all {len(tried)} connections between them succeed, at any port")
-    message = _shorten([f"{a} to {b}: {problem}" for (a, b), problem in bad.items()])
+    message = f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: "
+    message += _shorten([f"{a} to {b}: {problem}" for (a, b), problem in bad.items()])
     suspect = Counter(host for pair in bad for host in reversed(pair)).most_common(1)[0][0]
     others = [next(host for host in pair if host != suspect) for pair in bad if suspect in pair]
     if len(others) == len(bad) > 2:
@@ -176,11 +163,7 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
             f"sudo ufw allow from {address or others[0]}   # on {suspect}, and for all hosts, or "
             "as its firewall has it: ranks use any TCP port"
         )
-    return failed(
-        f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: {message}",
-        hint,
-        failed=[[*pair, problem] for pair, problem in bad.items()],
-    )
+    return failed(message, hint, failed=[[*pair, problem] for pair, problem in bad.items()])
 
 
 @connection_checks.add("round trip", "Are the hosts near one another?", needs=("connections",))

@@ -61,12 +61,8 @@ def shared_memory(context: Context) -> CheckResult:
         hint = f"see who may write there: ls -ld {SHM_FOLDER}; df -i {SHM_FOLDER}"
         return failed(message, hint, **size)
     if free < enough:
-        return warning(
-            f"{message}; {ranks} ranks want {enough // MIB} MiB, and gradients would go through "
-            "MPI, which is slower",
-            RESIZE_HINT,
-            **size,
-        )
+        message += f"; {ranks} ranks want {enough // MIB} MiB, and gradients would go through MPI"
+        return warning(f"{message}, which is slower", RESIZE_HINT, **size)
     return ok(message, **size)
 
 
@@ -106,10 +102,7 @@ def direct_memory(context: Context) -> CheckResult:
 
 
 def read_sibling_memory() -> int:
-    """Let one child process read another's memory, as ranks, which are siblings, would.
-
-    Return 0 or the error's number. Call it in a subprocess.
-    """
+    """Let a child read its sibling's memory, as ranks do; return 0 or errno. For a subprocess."""
     text = ctypes.create_string_buffer(SECRET)
     owner = os.fork()
     if owner == 0:
@@ -131,14 +124,10 @@ def read_sibling_memory() -> int:
 def _read_secret(pid: int, address: int) -> int:
     """Return the error's number that reading another process's SECRET gives; 0 for success."""
     target = ctypes.create_string_buffer(len(SECRET))
-    # Each is a `struct iovec` of sys/uio.h: address and length.
-    local, remote = (
-        (ctypes.c_size_t * 2)(at, len(SECRET)) for at in (ctypes.addressof(target), address)
-    )
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        process_vm_readv: Any = libc.process_vm_readv
-    except AttributeError:
+    iovec = ctypes.c_size_t * 2  # `struct iovec` of sys/uio.h: address and length
+    local, remote = (iovec(at, len(SECRET)) for at in (ctypes.addressof(target), address))
+    process_vm_readv: Any = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if process_vm_readv is None:
         return ENOSYS
     process_vm_readv.restype = ctypes.c_ssize_t
     if process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0) < 0:
@@ -159,11 +148,9 @@ def start_method(context: Context) -> CheckResult:
     release = platform.release()
     if tuple(int(number) for number in re.findall(r"\d+", release)[:2]) >= SAFE_KERNEL:
         return ok(f"fork, which Linux {release} makes safe for {cards}")
-    return warning(
-        f"fork, after which {cards} may write to the wrong memory on Linux {release}: "
-        "data loaders' processes crash",
-        "multiprocessing.set_start_method('forkserver')   # first thing, before MPI starts",
-    )
+    message = f"fork, after which {cards} may write to the wrong memory on Linux {release}"
+    hint = "multiprocessing.set_start_method('forkserver')   # first thing, before MPI starts"
+    return warning(f"{message}: data loaders' processes crash", hint)
 
 
 @checks.add("cores", "Are there cores enough for the ranks and the threads of their BLAS?")
@@ -172,20 +159,14 @@ def cores(context: Context) -> CheckResult:
     usable, ranks = found["usable"], context.local_ranks()
     message = f"{usable} of the machine's {found['machine']} cores may be used"
     if ranks is not None and ranks > usable:
-        return warning(
-            f"{message}, for {ranks} ranks: they take turns",
-            f"start at most {usable} ranks here, or ask for more cores",
-            **found,
-        )
+        hint = f"start at most {usable} ranks here, or ask for more cores"
+        return warning(f"{message}, for {ranks} ranks: they take turns", hint, **found)
     chosen = chosen_thread_variables({})
     for name in chosen:
         value = os.environ[name].split(",")[0].strip()
         if value.isdigit() and int(value) * (ranks or 1) > usable:
-            return warning(
-                f"{message}; {name} is {value}" + (f", for each of {ranks} ranks" if ranks else ""),
-                f"export {name}={max(1, usable // (ranks or 1))}",
-                **found,
-            )
+            message += f"; {name} is {value}" + (f", for each of {ranks} ranks" if ranks else "")
+            return warning(message, f"export {name}={max(1, usable // (ranks or 1))}", **found)
     if chosen:
         return ok(f"{message}; {', '.join(f'{n} is {os.environ[n]}' for n in chosen)}", **found)
     return ok(f"{message}; communicators limit the BLAS of each rank to its share", **found)

@@ -25,7 +25,7 @@ from chainermn_tools.doctor.hints import LIST_MPI_VARIABLES, MORE_TIME, REPORT_I
 from chainermn_tools.doctor.hosts import REDUCE_MTU_HINT
 from chainermn_tools.doctor.rank_job import EVENT, RankJob, run_ranks
 from chainermn_tools.doctor.ranks import COMMUNICATORS, START
-from chainermn_tools.formatting import format_bytes
+from chainermn_tools.formatting import format_bytes, format_count
 
 # So many ranks of a host show where it puts them; more would only take longer.
 MAX_RANKS_PER_HOST = 2
@@ -67,10 +67,7 @@ def run_cluster_job(context: Context) -> RankJob:
 
 
 def _choose_pairs(cluster: ClusterFacts, hosts: list[str]) -> list[Pair]:
-    """Return the pairs of hosts between which messages are sent, by their own names.
-
-    With them is an address at which the first one finds the second, if one is known.
-    """
+    """Return pairs of hosts, by their own names, and where the first finds the second, if known."""
     known = cluster.facts()
     # A host that has several names is one.
     machines = {known[host]["machine"]: host for host in reversed(hosts)}
@@ -123,21 +120,17 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
         return _judge_end(job, where, by_hand, hosts=silent)
     actual = Counter(reports[0]["hosts"])
     if actual != wanted:
-        return failed(
-            f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}",
-            "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts",
-            ranks=dict(actual),
-        )
+        message = f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}"
+        hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"
+        return failed(message, hint, ranks=dict(actual))
     return ok(_describe(wanted), ranks=dict(wanted))
 
 
 def _judge_hang(context: Context, job: RankJob, silent: list[str]) -> CheckResult:
     """Return which host keeps ranks from starting, or that none does."""
     if not silent:
-        return failed(
-            "MPI hangs while it starts, or while ranks meet: all ranks began",
-            "export UCX_TLS=tcp,self   # (MPICH), OMPI_MCA_btl=tcp,self (Open MPI): plain TCP",
-        )
+        hint = "export UCX_TLS=tcp,self   # (MPICH), OMPI_MCA_btl=tcp,self (Open MPI): plain TCP"
+        return failed("MPI hangs while it starts, or while ranks meet: all ranks began", hint)
     message = f"mpiexec hangs: no rank began on {join_names(silent)} within {job.timeout:.0f} s"
     if 1 < len(silent) == len(job.ranks_per_host) <= MAX_ALONE:
         # One that hangs may hold up all.
@@ -162,8 +155,7 @@ def _started_on(job: RankJob) -> Counter[str]:
 
 
 def _describe(ranks: Counter[str]) -> str:
-    parts = [f"{count} rank{'s' if count > 1 else ''} on {host}" for host, count in ranks.items()]
-    return join_names(parts)
+    return join_names([f"{format_count(count, 'rank')} on {host}" for host, count in ranks.items()])
 
 
 @checks.add(
@@ -177,11 +169,9 @@ def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
     found = {tuple(one["pair"]): one for one in job.reports("pair")}
     for (a, b), one in found.items():
         if one["stalled"]:
-            return failed(
-                f"from {a} to {b} small messages arrive, and large ones stall, even without MPI",
-                REDUCE_MTU_HINT.format(a=a, b=b),
-                pair=[a, b],
-            )
+            message = f"from {a} to {b} small messages arrive, and large ones stall"
+            hint = REDUCE_MTU_HINT.format(a=a, b=b)
+            return failed(f"{message}, even without MPI", hint, pair=[a, b])
         if not one["right"]:
             return failed(f"wrong values arrived between {a} and {b}", REPORT_IT, pair=[a, b])
     for a, b, _ in job.options["pairs"]:
@@ -243,11 +233,8 @@ def _judge_rates(found: dict[tuple[str, ...], dict[str, Any]]) -> CheckResult:
     rate = format_bytes(slowest["bytes"] / slowest["seconds"])
     elsewhere = ", and faster elsewhere" if len(found) > 1 else ""
     message = f"they arrive, at {rate}/s between {a} and {b}{elsewhere}"
-    shares = {
-        pair: one["tcp_seconds"] / one["seconds"]
-        for pair, one in found.items()
-        if one["tcp_seconds"] is not None
-    }
+    timed = {pair: one for pair, one in found.items() if one["tcp_seconds"] is not None}
+    shares = {pair: one["tcp_seconds"] / one["seconds"] for pair, one in timed.items()}
     if not shares:
         return ok(message, pairs=details)
     message += f"; at least {min(shares.values()):.2g} of a plain connection's rate"

@@ -88,8 +88,7 @@ class RankJob:
         stopped = next((one for one in STEPS if len(self.results(one)) < self.ranks), step)
         order = list(STEPS)
         if order.index(stopped) < order.index(step):
-            message = f"the ranks came no further than {stopped!r}"
-            return skipped(message, blocked_by=stopped)
+            return skipped(f"the ranks came no further than {stopped!r}", blocked_by=stopped)
         finished = len(self.results(step))
         if finished == self.ranks:
             return None
@@ -162,11 +161,8 @@ def run_ranks(
     be able to hold. ``threads`` is None where the user chose. Raise Unavailable without an mpiexec.
     """
     launcher = find_launcher(context)
-    order = {
-        "seconds": int(timeout) + SPARE_SECONDS,
-        "task": [task.__module__, task.__name__],
-        "options": options,
-    }
+    seconds, name = int(timeout) + SPARE_SECONDS, (task.__module__, task.__name__)
+    order = {"seconds": seconds, "task": name, "options": options}
     # Without spaces, at which a site's wrapper of mpiexec may split it.
     script = [__file__, json.dumps(order, separators=(",", ":"))]
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}

@@ -114,9 +114,8 @@ def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
         total = devices.to_device(np.zeros(CHECKED_COUNT))
         devices.current_stream().synchronize()  # MPI knows nothing of streams
         world.Reduce(sent, total)
-        right = world.rank != 0 or bool(
-            (devices.to_host(total) == world.size * (world.size - 1) / 2).all()
-        )
+        wanted = world.size * (world.size - 1) / 2
+        right = world.rank != 0 or bool((devices.to_host(total) == wanted).all())
     return {"aware": aware, "right": all(world.allgather(right))}
 
 
@@ -128,10 +127,8 @@ def _time(world: MPI.Intracomm, comm: CommunicatorBase, name: str) -> dict[str, 
     (times, copies), _ = time_all(world, invocations, TIMED_SECONDS)
     found: dict[str, Any] = {"right": times.correct, "problem": times.problem}
     if times.seconds and copies.seconds:
-        nbytes = arrays[0].nbytes
-        found["bytes_per_second"] = round(
-            nbytes * operation.transfers_per_call / min(times.seconds)
-        )
+        nbytes, transfers = arrays[0].nbytes, operation.transfers_per_call
+        found["bytes_per_second"] = round(nbytes * transfers / min(times.seconds))
         found["copied_bytes_per_second"] = round(nbytes / min(copies.seconds))
     return found
 

@@ -27,14 +27,8 @@ if TYPE_CHECKING:  # importing it starts MPI
 
 # All that `chainermn_comm.create_communicator` knows. Importing it here would start its hooks.
 COMMUNICATORS = (
-    "naive",
-    "flat",
-    "hierarchical",
-    "two_dimensional",
-    "single_node",
-    "non_cuda_aware",
-    "pure_nccl",
-    "dummy",
+    *("naive", "flat", "hierarchical", "two_dimensional", "single_node"),
+    *("non_cuda_aware", "pure_nccl", "dummy"),
 )
 # What a rank prints in its turn; the doctor looks for it in mpiexec's output.
 TURN = "chainermn-doctor-turn"
@@ -46,6 +40,7 @@ SLOW_SHARE = 0.004
 START, MEET, MESSAGES = "ranks start", "ranks meet", "messages"
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
+HELLO_HINT = f"{HELLO}   # must print 0 and 1"
 
 checks = StepChecks()
 
@@ -66,11 +61,10 @@ def ranks_start(context: Context, job: RankJob) -> CheckResult:
         return ok(f"{up} ranks on {', '.join(sorted(hosts))}", ranks=up)
     if not job.output.timed_out:
         ended = f"mpiexec ended with status {job.output.status} and said"
-        message = f"{up} of {job.ranks} ranks came up; {ended}"
-        return job.failed(message, f"{HELLO}   # must print 0 and 1")
+        return job.failed(f"{up} of {job.ranks} ranks came up; {ended}", HELLO_HINT)
     if began:
         message = f"MPI hangs as it starts: {up} of {began} ranks came through MPI_Init"
-        hint = f"{HELLO}   # must print 0 and 1"
+        hint = HELLO_HINT
     else:
         message = f"mpiexec hangs: none of {job.ranks} ranks was started"
         hint = "getent hosts $(hostname)   # must print an address; else add one to /etc/hosts"
@@ -96,10 +90,7 @@ def ranks_meet(context: Context, job: RankJob) -> CheckResult:
             f"put the mpiexec of {vendor} first on PATH   # one from pip is beside python",
         )
     if set(sizes) != {job.ranks}:
-        return failed(
-            f"{job.ranks} ranks were asked for, and they count {sizes}",
-            f"{HELLO}   # must print 0 and 1",
-        )
+        return failed(f"{job.ranks} ranks were asked for, and they count {sizes}", HELLO_HINT)
     return job.failure_at(MEET) or ok(f"each sees all {job.ranks}")
 
 
@@ -140,10 +131,8 @@ def order(context: Context, job: RankJob) -> CheckResult:
         return ok(f"ranks 0 to {job.ranks - 1} in this order")
     if sorted(turns) == list(range(job.ranks)):
         return ok(f"all of it, but mixed: {turns}; chainermn launch --prefix shows whose it is")
-    return failed(
-        f"of {job.ranks} ranks' lines these came: {turns}",
-        f"{HELLO}   # must print 0 and 1; what becomes of ranks' output?",
-    )
+    hint = f"{HELLO_HINT}; what becomes of ranks' output?"
+    return failed(f"of {job.ranks} ranks' lines these came: {turns}", hint)
 
 
 def _tests() -> ModuleType:
@@ -199,9 +188,8 @@ def _judge_values(job: RankJob, step: str, success: str) -> CheckResult:
         return ok(success)
     share = rate / copied
     rates = {"bytes_per_second": rate, "copied_bytes_per_second": copied}
-    message = (
-        f"{success}, {_format_rate(rate)}, {share:.2g} of a copy in memory ({_format_rate(copied)})"
-    )
+    message = f"{success}, {_format_rate(rate)}, {share:.2g} of a copy in memory"
+    message += f" ({_format_rate(copied)})"
     if share >= SLOW_SHARE:
         return ok(message, **rates)
     if reason := overload_reason(job.ranks):
@@ -230,10 +218,8 @@ def device_reduce(context: Context, job: RankJob) -> CheckResult:
             return warning(message, "export MV2_USE_CUDA=1   # on every host")
         return skipped(f"{message}: communicators take the way through host memory")
     if not found["right"]:
-        return failed(
-            "MPI says that it takes memory of GPUs, and sums it wrongly",
-            "use the communicator 'non_cuda_aware', or another build of this MPI",
-        )
+        hint = "use the communicator 'non_cuda_aware', or another build of this MPI"
+        return failed("MPI says that it takes memory of GPUs, and sums it wrongly", hint)
     return ok("it does, and the sum is right")
 
 

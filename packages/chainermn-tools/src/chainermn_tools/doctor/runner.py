@@ -15,6 +15,8 @@ from chainermn_tools.formatting import printable
 from chainermn_tools.jobs import Unavailable
 
 MAX_TEXT_LENGTH = 2000
+Futures = Mapping[str, "Future[CheckResult]"]
+Results = Mapping[str, CheckResult]
 
 
 @dataclass(frozen=True)
@@ -30,59 +32,42 @@ class Stage:
 # The names are those of the JSON.
 LOCAL = Stage("here", "This machine", (*software.checks, *machine.checks, *gpus.checks), share=0.4)
 RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), share=0.5)
-CLUSTER = Stage(
-    "hosts",
-    "Over the hosts",
-    (*hosts.checks, *consistency.checks, *hosts.connection_checks, *placement.checks),
-    share=1.0,
-)
+_over_hosts = (*hosts.checks, *consistency.checks, *hosts.connection_checks, *placement.checks)
+CLUSTER = Stage("hosts", "Over the hosts", _over_hosts, share=1.0)
 
 
 def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResult]:
     """Run the stages one after another, and yield a result for every check, whatever hangs.
 
     Results come in the stages' order, each as soon as it is there. The context's deadline is that
-    of all stages together.
+    of all stages together. Each check runs in a thread, which is left behind if it hangs.
     """
     results: dict[str, CheckResult] = {}
     for number, stage in enumerate(stages, start=1):
-        now = time.monotonic()
-        share = stage.share if number < len(stages) else 1.0
-        deadline = now + share * (context.deadline - now)
-        yield from _run_stage(stage, replace(context, deadline=deadline), results)
+        started = time.monotonic()
+        seconds = (stage.share if number < len(stages) else 1.0) * (context.deadline - started)
+        own = replace(context, deadline=started + seconds)
+        futures: Futures = {check.name: Future() for check in stage.checks}
+        for check in stage.checks:
+            args = (check, own, futures, results)
+            threading.Thread(target=_run_check, args=args, daemon=True).start()
+        for check in stage.checks:
+            try:
+                result = futures[check.name].result(max(0.0, own.deadline - time.monotonic()))
+            except TimeoutError:
+                result = _timed_out(check, futures, results, seconds)
+            results[check.name] = replace(
+                result,
+                message=_readable(result.message),
+                hint=None if result.hint is None else _readable(result.hint),
+                name=check.name,
+                question=check.question,
+                stage=stage.name,
+            )
+            yield results[check.name]
 
 
-def _run_stage(
-    stage: Stage, context: Context, results: dict[str, CheckResult]
-) -> Iterator[CheckResult]:
-    """Run a stage's checks, each in a thread that is left behind if it hangs; add their results."""
-    started = time.monotonic()
-    futures: dict[str, Future[CheckResult]] = {check.name: Future() for check in stage.checks}
-    for check in stage.checks:
-        args = (check, context, futures, results)
-        threading.Thread(target=_run_check, args=args, daemon=True).start()
-    for check in stage.checks:
-        try:
-            result = futures[check.name].result(max(0.0, context.deadline - time.monotonic()))
-        except TimeoutError:
-            result = _timed_out(check, futures, results, context.deadline - started)
-        results[check.name] = replace(
-            result,
-            message=_readable(result.message),
-            hint=None if result.hint is None else _readable(result.hint),
-            name=check.name,
-            question=check.question,
-            stage=stage.name,
-        )
-        yield results[check.name]
-
-
-def _run_check(
-    check: Check,
-    context: Context,
-    futures: Mapping[str, Future[CheckResult]],
-    earlier: Mapping[str, CheckResult],
-) -> None:
+def _run_check(check: Check, context: Context, futures: Futures, earlier: Results) -> None:
     try:
         result = _blocked(check, futures, earlier) or check.run(context)
     except Unavailable as error:
@@ -94,9 +79,7 @@ def _run_check(
     futures[check.name].set_result(result)
 
 
-def _blocked(
-    check: Check, futures: Mapping[str, Future[CheckResult]], earlier: Mapping[str, CheckResult]
-) -> CheckResult | None:
+def _blocked(check: Check, futures: Futures, earlier: Results) -> CheckResult | None:
     """Wait for the checks that this one needs; return why it is skipped, or None."""
     for name in check.needs:
         if name not in futures and name not in earlier:
@@ -108,12 +91,7 @@ def _blocked(
     return None
 
 
-def _timed_out(
-    check: Check,
-    futures: Mapping[str, Future[CheckResult]],
-    results: Mapping[str, CheckResult],
-    seconds: float,
-) -> CheckResult:
+def _timed_out(check: Check, futures: Futures, results: Results, seconds: float) -> CheckResult:
     """Return the result of a check that did not finish within so many seconds."""
     waiting = [name for name in check.needs if name in futures and not futures[name].done()]
     if not waiting:

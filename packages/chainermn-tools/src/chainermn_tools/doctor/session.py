@@ -12,11 +12,11 @@ import json
 import os
 import queue
 import secrets
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from chainermn_tools import jobs
@@ -44,18 +44,15 @@ MAX_STDERR_CHARACTERS = 20_000
 GRACE_SECONDS = 1.0
 
 
-def first_input(python: str, script: str | None, order: dict[str, Any]) -> str:
-    """Return what a host's shell reads: its code, the agent for this Python, and its first order.
-
-    The ``script`` is the user's.
-    """
+def first_input(python: str, user_script: str | None, order: dict[str, Any]) -> str:
+    """Return what a host's shell reads: its code, the agent for this Python, and a first order."""
     code = (
-        f"mark={_quote(agent.MARK)}; python={_quote(python)}; script={_quote(script or '')}; "
+        f"mark={_quote(agent.MARK)}; python={_quote(python)}; script={_quote(user_script or '')}; "
         "mark=${mark%.}; python=${python%.}; script=${script%.}; "
         f"\"$python\" -c '{LOADER}'; status=$?; [ $status = 0 ] && exit 0; {WITHOUT_PYTHON}"
     )
     program = json.dumps(Path(agent.__file__).read_text())
-    return f"{code.strip()}\n{program}\n{json.dumps({**order, 'script': script})}\n"
+    return f"{code.strip()}\n{program}\n{json.dumps({**order, 'script': user_script})}\n"
 
 
 def _quote(text: str) -> str:
@@ -102,48 +99,37 @@ def open_sessions() -> Iterator[Callable[[Sequence[str]], Session]]:
             _end([one.process for one in sessions], tag)
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], tag: tuple[str, str]) -> None:
+def _end(processes: Sequence[Popen[bytes]], tag: tuple[str, str]) -> None:
     """End programs: by the end of their input, then by SIGTERM, and then by SIGKILL."""
-    for stop in (_close_input, subprocess.Popen.terminate):
+    for stop in (_close_input, Popen.terminate):
         for process in processes:
             stop(process)
         deadline = time.monotonic() + GRACE_SECONDS
         for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
     jobs.kill_by_env_tag(tag)
     for process in processes:
         process.wait()
 
 
-def _close_input(process: subprocess.Popen[bytes]) -> None:
+def _close_input(process: Popen[bytes]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
 
 
 class Session:
-    """A program that answers orders; made by what :func:`open_sessions` yields.
-
-    Attributes:
-        process: of the program.
-        started: on ``time.monotonic()``'s clock.
-        answered: set once the first answer has come, or the program has ended.
-        stderr: what came over standard error so far, the end of it if it is long.
-    """
+    """A program that answers orders; made by what :func:`open_sessions` yields."""
 
     def __init__(self, args: Sequence[str], tag: tuple[str, str]) -> None:
         """Start the program, which is found again by the tag; raise OSError if it can't be."""
         self.started = time.monotonic()
-        self.answered = threading.Event()
-        self.stderr = ""
-        self.process = subprocess.Popen(
-            args,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, tag[0]: tag[1]},
-            start_new_session=True,
+        self.answered = threading.Event()  # the first answer has come, or the program has ended
+        self.stderr = ""  # what came over standard error so far, the end of it if it is long
+        env = {**os.environ, tag[0]: tag[1]}
+        self.process = Popen(
+            args, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, start_new_session=True
         )
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         # Nobody waits for them to end: an orphan may hold their pipes for ever.

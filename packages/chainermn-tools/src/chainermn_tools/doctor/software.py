@@ -44,12 +44,10 @@ def installed_versions(context: Context) -> dict[str, str | None]:
 def python(context: Context) -> CheckResult:
     version, here = sys.version_info[:2], f"{platform.python_version()}, {sys.executable}"
     span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-    if platform.system() != "Linux":
-        return failed(
-            f"{here} on {platform.system()}", "use Linux: ChainerMN was made for it alone"
-        )
-    if platform.python_implementation() != "CPython":
-        return failed(f"{here} is {platform.python_implementation()}", f"use CPython {span}")
+    if (system := platform.system()) != "Linux":
+        return failed(f"{here} on {system}", "use Linux: ChainerMN was made for it alone")
+    if (implementation := platform.python_implementation()) != "CPython":
+        return failed(f"{here} is {implementation}", f"use CPython {span}")
     if version < OLDEST:
         return failed(here, f"use Python {span}")
     if version > NEWEST:
@@ -63,28 +61,21 @@ def packages(context: Context) -> CheckResult:
     missing = unsatisfied_requirements(name for name in OUR_PACKAGES if versions[name] is not None)
     cupys = sorted(name for name, v in versions.items() if name.startswith("cupy") and v)
     if missing:
-        message = "; ".join(
-            f"{who} needs {what}, {'which is missing' if version is None else f'not {version}'}"
-            for who, what, version in missing
-        )
-        return failed(message, _install_command(missing[0][1]))
+        return failed("; ".join(problem for _, problem in missing), _install_command(missing[0][0]))
     if len(cupys) > 1:
-        return warning(
-            f"several packages hold one and the same cupy: {', '.join(cupys)}",
-            f"pip uninstall -y {' '.join(cupys)}   # then install the one for your CUDA again",
-        )
+        hint = f"pip uninstall -y {' '.join(cupys)}   # then install the one for your CUDA again"
+        return warning(f"several packages hold one and the same cupy: {', '.join(cupys)}", hint)
     shown = (*OUR_PACKAGES, "chainer", "numpy", "mpi4py")
     return ok(", ".join(f"{name} {versions[name]}" for name in shown if versions[name]))
 
 
-def unsatisfied_requirements(roots: Iterable[str]) -> list[tuple[str, str, str | None]]:
+def unsatisfied_requirements(roots: Iterable[str]) -> list[tuple[str, str]]:
     """Find what is missing among the requirements of installed distributions, direct or not.
 
-    Return for each who has it, what it is, and which version is there. What can't be parsed isn't
-    judged.
+    Return each with a sentence about it. What can't be parsed isn't judged.
     """
     installed = environment.distributions()
-    unsatisfied: list[tuple[str, str, str | None]] = []
+    unsatisfied: list[tuple[str, str]] = []
     waiting, seen = list(roots), set[str]()
     while waiting:
         name = waiting.pop(0)
@@ -99,7 +90,8 @@ def unsatisfied_requirements(roots: Iterable[str]) -> list[tuple[str, str, str |
             version = None if there is None else there.metadata["Version"] or "unknown"
             if version is None or not _satisfies(version, requirement):
                 what = f"{requirement.name}{requirement.specifier}"
-                unsatisfied.append((name, what, version))
+                why = "which is missing" if version is None else f"not {version}"
+                unsatisfied.append((what, f"{name} needs {what}, {why}"))
             waiting.append(needed)
     return unsatisfied
 
@@ -133,26 +125,24 @@ def _install_command(requirement: str) -> str:
 def import_chainermn(context: Context) -> CheckResult:
     found = environment.call_in_subprocess(environment.import_origins, context.program_timeout())
     origin, finder = found["chainermn"], found["finder"]
+    message = f"it gives {origin}"
     version = installed_versions(context)["chainermn"]
     if version is None or version.startswith("1."):
         if origin is None:
             return skipped("the meta-package chainermn is not installed, only parts of it")
-        return failed(
-            f"it gives {origin}, since the package of this project is missing", INSTALL_ALL
-        )
+        return failed(f"{message}, since the package of this project is missing", INSTALL_ALL)
     if origin is not None and FACADE in origin:
-        return ok(f"it gives {origin}; the start-up finder is {finder}")
+        return ok(f"{message}; the start-up finder is {finder}")
     if os.environ.get("CHAINERMN_USE_BUNDLED") == "1":
-        message = f"CHAINERMN_USE_BUNDLED is 1, so it gives {origin}"
-        return warning(message, "unset CHAINERMN_USE_BUNDLED")
+        return warning(f"CHAINERMN_USE_BUNDLED is 1, so {message}", "unset CHAINERMN_USE_BUNDLED")
     if finder != "registered":
         return failed(
-            f"it gives {origin}, since the start-up finder didn't run: Python reads .pth files of "
+            f"{message}, since the start-up finder didn't run: Python reads .pth files of "
             "its environment's own folders alone, not of --target or PYTHONPATH, nor with -S",
             "install with pip into an environment, or write `import chainermn_comm` before "
             "`import chainermn`",
         )
-    return failed(f"it gives {origin}", INSTALL_ALL)
+    return failed(message, INSTALL_ALL)
 
 
 @checks.add("import chainer", "Can Chainer be imported?", needs=("packages",))
@@ -190,18 +180,16 @@ def find_library(context: Context) -> dict[str, Any]:
 
 def mpi_vendor(context: Context) -> str | None:
     """Return the vendor of the MPI that mpi4py loads; None if it loads none."""
-    try:
+    with suppress(Unavailable):
         return str(find_library(context)["vendor"])
-    except Unavailable:
-        return None
+    return None
 
 
 def launcher_if_any(context: Context) -> dict[str, Any]:
     """Return the ``mpiexec`` on PATH; empty without one, which is another check's business."""
-    try:
+    with suppress(Unavailable):
         return find_launcher(context)
-    except Unavailable:
-        return {}
+    return {}
 
 
 @checks.add("mpi4py", "Does mpi4py load an MPI, and which one?", needs=("packages",))
@@ -221,12 +209,10 @@ def mpiexec(context: Context) -> CheckResult:
     except Unavailable as error:
         return failed(str(error), _prepend_path() or hint_for_error(error, INSTALL_MPI))
     if found["vendor"] is None:
-        return warning(
-            f"{found['path']} is of no MPI that is known here; it says: "
-            f"{most_telling_line(chr(10).join(found['description']))}",
-            "put the mpiexec of MPICH, MVAPICH, Open MPI or Intel MPI first on PATH",
-            path=found["path"],
-        )
+        said = most_telling_line("\n".join(found["description"]))
+        message = f"{found['path']} is of no MPI that is known here; it says: {said}"
+        hint = "put the mpiexec of MPICH, MVAPICH, Open MPI or Intel MPI first on PATH"
+        return warning(message, hint, path=found["path"])
     message = f"{found['path']}, of {found['vendor']} {found['version'] or ''}".rstrip()
     return ok(message, path=found["path"], vendor=found["vendor"], version=found["version"])
 
@@ -261,11 +247,9 @@ def mpicc(context: Context) -> CheckResult:
     are_hydra = {vendor, launcher["vendor"]} <= {"MPICH", "MVAPICH"}
     if launcher["vendor"] in (None, vendor) or are_hydra:
         return ok(message, vendor=vendor, version=version)
-    return warning(
-        f"{message}, but {launcher['path']} is {launcher['vendor']}'s: an mpi4py that is built "
-        "here would not fit mpiexec",
-        f"put the bin folder of one MPI first on PATH, for instance {os.path.dirname(path)}",
-    )
+    message += f", but {launcher['path']} is {launcher['vendor']}'s"
+    hint = f"put the bin folder of one MPI first on PATH, for instance {os.path.dirname(path)}"
+    return warning(f"{message}: an mpi4py that is built here would not fit mpiexec", hint)
 
 
 def compiler_version(path: str, timeout: float) -> tuple[str | None, str | None]:

