@@ -75,7 +75,9 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
         :func:`pseudo_connect`.
 
     Raises:
-        TypeError, ValueError, PeerError, RankMismatchError: as for :func:`bcast`, on each rank.
+        TypeError: ``comm`` is no communicator, or ``x`` no variable or array.
+        ValueError: there is no rank ``root``, or ``x`` is not initialised.
+        PeerError, RankMismatchError: as for :func:`bcast`.
     """
 
     def make_inputs() -> Inputs:
@@ -125,7 +127,9 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
         ``comm.size`` variables, the i-th from rank i.
 
     Raises:
-        TypeError, ValueError, PeerError, RankMismatchError: as for :func:`scatter`, on each rank.
+        TypeError: ``comm`` is no communicator, or ``xs`` no tuple or list of variables or arrays.
+        ValueError: ``xs`` are not ``comm.size`` initialised variables.
+        PeerError, RankMismatchError: as for :func:`bcast`.
     """
     return apply_collective(comm, "alltoall", lambda: Inputs(_one_per_rank(comm, xs)))
 
@@ -143,7 +147,9 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
         ``comm.size`` variables in rank order, this rank's own included.
 
     Raises:
-        TypeError, ValueError, PeerError, RankMismatchError: as for :func:`bcast`, on each rank.
+        TypeError: ``comm`` is no communicator, or ``x`` no variable or array.
+        ValueError: ``x`` is not initialised.
+        PeerError, RankMismatchError: as for :func:`bcast`.
     """
     return apply_collective(comm, "allgather", lambda: Inputs((_variable(comm, "x", x),)))
 
@@ -195,7 +201,9 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
         A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order.
 
     Raises:
-        TypeError, ValueError, PeerError: as for :func:`scatter`, on each rank.
+        TypeError: ``comm`` is no communicator, or ``xs`` no tuple or list of variables or arrays.
+        ValueError: ``xs`` are not ``comm.size`` initialised variables.
+        PeerError: another rank raised one of these.
         RankMismatchError: as for :func:`bcast`, and when shapes or dtypes differ.
     """
 
