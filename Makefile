@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that run beside others take longer, and what is `alone` must be.
 .NOTPARALLEL:
-.PHONY: train test test-full test-everything test-openmpi test-second-python test-doubles test-gpu chaos mutation lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
+.PHONY: train test test-full has-second-python test-everything test-openmpi test-second-python test-doubles test-gpu chaos mutation coverage lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
 train: $(READY)
 	@case '$(N)' in 0|''|*[!0-9]*) \
 	    echo "N is the number of ranks, 1 or more; got '$(N)'" >&2; exit 2;; esac
@@ -62,7 +62,7 @@ test: $(READY)
 
 # The full tier: all of `make test` and of the marker `full` on 1 to 4 ranks, and a little chaos; the
 # same on Open MPI; the doubles beside CuPy itself; the default tier on a second Python.
-test-full: test-everything test-openmpi test-doubles test-second-python
+test-full: has-second-python test-everything test-openmpi test-doubles test-second-python
 
 test-everything: $(READY)
 	$(BIN)/python -m pytest --full -n 3 --dist loadgroup -m "not alone" --durations=10
@@ -74,9 +74,11 @@ test-everything: $(READY)
 test-openmpi:
 	$(MAKE) test-everything MPI=openmpi
 
-test-second-python: SECOND ?= $(shell $(BIN)/python -m tests.support.interpreters)
-test-second-python: $(READY)
+has-second-python test-second-python: SECOND ?= $(shell $(BIN)/python -m tests.support.interpreters)
+has-second-python: $(READY)
 	$(if $(SECOND),,$(error no second Python was found: name one with SECOND=))
+
+test-second-python: has-second-python
 	$(MAKE) test PYTHON="$(SECOND)" VENV=.venv-second
 
 # CuPy's wheel imports without a driver; in an environment of its own, since Chainer would use it.
@@ -101,6 +103,14 @@ chaos: $(READY)
 mutation: $(READY)
 	$(BIN)/python -m pip install -q --group mutation
 	$(BIN)/python -m tests.mutation --seed $(SEED)
+
+# Of lines and branches by the default tier, on all ranks and in subprocesses.
+coverage: $(READY)
+	$(BIN)/python -m pip install -q --group coverage
+	rm -rf .coverage && mkdir .coverage
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FOLDER=$(CURDIR)/.coverage $(MAKE) test
+	cd .coverage && COVERAGE_FOLDER=. $(BIN)/coverage combine -q --rcfile=../pyproject.toml
+	cd .coverage && COVERAGE_FOLDER=. $(BIN)/coverage report --rcfile=../pyproject.toml --precision=2
 
 # On a machine with GPUs: their tests and benchmark, with as many ranks as there are devices.
 test-gpu: export CHAINERMN_FORCE_ABORT_ON_EXCEPTION = 0

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 
 from tests.support import checks
-from tests.support.world import World, runs_on
+from tests.support.world import World, possible_sizes, runs_on
 
 # One profile: no deadline, since a busy machine is no failure; the same examples each time and on
 # all ranks, so that a failure is seen again.
@@ -40,6 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     world, full = config.getoption("--world"), config.getoption("--full")
     size = config.pluginmanager.getplugin("chainermn-world").size if world else 1
+    nowhere = [item.nodeid for item in items if not possible_sizes(item)]
+    if nowhere:
+        raise pytest.UsageError(f"on no number of ranks that the full tier has: {nowhere}")
 
     def wanted(item: pytest.Item) -> bool:
         return (

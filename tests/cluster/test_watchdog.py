@@ -56,7 +56,7 @@ from pathlib import Path
 import numpy as np
 from tests.support.watchdog import communicator_within
 
-comm = communicator_within("naive", seconds=20.0, silence=5.0, ends_job=True)
+comm = communicator_within("naive", seconds=20.0, silence=8.0, ends_job=True)
 comm.allreduce(np.ones(10))
 if comm.rank == 1:  # until the monitors warn of the others' call, of which they ask one another
     while not Path(sys.argv[1]).exists():
@@ -87,7 +87,7 @@ def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path,
         assert soon(lambda: not ranks_of(cluster, path))
     finally:
         cluster.run("beta", "ip", "link", "set", "eth0", "up")
-    assert "beta has not answered for 5.0 s" in job.err, job
+    assert "beta has not answered for 8.0 s" in job.err, job
     assert job.returncode, job
     assert soon(lambda: not cluster.processes()), cluster.processes()
     assert memory_of(cluster) <= before

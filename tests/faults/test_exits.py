@@ -21,6 +21,7 @@ from tests.support.failing import (
     text,
 )
 from tests.support.jobs import run, run_text
+from tests.support.pairwise import in_full
 
 # What the failing rank does, the exit status of the job, the last words on stderr.
 REPORTED = {
@@ -50,14 +51,10 @@ DEFAULT = [
 ]
 
 
-def tiers(cases, default=()):
-    """Cases for `parametrize`, of which some are in the default tier."""
-    return [pytest.param(*one, marks=() if one in default else pytest.mark.full) for one in cases]
+REST = [case for case in [*CASES, ("exception", "loop", 1)] if case not in DEFAULT]
 
 
-@pytest.mark.parametrize(
-    ("end", "others", "rank"), tiers([*CASES, ("exception", "loop", 1)], DEFAULT)
-)
+@pytest.mark.parametrize(("end", "others", "rank"), [*DEFAULT, *in_full(*REST)])
 def test_a_failing_rank_says_why_and_ends_the_job(end, others, rank):
     statement, code, words = REPORTED[end]
     failed(2, code, words, end=statement, others=others, failing=(rank,))
@@ -104,7 +101,7 @@ print("finished")
     assert job.out.count("finished") == 2
 
 
-@pytest.mark.parametrize(("code", "status"), [(256, 1), *tiers([(-1, 255)])])
+@pytest.mark.parametrize(("code", "status"), [(256, 1), *in_full((-1, 255))])
 def test_exit_codes_that_do_not_fit_are_no_success(code, status):
     failed(2, status, end=f"sys.exit({code})")
 
@@ -117,9 +114,9 @@ def test_an_exit_taken_by_name_before_is_seen():
     ("words", "end", "code"),
     [
         (("-m", "mpi4py"), RAISE, 1),
-        *tiers([(("-m", "mpi4py"), "sys.exit(3)", 3), (("-m", "mpi4py"), "sys.exit(0)", 0)]),
+        *in_full((("-m", "mpi4py"), "sys.exit(3)", 3), (("-m", "mpi4py"), "sys.exit(0)", 0)),
         (("-m", "script"), "raise SystemExit(3)", 3),
-        *tiers([(("-c",), "sys.exit(3)", 3)]),
+        *in_full((("-c",), "sys.exit(3)", 3)),
     ],
 )
 def test_however_the_script_is_started(words, end, code, tmp_path):

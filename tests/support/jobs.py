@@ -69,7 +69,7 @@ def run(
 ) -> Job:
     """Run `python *arguments` on so many ranks, by this environment's mpiexec; see `run_command`.
 
-    The script begins with PRELUDE. Ranks can import this package, `tests`.
+    Scripts begin with PRELUDE. Ranks can import this package, `tests`.
     """
     command = [str(MPIEXEC), "-n", str(ranks), sys.executable, *map(str, arguments)]
     return run_command(command, variables(environment), seconds, cwd=cwd, meanwhile=meanwhile)

@@ -25,8 +25,13 @@ def pairwise(**axes: Iterable[Any]) -> Callable[[Any], Any]:
     return pytest.mark.parametrize(list(axes), cases)
 
 
+def in_full(*cases: Any) -> list[Any]:
+    """Cases for `parametrize` that only the full tier has; a tuple is one of several arguments."""
+    every = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=pytest.mark.full) for case in every]
+
+
 def tiered(default: Iterable[tuple[Any, ...]], *axes: Iterable[Any]) -> list[Any]:
     """These cases, and in the full tier those of the product of the axes that are left."""
     chosen = list(default)
-    rest = [case for case in product(*axes) if case not in chosen]
-    return [*chosen, *(pytest.param(*case, marks=pytest.mark.full) for case in rest)]
+    return [*chosen, *in_full(*(case for case in product(*axes) if case not in chosen))]

@@ -22,7 +22,13 @@ TEST_SECONDS = float(os.environ.get("CHAINERMN_TEST_SECONDS", "240"))
 # All ranks start a test together; this lets each print its stack before the first one exits.
 GRACE_SECONDS = 2.0
 # Numbers of ranks that a world test runs on in the default tier, and in the full one.
-DEFAULT_SIZES = (2, 3)
+DEFAULT_SIZES, FULL_SIZES = (2, 3), (1, 2, 3, 4)
+
+
+def possible_sizes(item: pytest.Item) -> set[int]:
+    """The numbers of ranks on which the full tier runs this test."""
+    sizes = item.get_closest_marker("sizes")
+    return set(FULL_SIZES).intersection(sizes.args if sizes else FULL_SIZES)
 
 
 def runs_on(item: pytest.Item, size: int, full: bool) -> bool:

@@ -1,15 +1,10 @@
 """Memory and limits, as cgroups and the kernel set them, and what CuPy says of GPUs."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 from chainermn_tools.environment import machine
-
-
-def write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
+from tests.support.files import write
 
 
 def limit(monkeypatch, folders):

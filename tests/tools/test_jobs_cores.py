@@ -1,14 +1,8 @@
 """The cores that ranks may use."""
 
-from pathlib import Path
-
 import _chainermn_limits
 from chainermn_tools.jobs import cores
-
-
-def write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
+from tests.support.files import write
 
 
 def quota(monkeypatch, folders):

@@ -93,6 +93,13 @@ def trainer_for(tmp_path):
 
 
 @pytest.fixture
+def double_precision():
+    """New parameters are float64."""
+    with chainer.using_config("dtype", np.dtype("float64")):
+        yield
+
+
+@pytest.fixture
 def folder(tmp_path, world) -> Path:
     """One folder for all ranks."""
     return world.bcast(tmp_path)

@@ -39,12 +39,6 @@ def large_steps(model, size, *groups):
         optimizer.update(model, np.concatenate(batches))
 
 
-@pytest.fixture
-def double_precision():
-    with chainer.using_config("dtype", np.dtype("float64")):
-        yield
-
-
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_it_equals_the_large_batch_a_partial_last_group_included(comm, monkeypatch, dtype):
     """Groups of 3, 3 and 1."""

@@ -18,16 +18,10 @@ from chainermn_train import (
 from tests.support.pairwise import tiered
 from tests.support.training import logged, trainer_over
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("double_precision")]
 
 BATCH = 4  # of training, which goes on when a rank evaluates nothing
 EPOCHS = 2
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with chainer.using_config("dtype", np.float64):
-        yield
 
 
 def examples(count):

@@ -15,6 +15,7 @@ import pytest
 
 from chainermn_comm.watchdog.cleanup import Launcher, SharedFiles
 from tests.support import jobs
+from tests.support.pairwise import in_full
 from tests.support.processes import is_gone, is_running, soon
 from tests.support.watchdog import birth
 
@@ -121,12 +122,8 @@ def run(how: str, folder: Path, then: jobs.Meanwhile | None = None) -> jobs.Job:
     return jobs.run_text(2, SCRIPT, how, warned, environment=environment, meanwhile=meanwhile)
 
 
-def tiers(*default: str, full: tuple[str, ...]) -> list:
-    return [*default, *(pytest.param(how, marks=pytest.mark.full) for how in full)]
-
-
 @pytest.mark.parametrize(
-    "how", tiers("not finalized", full=("finalized", "one finalized", "left by an exception"))
+    "how", ["not finalized", *in_full("finalized", "one finalized", "left by an exception")]
 )
 def test_a_job_that_ends_by_itself(how, folder):
     job = run(how, folder)
@@ -138,7 +135,7 @@ def test_a_job_that_ends_by_itself(how, folder):
 
 
 @pytest.mark.parametrize(
-    "how", tiers("exception", "kill", full=("all killed", "abort", "abort in vain"))
+    "how", ["exception", "kill", *in_full("all killed", "abort", "abort in vain")]
 )
 def test_a_rank_that_fails(how, folder):
     job = run(how, folder)

@@ -238,14 +238,15 @@ import atexit, os, time
 from mpi4py import MPI
 import chainermn_comm
 print("RANK", os.getpid(), flush=True)
-atexit.register(time.sleep, 3 * float(os.environ["CHAINERMN_TIMEOUT"]))
+MPI.COMM_WORLD.Barrier()
+atexit.register(time.sleep, 2 * float(os.environ["CHAINERMN_TIMEOUT"]))
 chainermn_comm.create_communicator("naive").allreduce_obj(1)
 """
 
 
 def test_an_exit_function_that_takes_long_is_no_wait_in_finalize():
     """Though it was registered before the first communicator was made."""
-    environment = {"CHAINERMN_TIMEOUT": f"{SECONDS / 2:g}"}
+    environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}"}
     job = jobs.run_text(2, EXIT_FUNCTIONS, environment=environment)
     assert job.returncode == 0, job
     assert "ChainerMN" not in job.err, job
