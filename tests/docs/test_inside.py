@@ -37,3 +37,12 @@ def test_each_file_that_is_named_is_one_of_the_code():
 @pytest.mark.parametrize(("heading", "most"), MOST.items())
 def test_a_walk_is_short(heading, most):
     assert 1 < len(set(NAMES.findall(sections()[heading]))) <= most
+
+
+@pytest.mark.parametrize("heading", MOST)
+def test_a_walk_never_goes_back(heading):
+    """To a file that an earlier step was about; a step begins with its number."""
+    steps = re.split(r"^\d+\. ", sections()[heading], flags=re.MULTILINE)[1:]
+    named = [set(NAMES.findall(step)) for step in steps]
+    before = [set().union(*named[:number]) for number in range(len(named))]
+    assert not [both for seen, now in zip(before, named, strict=True) if (both := seen & now)]
