@@ -35,9 +35,9 @@ def test_every_communicator_is_right_on_gpus(world, gpu, monkeypatch, name):
     monkeypatch.setattr(rank_tests, "COUNT", 10_000)
     found = rank_tests.try_communicator(world, name)
     if name == "pure_nccl" and not gpus.have_one_each(world):
-        assert found == {"why_not": "there are fewer GPUs than ranks"}
+        assert found == {"reason": "there are fewer GPUs than ranks"}
     else:
-        assert (found["right"], found["wrong"], found["problem"]) == (True, [], None)
+        assert (found["correct"], found["wrong"], found["problem"]) == (True, [], None)
 
 
 @on_two_ranks
@@ -47,7 +47,7 @@ def test_nccl_is_really_tried_and_a_wrong_mean_noticed(world, double, monkeypatc
         rank_tests.devices, "to_host", lambda array: real(array) + (world.rank == 1)
     )
     found = rank_tests.try_communicator(world, "pure_nccl")
-    assert (found["right"], found["wrong"]) == (False, ["mean_grad on GPUs"])
+    assert (found["correct"], found["wrong"]) == (False, ["mean_grad on GPUs"])
     assert "allReduce" in double.calls
 
 
@@ -55,7 +55,7 @@ def test_nccl_is_really_tried_and_a_wrong_mean_noticed(world, double, monkeypatc
 def test_ranks_that_share_a_gpu_leave_nccl_alone(world, double):
     double.bus_id = "0000:00:00.0"
     assert rank_tests.try_communicator(world, "pure_nccl") == {
-        "why_not": "there are fewer GPUs than ranks"
+        "reason": "there are fewer GPUs than ranks"
     }
     assert double.calls == []
 
@@ -63,14 +63,14 @@ def test_ranks_that_share_a_gpu_leave_nccl_alone(world, double):
 @on_two_ranks
 def test_without_gpus_pure_nccl_says_so(world, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)  # its import fails
-    assert set(rank_tests.try_communicator(world, "pure_nccl")) == {"why_not"}
-    assert set(rank_tests.try_device_reduce(world)) == {"aware", "why_not"}
+    assert set(rank_tests.try_communicator(world, "pure_nccl")) == {"reason"}
+    assert set(rank_tests.try_device_reduce(world)) == {"aware", "reason"}
 
 
 @on_two_ranks
 def test_device_memory_is_given_to_mpi_only_where_it_is_taken(world, gpu, monkeypatch):
     aware = all(world.allgather(rank_tests.mpi_takes_gpu_memory()))
-    expected = {"aware": True, "right": True} if aware else {"aware": False}
+    expected = {"aware": True, "correct": True} if aware else {"aware": False}
     assert rank_tests.try_device_reduce(world) == expected
     monkeypatch.setattr(rank_tests, "mpi_takes_gpu_memory", lambda: world.rank == 0)
     assert rank_tests.try_device_reduce(world) == {"aware": False}

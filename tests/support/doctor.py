@@ -153,6 +153,7 @@ class Machine:
         context = self.context(timeout)
         times = {
             "answers": cluster.ANSWER_TIME,
+            "versions": cluster.VERSION_TIME,
             "logins": cluster.LOGIN_TIME,
             "connections": cluster.CONNECTIONS_TIME,
             "job": placement.JOB_TIME,

@@ -21,7 +21,7 @@ def test_picture_has_a_line_for_each_way(tmp_path, ranks, monkeypatch):
         save(figure, *args, **options)
 
     monkeypatch.setattr(Figure, "savefig", saved)
-    plot.draw(report(ranks), str(tmp_path / "bench.png"))
+    plot.plot_report(report(ranks), str(tmp_path / "bench.png"))
     image = plt.imread(tmp_path / "bench.png")
     assert min(image.shape[:2]) > 500
     gradients, arrays = drawn[0].axes
@@ -34,5 +34,5 @@ def test_picture_has_a_line_for_each_way(tmp_path, ranks, monkeypatch):
 
 
 def test_picture_of_nothing_is_drawn(tmp_path):
-    plot.draw(report(results=[]), str(tmp_path / "empty.svg"))
+    plot.plot_report(report(results=[]), str(tmp_path / "empty.svg"))
     assert (tmp_path / "empty.svg").stat().st_size

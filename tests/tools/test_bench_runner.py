@@ -21,7 +21,7 @@ def _short(monkeypatch):
 
 def measure(world, names=("flat",), **changes):
     said: list[str] = []
-    report = runner.measure(world, list(names), **{**QUICK, **changes, "say": said.append})
+    report = runner.measure(world, list(names), **{**QUICK, **changes, "log": said.append})
     assert bool(said) == (world.rank == 0)
     return report
 

@@ -24,7 +24,10 @@ def test_who_has_nothing_to_call_takes_no_time():
 @pytest.mark.sizes(2)
 def test_the_slowest_rank_counts_and_a_case_alone_is_called_by_rank_0(world):
     calls = []
-    cases = [Timed(lambda: calls.append("all")), Timed(lambda: calls.append("one"), alone=True)]
+    cases = [
+        Timed(lambda: calls.append("all")),
+        Timed(lambda: calls.append("one"), rank_0_only=True),
+    ]
     seconds = time_in_turn(world, cases, 3)
     assert calls.count("all") == 3
     assert calls.count("one") == (3 if world.rank == 0 else 0)

@@ -167,7 +167,9 @@ def test_what_ssh_says_last_is_waited_for(machine):
     assert found.details["hosts"] == {"a": "refused"}
 
 
-@pytest.mark.parametrize("part", ["programs", "answers", "logins", "connections", "job"])
+@pytest.mark.parametrize(
+    "part", ["programs", "answers", "versions", "logins", "connections", "job"]
+)
 def test_with_a_longer_time_out_each_part_of_the_work_gets_more(machine, part):
     """So that the hint to use `--timeout` helps wherever it is given."""
     assert machine.time_of(part, 1200) > 3 * machine.time_of(part, 120)

@@ -9,16 +9,16 @@ from tests.support.doctor import COMMUNICATORS, HERE, each_row
 BEGAN = ({"began": "a"}, {"began": "b"})
 BOTH = (*BEGAN, {"hosts": ["a", "b"]})
 RATES = {"seconds": 0.004, "tcp_seconds": 0.003, "bytes": 4_000_000, "overloaded": False}
-PAIR: dict[str, Any] = {"pair": ["a", "b"], "stalled": False, "right": True, **RATES}
+PAIR: dict[str, Any] = {"pair": ["a", "b"], "stalled": False, "correct": True, **RATES}
 NAMES = [name for name in COMMUNICATORS if name != "single_node"]
 
 
 def of(name: str, **found: Any) -> dict[str, Any]:
-    return {"communicator": name, "found": {"problem": None, "right": True, "wrong": [], **found}}
+    return {"communicator": name, "found": {"problem": None, "correct": True, "wrong": [], **found}}
 
 
 WELL = [of(name) for name in NAMES if name != "pure_nccl"]
-WELL.append({"communicator": "pure_nccl", "found": {"why_not": "no GPU"}})
+WELL.append({"communicator": "pure_nccl", "found": {"reason": "no GPU"}})
 
 
 def job(*said: dict[str, Any], status: int | None = 0, err: str = "", **replies: Any):
@@ -48,7 +48,7 @@ TABLE = {
         ("warning", "too slow between a and b", "env |", exchanged({**PAIR, "seconds": 1.0})),
         ("ok", "more to do", "", exchanged({**PAIR, "seconds": 1.0, "overloaded": True})),
         ("failed", "large ones stall", "mtu", exchanged({"pair": ["a", "b"], "stalled": True})),
-        ("failed", "wrong values", "report", exchanged({**PAIR, "right": False})),
+        ("failed", "wrong values", "report", exchanged({**PAIR, "correct": False})),
         (
             *("failed", "between a and b large messages don't come through MPI within"),
             *("UCX_NET_DEVICES", exchanged(status=None)),
@@ -75,11 +75,11 @@ TABLE = {
         ),
         (
             *("failed", "naive: send: oh", "report"),
-            exchanged(PAIR, of("naive", right=False, problem="send: oh")),
+            exchanged(PAIR, of("naive", correct=False, problem="send: oh")),
         ),
         (
             *("failed", "flat: wrong values of bcast", "another communicator"),
-            exchanged(PAIR, of("flat", right=False, wrong=["bcast"])),
+            exchanged(PAIR, of("flat", correct=False, wrong=["bcast"])),
         ),
     ],
 }

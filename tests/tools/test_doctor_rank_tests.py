@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chainermn_comm import create_communicator
 from chainermn_tools.doctor import rank_tests
 from tests.support.doctor import COMMUNICATORS
 
@@ -30,7 +31,7 @@ def test_large_messages_come_back_as_they_were_sent(world, address):
     assert well
     assert [one["pair"] for one in said] == [list(two) for two in pairs[:2]]
     for one in said:
-        assert (one["stalled"], one["right"]) == (False, True)
+        assert (one["stalled"], one["correct"]) == (False, True)
         assert one["seconds"] > 0
         assert (one["tcp_seconds"] is None) == (address is None)
 
@@ -39,7 +40,7 @@ def test_large_messages_come_back_as_they_were_sent(world, address):
 def test_what_comes_back_wrong_is_noticed(world, monkeypatch):
     monkeypatch.setattr(rank_tests, "matches_pattern", lambda *_, **__: False)
     well, said = exchange(world, None, ("host0", "host1"))
-    assert (well, said[-1]["right"]) == (True, False)
+    assert (well, said[-1]["correct"]) == (True, False)
 
 
 def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world, monkeypatch):
@@ -57,9 +58,17 @@ def test_a_connection_that_stalls_keeps_mpi_from_being_tried(world, monkeypatch)
     assert said == [{"pair": ["host0", "host1"], "stalled": True}]
 
 
+def test_no_communicator_is_forgotten(world):
+    """The error for an unknown name lists those that there are."""
+    with pytest.raises(ValueError, match="use one of: ") as refused:
+        create_communicator("unknown", world)
+    known = str(refused.value).partition("use one of: ")[2]
+    assert known.split(", ") == sorted(COMMUNICATORS)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", COMMUNICATORS)
 def test_every_communicator_is_tried(world, name):
     found = rank_tests.try_communicator(world, name, timed=False)
-    assert found.get("right", "why_not" in found), found
+    assert found.get("correct", "reason" in found), found
     assert "bytes_per_second" not in found

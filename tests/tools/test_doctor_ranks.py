@@ -7,18 +7,18 @@ import pytest
 from tests.support.doctor import COMMUNICATORS, STAGES, STEPS, turns
 
 # Of two ranks.
-START, MEET, ORDER, MESSAGES = STEPS[:4]
+START, ALLGATHER, ORDER, MESSAGES = STEPS[:4]
 DEVICE, END = STEPS[-2:]
 FLAT = "communicator flat"
 IN_TURN = turns(0, 1)
 GPU_LESS = "CUDA finds no device"
 OTHER = "use the communicator 'non_cuda_aware', or another build of this MPI"
 RATES = {"bytes_per_second": 5e9, "copied_bytes_per_second": 1e10}
-FAST = {"right": True, "problem": None, "wrong": [], **RATES}
+FAST = {"correct": True, "problem": None, "wrong": [], **RATES}
 SPECIAL = {
-    MEET: {"ranks": [0, 1]},
-    "communicator pure_nccl": {"why_not": GPU_LESS},
-    DEVICE: {"aware": False, "why_not": GPU_LESS},
+    ALLGATHER: {"ranks": [0, 1]},
+    "communicator pure_nccl": {"reason": GPU_LESS},
+    DEVICE: {"aware": False, "reason": GPU_LESS},
     ORDER: {},
     END: {},
 }
@@ -81,8 +81,15 @@ ROOT = "mpiexec has detected an attempt to run as root.\nat your own risk.\n"
         ((), 1, ROOT, START, "attempt to run as root", "ordinary user"),
         ((), 0, "", START, "said: nothing", "0 and 1"),
         ((reports(0),), 0, "", START, "1 of 2 ranks came up", "0 and 1"),
-        ((ALONE, ALONE), 0, "", MEET, "each of the 2 ranks says that it is rank 0 of 1", "PATH"),
-        ((reports(0, MEET), reports(1)), None, "", MEET, "hangs", "UCX_TLS"),
+        (
+            (ALONE, ALONE),
+            0,
+            "",
+            ALLGATHER,
+            "each of the 2 ranks says that it is rank 0 of 1",
+            "PATH",
+        ),
+        ((reports(0, ALLGATHER), reports(1)), None, "", ALLGATHER, "hangs", "UCX_TLS"),
     ],
     ids=["hangs", "init hangs", "one hangs", "root", "silent", "one missing", "alone", "stuck"],
 )
@@ -108,9 +115,9 @@ def test_a_rank_that_dies_is_named_by_what_it_was_at(judge, step):
 
 
 def test_what_a_rank_reported_before_it_was_killed_counts(judge):
-    found, bad = judge(reports(0, MEET), reports(1), status=9)
-    assert (bad, found[START].status) == ([MEET], "ok")
-    assert "1 of 2 ranks came through it" in found[MEET].message
+    found, bad = judge(reports(0, ALLGATHER), reports(1), status=9)
+    assert (bad, found[START].status) == ([ALLGATHER], "ok")
+    assert "1 of 2 ranks came through it" in found[ALLGATHER].message
 
 
 def test_a_rank_that_hangs_is_named_by_what_it_is_at(judge):
@@ -142,7 +149,7 @@ def test_what_hangs_may_just_be_slow_with_few_cores_or_on_a_busy_machine(
     ],
 )
 def test_wrong_values_and_errors_are_named_with_their_operation(judge, of_flat, said):
-    found, bad = judge(*both(communicator_flat={"right": False, **of_flat}))
+    found, bad = judge(*both(communicator_flat={"correct": False, **of_flat}))
     assert (bad, found[FLAT].message) == ([FLAT], said)
 
 
@@ -182,8 +189,8 @@ def test_lower_thread_levels_are_warned_of_unless_asked_for(judge, machine):
 @pytest.mark.parametrize(
     ("of_device", "vendor", "status", "fix"),
     [
-        ({"aware": True, "right": True}, "MPICH", "ok", ""),
-        ({"aware": True, "right": False}, "MPICH", "failed", OTHER),
+        ({"aware": True, "correct": True}, "MPICH", "ok", ""),
+        ({"aware": True, "correct": False}, "MPICH", "failed", OTHER),
         ({"aware": False}, "MPICH", "skipped", ""),
         ({"aware": False}, "MVAPICH2", "warning", "export MV2_USE_CUDA=1"),
     ],

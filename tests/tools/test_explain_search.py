@@ -60,3 +60,28 @@ def test_patterns_see_no_more_of_a_line_than_messages_have(monkeypatch):
     assert 0 < longest <= 2 * module.AROUND_BYTES
     (found,) = module.search(io.BytesIO(line[:9600] + b"host) is gone."))  # of a log in one line
     assert found.rule.name in ("stalled-rank-gone", "rank-gone")
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r"])
+def test_each_byte_is_searched_for_ends_of_lines_a_few_times_at_most(end, monkeypatch):
+    """However many literals are in one line, or lines in one block."""
+    searched = 0
+
+    class Block(bytes):
+        def rfind(self, text, start, end):
+            nonlocal searched
+            found = super().rfind(text, start, end)
+            searched += end - max(start, found)
+            return found
+
+    def search_newline(block, start):
+        nonlocal searched
+        found = newline.search(block, start)
+        searched += (found.end() if found else len(block)) - start
+        return found
+
+    newline = module.NEWLINE
+    monkeypatch.setattr(module, "NEWLINE", SimpleNamespace(search=search_newline))
+    block = Block((b"literal" + b"." * 1100 + end) * 100)
+    assert len(list(module._lines_with(["literal", "other"], block, 0))) == 100
+    assert searched <= 4 * len(block)

@@ -23,7 +23,7 @@ def test_pictures(tmp_path, ranks, monkeypatch):
     monkeypatch.setattr(
         Figure, "savefig", lambda *args, **how: drawn.append(save(*args, **how) or args[0])
     )
-    plot.draw(run, collectives, str(tmp_path / "trace.png"))
+    plot.plot_run(run, collectives, str(tmp_path / "trace.png"))
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     whole, part = drawn[0].axes
     rows = min(32, max(1, ranks))

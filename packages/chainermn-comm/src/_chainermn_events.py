@@ -109,6 +109,15 @@ def rank_from_env() -> tuple[int, int] | None:
     return None
 
 
+def exit_code(code: object) -> int:
+    """Return the exit status, 0 to 255, of `SystemExit(code)`; 1 if 8 bits make 0 of a failure."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF or int(code != 0)
+    return 1
+
+
 def _claim() -> int:
     """Make this process the one that speaks for its rank if none does; return where it writes."""
     job = os.environ.get(JOB_VARIABLE)

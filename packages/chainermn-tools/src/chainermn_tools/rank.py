@@ -18,7 +18,7 @@ import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
-from _chainermn_events import emit
+from _chainermn_events import emit, exit_code
 
 # Of a traceback, and of its last line alone.
 TRACEBACK_CHARACTERS, HEADLINE_CHARACTERS = 12_000, 500
@@ -86,9 +86,7 @@ def _finish(process: int) -> None:
 def _exit_status(error: BaseException) -> int:
     """Return the exit status that Python will end with because of this; 0 for success."""
     if isinstance(error, SystemExit):
-        if error.code is None:
-            return 0
-        return error.code & 0xFF or int(error.code != 0) if isinstance(error.code, int) else 1
+        return exit_code(error.code)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 

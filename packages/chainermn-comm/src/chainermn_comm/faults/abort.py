@@ -18,7 +18,7 @@ import traceback
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
-from _chainermn_events import emit
+from _chainermn_events import emit, exit_code
 
 from ..errors import PeerError
 from ..trace import flush_trace
@@ -120,7 +120,7 @@ def abort_if_desynchronized() -> None:
     if kind is None or value is None or not _others_may_wait():
         return
     if isinstance(value, SystemExit):
-        abort_job(f"sys.exit({value.code})", exit_status.exit_code(value.code) or 1)
+        abort_job(f"sys.exit({value.code})", exit_code(value.code) or 1)
     _excepthook(kind, value, trace)
 
 
@@ -200,7 +200,7 @@ def _threading_excepthook(args: threading.ExceptHookArgs) -> None:
 
 
 def _on_system_exit(code: object) -> None:
-    status = exit_status.exit_code(code)
+    status = exit_code(code)
     if status and _others_may_wait():
         if isinstance(code, int):
             abort_job(f"sys.exit({code})", status)
@@ -213,7 +213,7 @@ def _os_exit(status: int) -> NoReturn:
             # MPICH's launcher kills the other ranks and reports success after os._exit(0).
             abort_job(
                 f"os._exit({status}) before MPI was finalized",
-                exit_status.exit_code(status) or 1,
+                exit_code(status) or 1,
                 "Where this is meant, call mpi4py.MPI.Finalize() first.\n",
             )
         mark_finalizing()

@@ -21,15 +21,6 @@ from typing import Any, NoReturn
 Listener = Callable[[object], None]  # is given SystemExit.code
 
 
-def exit_code(code: object) -> int:
-    """Return the exit status, 0 to 255, of `SystemExit(code)`; 1 if 8 bits make 0 of a failure."""
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF or int(code != 0)
-    return 1
-
-
 def _is_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 

@@ -16,6 +16,8 @@ import sys
 import threading
 from typing import Any
 
+from _chainermn_events import exit_code
+
 from . import exit_status
 
 real_exit = os._exit  # abort.py replaces the one in os
@@ -62,7 +64,7 @@ def _exit_without_mpi() -> None:
             with contextlib.suppress(Exception):
                 stream.flush()
     finally:
-        status = exit_status.exit_code(_exit_codes[-1] if _exit_codes else None)
+        status = exit_code(_exit_codes[-1] if _exit_codes else None)
         error = getattr(sys, "last_value", None)
         if error is not _last_value:
             status = 130 if isinstance(error, KeyboardInterrupt) else 1

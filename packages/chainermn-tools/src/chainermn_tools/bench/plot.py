@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD
-from chainermn_tools.bench.text import heading, label
+from chainermn_tools.bench.text import label, title
 from chainermn_tools.formatting import format_bytes
 
 # For any kind of eye, and in grey: colours of Okabe and Ito, each with a mark of its own.
@@ -18,8 +18,8 @@ BASELINE_STYLES = ("--", ":")
 BASELINE_COLOR = "#7a7f87"
 
 
-def draw(report: dict[str, Any], file: str) -> None:
-    """Draw a report into an image file, of the kind that its name ends in."""
+def plot_report(report: dict[str, Any], file: str) -> None:
+    """Plot a report into an image file, of the kind that its name ends in."""
     rows = [row for row in report["results"] if row.get("seconds") and row["correct"]]
     value = "busbw" if report["ranks"] > 1 else "algbw"  # which is 0 for one rank
     baselines = [row for row in rows if row["operation"] in BASELINES]
@@ -27,10 +27,10 @@ def draw(report: dict[str, Any], file: str) -> None:
         ("Mean of gradients", [row for row in rows if row["operation"] == MEAN_GRAD]),
         ("Arrays", [row for row in rows if row["operation"] not in (MEAN_GRAD, *BASELINES)]),
     )
-    with saved_figure(file, heading(report), 1, 2, figsize=(12, 5.6), sharey=True) as (_, places):
-        for axes, (title, own) in zip(places[0], panels, strict=True):
+    with saved_figure(file, title(report), 1, 2, figsize=(12, 5.6), sharey=True) as (_, places):
+        for axes, (name, own) in zip(places[0], panels, strict=True):
             _panel(axes, own, baselines, value)
-            axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+            axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
             axes.set_xlabel("size")
             axes.tick_params(labelleft=True)
         places[0, 0].set_ylabel(f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s")
@@ -39,7 +39,7 @@ def draw(report: dict[str, Any], file: str) -> None:
 @contextmanager
 def saved_figure(
     file: str | Path,
-    heading: str,
+    title: str,
     rows: int = 1,
     columns: int = 1,
     *,
@@ -55,7 +55,7 @@ def saved_figure(
 
     figure = Figure(figsize, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
-    figure.suptitle(heading, fontsize=9, x=0.01, ha="left", color="#444444", wrap=True)
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left", color="#444444", wrap=True)
     yield figure, axes
     figure.savefig(file, dpi=130)
 

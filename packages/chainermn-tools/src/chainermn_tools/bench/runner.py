@@ -50,7 +50,7 @@ def measure(
     names: Sequence[str],  # of the communicators
     sizes: Sequence[int],  # in bytes, growing
     seconds: float,  # for everything; sizes for which no time is left are skipped
-    say: Callable[[str], None],  # called on rank 0 with what is being done
+    log: Callable[[str], None],  # called on rank 0 with what is being done
 ) -> dict[str, Any]:
     """Check and time communicators (collective over ``world``).
 
@@ -63,9 +63,9 @@ def measure(
     comms, skipped = _communicators(world, names)
     nodes = next(iter(comms.values())).inter_size if comms else None
     if world.rank == 0:
-        say(f"checking {', '.join(comms)}")
+        log(f"checking {', '.join(comms)}")
     checks = _check(world, comms)
-    results, too_large = _time_sizes(world, comms, sizes, start + seconds, say)
+    results, too_large = _time_sizes(world, comms, sizes, start + seconds, log)
     for comm in comms.values():
         comm.finalize()
     return {
@@ -90,7 +90,7 @@ def _time_sizes(
     comms: dict[str, CommunicatorBase],
     sizes: Sequence[int],
     end: float,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of the sizes that were timed, and why the others weren't."""
     cases = _cases(comms, world.size)
@@ -103,7 +103,7 @@ def _time_sizes(
         if isinstance(arrays, str):
             return results, [{"bytes": each, "reason": arrays} for each in sizes[index:]]
         if world.rank == 0:
-            say(f"{format_bytes(size)}, {len(cases)} ways, {left:.0f} s left")
+            log(f"{format_bytes(size)}, {len(cases)} ways, {left:.0f} s left")
         share = left * _weight(size) / sum(map(_weight, sizes[index:]))
         invocations = [one.kind.make_invocation(one.comm, *arrays) for one in cases]
         times, least = time_all(world, invocations, share)

@@ -24,7 +24,7 @@ def render(report: dict[str, Any], console: Console) -> None:
     """Print a report, as docs/bench.md describes it, for people."""
     width = console.width if console.is_terminal else PLAIN_WIDTH
     console.width = max(width, NAME_WIDTH + CELL_WIDTH)
-    print_line(heading(report), console, "bold")
+    print_line(title(report), console, "bold")
     groups = (
         ("Mean of gradients", [row for row in report["results"] if row["operation"] == MEAN_GRAD]),
         (
@@ -32,10 +32,10 @@ def render(report: dict[str, Any], console: Console) -> None:
             [row for row in report["results"] if row["operation"] != MEAN_GRAD],
         ),
     )
-    for title, rows in groups:
+    for name, rows in groups:
         if rows:
             console.print()
-            print_line(f"{title}: time, and bus bandwidth in GB/s", console, "bold")
+            print_line(f"{name}: time, and bus bandwidth in GB/s", console, "bold")
             _tables(rows, console)
     console.print()
     for line, style in _footnotes(report):
@@ -45,7 +45,7 @@ def render(report: dict[str, Any], console: Console) -> None:
 def make_table(
     first: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str | None = None
 ) -> Table:
-    """Return a table: a column of names, whose heading is ``first``, and columns of numbers."""
+    """Return a table: a column of names, whose header is ``first``, and columns of numbers."""
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
     )
@@ -57,7 +57,7 @@ def make_table(
     return table
 
 
-def heading(report: dict[str, Any]) -> str:
+def title(report: dict[str, Any]) -> str:
     """Return where it was measured, in a line."""
     hosts = list(dict.fromkeys(report["hosts"]))
     where = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")

@@ -130,7 +130,7 @@ class Timed:
 
     call: Callable[[], object]
     prepare: Callable[[], object] = lambda: None  # before each call, not timed
-    alone: bool = False  # only rank 0 calls it, while the other ranks sleep
+    rank_0_only: bool = False  # only rank 0 calls it, while the other ranks sleep
 
 
 def time_in_turn(
@@ -158,9 +158,9 @@ def time_in_turn(
             index = (place + turn) % len(cases)
             case = cases[index]
             case.prepare()
-            mine = not case.alone or world is None or world.rank == 0
+            mine = not case.rank_0_only or world is None or world.rank == 0
             with realtime_priority() if realtime else contextlib.nullcontext():
-                took = time_call(world, case.call if mine else None, calls, sleep=case.alone)
+                took = time_call(world, case.call if mine else None, calls, sleep=case.rank_0_only)
             seconds[turn, index, again] = took
     finally:
         gc.enable()

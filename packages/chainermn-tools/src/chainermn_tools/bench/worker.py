@@ -36,7 +36,7 @@ def measure_on(
     what = {"names": list(names), "sizes": list(sizes), "seconds": seconds, "limit": limit}
     script = [__file__, json.dumps(what)]
     timeout = limit + START_SECONDS
-    result, output = run_script(launcher, ranks, script, say, timeout=timeout)
+    result, output = run_script(launcher, ranks, script, log, timeout=timeout)
     if not result.success:
         return result, {}
     found = output.first_of(EVENT)
@@ -68,12 +68,12 @@ def measure_here(
             f"{started[1]} processes were started and each is rank {world.rank} of {world.size}: "
             "this launcher is not that of mpi4py's MPI; see `chainermn env`"
         )
-    report = runner.measure(world, names, sizes, seconds, say)
+    report = runner.measure(world, names, sizes, seconds, log)
     timer.cancel()
     return report if world.rank == 0 else None
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Report to the user on standard error."""
     sys.stderr.write(f"chainermn bench: {text}\n")
     sys.stderr.flush()

@@ -84,7 +84,7 @@ def bench(
         number = ranks or max(FEWEST_RANKS, min(MAX_RANKS, available_cores()["usable"]))
         result, report = worker.measure_on(number, names, todo, seconds, limit)
         if not result.success:
-            worker.say(result.message)
+            worker.log(result.message)
             ctx.exit(result.status)
     else:
         try:
@@ -102,9 +102,9 @@ def bench(
         # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
         render(report, Console(force_terminal=False if place else None, highlight=False))
     if plot is not None:
-        from chainermn_tools.bench.plot import draw
+        from chainermn_tools.bench.plot import plot_report
 
-        options.save_plot(plot, lambda: draw(report, plot))
+        options.save_plot(plot, lambda: plot_report(report, plot))
     ctx.exit(0 if report["correct"] else 1)
 
 

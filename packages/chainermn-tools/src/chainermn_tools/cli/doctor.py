@@ -65,7 +65,7 @@ def doctor(
             raise ValueError("the doctor starts ranks itself; run it without mpiexec")
         if as_json and as_report:
             raise ValueError("--json and --report exclude each other")
-        hosts = options.named_hosts(host_list, hostfile, strict=False)  # a check judges the file
+        hosts = options.named_hosts(host_list, hostfile, strict=False)  # a check reads the file
         if script is not None and host_list is None and hostfile is None:
             raise ValueError("--script is looked for on hosts: name them with --hosts")
     except ValueError as error:

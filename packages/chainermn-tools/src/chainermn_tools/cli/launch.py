@@ -66,13 +66,13 @@ def launch(
         raise click.UsageError(str(error)) from None
     ranks, args = ranks or sum(hosts.values()), [script, *arguments]
     result, _ = run_script(
-        launcher, ranks, args, _say, hosts=hosts, prefix=prefix, max_restarts=max_restarts
+        launcher, ranks, args, _log, hosts=hosts, prefix=prefix, max_restarts=max_restarts
     )
     if not result.success:
-        _say(result.message)
+        _log(result.message)
     ctx.exit(result.status)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stdout.flush()
     click.echo(f"chainermn launch: {text}", err=True)

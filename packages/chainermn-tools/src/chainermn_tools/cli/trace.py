@@ -52,4 +52,4 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
             message = f"--output: {output} can't be written: {error.strerror}"
             raise click.UsageError(message) from None
     if plot is not None:
-        options.save_plot(plot, lambda: traces.draw(run, collectives, plot))
+        options.save_plot(plot, lambda: traces.plot_run(run, collectives, plot))

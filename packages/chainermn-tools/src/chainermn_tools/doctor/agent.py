@@ -31,7 +31,7 @@ CONNECT_THREADS = 100  # threads that try connections
 TRIES = 5  # connections to the same host, of which the fastest is its distance
 MAX_TEXT_LENGTH = 4000
 # More than any network carries in one piece. One that is told to carry more than it can loses it.
-LARGE_BYTES = 1 << 18
+STALL_TEST_BYTES = 1 << 18
 STALLED = "a short message arrives, and a long one stalls"
 
 
@@ -179,7 +179,7 @@ def send_data(connection: socket.socket, token: str) -> None:
     """Send the token, and then enough to show whether large messages come through."""
     with connection, contextlib.suppress(OSError):  # most close once they have the token
         connection.sendall(token.encode())  # in a packet of its own
-        connection.sendall(bytes(LARGE_BYTES))
+        connection.sendall(bytes(STALL_TEST_BYTES))
 
 
 def try_connections(order: "dict[str, Any]", token: str) -> "dict[str, Any]":
@@ -202,7 +202,7 @@ def connect(address: str, port: int, token: str, seconds: float) -> "dict[str, A
                 received = read(connection, len(token))
                 if received != token.encode():
                     return {"problem": "something else answers there"}
-                if not left and len(read(connection, LARGE_BYTES)) < LARGE_BYTES:
+                if not left and len(read(connection, STALL_TEST_BYTES)) < STALL_TEST_BYTES:
                     return {"problem": STALLED}
         except socket.timeout:  # noqa: UP041
             return {"problem": STALLED if received else "timed out"}
@@ -215,7 +215,7 @@ def read(connection: socket.socket, nbytes: int) -> bytearray:
     """Return so many bytes, or fewer where the connection ends."""
     received = bytearray()
     while len(received) < nbytes:
-        piece = connection.recv(min(LARGE_BYTES, nbytes - len(received)))
+        piece = connection.recv(min(STALL_TEST_BYTES, nbytes - len(received)))
         if not piece:
             break
         received += piece

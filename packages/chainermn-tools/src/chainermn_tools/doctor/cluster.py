@@ -41,7 +41,7 @@ CONNECTIONS_TIME = (8.0, 0.1)
 # A lost first packet is sent again after one second, and then after two more.
 CONNECT_SECONDS = 3.5
 MAX_NAMED = 5
-Judge = Callable[["Context", "ClusterFacts"], CheckResult]
+Evaluate = Callable[["Context", "ClusterFacts"], CheckResult]
 
 
 @dataclass
@@ -73,13 +73,13 @@ class ClusterFacts:
         return {name: one for name, one in self.facts().items() if one["python"] == wanted}
 
 
-def over_hosts(judge: Judge) -> Run:
+def over_hosts(evaluate: Evaluate) -> Run:
     """Make a check's function of one that takes the facts, too; it is skipped without hosts."""
 
     def run(context: Context) -> CheckResult:
         if not context.hosts:
             return skipped("no hosts were named")
-        return judge(context, gather_facts(context))
+        return evaluate(context, gather_facts(context))
 
     return run
 

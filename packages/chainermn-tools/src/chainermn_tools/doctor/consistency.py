@@ -29,10 +29,10 @@ Facts = Mapping[str, Any]
 checks = Checks()
 
 
-def _judge(
+def _evaluate(
     problems: Mapping[str, tuple[str, str]], hosts: Mapping[str, Any], success: str
 ) -> CheckResult:
-    """Judge hosts by what is wrong with some and how to mend it; the first one's hint is given."""
+    """Evaluate hosts by what is wrong with some and how to mend it, with the first one's hint."""
     if problems:
         return _describe(failed, problems)
     if not hosts:
@@ -77,7 +77,7 @@ def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
     message = "they are as here"
     if any(folders - {*there.get("PATH", "").split(":")} for there in shells.values()):
         message += " but for PATH: start programs there by their full path"
-    return _judge(problems, shells, message)
+    return _evaluate(problems, shells, message)
 
 
 def _missing_folders(here: Facts, there: Facts) -> list[str]:
@@ -120,7 +120,7 @@ def python(_: Context, cluster: ClusterFacts) -> CheckResult:
             stderr = f": {facts['stderr']}" if facts["stderr"] else ""
             problem = f"{sys.executable} doesn't run (exit status {facts['status']}){stderr}"
         problems[host] = (problem, _copy_command(host))
-    return _judge(problems, cluster.facts(), f"{_describe_python(here)} at {sys.executable}")
+    return _evaluate(problems, cluster.facts(), f"{_describe_python(here)} at {sys.executable}")
 
 
 def _describe_python(python: Mapping[str, str]) -> str:
@@ -160,7 +160,7 @@ def packages(_: Context, cluster: ClusterFacts) -> CheckResult:
             install = shlex.join([sys.executable, "-m", "pip", "install", *wanted])
             hint = shlex.join(["ssh", host, install])
         problems[host] = (problem, hint)
-    result = _judge(problems, hosts, "the versions are those of this machine")
+    result = _evaluate(problems, hosts, "the versions are those of this machine")
     return replace(result, details={"hosts": details} if details else {})
 
 
@@ -208,7 +208,7 @@ def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
             continue
         problems[host] = (problem, hint)
     success = f"{_describe_mpi(mine)} at {path}"
-    return _judge(problems, cluster.facts_with_same_python(), success)
+    return _evaluate(problems, cluster.facts_with_same_python(), success)
 
 
 def _describe_mpi(mpiexec: Facts) -> str:
@@ -241,7 +241,7 @@ def script(context: Context, cluster: ClusterFacts) -> CheckResult:
             continue
         copy = shlex.join(["rsync", "-as", "--mkpath", path, f"{host}:{path}"])
         problems[host] = (problem, f"{copy}   # or share its folder by NFS")
-    return _judge(problems, cluster.facts(), f"{path} is the same")
+    return _evaluate(problems, cluster.facts(), f"{path} is the same")
 
 
 @checks.add("hosts' shared memory", "Is there room in /dev/shm of the hosts?")
@@ -267,5 +267,5 @@ def shared_memory(context: Context, cluster: ClusterFacts) -> CheckResult:
         return skipped("no other host was asked")
     if little and not full:
         return _describe(warning, little)
-    result = _judge(full, free, f"{min(free.values()) // MIB} MiB are free")
+    result = _evaluate(full, free, f"{min(free.values()) // MIB} MiB are free")
     return result if full else replace(result, details={"free_bytes": free})

@@ -107,8 +107,8 @@ def slots(context: Context) -> CheckResult:
     return ok(f"{message} for {context.ranks} ranks")
 
 
-def _judge_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
-    """Judge the part of the logins that a check is about, and say nothing of the others."""
+def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
+    """Check the part of the logins that a check is about, and ignore the others."""
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
     mine = {host: one for host, one in failures.items() if KINDS[one.kind].check == check}
     if mine:
@@ -129,7 +129,7 @@ for _name, _question, _success in (
     ("host keys", "Does ssh know the hosts' keys?", "the keys are known"),
     ("ssh", "Can one log in to each host without a password, as mpiexec does?", "they let us in"),
 ):
-    checks.add(_name, _question)(over_hosts(partial(_judge_logins, check=_name, success=_success)))
+    checks.add(_name, _question)(over_hosts(partial(_check_logins, check=_name, success=_success)))
 
 
 @connection_checks.add(

@@ -114,10 +114,10 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
         began, asked = _started_on(job), job.ranks_per_host
         silent = [host for host in asked if began[names[host]] < wanted[names[host]]]
         if job.output.timed_out:
-            return _judge_hang(context, job, silent)
+            return _diagnose_hang(context, job, silent)
         where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
         by_hand = "run it by hand to see what mpiexec says: chainermn launch --hosts ..."
-        return _judge_end(job, where, by_hand, hosts=silent)
+        return _evaluate_end(job, where, by_hand, hosts=silent)
     actual = Counter(reports[0]["hosts"])
     if actual != wanted:
         message = f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}"
@@ -126,7 +126,7 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
     return ok(_describe(wanted), ranks=dict(wanted))
 
 
-def _judge_hang(context: Context, job: RankJob, silent: list[str]) -> CheckResult:
+def _diagnose_hang(context: Context, job: RankJob, silent: list[str]) -> CheckResult:
     """Return which host keeps ranks from starting, or that none does."""
     if not silent:
         hint = "export UCX_TLS=tcp,self   # (MPICH), OMPI_MCA_btl=tcp,self (Open MPI): plain TCP"
@@ -134,10 +134,10 @@ def _judge_hang(context: Context, job: RankJob, silent: list[str]) -> CheckResul
     message = f"mpiexec hangs: no rank began on {join_names(silent)} within {job.timeout:.0f} s"
     if 1 < len(silent) == len(job.ranks_per_host) <= MAX_ALONE:
         # One that hangs may hold up all.
-        alone = _hanging_alone(context, silent, min(ALONE_SECONDS, context.remaining()))
-        if 0 < len(alone) < len(silent):
-            message = f"mpiexec hangs because of {join_names(alone)}: no rank begins there"
-            silent = alone
+        hanging = _hanging_alone(context, silent, min(ALONE_SECONDS, context.remaining()))
+        if 0 < len(hanging) < len(silent):
+            message = f"mpiexec hangs because of {join_names(hanging)}: no rank begins there"
+            silent = hanging
     hint = f"ssh {silent[0]} mpiexec -n 1 hostname   # if it hangs too, install MPI anew there"
     return failed(message, hint, hosts=silent)
 
@@ -172,13 +172,13 @@ def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
             message = f"from {a} to {b} small messages arrive, and large ones stall"
             hint = REDUCE_MTU_HINT.format(a=a, b=b)
             return failed(f"{message}, even without MPI", hint, pair=[a, b])
-        if not one["right"]:
+        if not one["correct"]:
             return failed(f"wrong values arrived between {a} and {b}", REPORT_IT, pair=[a, b])
     for a, b, _ in job.options["pairs"]:
         if (a, b) not in found:
             message = f"between {a} and {b} large messages don't come through MPI"
-            return _judge_unfinished(job, message, NAME_NETWORK_HINT, pair=[a, b])
-    return _judge_rates(found)
+            return _evaluate_unfinished(job, message, NAME_NETWORK_HINT, pair=[a, b])
+    return _evaluate_rates(found)
 
 
 @checks.add(
@@ -190,38 +190,38 @@ def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
 def communicators(context: Context, _: ClusterFacts) -> CheckResult:
     job = run_cluster_job(context)
     found = {one["communicator"]: one["found"] for one in job.reports("communicator")}
-    tried = {name: one for name, one in found.items() if "why_not" not in one}
+    tried = {name: one for name, one in found.items() if "reason" not in one}
     for name, one in tried.items():
         if one["problem"] is not None:
             message = f"{name}: {one['problem']}"
             return failed(message, hint_for_output(message, REPORT_IT), communicator=name)
-        if not one["right"]:
+        if not one["correct"]:
             message = f"{name}: wrong values of {', '.join(one['wrong'])} arrived"
             return failed(message, f"take another communicator, and {REPORT_IT}", communicator=name)
     for name in job.options["communicators"]:
         if name not in found:
             message = f"the communicator {name!r} doesn't come to its end"
-            return _judge_unfinished(job, message, MORE_TIME, communicator=name)
+            return _evaluate_unfinished(job, message, MORE_TIME, communicator=name)
     if job.output.timed_out or job.output.status != 0:
-        return _judge_unfinished(job, "the ranks don't come to their end", MORE_TIME)
+        return _evaluate_unfinished(job, "the ranks don't come to their end", MORE_TIME)
     return ok(f"all values of {', '.join(tried)} are right", communicators=list(tried))
 
 
-def _judge_unfinished(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
-    """Judge a job that hung, where the hint helps, or ended too early."""
+def _evaluate_unfinished(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
+    """Evaluate a job that hung, where the hint helps, or ended too early."""
     if job.output.timed_out:
         return failed(f"{message} within {job.timeout:.0f} s", hint, **details)
-    return _judge_end(job, message, REPORT_IT, **details)
+    return _evaluate_end(job, message, REPORT_IT, **details)
 
 
-def _judge_end(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
-    """Judge a job that ended too early; the hint is for what is not known."""
+def _evaluate_end(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
+    """Evaluate a job that ended too early; the hint is for what is not known."""
     message += f", and the job ended with status {job.output.status}"
     return job.failed(message, hint, **details)
 
 
-def _judge_rates(found: dict[tuple[str, ...], dict[str, Any]]) -> CheckResult:
-    """Judge how fast messages are, beside what the link can do; the slowest pair is named."""
+def _evaluate_rates(found: dict[tuple[str, ...], dict[str, Any]]) -> CheckResult:
+    """Evaluate how fast messages are, beside what the link can do; the slowest pair is named."""
     details = {
         f"{a} to {b}": {
             "bytes_per_second": round(one["bytes"] / one["seconds"]),

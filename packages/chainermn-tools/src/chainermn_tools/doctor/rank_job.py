@@ -45,7 +45,7 @@ YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 # A rank that nobody ends any more ends itself so much later than it should have been.
 SPARE_SECONDS = 3
 
-# What each rank here does, by the name of the check that judges it. The check's file adds it, in
+# What each rank here does, by the name of the check that evaluates it. The check's file adds it, in
 # the order in which the steps are taken: what may crash a rank comes late.
 STEPS: dict[str, Callable[[MPI.Intracomm], dict[str, Any]]] = {}
 
@@ -84,7 +84,7 @@ class RankJob:
         return failed(f"{message}: {most_telling_line(self.text)}", hint, **details)
 
     def failure_at(self, step: str) -> CheckResult | None:
-        """Return why there is nothing to judge of a step; None when all ranks finished it."""
+        """Return why there is nothing to evaluate of a step; None when all ranks finished it."""
         stopped = next((one for one in STEPS if len(self.results(one)) < self.ranks), step)
         order = list(STEPS)
         if order.index(stopped) < order.index(step):
@@ -119,7 +119,7 @@ def run_local_job(context: Context) -> RankJob:
 
 
 class StepChecks(Checks):
-    """Checks each of which judges a step that the ranks on this machine take."""
+    """Checks each of which evaluates a step that the ranks on this machine take."""
 
     def add_step(
         self,
@@ -127,19 +127,19 @@ class StepChecks(Checks):
         question: str,
         needs: tuple[str, ...],
         probe: Callable[[MPI.Intracomm], dict[str, Any]],
-        is_judged_early: bool = False,
+        evaluates_incomplete: bool = False,
     ) -> Callable[[Callable[[Context, RankJob], CheckResult]], Check]:
-        """Return a decorator that makes a check of a function that judges what all ranks found.
+        """Return a decorator that makes a check of a function that evaluates what all ranks found.
 
         ``probe`` is what each rank does (collective); it returns what JSON can hold. Where a rank
-        doesn't come through it there is nothing to judge, unless that ``is_judged_early``.
+        doesn't come through it there is nothing to evaluate, unless that ``evaluates_incomplete``.
         """
         STEPS[name] = probe
 
-        def register(judge: Callable[[Context, RankJob], CheckResult]) -> Check:
+        def register(evaluate: Callable[[Context, RankJob], CheckResult]) -> Check:
             def run(context: Context) -> CheckResult:
                 job = run_local_job(context)
-                return (not is_judged_early and job.failure_at(name)) or judge(context, job)
+                return (not evaluates_incomplete and job.failure_at(name)) or evaluate(context, job)
 
             return self.add(name, question, needs)(run)
 

@@ -45,11 +45,11 @@ PIECE_BYTES = 1 << 18
 def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
     """Send messages through MPI itself, from rank 0 to the last and back (collective).
 
-    Return ``right``: whether they arrived as they were; ``problem``: what was raised, if anything;
+    Return ``correct``: whether they arrived as they were; ``problem``: what was raised, or None;
     ``bytes_per_second`` of them and ``copied_bytes_per_second`` of a copy in memory.
     """
     if world.size == 1:
-        return {"right": True, "problem": None}
+        return {"correct": True, "problem": None}
     with create_communicator("naive", world) as comm:
         return _time(world, comm, "send")
 
@@ -58,20 +58,20 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
     """Try a communicator on NumPy arrays, and on GPUs where each rank has one (collective).
 
     Return ``wrong``: operations that gave wrong values, on any rank; ``problem``: what was raised;
-    ``why_not``: why it can't be made here; where a mean of large gradients is ``timed``, too, rates
+    ``reason``: why it can't be made here; where a mean of large gradients is ``timed``, too, rates
     as of :func:`try_messages`.
     """
     gpu_problem = _own_gpu_problem(world)
     if name == GPU_ONLY and gpu_problem is not None:
-        return {"why_not": gpu_problem}
+        return {"reason": gpu_problem}
     with contextlib.ExitStack() as undo:
         if gpu_problem is None:
             undo.enter_context(devices.use(_device(world)))
         try:
             comm = undo.enter_context(create_communicator(name, world))
         except ValueError as error:  # on all ranks
-            return {"right": False, "wrong": [], "problem": str(error)}
-        found: dict[str, Any] = {"right": True, "wrong": [], "problem": None}
+            return {"correct": False, "wrong": [], "problem": str(error)}
+        found: dict[str, Any] = {"correct": True, "wrong": [], "problem": None}
         own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
         invocations: dict[str, Invocation] = {}
         for operation in CHECKED if name != GPU_ONLY else CHECKED[:-1]:
@@ -85,12 +85,12 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
             on_gpu = _mean_invocation(comm, lambda: devices.to_device(own()), mean)
             invocations[f"{MEAN_GRAD} on GPUs"] = on_gpu
         for operation, invocation in invocations.items():
-            right, problem = is_correct(world, invocation)
+            correct, problem = is_correct(world, invocation)
             if problem is not None:
                 found["problem"] = found["problem"] or f"{operation}: {problem}"
-            elif not right:
+            elif not correct:
                 found["wrong"].append(operation)
-            found["right"] = found["right"] and right
+            found["correct"] = found["correct"] and correct
         succeeded = found["problem"] is None and not found["wrong"]
         if timed and succeeded and name not in (NO_OP, GPU_ONLY):
             found |= _time(world, comm, MEAN_GRAD)
@@ -100,13 +100,13 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
 def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
     """Sum arrays that lie on GPUs at rank 0, through MPI itself (collective).
 
-    Return ``aware``: whether MPI says, on all ranks, that it takes memory of GPUs; ``why_not``: why
-    there is no GPU to try it with; ``right``, where it was tried.
+    Return ``aware``: whether MPI says, on all ranks, that it takes memory of GPUs; ``reason``: why
+    there is no GPU to try it with; ``correct``, where it was tried.
     """
     aware = all(world.allgather(mpi_takes_gpu_memory()))
     problem = _gpu_problem(world)
     if problem is not None:
-        return {"aware": aware, "why_not": problem}
+        return {"aware": aware, "reason": problem}
     if not aware:
         return {"aware": aware}
     with devices.use(_device(world)):
@@ -115,8 +115,8 @@ def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
         devices.current_stream().synchronize()  # MPI knows nothing of streams
         world.Reduce(sent, total)
         wanted = world.size * (world.size - 1) / 2
-        right = world.rank != 0 or bool((devices.to_host(total) == wanted).all())
-    return {"aware": aware, "right": all(world.allgather(right))}
+        correct = world.rank != 0 or bool((devices.to_host(total) == wanted).all())
+    return {"aware": aware, "correct": all(world.allgather(correct))}
 
 
 def _time(world: MPI.Intracomm, comm: CommunicatorBase, name: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _time(world: MPI.Intracomm, comm: CommunicatorBase, name: str) -> dict[str, 
     arrays, operation = _arrays(count), OPERATIONS[name]
     invocations = [one.make_invocation(comm, *arrays) for one in (operation, BASELINES["memcpy"])]
     (times, copies), _ = time_all(world, invocations, TIMED_SECONDS)
-    found: dict[str, Any] = {"right": times.correct, "problem": times.problem}
+    found: dict[str, Any] = {"correct": times.correct, "problem": times.problem}
     if times.seconds and copies.seconds:
         nbytes, transfers = arrays[0].nbytes, operation.transfers_per_call
         found["bytes_per_second"] = round(nbytes * transfers / min(times.seconds))
@@ -189,7 +189,7 @@ def exchange_messages(
     MPI isn't tried. Without an address in the pair there is none. Return on all ranks whether no
     connection stalled.
 
-    The first host's rank reports ``pair=[a, b]`` and what was found: ``stalled``, or ``right``,
+    The first host's rank reports ``pair=[a, b]`` and what was found: ``stalled``, or ``correct``,
     ``seconds`` of a message, ``tcp_seconds``, the number of ``bytes``, and whether one of the hosts
     is ``overloaded``.
     """
@@ -216,7 +216,7 @@ def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> d
     port, overloaded = world.recv(source=other)
     times: list[float] = []
     tcp: list[float] = []
-    right, more, started = True, True, time.perf_counter()
+    correct, more, started = True, True, time.perf_counter()
     while more:
         if address is not None:
             took = _send_over_tcp(address, port)
@@ -228,13 +228,13 @@ def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> d
         world.Send(sent, other)
         world.Recv(got, other)
         times.append((time.perf_counter() - begin) / 2)
-        right = right and matches_pattern(got, MESSAGE_COUNT, plus=world.rank)
+        correct = correct and matches_pattern(got, MESSAGE_COUNT, plus=world.rank)
         got.fill(0)
         more = len(times) < MAX_ROUNDS and time.perf_counter() - started < ROUNDS_SECONDS
         world.send(more, other)
     return {
         "stalled": False,
-        "right": right,
+        "correct": correct,
         "seconds": min(times),
         "tcp_seconds": min(tcp, default=None),
         "bytes": sent.nbytes,

@@ -1,6 +1,6 @@
 """Checks of ranks on this machine, each with the step that ranks take for it.
 
-To add one, write what each rank does and how all ranks' findings are judged::
+To add one, write what each rank does and how all ranks' findings are evaluated::
 
     @checks.add_step("drive", "Do ranks see the drive?", (MESSAGES,), lambda world: {"on": is_on()})
     def drive(context: Context, job: RankJob) -> CheckResult:
@@ -25,7 +25,7 @@ from chainermn_tools.doctor.software import find_launcher, find_library
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# All that `chainermn_comm.create_communicator` knows. Importing it here would start its hooks.
+# All that `chainermn_comm.create_communicator` knows; importing it here could start its hooks.
 COMMUNICATORS = (
     *("naive", "flat", "hierarchical", "two_dimensional", "single_node"),
     *("non_cuda_aware", "pure_nccl", "dummy"),
@@ -37,7 +37,7 @@ TURN_SECONDS = 0.1
 # On busy cores a mean of gradients may run at a hundredth of a copy's rate. Where it is so much
 # slower, something is in the way.
 SLOW_SHARE = 0.004
-START, MEET, MESSAGES = "ranks start", "ranks meet", "messages"
+START, ALLGATHER, MESSAGES = "ranks start", "ranks meet", "messages"
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
 HELLO_HINT = f"{HELLO}   # must print 0 and 1"
@@ -51,7 +51,7 @@ def _start(world: MPI.Intracomm) -> dict[str, Any]:
 
 
 @checks.add_step(
-    START, "Do the ranks come up that mpiexec starts?", NEEDS, _start, is_judged_early=True
+    START, "Do the ranks come up that mpiexec starts?", NEEDS, _start, evaluates_incomplete=True
 )
 def ranks_start(context: Context, job: RankJob) -> CheckResult:
     began = sum(event.kind == "started" for event in job.output.events)
@@ -74,12 +74,18 @@ def ranks_start(context: Context, job: RankJob) -> CheckResult:
     return failed(message, hint_for_output(job.text, hint))
 
 
-def _meet(world: MPI.Intracomm) -> dict[str, Any]:
+def _allgather_ranks(world: MPI.Intracomm) -> dict[str, Any]:
     return {"ranks": world.allgather(world.rank)}
 
 
-@checks.add_step(MEET, "Do the ranks see one another?", (START,), _meet, is_judged_early=True)
-def ranks_meet(context: Context, job: RankJob) -> CheckResult:
+@checks.add_step(
+    ALLGATHER,
+    "Do the ranks see one another?",
+    (START,),
+    _allgather_ranks,
+    evaluates_incomplete=True,
+)
+def world_size(context: Context, job: RankJob) -> CheckResult:
     sizes = [one["size"] for one in job.results(START)]
     if job.ranks > 1 and set(sizes) == {1}:
         path = find_launcher(context)["path"]
@@ -91,7 +97,7 @@ def ranks_meet(context: Context, job: RankJob) -> CheckResult:
         )
     if set(sizes) != {job.ranks}:
         return failed(f"{job.ranks} ranks were asked for, and they count {sizes}", HELLO_HINT)
-    return job.failure_at(MEET) or ok(f"each sees all {job.ranks}")
+    return job.failure_at(ALLGATHER) or ok(f"each sees all {job.ranks}")
 
 
 @checks.add("thread level", "May several threads of a rank call MPI?", (START,))
@@ -122,7 +128,7 @@ def _print_in_turn(world: MPI.Intracomm) -> dict[str, Any]:
 @checks.add_step(
     "order of output",
     "Does mpiexec show what ranks print one after another?",
-    (MEET,),
+    (ALLGATHER,),
     _print_in_turn,
 )
 def order(context: Context, job: RankJob) -> CheckResult:
@@ -149,7 +155,7 @@ def _tests() -> ModuleType:
     lambda world: _tests().try_messages(world),
 )
 def messages(context: Context, job: RankJob) -> CheckResult:
-    return _judge_values(job, MESSAGES, "they arrive")
+    return _evaluate_values(job, MESSAGES, "they arrive")
 
 
 def _add_communicator(communicator: str) -> None:
@@ -162,24 +168,24 @@ def _add_communicator(communicator: str) -> None:
         (MESSAGES,),
         lambda world: _tests().try_communicator(world, communicator),
     )
-    def judge(context: Context, job: RankJob) -> CheckResult:
-        reason = job.results(name)[0].get("why_not")
+    def evaluate(context: Context, job: RankJob) -> CheckResult:
+        reason = job.results(name)[0].get("reason")
         if reason is not None:
             return skipped(f"not for here: {reason}")
-        return _judge_values(job, name, "all values are right")
+        return _evaluate_values(job, name, "all values are right")
 
 
 for _name in COMMUNICATORS:
     _add_communicator(_name)
 
 
-def _judge_values(job: RankJob, step: str, success: str) -> CheckResult:
-    """Judge whether values were right, and no slower than this memory lets them be."""
+def _evaluate_values(job: RankJob, step: str, success: str) -> CheckResult:
+    """Evaluate whether values were correct, and no slower than this memory lets them be."""
     found = job.results(step)[0]  # the same on all ranks
     if found["problem"] is not None:
         default = f"this should not be; {REPORT_IT}"
         return failed(str(found["problem"]), hint_for_output(str(found["problem"]), default))
-    if not found["right"]:
+    if not found["correct"]:
         wrong = f" of {', '.join(found['wrong'])}" if found.get("wrong") else ""
         hint = f"take another communicator or another MPI, and {REPORT_IT}"
         return failed(f"wrong values{wrong} arrived", hint)
@@ -210,14 +216,14 @@ def _format_rate(nbytes: float) -> str:
 )
 def device_reduce(context: Context, job: RankJob) -> CheckResult:
     found = job.results("device reduce")[0]
-    if "why_not" in found:
-        return skipped(found["why_not"])
+    if "reason" in found:
+        return skipped(found["reason"])
     if not found["aware"]:
         message = "MPI says that it takes no memory of GPUs"
         if find_library(context)["vendor"].startswith("MVAPICH"):
             return warning(message, "export MV2_USE_CUDA=1   # on every host")
         return skipped(f"{message}: communicators take the way through host memory")
-    if not found["right"]:
+    if not found["correct"]:
         hint = "use the communicator 'non_cuda_aware', or another build of this MPI"
         return failed("MPI says that it takes memory of GPUs, and sums it wrongly", hint)
     return ok("it does, and the sum is right")

@@ -26,14 +26,16 @@ class Stage:
     name: str  # what JSON calls it
     title: str  # what people read
     checks: tuple[Check, ...]  # in the order in which they are shown
-    share: float  # of the remaining time, how much it may take; the last stage takes all
+    fraction: float  # of the remaining time, how much it may take; the last stage takes all
 
 
 # The names are those of the JSON.
-LOCAL = Stage("here", "This machine", (*software.checks, *machine.checks, *gpus.checks), share=0.4)
-RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), share=0.5)
+LOCAL = Stage(
+    "here", "This machine", (*software.checks, *machine.checks, *gpus.checks), fraction=0.4
+)
+RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), fraction=0.5)
 _over_hosts = (*hosts.checks, *consistency.checks, *hosts.connection_checks, *placement.checks)
-CLUSTER = Stage("hosts", "Over the hosts", _over_hosts, share=1.0)
+CLUSTER = Stage("hosts", "Over the hosts", _over_hosts, fraction=1.0)
 
 
 def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResult]:
@@ -45,7 +47,7 @@ def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResul
     results: dict[str, CheckResult] = {}
     for number, stage in enumerate(stages, start=1):
         started = time.monotonic()
-        seconds = (stage.share if number < len(stages) else 1.0) * (context.deadline - started)
+        seconds = (stage.fraction if number < len(stages) else 1.0) * (context.deadline - started)
         own = replace(context, deadline=started + seconds)
         futures: Futures = {check.name: Future() for check in stage.checks}
         for check in stage.checks:

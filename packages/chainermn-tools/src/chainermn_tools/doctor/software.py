@@ -72,7 +72,7 @@ def packages(context: Context) -> CheckResult:
 def unsatisfied_requirements(roots: Iterable[str]) -> list[tuple[str, str]]:
     """Find what is missing among the requirements of installed distributions, direct or not.
 
-    Return each with a sentence about it. What can't be parsed isn't judged.
+    Return each with a sentence about it. What can't be parsed is left out.
     """
     installed = environment.distributions()
     unsatisfied: list[tuple[str, str]] = []

@@ -69,17 +69,20 @@ def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[t
     """
     wanted = [literal.encode() for literal in literals]
     positions = [block.find(literal) for literal in wanted]
+    start, end = 0, -1  # of the line, which may have many of the texts
     while any(position >= 0 for position in positions):
         at = min(position for position in positions if position >= 0)
-        start = max(block.rfind(b"\n", 0, at), block.rfind(b"\r", 0, at)) + 1
-        ending = NEWLINE.search(block, at)
-        end = ending.start() if ending else len(block)
+        if at > end:
+            before = max(0, end)
+            start = max(block.rfind(b"\n", before, at), block.rfind(b"\r", before, at)) + 1
+            ending = NEWLINE.search(block, at)
+            end = ending.start() if ending else len(block)
         length = len(wanted[positions.index(at)])
+        shown_end = min(end, at + AROUND_BYTES)
         if at + length > fresh:
-            yield max(start, at - AROUND_BYTES), min(end, at + AROUND_BYTES)
-        end = min(end, at + AROUND_BYTES)
+            yield max(start, at - AROUND_BYTES), shown_end
         positions = [
-            block.find(literal, end) if 0 <= position <= end else position
+            block.find(literal, shown_end) if 0 <= position <= shown_end else position
             for literal, position in zip(wanted, positions, strict=True)
         ]
 

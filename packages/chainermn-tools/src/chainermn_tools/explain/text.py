@@ -17,7 +17,7 @@ NOTHING = (
     "Nothing in it is known to `chainermn explain`. Read the earliest traceback of all ranks; "
     "`chainermn env` prints what a bug report needs."
 )
-ECHOES_ONLY = (
+SECONDARY_ONLY = (
     "All of this only says that something else failed. What failed is not in this log, or not "
     "known: read the earliest traceback of all ranks."
 )
@@ -52,4 +52,4 @@ def _lines(found: Sequence[Match]) -> Iterator[tuple[str, str]]:
         yield from (("green", f"{' ' * COMMAND_INDENT}{fix}") for fix in rule.fix)
         yield "", ""
     if all(one.rule.kind is Kind.SECONDARY for one in found):
-        yield "bold", ECHOES_ONLY
+        yield "bold", SECONDARY_ONLY

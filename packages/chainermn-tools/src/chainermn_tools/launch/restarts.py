@@ -15,7 +15,7 @@ def run_script(
     launcher: Mapping[str, Any],
     ranks: int,
     script: Sequence[str],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     hosts: Mapping[str, int] | None = None,  # ranks of each; None or empty for this one alone
     prefix: bool = False,  # whether lines of output begin with their rank
@@ -33,12 +33,12 @@ def run_script(
     args = jobs.mpiexec_command(
         launcher, ranks, script, hosts=hosts, prefix=prefix, threads=threads, variables=env
     )
-    say(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
+    log(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
     signals: list[int] = []
     with jobs.handle_signals(signals.append):
         for attempt in range(max_restarts + 1):
             if attempt:
-                say(f"starting again, {attempt} of {max_restarts}")
+                log(f"starting again, {attempt} of {max_restarts}")
             try:
                 output = jobs.run_job(args, env, timeout=timeout, signals=signals, tagged=prefix)
             except FileNotFoundError as error:
@@ -54,5 +54,5 @@ def run_script(
             if result.success or not result.restartable:
                 break
             if attempt < max_restarts:
-                say(result.message)
+                log(result.message)
     return result, output

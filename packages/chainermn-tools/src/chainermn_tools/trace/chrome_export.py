@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from chainermn_tools.trace.table import Run, each_call
+from chainermn_tools.trace.table import Run, each_call, to_json
 
 
 def write_chrome_trace(run: Run, file: IO[str]) -> None:
     """Write a run whose times are aligned: an array, an event a line, closed."""
     before = "[\n"
     for event in _events(run):
-        file.write(before + json.dumps(event, separators=(",", ":")))
+        file.write(before + event)
         before = ",\n"
     file.write("\n]\n" if before != "[\n" else "[]\n")
 
 
-def _events(run: Run) -> Iterator[dict[str, Any]]:
+def _events(run: Run) -> Iterator[str]:
     for trace in run.ranks.values():
         yield from trace.other
     order = np.argsort(run.table["start"], kind="stable")
@@ -36,7 +35,7 @@ def _events(run: Run) -> Iterator[dict[str, Any]]:
             "waited": round(call["waited"], 3),
             "waited_for": call["late"],
         }
-        yield {
+        event = {
             "name": call["operation"],
             "cat": "collective" if collective else "message",
             "ph": "X",
@@ -46,3 +45,4 @@ def _events(run: Run) -> Iterator[dict[str, Any]]:
             "dur": round(call["end"] - call["start"], 3),
             "args": {name: value for name, value in args.items() if value is not None},
         }
+        yield to_json(event)

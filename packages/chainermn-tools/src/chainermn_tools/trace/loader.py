@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chainermn_tools.formatting import format_count, join_first
-from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, RankTrace, Run
+from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, RankTrace, Run, to_json
 
 FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
 # Names of the metadata events that are ours, as chainermn_comm.trace.file has them.
@@ -182,7 +182,7 @@ def _take(trace: RankTrace, event: Any, names: dict[str, int]) -> tuple[int | fl
         comparison = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
         trace.clocks.setdefault(str(args["communicator"]), []).append(comparison)
     else:
-        trace.other.append(event)
+        trace.other.append(to_json(event))
     return None
 
 

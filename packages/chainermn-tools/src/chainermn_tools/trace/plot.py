@@ -19,7 +19,7 @@ BINS, CALLS_AROUND = 400, 12
 MOST_RANKS = 32
 
 
-def draw(run: Run, collectives: np.ndarray, file: str) -> None:
+def plot_run(run: Run, collectives: np.ndarray, file: str) -> None:
     """Draw a run whose times are aligned and whose calls are matched into an image file."""
     from matplotlib.figure import Figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,11 @@ def each_call(rows: np.ndarray, names: Sequence[str]) -> Iterator[dict[str, Any]
             yield call
 
 
+def to_json(event: dict[str, Any]) -> str:
+    """Return an event as a line of a trace file."""
+    return json.dumps(event, separators=(",", ":"))
+
+
 @dataclass
 class RankTrace:
     """The file of one rank."""
@@ -68,8 +74,9 @@ class RankTrace:
     # Its calls in the order in which they ended, shape (n,), dtype `CALL`; a part of the run's
     # table.
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, CALL))
-    # Events that are shown as they are, such as names of threads.
-    other: list[dict[str, Any]] = field(default_factory=list)
+    # Events that are shown as they are, such as names of threads; JSON, since dicts take four times
+    # the memory.
+    other: list[str] = field(default_factory=list)
     damaged: int = 0  # lines that couldn't be read
 
 
