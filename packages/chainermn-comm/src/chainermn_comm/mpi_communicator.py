@@ -263,6 +263,10 @@ class MpiCommunicator(CommunicatorBase):
         bcast_parameters(self._context, model)
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """Do what :meth:`multi_node_mean_grad` does, and raise what it raises (collective).
+
+        ``model`` and ``zero_fill`` are as there.
+        """
         self.multi_node_mean_grad(model, zero_fill)
 
     @watched
@@ -289,6 +293,7 @@ class MpiCommunicator(CommunicatorBase):
         Raises:
             RankMismatchError: on all ranks, naming the first parameter that differs in name,
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
+            TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
         context = self._context
         try:
@@ -324,7 +329,15 @@ class MpiCommunicator(CommunicatorBase):
 
         ``chunk_bytes``, the size of the chunks in which gradients travel (see
         :func:`chainermn_comm.create_communicator`; None for the default), can't be changed any
-        more once gradients have travelled.
+        more once gradients have travelled. Not collective.
+
+        Args:
+            name: the setting's name.
+            value: its new value, the same on all ranks.
+            **kwargs: ignored.
+
+        Raises:
+            ValueError: there is no such setting, or it can't have that value, or not any more.
         """
         settings = self._settings.changed(name, value)
         if settings.chunk_bytes != self._settings.chunk_bytes:
@@ -352,6 +365,9 @@ class MpiCommunicator(CommunicatorBase):
 
         The communicator that the user gave stays theirs. A second call does nothing, nor does
         one in a process that the rank forked.
+
+        Raises:
+            RankMismatchError: on all ranks, when some call another method; nothing is released.
         """
         context = self._open_context
         if context is None or MPI.Is_finalized() or os.getpid() != self._process:

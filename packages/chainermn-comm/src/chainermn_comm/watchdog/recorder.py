@@ -173,8 +173,13 @@ def alone(what: str) -> ScopeContext:
     """Within, this process does something that may take long, while the others may wait for it.
 
     Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
-    for a rank that is within. Reports say what it does: ``what``, such as ``"download"``, of which
-    the first 64 bytes count. Not collective.
+    for a rank that is within. Not collective.
+
+    Args:
+        what: what it does, for reports, such as ``"download"``; the first 64 bytes count.
+
+    Raises:
+        AttributeError: ``what`` is no str.
     """
     return ScopeContext(layout.EXEMPT, what)
 

@@ -88,8 +88,16 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
 class MultiNodeSnapshot(UnpicklableMixin, Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    ``snapshot`` is Chainer's; ``named`` are the ranks of each replica set but the one of all
-    others. ValueError if a rank of ``comm`` is named twice.
+    Making one is not collective; calling and initializing it is.
+
+    Args:
+        comm: the ranks that train together.
+        snapshot: what :func:`chainer.training.extensions.snapshot` returned.
+        named: the ranks of each replica set but the one of all others, the same on all ranks.
+
+    Raises:
+        ValueError: a rank is named twice.
+        TypeError: when it is pickled.
     """
 
     default_name = "multi_node_snapshot"
@@ -127,6 +135,9 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         """Take a snapshot, where the condition of each set's first rank holds (collective).
 
         All ranks serialize, since some objects can only do so together.
+
+        Raises:
+            BaseException: what failed on this rank; PeerError on the others.
         """
         wanted = self._run(self._snapshot.condition)
         if not any(wanted[leader] for leader in self._set_leaders):
@@ -160,7 +171,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             self._snapshot.initialize(trainer)
 
     def finalize(self) -> None:
-        """Wait for a writer in the background."""
+        """Wait for a writer in the background, and raise what it raises (not collective)."""
         self._snapshot.finalize()
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
