@@ -32,17 +32,17 @@ def clock() -> float:
     return time.monotonic()
 
 
-def communicator_within(name: str, seconds: float = 600.0, **limits: Any) -> Any:
-    """A communicator with other limits than the default's, which report and end nothing by default.
+def communicator_within(name: str, seconds: float = 600.0, **others: Any) -> Any:
+    """A communicator with another time-out, which reports and ends nothing by default.
 
     Args:
         name: as `create_communicator` takes it.
         seconds: after which a waiting call is reported.
-        limits: the other attributes of `Timeout`.
+        others: the other attributes of `Timeout`.
     """
     from chainermn_comm.registry import make_communicator
 
-    return make_communicator(name, limit=Timeout(seconds, **limits))
+    return make_communicator(name, timeout=Timeout(seconds, **others))
 
 
 def description(world: int) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class MpiCommunicator(CommunicatorBase):
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
-        watchdogs = register(own, MPI.COMM_WORLD.rank, settings.limit)
+        watchdogs = register(own, MPI.COMM_WORLD.rank, settings.timeout)
         self._record = traced.call_recorder(own, watchdogs, settings.trace)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the two largest: one for the messages of the library's own

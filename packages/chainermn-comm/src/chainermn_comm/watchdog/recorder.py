@@ -44,10 +44,10 @@ class CallRecorder:
         self._write(CALL, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
 
     def message(
-        self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
     ) -> None:
-        """Record that this process is about to wait for one other, inside of some function."""
-        name = encode_name(operation, inside) if inside else encode_name(operation)
+        """Record that this process is about to wait for one other, as part of a function."""
+        name = encode_name(operation, scope) if scope else encode_name(operation)
         self._write(CALL, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
@@ -265,6 +265,6 @@ os.register_at_fork(after_in_child=_reset_in_child)
 
 
 @functools.lru_cache(maxsize=1024)  # some names hold ranks and tags
-def encode_name(name: str, function: str = "") -> bytes:
-    """Return an operation as it is recorded, with the function that it is part of."""
-    return (f"{name}{layout.SCOPE_SEPARATOR}{function}" if function else name).encode()
+def encode_name(name: str, scope: str = "") -> bytes:
+    """Return an operation as it is recorded, with the scope that it is part of."""
+    return (f"{name}{layout.SCOPE_SEPARATOR}{scope}" if scope else name).encode()

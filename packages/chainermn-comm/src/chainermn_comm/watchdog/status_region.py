@@ -34,7 +34,7 @@ STATE_AND_TIME = struct.Struct("<B7xd")
 VERSION = struct.Struct("<Q")
 VERSION_OFFSET = IDENTITY.size + CALL.size
 FIRST_VERSION = 2
-# A write takes less than a microsecond, unless the process is stopped in the middle.
+# A write is over before so many reads, unless the process is stopped in the middle.
 READ_ATTEMPTS = 100
 IDLE, COLLECTIVE, MESSAGE = 0, 1, 2
 # In an operation's name, before the function that the call is part of.

@@ -226,17 +226,17 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             state: dict[str, Any] = {}
             path = folder / (name + self._suffix)
 
-            def damage(path: Path = path, state: dict[str, Any] = state) -> str:
+            def verify(path: Path = path, state: dict[str, Any] = state) -> str:
                 try:
                     state.update(read(path) if self._is_leader else {})
                 except (OSError, StateError) as error:
                     return str(error)
                 return ""
 
-            damages = [each for each in self._run(damage) if each]
-            if not damages:
+            errors = [each for each in self._run(verify) if each]
+            if not errors:
                 return name, state
-            skipped[name] = ", ".join(damages)
+            skipped[name] = ", ".join(errors)
         raise RuntimeError(
             f"rank {self._comm.rank}: no snapshot in {folder} can be used: {explain(skipped)}; "
             "mend the files, or remove them to start without"
