@@ -75,8 +75,8 @@ class CommunicatorBase(ABC):
     def intra_size(self) -> int:
         """Number of ranks on this node.
 
-        Collective unless a subclass knows it, as those of ``create_communicator`` do; then it
-        raises what :meth:`allgather_obj` raises.
+        Collective, and raises what :meth:`allgather_obj` raises, unless a subclass knows the
+        number, as the communicators of ``create_communicator`` do.
         """
         return self.allgather_obj(self.inter_rank).count(self.inter_rank)
 

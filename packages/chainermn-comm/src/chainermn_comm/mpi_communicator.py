@@ -263,10 +263,7 @@ class MpiCommunicator(CommunicatorBase):
         bcast_parameters(self._context, model)
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Do what :meth:`multi_node_mean_grad` does, and raise what it raises (collective).
-
-        ``model`` and ``zero_fill`` are as there.
-        """
+        """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
         self.multi_node_mean_grad(model, zero_fill)
 
     @watched
@@ -329,15 +326,8 @@ class MpiCommunicator(CommunicatorBase):
 
         ``chunk_bytes``, the size of the chunks in which gradients travel (see
         :func:`chainermn_comm.create_communicator`; None for the default), can't be changed any
-        more once gradients have travelled. Not collective.
-
-        Args:
-            name: the setting's name.
-            value: its new value, the same on all ranks.
-            **kwargs: ignored.
-
-        Raises:
-            ValueError: there is no such setting, or it can't have that value, or not any more.
+        more once gradients have travelled. ValueError is raised unless there is a setting ``name``
+        that can have this ``value``. Not collective.
         """
         settings = self._settings.changed(name, value)
         if settings.chunk_bytes != self._settings.chunk_bytes:
@@ -365,9 +355,6 @@ class MpiCommunicator(CommunicatorBase):
 
         The communicator that the user gave stays theirs. A second call does nothing, nor does
         one in a process that the rank forked.
-
-        Raises:
-            RankMismatchError: on all ranks, when some call another method; nothing is released.
         """
         context = self._open_context
         if context is None or MPI.Is_finalized() or os.getpid() != self._process:

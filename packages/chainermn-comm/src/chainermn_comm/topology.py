@@ -38,10 +38,8 @@ class Topology:
         """Return the topology in which ranks that can share memory are on one node (collective).
 
         Args:
-            mpi_comm: an mpi4py intracommunicator, which stays the caller's.
-
-        Raises:
-            MPI.Exception: what MPI raises, where its error handler lets it.
+            mpi_comm: an mpi4py intracommunicator, which stays the caller's. Anything else raises
+                AttributeError, on this rank only.
         """
         from mpi4py import MPI
 

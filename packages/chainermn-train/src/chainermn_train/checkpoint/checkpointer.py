@@ -39,14 +39,9 @@ _DEFAULT_FOLDER = "result"  # the trainer's own default
 class MultiNodeCheckpointer(Extension):
     """The extension that :func:`create_multi_node_checkpointer` makes.
 
-    Making one is not collective; its methods are, but for :meth:`initialize` and :meth:`on_error`.
-
-    Args:
-        name, comm, cp_interval, gc_interval, path, background: as there, where they are checked;
-            here nothing is.
-
-    Raises:
-        TypeError: when it is copied or pickled.
+    ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background`` are as there,
+    where they are checked. Making one is not collective; its methods are, but for
+    :meth:`initialize` and :meth:`on_error`. Copying or pickling it raises TypeError.
     """
 
     trigger = (1, "epoch")
@@ -213,7 +208,7 @@ class MultiNodeCheckpointer(Extension):
     def initialize(self, trainer: Any) -> None:
         """Begin with the random numbers that come next in the run, whatever was drawn since.
 
-        Not collective; ``trainer`` is the one that is about to run.
+        Not collective.
         """
         self._handled = sys.exc_info()[1]
         if self._random is not None:

@@ -88,7 +88,7 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
 class MultiNodeSnapshot(UnpicklableMixin, Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    Making one is not collective; calling and initializing it is.
+    Making one is not collective; calling and initializing it is. Pickling it raises TypeError.
 
     Args:
         comm: the ranks that train together.
@@ -97,7 +97,6 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     Raises:
         ValueError: a rank is named twice.
-        TypeError: when it is pickled.
     """
 
     default_name = "multi_node_snapshot"
@@ -135,9 +134,6 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         """Take a snapshot, where the condition of each set's first rank holds (collective).
 
         All ranks serialize, since some objects can only do so together.
-
-        Raises:
-            BaseException: what failed on this rank; PeerError on the others.
         """
         wanted = self._run(self._snapshot.condition)
         if not any(wanted[leader] for leader in self._set_leaders):
