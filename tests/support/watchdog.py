@@ -11,7 +11,10 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from chainermn_comm.watchdog import Timeout, recorder, rendezvous
+from chainermn_comm.watchdog.diagnosis import WaitGraph
+from chainermn_comm.watchdog.local_ranks import MonitoredRank
 from chainermn_comm.watchdog.processes import start_time as birth
+from chainermn_comm.watchdog.report import describe_state
 from chainermn_comm.watchdog.status_region import (
     COLLECTIVE,
     FINALIZE,
@@ -32,17 +35,17 @@ def clock() -> float:
     return time.monotonic()
 
 
-def communicator_within(name: str, seconds: float = 600.0, **limits: Any) -> Any:
-    """A communicator with other limits than the default's, which report and end nothing by default.
+def communicator_within(name: str, seconds: float = 600.0, **others: Any) -> Any:
+    """A communicator with another time-out, which reports and ends nothing by default.
 
     Args:
         name: as `create_communicator` takes it.
         seconds: after which a waiting call is reported.
-        limits: the other attributes of `Timeout`.
+        others: the other attributes of `Timeout`.
     """
     from chainermn_comm.registry import make_communicator
 
-    return make_communicator(name, limit=Timeout(seconds, **limits))
+    return make_communicator(name, timeout=Timeout(seconds, **others))
 
 
 def description(world: int) -> dict[str, Any]:
@@ -64,6 +67,12 @@ def inside_of() -> tuple[str, bool] | None:
     """What this process has recorded to be inside of, and whether it is alone there."""
     found = read_scope(recorder.region().memory, clock())
     return found and (found.name, found.exempt)
+
+
+def reported() -> str:
+    """What a report says that this process does."""
+    rank = MonitoredRank(description(0)).read(clock())
+    return describe_state(WaitGraph([rank]), rank)
 
 
 class Neighbour:

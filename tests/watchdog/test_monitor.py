@@ -194,7 +194,7 @@ def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed():
     with subprocess.Popen(command, env=jobs.variables(), **pipes) as rank:
         described, child = json.loads(rank.stdout.readline())  # type: ignore[union-attr]
         made = make_monitor([described])
-        assert made.ranks[0].look(clock()).has_finished
+        assert made.ranks[0].read(clock()).has_finished
         made.end_ranks()
         assert rank.wait(timeout=jobs.SECONDS) != 0
         made.clean()

@@ -1,4 +1,4 @@
-"""Monitors that ask one another."""
+"""Monitors that query one another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_comm.watchdog import network
-from chainermn_comm.watchdog.network import Peer, ask_all, serve
+from chainermn_comm.watchdog.network import Peer, query_all, serve
 
 
 def where_of(listener, host="near"):
@@ -25,10 +25,10 @@ def peer(host, rank, listener):
 def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
     here = ("127.0.0.1", 0)
     with socket.create_server(here) as one, socket.create_server(here) as other:
-        work = (one, "x", lambda question: {"asked": question})
+        work = (one, "x", lambda kind: {"queried": kind})
         threading.Thread(target=serve, args=work, daemon=True).start()
-        replies = ask_all([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0, dict)
-        assert replies() == ([{"asked": "calls"}], ["rank 1 on far"])
+        replies = query_all([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0, dict)
+        assert replies() == ([{"queried": "calls"}], ["rank 1 on far"])
 
 
 def test_no_core_is_kept_busy_while_no_connection_can_be_taken(monkeypatch):
@@ -49,23 +49,23 @@ def test_no_core_is_kept_busy_while_no_connection_can_be_taken(monkeypatch):
 def listening():
     """A monitor's socket and its port; and questions that were answered there."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        asked: list[str] = []
-        answer = lambda question: asked.append(question) or {"yes": question}  # noqa: E731
-        threading.Thread(target=serve, args=(listener, "x", answer), daemon=True).start()
-        yield listener, asked
+        queried: list[str] = []
+        reply = lambda kind: queried.append(kind) or {"yes": kind}  # noqa: E731
+        threading.Thread(target=serve, args=(listener, "x", reply), daemon=True).start()
+        yield listener, queried
 
 
 def test_who_does_not_know_the_secret_gets_no_answer(listening):
-    listener, asked = listening
-    assert peer("near", 0, listener).ask("calls", 5.0) == {"yes": "calls"}
+    listener, queried = listening
+    assert peer("near", 0, listener).query("calls", 5.0) == {"yes": "calls"}
     stranger = Peer({**where_of(listener), "ranks": [0], "secret": "y"})
     with pytest.raises(OSError, match="near doesn't answer"):
-        stranger.ask("stacks", 5.0)
+        stranger.query("stacks", 5.0)
     with socket.create_connection(listener.getsockname()) as connection:
         connection.sendall(b"stacks\n")
         with connection.makefile("rb") as file:
             assert len(file.readlines()) == 1  # the challenge
-    assert asked == ["calls"]
+    assert queried == ["calls"]
 
 
 def test_the_secret_does_not_travel_and_who_does_not_know_it_can_not_answer():
@@ -79,9 +79,9 @@ def test_the_secret_does_not_travel_and_who_does_not_know_it_can_not_answer():
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=take, args=(listener,), daemon=True).start()
-        query = Peer({**where_of(listener), "ranks": [0], "secret": "the secret"})
+        liar = Peer({**where_of(listener), "ranks": [0], "secret": "the secret"})
         with pytest.raises(OSError, match="a line without proof"):
-            query.ask("alive", 5.0)
+            liar.query("alive", 5.0)
     assert json.loads(heard[0])[2] == "alive"
     assert b"secret" not in heard[0]
 
@@ -102,12 +102,12 @@ def test_monitors_listen_on_the_addresses_towards_the_other_hosts_and_no_others(
         network.listen([])
 
 
-def test_where_there_is_ipv6_alone_monitors_listen_and_ask_there():
+def test_where_there_is_ipv6_alone_monitors_listen_and_query_there():
     assert network.addresses_towards(["::1"], [["::1"]]) == ["::1"]
     (listener,) = network.listen(["::1"])
     with listener:
         threading.Thread(target=serve, args=(listener, "x", lambda _: {}), daemon=True).start()
-        assert peer("near", 0, listener).ask("calls", 5.0) == {}
+        assert peer("near", 0, listener).query("calls", 5.0) == {}
 
 
 @pytest.mark.parametrize("reply", [{}, {"failed": "x"}, {"failed": []}])
@@ -115,7 +115,7 @@ def test_a_reply_that_can_not_be_read_is_none(reply):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         work = (listener, "x", lambda _: reply)
         threading.Thread(target=serve, args=work, daemon=True).start()
-        replies = ask_all(
+        replies = query_all(
             [peer("near", 0, listener)], "failed", 5.0, lambda it: float(it["failed"])
         )
         assert replies() == ([], ["rank 0 on near"])

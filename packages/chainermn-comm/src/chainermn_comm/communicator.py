@@ -31,6 +31,10 @@ class CommunicatorBase(ABC):
     can put in a buffer: any shape, memory order and dtype but ``object``; a scalar; or a tuple or
     list of arrays, which arrives as a tuple. Methods ending in ``_obj`` send any picklable object.
 
+    All ranks raise RankMismatchError where they call different collective methods. Where a rank's
+    own error keeps it from taking part, it raises that error, and the others raise PeerError.
+    After :meth:`finalize` a method that communicates raises FinalizedError.
+
     Attributes:
         reserved_tag: tag of messages between the library's own functions, such as the gradients
             that ``functions.recv`` sends back by :meth:`send_with_metadata`. Communicators made by
@@ -69,7 +73,11 @@ class CommunicatorBase(ABC):
 
     @property
     def intra_size(self) -> int:
-        """Number of ranks on this node (collective unless a subclass knows it)."""
+        """Number of ranks on this node.
+
+        Collective, and raises what :meth:`allgather_obj` raises, unless a subclass knows the
+        number, as the communicators of ``create_communicator`` do.
+        """
         return self.allgather_obj(self.inter_rank).count(self.inter_rank)
 
     @property
@@ -206,6 +214,8 @@ class CommunicatorBase(ABC):
             An array of the shape and dtype of root's.
 
         Raises:
+            RankMismatchError: on all ranks, when roots differ.
+            ValueError: there is no rank ``root``; PeerError on the other ranks.
             TypeError: ``data`` is no array at ``root``; PeerError on the other ranks.
         """
 
@@ -221,6 +231,8 @@ class CommunicatorBase(ABC):
             At ``root`` a tuple of ``size`` arrays in rank order, its own included; None elsewhere.
 
         Raises:
+            RankMismatchError: on all ranks, when roots differ.
+            ValueError: there is no rank ``root``; PeerError on the other ranks.
             TypeError: ``data`` is no array; PeerError on the other ranks.
         """
 
@@ -235,6 +247,7 @@ class CommunicatorBase(ABC):
             A tuple of ``size`` arrays, the i-th from rank ``i``.
 
         Raises:
+            TypeError: ``xs`` or a value in it isn't as above; PeerError on the other ranks.
             ValueError: ``xs`` hasn't ``size`` values; PeerError on the other ranks.
         """
 
@@ -262,6 +275,9 @@ class CommunicatorBase(ABC):
 
         Returns:
             A tuple of ``size`` arrays in rank order.
+
+        Raises:
+            TypeError: ``x`` is no array; PeerError on the other ranks.
         """
         return self.alltoall((x,) * self.size)
 
@@ -346,7 +362,10 @@ class CommunicatorBase(ABC):
             The array for this rank.
 
         Raises:
-            ValueError: ``xs`` hasn't ``size`` values at ``root``.
+            RankMismatchError: on all ranks, when roots differ.
+            TypeError: ``xs`` or a value in it isn't as above; PeerError on the other ranks.
+            ValueError: ``xs`` hasn't ``size`` values at ``root``, or there is no rank ``root``;
+                PeerError on the other ranks.
         """
         own = () if xs is None or self.rank != root else tuple(xs)
         arrays = self.bcast(own, root=root)
@@ -367,6 +386,9 @@ class CommunicatorBase(ABC):
             obj: anything that can be pickled; what pickling raises is raised.
             dest: the rank that receives it; not this one.
             tag: an int from 0 on; a message is received with the tag with which it was sent.
+
+        Raises:
+            ValueError: there is no such rank or tag.
         """
 
     @abstractmethod
@@ -379,6 +401,8 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: it sent an array, which is then discarded.
+            ValueError: there is no such rank or tag.
+            Exception: what unpickling raises.
         """
 
     @abstractmethod
@@ -389,6 +413,14 @@ class CommunicatorBase(ABC):
             obj: at ``root`` anything that can be pickled; ignored elsewhere.
             max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
             root: the rank that sends; the same on all ranks.
+
+        Returns:
+            ``obj`` itself at ``root``, a copy elsewhere.
+
+        Raises:
+            RankMismatchError: on all ranks, when roots differ.
+            ValueError: there is no rank ``root``; PeerError on the other ranks.
+            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
 
     @abstractmethod
@@ -401,6 +433,11 @@ class CommunicatorBase(ABC):
 
         Returns:
             At ``root`` a list of ``size`` objects in rank order; None elsewhere.
+
+        Raises:
+            RankMismatchError: on all ranks, when roots differ.
+            ValueError: there is no rank ``root``; PeerError on the other ranks.
+            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
 
     @abstractmethod
@@ -412,6 +449,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: on all ranks, when the objects can't be added.
+            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
 
     def allgather_obj(self, obj: Any) -> list[Any]:
@@ -419,6 +457,9 @@ class CommunicatorBase(ABC):
 
         Args:
             obj: this rank's object, which can be pickled.
+
+        Raises:
+            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
         everybody: list[Any] = self.bcast_obj(self.gather_obj(obj))
         return everybody
@@ -429,6 +470,13 @@ class CommunicatorBase(ABC):
         Args:
             objs: at ``root``, ``size`` objects that can be pickled; ignored elsewhere.
             root: the rank that sends; the same on all ranks.
+
+        Raises:
+            RankMismatchError: on all ranks, when roots differ.
+            TypeError: ``objs`` is no sequence at ``root``; PeerError on the other ranks.
+            ValueError: ``objs`` hasn't ``size`` values at ``root``, or there is no rank ``root``;
+                PeerError on the other ranks.
+            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
         return self.bcast_obj(objs, root=root)[self.rank]
 
@@ -440,6 +488,11 @@ class CommunicatorBase(ABC):
 
         Returns:
             A list of ``size`` objects, the i-th from rank ``i``.
+
+        Raises:
+            TypeError: ``objs`` is no sequence; PeerError on the other ranks.
+            ValueError: ``objs`` hasn't ``size`` values; PeerError on the other ranks.
+            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
         return [row[self.rank] for row in self.allgather_obj(objs)]
 
@@ -455,6 +508,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             RankMismatchError: on all ranks, when they aren't.
+            TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
 
     @abstractmethod
@@ -467,6 +521,8 @@ class CommunicatorBase(ABC):
 
         Raises:
             RankMismatchError: on all ranks, when they aren't.
+            TypeError: ``model`` isn't as above, or a gradient no array of floats; PeerError on the
+                other ranks.
         """
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
@@ -476,6 +532,9 @@ class CommunicatorBase(ABC):
             model: as for :meth:`allreduce_grad`.
             zero_fill: count a missing gradient (None) as zeros. Without it, the same gradients must
                 be missing on all ranks, and they stay None.
+
+        Raises:
+            RankMismatchError, TypeError: as :meth:`allreduce_grad` does.
         """
         if zero_fill:
             for _, param in model.namedparams():
@@ -489,6 +548,10 @@ class CommunicatorBase(ABC):
         Args:
             sendbuf: an array of the same shape and dtype on all ranks.
             recvbuf: an array of that shape, into which the mean is written; None for a new array.
+
+        Raises:
+            RankMismatchError, TypeError: as :meth:`allreduce` does.
+            ValueError: ``recvbuf`` hasn't that shape.
         """
         total = self.allreduce(sendbuf)
         if isinstance(total, tuple):
@@ -525,7 +588,11 @@ class CommunicatorBase(ABC):
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
     def finalize(self) -> None:  # noqa: B027  (optional: most subclasses own nothing)
-        """Release what the communicator owns (collective); no other method works afterwards."""
+        """Release what the communicator owns (collective); no other method works afterwards.
+
+        Raises:
+            RankMismatchError: on all ranks, when some call another method; nothing is released.
+        """
 
     # A copy of an object that holds a communicator uses the same communicator.
 

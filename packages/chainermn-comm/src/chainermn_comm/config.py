@@ -31,7 +31,7 @@ class Settings:
     batched_copy: bool = False
     # The size of the chunks in which gradients travel; None for each algorithm's default.
     chunk_bytes: int | None = None
-    limit: Timeout = NO_TIMEOUT  # how long a call may wait
+    timeout: Timeout = NO_TIMEOUT  # how long a call may wait
     trace: str | None = None  # the folder where calls are traced; None where they aren't
 
     def changed(self, name: str, value: Any) -> Settings:

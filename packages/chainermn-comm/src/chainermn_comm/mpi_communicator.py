@@ -64,7 +64,7 @@ class MpiCommunicator(CommunicatorBase):
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
-        watchdogs = register(own, MPI.COMM_WORLD.rank, settings.limit)
+        watchdogs = register(own, MPI.COMM_WORLD.rank, settings.timeout)
         self._record = traced.call_recorder(own, watchdogs, settings.trace)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the two largest: one for the messages of the library's own
@@ -263,6 +263,7 @@ class MpiCommunicator(CommunicatorBase):
         bcast_parameters(self._context, model)
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
+        """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
         self.multi_node_mean_grad(model, zero_fill)
 
     @watched
@@ -289,6 +290,7 @@ class MpiCommunicator(CommunicatorBase):
         Raises:
             RankMismatchError: on all ranks, naming the first parameter that differs in name,
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
+            TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
         context = self._context
         try:
@@ -324,7 +326,8 @@ class MpiCommunicator(CommunicatorBase):
 
         ``chunk_bytes``, the size of the chunks in which gradients travel (see
         :func:`chainermn_comm.create_communicator`; None for the default), can't be changed any
-        more once gradients have travelled.
+        more once gradients have travelled. ValueError is raised unless there is a setting ``name``
+        that can have this ``value``. Not collective.
         """
         settings = self._settings.changed(name, value)
         if settings.chunk_bytes != self._settings.chunk_bytes:

@@ -112,9 +112,9 @@ def make_communicator(
     allreduce_grad_dtype: Any = None,
     batched_copy: bool = False,
     topology: Topology | None = None,
-    limit: watchdog.Timeout | None = None,
+    timeout: watchdog.Timeout | None = None,
 ) -> MpiCommunicator:
-    """:func:`create_communicator` for tests, which may impose a topology and a limit of waiting."""
+    """:func:`create_communicator` for tests, which may impose a topology and a time-out."""
     from mpi4py import MPI
 
     from . import allreduce, gpu
@@ -128,7 +128,7 @@ def make_communicator(
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
     wait = watchdog.Timeout()
     with contextlib.suppress(ValueError):  # which is raised on all ranks below
-        wait = limit or watchdog.timeout_from_env()
+        wait = timeout or watchdog.timeout_from_env()
     # As ranks of MPI.COMM_WORLD, this process first.
     ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
     members = MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
@@ -145,14 +145,14 @@ def make_communicator(
                     wire_dtype(allreduce_grad_dtype),
                     bool(batched_copy),
                     chunk_bytes(),
-                    limit or watchdog.timeout_from_env(),
+                    timeout or watchdog.timeout_from_env(),
                     trace_folder(),
                 )
             signature = (
                 ("communicator", name),
                 ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
                 (CHUNK_VARIABLE, settings.chunk_bytes),
-                (watchdog.TIMEOUT_VARIABLE, str(settings.limit)),
+                (watchdog.TIMEOUT_VARIABLE, str(settings.timeout)),
                 (TRACE_VARIABLE, "set" if settings.trace else "unset"),
             )
             payload = runtime.blas_payload(comm.size)

@@ -15,20 +15,32 @@ class Topology:
     """The node of each rank.
 
     ``nodes`` has each rank's number of its node. Nodes are numbered from 0 in the order of their
-    lowest rank; a node's ranks need not be contiguous.
+    lowest rank; a node's ranks need not be contiguous. Nothing is checked when one is made.
     """
 
     nodes: tuple[int, ...]
 
     @classmethod
     def of(cls, labels: Iterable[Hashable]) -> Topology:
-        """Return the topology in which ranks with equal labels are on one node."""
+        """Return the topology in which ranks with equal labels are on one node (not collective).
+
+        Args:
+            labels: one of each rank, in rank order, such as the names of their hosts.
+
+        Raises:
+            TypeError: a label isn't hashable.
+        """
         numbers: dict[Hashable, int] = {}
         return cls(tuple(numbers.setdefault(label, len(numbers)) for label in labels))
 
     @classmethod
     def discover(cls, mpi_comm: MPI.Intracomm) -> Topology:
-        """Return the topology in which ranks that can share memory are on one node (collective)."""
+        """Return the topology in which ranks that can share memory are on one node (collective).
+
+        Args:
+            mpi_comm: an mpi4py intracommunicator, which stays the caller's. Anything else raises
+                AttributeError, on this rank only.
+        """
         from mpi4py import MPI
 
         node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)

@@ -30,8 +30,12 @@ def patient_waits(urgent: threading.Event) -> Iterator[None]:
     It is for a thread that communicates in the background, on a communicator made by
     :func:`~chainermn_comm.create_communicator` (of others' communicators nothing changes), and for
     calls that take the mean of gradients; other calls wait as always, and so does each call's
-    handshake, for ranks that come late. Some ranks may be within and others not. From when
-    ``urgent`` is set, because somebody waits for this thread, its waits are as fast as ever.
+    handshake, for ranks that come late. Entering it is not collective: some ranks may be within
+    and others not. It raises nothing of its own.
+
+    Args:
+        urgent: from when it is set, because somebody waits for this thread, its waits are as fast
+            as ever.
     """
     before = getattr(_thread, "urgent", None)
     _thread.urgent = urgent

@@ -75,9 +75,9 @@ class TracedCallRecorder(CallRecorder):
             self._start = now()
 
     def message(
-        self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
     ) -> None:
-        self._watchdogs.message(operation, peer, tag, nbytes, inside)
+        self._watchdogs.message(operation, peer, tag, nbytes, scope)
         self._kind = (operation, self.name, False, nbytes, peer, tag)
         self._start = now()
 

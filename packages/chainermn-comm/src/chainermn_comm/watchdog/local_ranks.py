@@ -45,7 +45,7 @@ class MonitoredRank:
     def state(self) -> str:
         return processes.state(self.process)
 
-    def look(self, now: float) -> Rank:
+    def read(self, now: float) -> Rank:
         calls, scope = read_calls(self.region, now), read_scope(self.region, now)
         host = os.uname().nodename
         return Rank(self.world, host, self.pid, self.state(), tuple(calls), scope=scope)
@@ -54,19 +54,19 @@ class MonitoredRank:
 def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
     """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
     running = [rank for rank in ranks if rank.state() == RUNNING]
-    asked = [rank for rank in running if processes.catches(rank.pid, rank.signal)]
-    starts = sizes = [os.fstat(rank.stacks).st_size for rank in asked]
-    for rank in asked:
+    signalled = [rank for rank in running if processes.catches(rank.pid, rank.signal)]
+    starts = sizes = [os.fstat(rank.stacks).st_size for rank in signalled]
+    for rank in signalled:
         processes.send_signal(rank.process, rank.signal)
     deadline = time.monotonic() + STACKS_SECONDS
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        before, sizes = sizes, [os.fstat(rank.stacks).st_size for rank in asked]
+        before, sizes = sizes, [os.fstat(rank.stacks).st_size for rank in signalled]
         if sizes == before and all(map(operator.gt, sizes, starts)):
             break
     return {
         rank.world: normalize_stacks(os.pread(rank.stacks, 1 << 20, start))
-        for rank, start in zip(asked, starts, strict=True)
+        for rank, start in zip(signalled, starts, strict=True)
     }
 
 
@@ -125,7 +125,7 @@ class ExitTracker:
         if is_gone and rank in self._alive:
             self._alive.remove(rank)
             now = time.monotonic()
-            if self.since_failure(now) is None and not rank.look(now).has_finished:
+            if self.since_failure(now) is None and not rank.read(now).has_finished:
                 self._failed_at, self.first_failure = now, rank
 
     def since_failure(self, now: float) -> float | None:

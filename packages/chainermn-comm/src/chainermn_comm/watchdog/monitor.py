@@ -1,4 +1,4 @@
-"""The process that watches the ranks of one machine; it needs none of them to answer."""
+"""The process that watches the ranks of one machine; it needs none of them to reply."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import processes, report
 from .cleanup import Launcher, SharedFiles, clean
 from .diagnosis import WaitGraph, Waits, ranks_from_reply
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
-from .network import Peer, ask_all, poll_heartbeat, serve
+from .network import Peer, poll_heartbeat, query_all, serve
 from .processes import GONE
 from .status_region import read_abort_time
 from .timeout import Timeout
@@ -35,7 +35,7 @@ FORWARDING_SECONDS = 0.5
 TERM_SECONDS = 1.0
 # Time for the monitors of other machines to reply; they may have to ask for stacks.
 REPLY_SECONDS = 2.2
-# Time for other monitors to say whether a rank of theirs failed, and for them to ask this one.
+# Time for other monitors to say whether a rank of theirs failed, and for them to query this one.
 FAILED_SECONDS, LINGER_SECONDS = 1.0, 1.5
 # Time between two heartbeats.
 HEARTBEAT_SECONDS = 1.0
@@ -80,20 +80,20 @@ class Monitor:
         In a ring: a connection a machine, and whichever link is cut, either side notices.
         """
         for listener in self.config["listeners"]:
-            served = socket.socket(fileno=listener), self.config["secret"], self.answer
+            served = socket.socket(fileno=listener), self.config["secret"], self.reply
             threading.Thread(target=serve, args=served, daemon=True).start()
         if self.peers:
             polled = self.peers[0], HEARTBEAT_SECONDS
             threading.Thread(target=poll_heartbeat, args=polled, daemon=True).start()
 
-    def answer(self, question: str) -> dict[str, Any]:
+    def reply(self, kind: str) -> dict[str, Any]:
         """Reply to "alive", "failed", "calls", or "stacks", which asks for calls and stacks."""
-        stacks = self.stacks() if question == "stacks" else {}
+        stacks = self.stacks() if kind == "stacks" else {}
         now = time.monotonic()
-        ranks = [replace(one.look(now), stacks=stacks.get(one.world, "")) for one in self.ranks]
-        if question == "failed":
+        ranks = [replace(one.read(now), stacks=stacks.get(one.world, "")) for one in self.ranks]
+        if kind == "failed":
             return {"failed": self.exits.since_failure(now)}
-        if question == "alive":
+        if kind == "alive":
             return {"finished": all(rank.has_finished for rank in ranks)}
         return {"ranks": list(map(asdict, ranks))}
 
@@ -121,14 +121,16 @@ class Monitor:
         rank, self.exits.first_failure = self.exits.first_failure, None
         if rank is None:
             return
-        replies = ask_all(self.peers, "failed", FAILED_SECONDS, lambda it: float(it["failed"] or 0))
+        replies = query_all(
+            self.peers, "failed", FAILED_SECONDS, lambda it: float(it["failed"] or 0)
+        )
         ages, silent = replies()
         now = time.monotonic()
         own = self.exits.since_failure(now) or 0.0
         # The end of a machine's last rank has reached the launcher before this one.
         is_over = silent and any(peer.has_finished for peer in self.peers)
         if not is_over and all(age <= own for age in ages):
-            lost = rank.look(now)
+            lost = rank.read(now)
             graph = WaitGraph([lost])
             how = report.describe_state(graph, lost).removeprefix("is ")
             event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
@@ -155,16 +157,16 @@ class Monitor:
     def check_calls(self, now: float) -> bool:
         """Report what waits too long; return whether that ended the job."""
         seconds, ends_job = self.timeout.seconds, self.timeout.ends_job
-        graph = WaitGraph(rank.look(now) for rank in self.ranks)
+        graph = WaitGraph(rank.read(now) for rank in self.ranks)
         stalled = self.stalled(graph, self.reported_at, seconds, now)
         if not stalled:
             for rank, call in self.stalled(graph, self.warned_at, seconds / 2, now)[:1]:
                 self.warned_at = now
-                replies = ask_all(self.peers, "calls", REPLY_SECONDS, ranks_from_reply)
+                replies = query_all(self.peers, "calls", REPLY_SECONDS, ranks_from_reply)
                 graph = graph.extended({}, *replies())
                 self.print(report.warning(graph, rank, call, seconds))
             return False
-        replies = ask_all(self.peers, "stacks", REPLY_SECONDS, ranks_from_reply)
+        replies = query_all(self.peers, "stacks", REPLY_SECONDS, ranks_from_reply)
         graph = graph.extended(self.stacks(), *replies())
         if ends_job and self.is_exempt(graph, stalled, now):
             return False
@@ -207,7 +209,7 @@ class Monitor:
 
     def stacks(self) -> dict[int, str]:
         """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
-        with self.stacks_lock:  # other monitors ask too, all at the same time
+        with self.stacks_lock:  # other monitors query too, all at the same time
             if time.monotonic() - self.stacks_at > FRESH_SECONDS:
                 self.last_stacks = collect_stacks(self.ranks)
                 self.stacks_at = time.monotonic()
@@ -228,7 +230,7 @@ class Monitor:
 
     def clean(self) -> None:
         """Leave nothing of the ranks, which have ended."""
-        failed = self.ended_job or not all(rank.look(0.0).has_finished for rank in self.ranks)
+        failed = self.ended_job or not all(rank.read(0.0).has_finished for rank in self.ranks)
         clean(self.files, self.launcher, [rank.process for rank in self.ranks], failed)
         if self.peers and failed:
             time.sleep(LINGER_SECONDS)

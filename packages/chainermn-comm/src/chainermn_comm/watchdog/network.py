@@ -1,6 +1,6 @@
 """Lets the monitors of a job's machines query one another, over TCP.
 
-A question and its reply are a line of JSON each, over a connection of their own. Both sides prove
+A query and its reply are a line of JSON each, over a connection of their own. Both sides prove
 that they know the secret that the ranks exchanged through MPI, which never travels here: both
 choose random digits, and each line has an HMAC of these and of all that was sent before.
 """
@@ -23,15 +23,15 @@ from typing import Any
 CONNECT_SECONDS = 1.0
 # After a connection that could not be taken.
 REFUSED_SECONDS = 0.1
-LARGEST_QUESTION, LARGEST_REPLY = 4096, 1 << 26
+LARGEST_QUERY, LARGEST_REPLY = 4096, 1 << 26
 # So that no side's proof is taken for the other's.
-ASKED, ANSWERED = "asked", "answered"
+QUERY, REPLY = "query", "reply"
 # Of a machine, in its name.
 MOST_RANKS = 8
 # Of Linux: the address of an interface; the scope of IPv6 addresses that are no link's or host's.
 SIOCGIFADDR, GLOBAL_SCOPE = 0x8915, "00"
 
-Answer = Callable[[str], dict[str, Any]]
+Reply = Callable[[str], dict[str, Any]]
 Parse = Callable[[dict[str, Any]], Any]
 
 
@@ -92,7 +92,7 @@ class Peer:
     """The monitor of another machine."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Know where it listens, as `rendezvous` describes it; it is asked nothing yet."""
+        """Know where it listens, as `rendezvous` describes it; nothing is sent yet."""
         self.host: str = config["host"]
         ranks = config["ranks"]
         listed = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
@@ -104,12 +104,12 @@ class Peer:
         # Whether its ranks have ended, or nobody listens there any more.
         self.has_finished = False
 
-    def ask(self, question: str, seconds: float) -> dict[str, Any]:
+    def query(self, kind: str, seconds: float) -> dict[str, Any]:
         """Return its reply; OSError where there is none."""
         problem: Exception = OSError("no address")
         for endpoint in self._endpoints:
             try:
-                reply = self._ask(endpoint, question, seconds)
+                reply = self._query(endpoint, kind, seconds)
             except (OSError, ValueError, TypeError, AttributeError) as error:
                 problem = error
                 continue
@@ -121,35 +121,35 @@ class Peer:
             self.has_finished = True
         raise OSError(f"{self.host} doesn't answer: {problem}")
 
-    def _ask(self, endpoint: tuple[str, int], question: str, seconds: float) -> dict[str, Any]:
+    def _query(self, endpoint: tuple[str, int], kind: str, seconds: float) -> dict[str, Any]:
         with socket.create_connection(endpoint, CONNECT_SECONDS) as connection:
             connection.settimeout(seconds)
             nonce = os.urandom(16).hex()
             with connection.makefile("rb") as file:
-                challenge = file.readline(LARGEST_QUESTION).decode().strip()
-                asked = ASKED, challenge, nonce, question
-                connection.sendall(_line(_proof(self._secret, *asked), nonce, question))
+                challenge = file.readline(LARGEST_QUERY).decode().strip()
+                query = QUERY, challenge, nonce, kind
+                connection.sendall(_line(_proof(self._secret, *query), nonce, kind))
                 proof, text = json.loads(file.readline(LARGEST_REPLY))
-        _check(proof, self._secret, ANSWERED, *asked, text)
+        _check(proof, self._secret, REPLY, *query, text)
         reply: dict[str, Any] = json.loads(text)
         return reply
 
 
-def ask_all(
-    peers: list[Peer], question: str, seconds: float, parse: Parse
+def query_all(
+    peers: list[Peer], kind: str, seconds: float, parse: Parse
 ) -> Callable[[], tuple[list[Any], list[str]]]:
-    """Ask several peers at once; a reply that takes longer, or that ``parse`` can't read, is none.
+    """Query peers at once; a reply that takes longer, or that ``parse`` can't read, is none.
 
     Return a function that waits for the parsed replies and the names of peers without one.
     """
     deadline = time.monotonic() + seconds
     replies: dict[Peer, Any] = {}
 
-    def ask(peer: Peer) -> None:
+    def query(peer: Peer) -> None:
         with contextlib.suppress(OSError, LookupError, TypeError, ValueError, AttributeError):
-            replies[peer] = parse(peer.ask(question, seconds))
+            replies[peer] = parse(peer.query(kind, seconds))
 
-    threads = [threading.Thread(target=ask, args=(peer,), daemon=True) for peer in peers]
+    threads = [threading.Thread(target=query, args=(peer,), daemon=True) for peer in peers]
     for thread in threads:
         thread.start()
 
@@ -162,15 +162,15 @@ def ask_all(
     return result
 
 
-def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
-    """Reply to questions until the listener is closed; to be run in a thread of its own."""
+def serve(listener: socket.socket, secret: str, reply: Reply) -> None:
+    """Reply to queries until the listener is closed; to be run in a thread of its own."""
     while listener.fileno() >= 0:
         try:
             connection, _ = listener.accept()
         except OSError:  # such as that no file is left: at once it would be so again
             time.sleep(REFUSED_SECONDS)
             continue
-        one = threading.Thread(target=_reply, args=(connection, secret, answer), daemon=True)
+        one = threading.Thread(target=_serve_one, args=(connection, secret, reply), daemon=True)
         try:
             one.start()
         except RuntimeError:  # there may be no more threads
@@ -178,17 +178,17 @@ def serve(listener: socket.socket, secret: str, answer: Answer) -> None:
             time.sleep(REFUSED_SECONDS)
 
 
-def _reply(connection: socket.socket, secret: str, answer: Answer) -> None:
+def _serve_one(connection: socket.socket, secret: str, reply: Reply) -> None:
     with connection, contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         connection.settimeout(CONNECT_SECONDS)
         challenge = os.urandom(16).hex()
         connection.sendall(f"{challenge}\n".encode())
         with connection.makefile("rb") as file:
-            proof, nonce, question = json.loads(file.readline(LARGEST_QUESTION))
-        asked = ASKED, challenge, nonce, question
-        _check(proof, secret, *asked)
-        text = json.dumps(answer(question))
-        connection.sendall(_line(_proof(secret, ANSWERED, *asked, text), text))
+            proof, nonce, kind = json.loads(file.readline(LARGEST_QUERY))
+        query = QUERY, challenge, nonce, kind
+        _check(proof, secret, *query)
+        text = json.dumps(reply(kind))
+        connection.sendall(_line(_proof(secret, REPLY, *query, text), text))
 
 
 def _line(*parts: str) -> bytes:
@@ -211,5 +211,5 @@ def poll_heartbeat(peer: Peer, pause: float) -> None:
     while not peer.has_finished:
         with contextlib.suppress(OSError, LookupError, TypeError):
             # After the end of its ranks a machine may go, which is no cut link.
-            peer.has_finished = peer.ask("alive", 2 * pause)["finished"]
+            peer.has_finished = peer.query("alive", 2 * pause)["finished"]
         time.sleep(pause)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -41,14 +42,14 @@ class CallRecorder:
         """Record that this process is about to wait in a collective call."""
         self.sequence = sequence
         name = encode_name(operation)
-        self._write(CALL, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
+        self._write(CALL, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, get_ident(), name)
 
     def message(
-        self, operation: str, peer: int, tag: int, nbytes: int = 0, inside: str = ""
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
     ) -> None:
-        """Record that this process is about to wait for one other, inside of some function."""
-        name = encode_name(operation, inside) if inside else encode_name(operation)
-        self._write(CALL, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
+        """Record that this process is about to wait for one other, as part of a function."""
+        name = encode_name(operation, scope) if scope else encode_name(operation)
+        self._write(CALL, MESSAGE, _now(), self.sequence, nbytes, peer, tag, get_ident(), name)
 
     def leave(self) -> None:
         """Record that it waits no longer."""
@@ -151,14 +152,17 @@ _scope_lock = threading.RLock()
 def _replace_scope(scope: ScopeContext | None) -> ScopeContext | None:
     """Make this the thread's innermost scope, and return the one that was."""
     with _scope_lock:
-        before = _innermost.pop(threading.get_ident(), None)
+        thread = get_ident()
+        before = _innermost.pop(thread, None)
         if scope is not None:
-            _innermost[threading.get_ident()] = scope
+            _innermost[thread] = scope
         if _region is not None:
             # Recorded is that of a thread whose work is exempt, or else the last entered.
-            last = next(reversed(_innermost.values()), None)
-            top = next((one for one in _innermost.values() if one._kind == layout.EXEMPT), last)
-            values = (top._kind, top._since, top._name) if top else (layout.NO_SCOPE, 0.0, b"")
+            scopes = _innermost.items()
+            last = next(reversed(scopes), (0, None))
+            thread, top = next((one for one in scopes if one[1]._kind == layout.EXEMPT), last)
+            start = (top._kind, top._since) if top else (layout.NO_SCOPE, 0.0)
+            values = *start, thread, top._name if top else b""
             # `pack_into` would write zeros first.
             _region.memory[layout.SCOPE_SLICE] = layout.SCOPE.pack(*values)
         return before
@@ -173,8 +177,13 @@ def alone(what: str) -> ScopeContext:
     """Within, this process does something that may take long, while the others may wait for it.
 
     Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
-    for a rank that is within. Reports say what it does: ``what``, such as ``"download"``, of which
-    the first 64 bytes count. Not collective.
+    for a rank that is within. Not collective.
+
+    Args:
+        what: what it does, for reports, such as ``"download"``; the first 64 bytes count.
+
+    Raises:
+        AttributeError: ``what`` is no str.
     """
     return ScopeContext(layout.EXEMPT, what)
 
@@ -224,7 +233,7 @@ def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorde
     slot = mine.free_slots.pop()
     memory, start = mine.memory, layout.offset_of(slot)
     offset = start + layout.IDENTITY.size
-    CALL.pack_into(memory, offset, IDLE, _now(), 0, 0, NOBODY, NOBODY, b"")
+    CALL.pack_into(memory, offset, IDLE, _now(), 0, 0, NOBODY, NOBODY, 0, b"")
     layout.VERSION.pack_into(memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
     layout.IDENTITY.pack_into(memory, start, *communicator, rank, size)
     if slot == mine.used_slots:
@@ -260,6 +269,6 @@ os.register_at_fork(after_in_child=_reset_in_child)
 
 
 @functools.lru_cache(maxsize=1024)  # some names hold ranks and tags
-def encode_name(name: str, function: str = "") -> bytes:
-    """Return an operation as it is recorded, with the function that it is part of."""
-    return (f"{name}{layout.SCOPE_SEPARATOR}{function}" if function else name).encode()
+def encode_name(name: str, scope: str = "") -> bytes:
+    """Return an operation as it is recorded, with the scope that it is part of."""
+    return (f"{name}{layout.SCOPE_SEPARATOR}{scope}" if scope else name).encode()

@@ -100,8 +100,12 @@ def describe_state(graph: WaitGraph, rank: Rank) -> str:
         return f"is gone{seen}{_scope(rank)}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
-        calls = (f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits)
-        return f"{stopped}waits in {' and in '.join(calls)}{_scope(rank)}"
+        # The scope is that of one thread, whose calls are named last.
+        thread = rank.scope and rank.scope.thread
+        waits = sorted(rank.waits, key=lambda call: call.thread == thread)
+        calls = (f"{_operation(graph, call)} for {_seconds(call.age)}" for call in waits)
+        scope = _scope(rank) if waits[-1].thread == thread else ""
+        return f"{stopped}waits in {' and in '.join(calls)}{scope}"
     since = f" for {_seconds(last.age)}, after {_operation(graph, last)}" if last else ""
     return f"{stopped}is in no call{since}{_scope(rank)}"
 

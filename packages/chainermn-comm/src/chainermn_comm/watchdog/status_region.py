@@ -18,15 +18,15 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 # At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
 USED_SLOTS = struct.Struct("<I")
-# After it: kind of the innermost scope, when it was entered, its name.
-SCOPE = struct.Struct("<B7xd64s")
+# After it: kind of the innermost scope, when it was entered, its thread, its name.
+SCOPE = struct.Struct("<B7xdQ64s")
 SCOPE_SLICE = slice(16, 16 + SCOPE.size)
 NO_SCOPE, ANNOTATED, EXEMPT = 0, 1, 2
 # At the start of a slot: the communicator (the world's number of its rank 0; how many that rank had
 # made before), this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
-# Then: state, when that began, collective calls so far, bytes, peer or root, tag, operation.
-CALL = struct.Struct("<B7xdQqii120s")
+# Then: state, when that began, collective calls so far, bytes, peer or root, tag, thread, name.
+CALL = struct.Struct("<B7xdQqiiQ112s")
 # The first two of these.
 STATE_AND_TIME = struct.Struct("<B7xd")
 # Then: a sequence lock, which each write increments before and after, so that it is odd meanwhile.
@@ -34,7 +34,7 @@ STATE_AND_TIME = struct.Struct("<B7xd")
 VERSION = struct.Struct("<Q")
 VERSION_OFFSET = IDENTITY.size + CALL.size
 FIRST_VERSION = 2
-# A write takes less than a microsecond, unless the process is stopped in the middle.
+# A write is over before so many reads, unless the process is stopped in the middle.
 READ_ATTEMPTS = 100
 IDLE, COLLECTIVE, MESSAGE = 0, 1, 2
 # In an operation's name, before the function that the call is part of.
@@ -59,6 +59,7 @@ class Call:
     nbytes: int  # payload of this rank, 0 where it isn't known
     peer: int  # the other rank or the root, in this communicator's numbers; or NOBODY
     tag: int  # of the message; or NOBODY
+    thread: int  # as `threading.get_ident` says
     operation: str  # its name; of the last call where the state is IDLE
 
     @property
@@ -73,6 +74,7 @@ class Scope:
     name: str  # such as a function's
     age: float  # seconds since the rank entered it
     exempt: bool  # whether the others may have to wait for it for long
+    thread: int  # of which calls are part of it
 
 
 def offset_of(slot: int) -> int:
@@ -119,8 +121,8 @@ def read_scope(region: mmap.mmap, now: float) -> Scope | None:
     contents = b""
     while contents != (contents := region[SCOPE_SLICE]):
         pass  # it was being written
-    kind, since, name = SCOPE.unpack(contents)
+    kind, since, thread, name = SCOPE.unpack(contents)
     if kind == NO_SCOPE:
         return None
     text = name.rstrip(b"\0").decode(errors="replace")
-    return Scope(text, max(0.0, now - since), kind == EXEMPT)
+    return Scope(text, max(0.0, now - since), kind == EXEMPT, thread)

@@ -88,8 +88,8 @@ class SendFunction(EdgeFunction):
         self._received: deque[Message] = deque()
         _pending_sends[message_id] = ref(self)
 
-    def __del__(self, forget: Any = _pending_sends.pop) -> None:  # a global may be gone at exit
-        forget(self._message_id, None)
+    def __del__(self, discard: Any = _pending_sends.pop) -> None:  # a global may be gone at exit
+        discard(self._message_id, None)
         if self.backward_expected:
             warn_dropped_send(self._message_id, self._communicator.rank, self._call)
 

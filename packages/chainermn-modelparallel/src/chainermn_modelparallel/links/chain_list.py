@@ -37,6 +37,8 @@ class MultiNodeChainList(chainer.ChainList):
     It holds only this rank's parameters: optimizers, serializers and ``to_device`` work as with
     any :class:`chainer.ChainList`. A copy, deep or not, has the same communicator.
 
+    Making one is not collective.
+
     Args:
         comm: the communicator of all ranks that hold components.
 
@@ -101,7 +103,7 @@ class MultiNodeChainList(chainer.ChainList):
         return tuple(r if r == here else check_peer(self._comm, r)[0] for r in numbers)
 
     def forward(self, *inputs: Any) -> Any:
-        """Run this rank's components; see the class (all ranks with components must call it).
+        """Run this rank's components; see the class (collective: all with components call it).
 
         Raises:
             TypeError: a component returned something else than a variable, an array, or a tuple or

@@ -42,6 +42,8 @@ def create_multi_node_n_step_rnn(
         decoder = create_multi_node_n_step_rnn(L.NStepLSTM(...), comm, rank_in=0)
         _, _, ys, _ = decoder(ts)
 
+    Making it is not collective.
+
     Args:
         actual_link: one of Chainer's ``NStep...`` links, one- or bidirectional.
         communicator: of the ranks.

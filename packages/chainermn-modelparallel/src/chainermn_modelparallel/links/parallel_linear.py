@@ -154,8 +154,8 @@ class RowParallelLinear(_ParallelLinear):
     """A linear layer whose inputs are divided among the ranks: each takes some columns of x.
 
     Rank r holds the columns of ``W`` that take its inputs; ``b`` is the same on all ranks. The
-    ranks' products are summed, and all get the whole of y. See :class:`ColumnParallelLinear` for
-    seeds, optimizers and snapshots.
+    ranks' products are summed, and all get the whole of y (collective, as is backward). See
+    :class:`ColumnParallelLinear` for seeds, optimizers and snapshots.
 
     Args:
         in_size: number of inputs of all ranks together, at least one for each.

@@ -39,8 +39,9 @@ _DEFAULT_FOLDER = "result"  # the trainer's own default
 class MultiNodeCheckpointer(Extension):
     """The extension that :func:`create_multi_node_checkpointer` makes.
 
-    All its methods are collective. ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path``
-    and ``background`` are as there.
+    ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background`` are as there,
+    where they are checked. Making one is not collective; its methods are, but for
+    :meth:`initialize` and :meth:`on_error`. Copying or pickling it raises TypeError.
     """
 
     trigger = (1, "epoch")
@@ -205,7 +206,10 @@ class MultiNodeCheckpointer(Extension):
         return begin
 
     def initialize(self, trainer: Any) -> None:
-        """Begin with the random numbers that come next in the run, whatever was drawn since."""
+        """Begin with the random numbers that come next in the run, whatever was drawn since.
+
+        Not collective.
+        """
         self._handled = sys.exc_info()[1]
         if self._random is not None:
             load_random_state(trainer, self._random)

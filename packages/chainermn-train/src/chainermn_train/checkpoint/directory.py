@@ -96,14 +96,14 @@ class CheckpointDirectory:
             for remove in self._remove_manifests, self._remove_files:
                 with raise_on_all_ranks(self._comm, OPERATION):
                     remove(iterations)
-            self._forget(iterations)
+            self._discard(iterations)
 
     def deferred_delete(self, iterations: Iterable[int]) -> Callable[[], None]:
         """Return what removes expired generations on this rank, in any thread (not collective)."""
         # A job that is killed meanwhile may leave a manifest without its files, which nothing reads
         # while there is a newer generation.
         iterations = sorted(iterations)
-        self._forget(iterations)
+        self._discard(iterations)
 
         def delete() -> None:
             self._remove_manifests(iterations)
@@ -111,7 +111,7 @@ class CheckpointDirectory:
 
         return delete if iterations else lambda: None
 
-    def _forget(self, iterations: Iterable[int]) -> None:
+    def _discard(self, iterations: Iterable[int]) -> None:
         self._committed.difference_update(iterations)
         self._whole.difference_update(iterations)
 

@@ -29,14 +29,14 @@ class Scan:
 
 
 def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
-    """Look for checkpoints in each rank's folder; rename what was committed (collective)."""
+    """Find the checkpoints in each rank's folder; rename what was committed (collective)."""
 
-    def look() -> tuple[Listing, dict[int, Manifest | str]]:
+    def read() -> tuple[Listing, dict[int, Manifest | str]]:
         listing = paths.listing()
         mine = listing.manifests if comm.rank == 0 else ()
         return listing, {each: paths.read_manifest(each) for each in mine}
 
-    views = run_on_all_ranks(comm, OPERATION, look)
+    views = run_on_all_ranks(comm, OPERATION, read)
     manifests = views[0][1]
     mine = views[comm.rank][0].states
 
@@ -69,10 +69,10 @@ def select_latest(
     for iteration in sorted(found.manifests.keys() | found.orphaned | found.staged, reverse=True):
         manifest = found.manifests.get(iteration)
         if isinstance(manifest, Manifest):
-            damages = _damages(comm, paths, manifest)
-            if not damages:
+            errors = _verify(comm, paths, manifest)
+            if not errors:
                 return iteration, skipped
-            skipped[iteration] = damages
+            skipped[iteration] = errors
         elif iteration in found.staged:
             skipped[iteration] = "it was never committed: the job ended while it was saved"
         else:
@@ -87,7 +87,7 @@ def select_latest(
     return None, skipped
 
 
-def _damages(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest) -> str:
+def _verify(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest) -> str:
     """Return what is wrong with the ranks' files, "" if nothing is (collective)."""
     if len(manifest.files) != comm.size:
         raise RuntimeError(

@@ -88,8 +88,15 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
 class MultiNodeSnapshot(UnpicklableMixin, Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    ``snapshot`` is Chainer's; ``named`` are the ranks of each replica set but the one of all
-    others. ValueError if a rank of ``comm`` is named twice.
+    Making one is not collective; calling and initializing it is. Pickling it raises TypeError.
+
+    Args:
+        comm: the ranks that train together.
+        snapshot: what :func:`chainer.training.extensions.snapshot` returned.
+        named: the ranks of each replica set but the one of all others, the same on all ranks.
+
+    Raises:
+        ValueError: a rank is named twice.
     """
 
     default_name = "multi_node_snapshot"
@@ -160,7 +167,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             self._snapshot.initialize(trainer)
 
     def finalize(self) -> None:
-        """Wait for a writer in the background."""
+        """Wait for a writer in the background, and raise what it raises (not collective)."""
         self._snapshot.finalize()
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
@@ -215,17 +222,17 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             state: dict[str, Any] = {}
             path = folder / (name + self._suffix)
 
-            def damage(path: Path = path, state: dict[str, Any] = state) -> str:
+            def verify(path: Path = path, state: dict[str, Any] = state) -> str:
                 try:
                     state.update(read(path) if self._is_leader else {})
                 except (OSError, StateError) as error:
                     return str(error)
                 return ""
 
-            damages = [each for each in self._run(damage) if each]
-            if not damages:
+            errors = [each for each in self._run(verify) if each]
+            if not errors:
                 return name, state
-            skipped[name] = ", ".join(damages)
+            skipped[name] = ", ".join(errors)
         raise RuntimeError(
             f"rank {self._comm.rank}: no snapshot in {folder} can be used: {explain(skipped)}; "
             "mend the files, or remove them to start without"

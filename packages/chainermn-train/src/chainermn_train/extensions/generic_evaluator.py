@@ -135,7 +135,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         return result
 
     def evaluate(self) -> Any:
-        """Evaluate; return what ``aggregate`` returns on ``root``, on all ranks (collective)."""
+        """Return what ``aggregate`` returns on ``root`` (collective); raise as a call does."""
         self.comm.handshake(_OPERATION, (("root", self.root),))
         failures: list[BaseException] = []
         rounds = self._rounds(failures)

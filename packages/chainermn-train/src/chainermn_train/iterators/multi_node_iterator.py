@@ -159,14 +159,14 @@ class MultiNodeIterator(IteratorProxy):
         return batch
 
     def reset(self) -> None:
-        """Start again from the beginning (collective)."""
+        """Start again from the beginning (collective); raises as the class says."""
         self._broadcast_from_master("reset", lambda: self.actual.reset())
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the state (collective).
 
         Every rank saves the state of the master's iterator, so that every rank's file serves to
-        resume. The master's own is what is loaded.
+        resume. The master's own is what is loaded. Raises as the class says.
         """
         loading = isinstance(serializer, chainer.Deserializer)
 

@@ -80,7 +80,8 @@ class SynchronizedIterator(IteratorProxy):
     it that ranks were given the same state. An error in making a batch stays on its rank.
 
     Every attribute but these is that of the actual iterator, to read and to set. A copy,
-    shallow or deep, has the same communicator. It can't be pickled (TypeError).
+    shallow or deep, has the same communicator. Pickling it raises TypeError. Making one checks
+    nothing and is not collective; :func:`create_synchronized_iterator`, which does, is.
 
     Attributes:
         actual: the iterator that this rank gave.

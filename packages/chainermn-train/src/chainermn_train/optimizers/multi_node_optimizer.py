@@ -35,9 +35,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     It is not a subclass of :class:`chainer.Optimizer`, whose class attributes would hide
     the actual optimizer's; Chainer's updaters, extensions and serializers don't ask for one.
 
-    A copy, shallow or deep, has the same communicator. It can't be pickled (TypeError).
-    ``double_buffering`` and ``accumulate_steps`` are as in
-    :func:`create_multi_node_optimizer`, which makes it.
+    A copy, shallow or deep, has the same communicator. Pickling it raises TypeError. The arguments
+    are those of :func:`create_multi_node_optimizer`, which makes it and checks them; ``zero_fill``,
+    ``double_buffering`` and ``accumulate_steps`` are as there. Making one is not collective.
 
     Attributes:
         actual_optimizer: the optimizer that steps.
@@ -71,7 +71,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._delayed = exchange if double_buffering else None
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
-        """Set the model to train, ``link``, as Chainer's optimizers do; return itself."""
+        """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer."""
         self.actual_optimizer.setup(link)
         return self
 
@@ -177,6 +177,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
         Only with double buffering there is anything to do, and only a program that makes many
         optimizers needs to. The communicator that the user gave stays theirs.
+        What made the exchange fail is not raised.
         """
         if self._delayed is not None:
             self._delayed.close()
@@ -187,7 +188,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         Beyond what Chainer saves: gradients in flight (it waits for their means, which are
         equal on all ranks) and those added up so far (each rank's own), a dynamic loss scale,
         and the float32 parameters of :meth:`use_fp32_update`. So training that resumes goes on
-        with the same bits. What a snapshot of Chainer's own optimizer lacks is left out.
+        with the same bits (not collective). What a snapshot of Chainer's own lacks is left out.
 
         Raises:
             ValueError: the snapshot holds gradients that this optimizer, with other
@@ -221,7 +222,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
         For who loads them on every rank and has made sure that they are equal, as
         ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so, the
-        next update broadcasts all the same.
+        next update broadcasts all the same. Before :meth:`setup` it raises AttributeError.
         """
         self._synchronizer.mark_synchronized(self.target)
 
