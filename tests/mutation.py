@@ -74,7 +74,7 @@ def draw(area: str, seed: int) -> Iterator[tuple[Path, str]]:
     """Files of the area in drawn order, each with a fault."""
     paths = sorted((ROOT / "packages").glob(area))
     drawn = [(path, *it) for path in paths for it in places(path.read_text())]
-    random.Random(f"{seed} {area}").shuffle(drawn)
+    random.Random(f"{seed} {area.removesuffix('/*.py')}").shuffle(drawn)
     for path, operator, number in drawn:
         code = path.read_text()
         with contextlib.suppress(AttributeError):  # of cosmic-ray, at `except a.b`
