@@ -48,7 +48,12 @@ def bcast_parameters(context: Context, model: Any) -> None:
                     param.data = np.empty(shape, dtype)
 
     context.handshake.run_on_all_ranks("bcast_data, initialising parameters", initialise)
-    for param, root, _, _ in sent:
+    context.run_in_step("bcast_data", _bcast, context, [each[:2] for each in sent])
+
+
+def _bcast(context: Context, sent: list[tuple[Any, int]]) -> None:
+    """Overwrite each parameter on all ranks by that of the rank beside it (collective)."""
+    for param, root in sent:
         data = param.data
         if devices.on_gpu(data):
             host = np.ascontiguousarray(devices.to_host(data))
