@@ -16,7 +16,7 @@ from .shared_window import NoSharedMemory
 # Arrays of this size and more may go from rank to rank where they are, without being packed: in a
 # node where the autotuner finds it faster (docs/decisions/autotuner.md), and always where no ranks
 # share memory.
-LARGE_BYTES = 1 << 20
+IN_PLACE_BYTES = 1 << 20
 
 
 def bucketed(context: Context) -> Algorithm:
@@ -120,7 +120,7 @@ def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
         pipeline = LATE_GATHER if topology.inter_size == 1 else OVERLAPPED
         pairwise = Bucketed(context, _pairwise(context, pipeline).allreduce, per_tensor=True)
         candidates = [shared, pairwise] if topology.inter_size == 1 else [pairwise]
-        return Autotuner(comm, shared, candidates, LARGE_BYTES)
+        return Autotuner(comm, shared, candidates, IN_PLACE_BYTES)
     if comm.rank == 0:
         print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
     return bucketed(context)

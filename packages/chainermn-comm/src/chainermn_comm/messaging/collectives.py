@@ -20,7 +20,7 @@ from .messages import Message
 
 # From so many bytes on, ranks check that all of them could allocate before any data move: next to
 # moving so much, a handshake costs nothing.
-LARGE_BYTES = 64 << 20
+CONFIRMED_BYTES = 64 << 20
 # Up to so many bytes travel in the handshake's payload: copying them costs less than a transfer.
 SMALL_BYTES = 16 << 10
 _NBYTES = struct.Struct("<Q")
@@ -158,7 +158,7 @@ def _with_memory(
     context: Context, operation: str, payloads: list[bytes], allocate: Callable[[], Value]
 ) -> Value:
     """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
-    if sum(map(_size_of, payloads)) < LARGE_BYTES:
+    if sum(map(_size_of, payloads)) < CONFIRMED_BYTES:
         return context.run_in_step(operation, allocate)
     return context.handshake.run_on_all_ranks(f"{operation}, memory", allocate)
 
