@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.jobs import run_text
 
+# The functions that call MPI.
+HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer _move"
 REFUSED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
 # What rank 0 does after an interruption: no later call waits for rank 1.
 CHECK = """
@@ -31,18 +33,19 @@ def check(comm, what, reason):
     MPI.COMM_WORLD.Abort(0)
 """
 
-# Rank 0's timer interrupts a call while its data move; rank 1 stays in that call or the next.
+# Rank 0's timer interrupts a call in its handshake or while its data move; rank 1 stays in that
+# call or the next.
 SCRIPT = (
     CHECK
     + """
-import signal
+import signal, time
 
 def interrupt(_, frame):
-    if frame.f_code.co_name in ("wait_all", "bcast_buffer", "_move"):  # they call MPI
+    if frame.f_code.co_name in where.split():
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise InterruptedError("by a timer")
 
-name = sys.argv[1]
+name, where = sys.argv[1:]
 comm = create_communicator("naive")
 array = np.ones(16 << 20, "f4")
 model = with_grads(v=array, w=array)
@@ -53,6 +56,8 @@ if rank == 0:
     signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
 try:
     while True:
+        if where == "__call__" and rank:
+            time.sleep(0.02)
         getattr(comm, name)(data)
 except InterruptedError:
     assert rank == 0
@@ -61,18 +66,19 @@ check(comm, name, "by a timer")
 )
 
 
+@pytest.mark.parametrize("where", [HANDSHAKE, DATA])
 @pytest.mark.parametrize(
     "name", ["allreduce", "multi_node_mean", "alltoall", "allgather", "bcast", "bcast_data"]
 )
-def test_after_a_call_was_interrupted_every_call_says_so(name):
-    job = run_text(2, SCRIPT, name, environment=REFUSED, seconds=60)
+def test_after_a_call_was_interrupted_every_call_says_so(name, where):
+    job = run_text(2, SCRIPT, name, where, environment=REFUSED, seconds=60)
     assert "told" in job.out, job
     assert job.returncode is not None, job
 
 
 @pytest.mark.parametrize("name", ["allreduce", "bcast"])
 def test_a_call_that_is_interrupted_ends_the_job(name):
-    job = run_text(2, SCRIPT, name, seconds=60)
+    job = run_text(2, SCRIPT, name, DATA, seconds=60)
     assert job.returncode == 1, job
     assert "rank 0 of 2: uncaught InterruptedError" in job.err, job
     assert "told" not in job.out, job

@@ -40,7 +40,7 @@ def reduce_arrays(
         buffers = [_copied(array) for array in message.arrays]
     specs = [("array", array.dtype, array.shape) for array in message.arrays]
     signature = (("chunk_bytes", context.chunk_bytes), *specs)
-    context.handshake(operation, signature, nbytes=message.nbytes)
+    context.run_in_step(operation, context.handshake, operation, signature, b"", message.nbytes)
     context.run_in_step(operation, _allreduce_each, allreduce, buffers, divisor)
     pairs = zip(buffers, message.arrays, strict=True)
     results = [buffer.astype(array.dtype, copy=False) for buffer, array in pairs]

@@ -37,7 +37,9 @@ def mean_gradients(
         missing = b""
         if zero_fill and not call.complete:
             missing = np.packbits([grad is None for grad in call.grads]).tobytes()
-    payloads = context.handshake(OPERATION, call.signature, missing)
+    payloads = context.run_in_step(
+        DESCRIPTION, context.handshake, OPERATION, call.signature, missing
+    )
     if any(payloads):
         _add_zeros(context, call, payloads)
     elif finish:

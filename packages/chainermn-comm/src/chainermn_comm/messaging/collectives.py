@@ -137,7 +137,8 @@ def _handshake(
 ) -> list[bytes]:
     """Return every rank's payload, which begins with its data's size unless it is empty."""
     signature = () if root is None else (("root", root),)
-    return context.handshake(operation, signature, payload, _size_of(payload))
+    arguments = operation, signature, payload, _size_of(payload)
+    return context.run_in_step(operation, context.handshake, *arguments)
 
 
 def _describe(message: Message | None) -> bytes:
@@ -160,7 +161,10 @@ def _with_memory(
     """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
     if sum(map(_size_of, payloads)) < CONFIRMED_BYTES:
         return context.run_in_step(operation, allocate)
-    return context.handshake.run_on_all_ranks(f"{operation}, memory", allocate)
+    with SharedFailure(context.handshake, f"{operation}, memory"):
+        value = allocate()
+    context.run_in_step(operation, context.handshake, f"{operation}, memory")
+    return value
 
 
 def _incoming(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from ..errors import describe_exception
+from ..errors import CommunicationError, describe_exception
 from ..topology import Topology
 from .handshake import Handshake
 
@@ -43,11 +43,14 @@ class Context:
     def run_in_step(self, operation: str, step: Callable[..., Value], *args: Any) -> Value:
         """Take a step that all ranks take together, and return what it returns (collective).
 
-        An exception ends the job, as the others can't know. Where the user refused that, the
-        interruption is recorded: the communicator can't be used any more.
+        That is a handshake after which data move, or moving them. An exception ends the job, as the
+        others can't know. Where the user refused that, the interruption is recorded: the
+        communicator can't be used any more.
         """
         try:
             return step(*args)
+        except CommunicationError:  # a handshake raises it on all ranks
+            raise
         except BaseException as error:
             self.abort()
             self.handshake.interruptions.append(
