@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -258,16 +259,34 @@ def test_what_was_sent_in_another_way_is_refused_by_name(naive):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("how", ["", "_with_metadata", "_obj"])
-def test_a_message_for_which_there_is_no_memory_is_discarded_whole(naive, how):
+@pytest.mark.parametrize(
+    ("how", "metadata"),
+    [("", ()), ("_with_metadata", (b"x",)), ("_with_metadata", (bytes(100_000),)), ("_obj", ())],
+)
+def test_a_message_for_which_there_is_no_memory_is_discarded_whole(naive, how, metadata):
     arrays = np.ones(300_000), np.zeros(2), np.ones((500, 400), order="F")
-    value = (b"x", arrays) if how == "_with_metadata" else (arrays,)
+    value = *metadata, arrays
     if naive.rank == 0:
         getattr(naive, f"send{how}")(*value, 1, 3)
         naive.send(arrays, 1, 3)
     elif naive.rank == 1:
         with no_memory_for("a received array"), pytest.raises(MemoryError, match="no room here"):
             getattr(naive, f"recv{how}")(0, 3)
+        all_same(naive.recv(0, 3), arrays)
+
+
+@two_ranks
+@pytest.mark.parametrize("elements", [3, 300_000])
+def test_a_message_whose_dtype_the_receiver_lacks_is_discarded_whole(naive, monkeypatch, elements):
+    arrays = np.ones(elements, ml_dtypes.bfloat16), np.zeros(elements)
+    if naive.rank == 0:
+        naive.send(arrays, 1, 3)
+        naive.send(arrays, 1, 3)
+    elif naive.rank == 1:
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "ml_dtypes", None)  # its import fails
+            with pytest.raises(ImportError, match="ml_dtypes"):
+                naive.recv(0, 3)
         all_same(naive.recv(0, 3), arrays)
 
 

@@ -42,7 +42,7 @@ def test_float32_of_any_bits_and_below_float16():
     check(np.concatenate([near, -near]), "float16")
 
 
-@pytest.mark.parametrize("size", [0, 1, casts.BLOCK - 1, casts.BLOCK + 1])
+@pytest.mark.parametrize("size", [0, 1, casts.BLOCK_ELEMENTS - 1, casts.BLOCK_ELEMENTS + 1])
 def test_any_length_and_one_number_too_large_among_others(size):
     numbers = np.random.default_rng(2).standard_normal(size, "f4")
     for last in (1, 65520, np.nextafter(np.float32(65520), np.float32(0))):
@@ -53,7 +53,7 @@ def test_any_length_and_one_number_too_large_among_others(size):
 @pytest.mark.parametrize(("total", "term"), [("f4", "f2"), ("f4", "f4"), ("f8", "f4")])
 def test_add(total, term):
     rng = np.random.default_rng(3)
-    sums, terms = rng.standard_normal((2, casts.BLOCK + 9))
+    sums, terms = rng.standard_normal((2, casts.BLOCK_ELEMENTS + 9))
     sums, terms = sums.astype(total), terms.astype(term)
     expected = sums + terms.astype(total)
     casts.add_into(sums, terms)

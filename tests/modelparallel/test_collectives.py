@@ -14,6 +14,7 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import ml_dtypes
 import numpy as np
 import pytest
 from chainer import Variable
@@ -207,11 +208,12 @@ def test_what_moves_arrays_keeps_their_bits(comm):
 
 
 @OURS
-def test_float16_is_summed_in_float32(comm):
-    """65504 + 65504 - 65504 doesn't overflow on the way, nor do ones get lost."""
-    values = [2048, 1, 1, 1][: comm.size]
-    x = np.array(values[comm.rank], np.float16)
-    expected = np.float16(np.float32(sum(values)))
+@pytest.mark.parametrize(("dtype", "large"), [(np.float16, 2048), (ml_dtypes.bfloat16, 256)])
+def test_16_bit_numbers_are_summed_in_float32(comm, dtype, large):
+    """Ones that would each get lost beside the large number."""
+    values = [large, 1, 1, 1][: comm.size]
+    x = np.array(values[comm.rank], dtype)
+    expected = np.float32(sum(values)).astype(dtype)
     assert allreduce(comm, x).array == expected
     assert reduce_scatter(comm, [x] * comm.size).array == expected
 

@@ -17,6 +17,7 @@ from .arrays import integer_between
 from .communicator import CommunicatorBase, check_metadata, wrong_kind
 from .config import Settings
 from .errors import CommunicationError, FinalizedError
+from .faults import abort_if_desynchronized
 from .gradients import bcast_parameters, mean_gradients
 from .messaging import Context, SharedFailure, collectives, messages, point_to_point
 from .topology import Topology
@@ -39,8 +40,13 @@ class MpiCommunicator(CommunicatorBase):
     All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
     operations or pass arguments that don't fit; where one rank's argument is wrong in itself,
     ``TypeError`` or ``ValueError`` there and ``PeerError`` elsewhere. The communicator can be
-    used afterwards. Only one thread at a time may use it; another thread needs a communicator of
-    its own, made by :meth:`split`.
+    used afterwards. But an exception in the middle of a call that moves data (no memory, a signal's
+    handler) ends the job, as it can't be raised on the other ranks. Where
+    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that, later calls on this rank raise
+    ``CommunicationError``.
+
+    Only one thread at a time may use it; another thread needs a communicator of its own, made by
+    :meth:`split`.
     """
 
     def __init__(
@@ -72,9 +78,11 @@ class MpiCommunicator(CommunicatorBase):
         # know the largest tag.
         self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
         self._max_tag = self.reserved_tag - 1
-        self._interruption = ""
         handshake, tag = traced.handshake(own, self._record), self.reserved_tag + 1
-        context = Context(own, handshake, tag, self._topology, settings.chunk_bytes)
+        self._interruptions = handshake.interruptions
+        context = Context(
+            own, handshake, tag, self._topology, abort_if_desynchronized, settings.chunk_bytes
+        )
         self._open_context: Context | None = context
         self._algorithms = AlgorithmCache(*factories, context)
 
@@ -277,10 +285,6 @@ class MpiCommunicator(CommunicatorBase):
         (8 MiB for each and two more where there are other nodes). Each gradient that is replaced
         takes its new array and, where the old one isn't contiguous, a copy during the call.
 
-        An exception in the middle of the sum (no memory, a signal's handler) ends the job, as it
-        can't be raised on the other ranks. Where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses
-        that, later calls on this rank raise CommunicationError.
-
         Args:
             model: anything with ``namedparams()``; each parameter's ``grad`` (real or complex
                 floats) is overwritten or replaced.
@@ -292,14 +296,7 @@ class MpiCommunicator(CommunicatorBase):
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
             TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
-        context = self._context
-        try:
-            mean_gradients(context, self._algorithms, model, self._settings, zero_fill)
-        finally:
-            if context.interruptions:
-                # The memory stays, since MPI may still write where messages were to arrive.
-                self._interruption = context.interruptions[0]
-                self._open_context = None
+        mean_gradients(self._context, self._algorithms, model, self._settings, zero_fill)
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -356,8 +353,8 @@ class MpiCommunicator(CommunicatorBase):
         The communicator that the user gave stays theirs. A second call does nothing, nor does
         one in a process that the rank forked.
         """
-        context = self._open_context
-        if context is None or MPI.Is_finalized() or os.getpid() != self._process:
+        context = self._releasable
+        if context is None:
             self._open_context = None
             return
         context.handshake("finalize")
@@ -379,8 +376,8 @@ class MpiCommunicator(CommunicatorBase):
         if kind is None:
             self.finalize()
             return
-        context, self._open_context = self._open_context, None
-        if context is None or MPI.Is_finalized() or os.getpid() != self._process:
+        context, self._open_context = self._releasable, None
+        if context is None:
             return
         self._record.release()
         self._algorithms.release_local()
@@ -389,11 +386,10 @@ class MpiCommunicator(CommunicatorBase):
 
     @property
     def _context(self) -> Context:
-        if self._interruption:
+        if self._interruptions:
             raise CommunicationError(
-                f"rank {self._rank}: a mean of gradients was interrupted on this rank "
-                f"({self._interruption}), so the ranks are at different steps of it: end the job, "
-                "or make a new communicator on all ranks"
+                f"rank {self._rank}: {self._interruptions[0]}, so the ranks are at different steps "
+                "of it: end the job, or make a new communicator on all ranks"
             )
         if self._open_context is None:
             raise FinalizedError(f"rank {self._rank}: the communicator has been finalized")
@@ -403,13 +399,19 @@ class MpiCommunicator(CommunicatorBase):
             )
         return self._open_context
 
+    @property
+    def _releasable(self) -> Context | None:
+        """The open context; None where releasing it would wait for ever or isn't this process's."""
+        stays = self._interruptions or MPI.Is_finalized() or os.getpid() != self._process
+        return None if stays else self._open_context
+
     def _of_array(self, data: Any) -> messages.Message:
         return messages.of_array(data, self._rank)
 
     def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Peer:
         """Return MPI's communicator, the other rank, and the tag of a message."""
         own, context = self._rank, self._open_context
-        if context is None or os.getpid() != self._process:
+        if context is None or self._interruptions or os.getpid() != self._process:
             context = self._context  # raises
         is_plain = type(rank) is type(tag) is int and rank != own  # nearly always
         if is_plain and 0 <= rank < self._size and 0 <= tag <= max_tag:

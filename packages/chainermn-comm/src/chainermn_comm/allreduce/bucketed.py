@@ -16,7 +16,7 @@ from .summation import overflow_errstate
 from .wire_format import absmax, choose_wire_format, ldexp_into
 
 # A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
-CHUNK_BYTES = 1 << 20
+PACKED_CHUNK_BYTES = 1 << 20
 
 
 class Bucketed(Algorithm):
@@ -27,13 +27,13 @@ class Bucketed(Algorithm):
         self._size = context.size
         self._allreduce = allreduce
         self._per_tensor = per_tensor
-        self._chunk_bytes = context.chunk_bytes or CHUNK_BYTES
+        self._chunk_bytes = context.chunk_bytes or PACKED_CHUNK_BYTES
 
     def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
         whole: list[int] = []
         packed: list[int] = []
         for index, (target, wire) in enumerate(zip(targets, wire_dtypes, strict=True)):
-            small = not self._per_tensor and target.nbytes < CHUNK_BYTES
+            small = not self._per_tensor and target.nbytes < PACKED_CHUNK_BYTES
             (packed if small or wire != target.dtype else whole).append(index)
         for index in whole:
             if targets[index] is not sources[index]:

@@ -13,8 +13,9 @@ from functools import cache
 import numpy as np
 
 FLOAT16, FLOAT32, UINT32 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.uint32)
-# Elements at a time.
-BLOCK = 1 << 16
+# Elements that are cast or summed at a time: what NumPy allocates for so many stays in cache and
+# costs no page faults.
+BLOCK_ELEMENTS = 1 << 16
 
 MAGNITUDE, EXPONENT, SIGN = UINT32.type(0x7FFFFFFF), UINT32.type(0x7F800000), UINT32.type(0x8000)
 SMALLEST_NORMAL = 0x38800000  # 2^-14 as a float32: below it, float16 numbers are evenly spaced
@@ -35,8 +36,8 @@ def cast_into(source: np.ndarray, out: np.ndarray) -> None:
     else:
         np.copyto(out, source, casting="unsafe")
         return
-    for start in range(0, source.size, BLOCK):
-        cast_block(source[start : start + BLOCK], out[start : start + BLOCK])
+    for start in range(0, source.size, BLOCK_ELEMENTS):
+        cast_block(source[start : start + BLOCK_ELEMENTS], out[start : start + BLOCK_ELEMENTS])
 
 
 def add_into(total: np.ndarray, term: np.ndarray) -> None:
@@ -44,10 +45,10 @@ def add_into(total: np.ndarray, term: np.ndarray) -> None:
     if not (term.dtype == FLOAT16 and total.dtype == FLOAT32):
         total += term
         return
-    for start in range(0, total.size, BLOCK):
-        block = total[start : start + BLOCK]
+    for start in range(0, total.size, BLOCK_ELEMENTS):
+        block = total[start : start + BLOCK_ELEMENTS]
         wide = _scratch.words[0, : block.size].view(FLOAT32)
-        _widen(term[start : start + BLOCK], wide)
+        _widen(term[start : start + BLOCK_ELEMENTS], wide)
         block += wide
 
 
@@ -87,8 +88,8 @@ def _float16_table() -> np.ndarray:
 
 class _Scratch(threading.local):
     def __init__(self) -> None:
-        self.words = np.empty((3, BLOCK), UINT32)
-        # An array, since the maximum with a scalar takes three times as long.
+        self.words = np.empty((3, BLOCK_ELEMENTS), UINT32)
+        # An array, since with a scalar NumPy doesn't take its vectorized loop.
         self.words[2] = SMALLEST_NORMAL
 
 

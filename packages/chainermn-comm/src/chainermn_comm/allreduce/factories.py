@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from ..faults import abort_if_desynchronized
 from ..messaging import Context
 from .algorithm import Algorithm, Factory, NoOp
 from .autotuner import Autotuner
@@ -17,7 +16,7 @@ from .shared_window import NoSharedMemory
 # Arrays of this size and more may go from rank to rank where they are, without being packed: in a
 # node where the autotuner finds it faster (docs/decisions/autotuner.md), and always where no ranks
 # share memory.
-LARGE_BYTES = 1 << 20
+IN_PLACE_BYTES = 1 << 20
 
 
 def bucketed(context: Context) -> Algorithm:
@@ -111,25 +110,28 @@ def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
         return bucketed(context)
     cause = ""
     for chunk_bytes in dict.fromkeys((context.chunk_bytes, None)):  # the default may fit
-        try:
-            shared = (
-                SharedMemoryAllreduce(comm, topology, chunk_bytes)
-                if topology.inter_size == 1
-                else HierarchicalAllreduce(comm, topology, leaders, chunk_bytes)
-            )
-        except NoSharedMemory as error:
-            cause = str(error)
+        shared = context.run_in_step("a mean of gradients", _shared, context, leaders, chunk_bytes)
+        if isinstance(shared, str):
+            cause = shared
             continue
-        except BaseException:
-            abort_if_desynchronized()
-            raise
         if 1 < topology.inter_size < comm.size:
             return shared
         # Either all ranks share memory, or none do.
         pipeline = LATE_GATHER if topology.inter_size == 1 else OVERLAPPED
         pairwise = Bucketed(context, _pairwise(context, pipeline).allreduce, per_tensor=True)
         candidates = [shared, pairwise] if topology.inter_size == 1 else [pairwise]
-        return Autotuner(comm, shared, candidates, LARGE_BYTES)
+        return Autotuner(comm, shared, candidates, IN_PLACE_BYTES)
     if comm.rank == 0:
         print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
     return bucketed(context)
+
+
+def _shared(context: Context, leaders: int, chunk_bytes: int | None) -> Algorithm | str:
+    """Return an algorithm with its window, or why some node has no shared memory."""
+    comm, topology = context.comm, context.topology
+    try:
+        if topology.inter_size == 1:
+            return SharedMemoryAllreduce(comm, topology, chunk_bytes)
+        return HierarchicalAllreduce(comm, topology, leaders, chunk_bytes)
+    except NoSharedMemory as error:
+        return str(error)

@@ -27,8 +27,9 @@ from .shared_memory import SharedMemoryAllreduce, Stage, slot_of
 from .summation import scaled_sum, sum_rows
 from .wire_format import WireFormat, absmax, choose_wire_format, ldexp_into
 
-# Chunks n and n + SLOTS use the same slot. What is sent at one tick is waited for at the next.
-SLOTS, IN_FLIGHT = 4, 2
+# Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is waited for at the
+# next.
+INTER_NODE_SLOTS, IN_FLIGHT = 4, 2
 # The widest numbers that are summed: complex256.
 WIDEST_BYTES = 32
 # Tags of messages between nodes.
@@ -62,8 +63,8 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         chunk, stats = self._chunk_bytes, self._ranks * 2 * STATS_DTYPE.itemsize
         # Within a node 16-bit numbers are kept as float32, which saves conversions; see
         # docs/decisions/float16.md.
-        sizes = [SLOTS * 2 * chunk, SLOTS * chunk, SLOTS * chunk, SLOTS * stats]
-        return SLOTS * 2 * chunk, sizes
+        sizes = [INTER_NODE_SLOTS * each for each in (2 * chunk, chunk, chunk, stats)]
+        return INTER_NODE_SLOTS * 2 * chunk, sizes
 
     def _allocate(self) -> None:
         super()._allocate()
@@ -156,23 +157,25 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         return shard_slice(chunk.size, self._ranks, self._intra_rank)
 
     def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(ring, SLOTS, number, chunk.size, accumulator(chunk.dtype))
+        return slot_of(ring, INTER_NODE_SLOTS, number, chunk.size, accumulator(chunk.dtype))
 
     def _sums(self, number: int, chunk: Chunk) -> np.ndarray:
         return self._numbers(self._rings[SUM_RING], number, chunk)
 
     def _means(self, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(self._rings[MEAN_RING], SLOTS, number, chunk.size, chunk.dtype)
+        return slot_of(self._rings[MEAN_RING], INTER_NODE_SLOTS, number, chunk.size, chunk.dtype)
 
     def _wire_view(self, number: int, chunk: Chunk, wire_format: WireFormat) -> np.ndarray:
         """Return the node's sums as they travel."""
         if wire_format.dtype == accumulator(chunk.dtype):
             return self._sums(number, chunk)
-        return slot_of(self._rings[NARROW_RING], SLOTS, number, chunk.size, chunk.dtype)
+        return slot_of(self._rings[NARROW_RING], INTER_NODE_SLOTS, number, chunk.size, chunk.dtype)
 
     def _shard_stats(self, number: int) -> np.ndarray:
         """Return (ranks, 2): the power of 2 by which each shard is divided, and its absmax."""
-        stats = slot_of(self._rings[STATS_RING], SLOTS, number, 2 * self._ranks, STATS_DTYPE)
+        stats = slot_of(
+            self._rings[STATS_RING], INTER_NODE_SLOTS, number, 2 * self._ranks, STATS_DTYPE
+        )
         return stats.reshape(-1, 2)
 
     def _wire_format(self, number: int, chunk: Chunk) -> WireFormat:

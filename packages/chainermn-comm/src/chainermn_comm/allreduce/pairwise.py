@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from ..messaging import Buffer, start_exchange
 from ..runtime import wait_all
+from .casts import BLOCK_ELEMENTS
 from .summation import sum_rows
 
 # A function that overwrites 1-D contiguous arrays by their sums over ranks, divided by a number.
@@ -29,9 +30,6 @@ GATHER_BYTES = 256 << 10
 # The more ranks, the shorter their shards, so that what a rank receives stays the same. But none is
 # shorter than this: from some hundred ranks on a rank receives more.
 LEAST_SHARD_BYTES = 8 << 10
-# Elements that are summed at a time: what NumPy allocates for so many stays in cache and costs no
-# page faults.
-BLOCK = 1 << 16
 # Layouts of gathered rows that are kept; models have few different sizes of small parameters.
 CACHED_LAYOUTS = 256
 
@@ -210,6 +208,6 @@ class PairwiseAllreduce:
 
     def _sum(self, rows: list[Buffer], out: Buffer, divisor: int) -> None:
         """Sum the rows in rank order, divide, and write into ``out``, which is one of them."""
-        for start in range(0, out.size, BLOCK):
-            block = slice(start, start + BLOCK)
+        for start in range(0, out.size, BLOCK_ELEMENTS):
+            block = slice(start, start + BLOCK_ELEMENTS)
             sum_rows([row[block] for row in rows], out[block], divisor)

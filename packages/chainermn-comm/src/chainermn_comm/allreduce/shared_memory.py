@@ -24,9 +24,9 @@ from .summation import overflow_errstate, sum_rows
 
 # A chunk stays in a core's cache from packing to unpacking. Across nodes it is a message too, and
 # must outweigh its latency.
-CHUNK_BYTES = 1 << 20
-# Chunks n and n + SLOTS use the same slot; a chunk is read at the tick after it was written.
-SLOTS = 2
+SHARED_CHUNK_BYTES = 1 << 20
+# Chunks n and n + WINDOW_SLOTS use the same slot; a chunk is read at the tick after it was written.
+WINDOW_SLOTS = 2
 # Up to so many ranks in a node, each rank sums the whole chunk itself: one barrier less. With more
 # ranks, each sums one shard for all, since n times the bytes would move. A lone chunk is still
 # summed by every rank if its bytes over all ranks fit the second limit. See
@@ -50,7 +50,7 @@ class SharedMemoryAllreduce(Algorithm):
         rank = comm.rank
         self._size = comm.size
         self._ranks = topology.intra_size(rank)
-        self._chunk_bytes = chunk_bytes or CHUNK_BYTES
+        self._chunk_bytes = chunk_bytes or SHARED_CHUNK_BYTES
         self._next_chunk = 0  # chunks so far: slot numbers go on from call to call
         self._intra = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         self._intra_rank = self._intra.rank
@@ -73,7 +73,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _window_bytes(self) -> tuple[int, list[int]]:
         """Return the bytes for the terms of each rank, and for the rings that all ranks share."""
-        ring = SLOTS * self._chunk_bytes
+        ring = WINDOW_SLOTS * self._chunk_bytes
         return ring, [ring if self._ranks > REDUNDANT_RANKS else 0]
 
     def _allocate(self) -> None:
@@ -165,7 +165,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
         """Return the chunk's slot, in the dtype in which terms are kept."""
-        return slot_of(ring, SLOTS, number, chunk.size, chunk.dtype)
+        return slot_of(ring, WINDOW_SLOTS, number, chunk.size, chunk.dtype)
 
     def _scratch(self, like: np.ndarray) -> np.ndarray:
         """Return private memory to sum such an array in."""

@@ -40,10 +40,8 @@ def reduce_arrays(
         buffers = [_copied(array) for array in message.arrays]
     specs = [("array", array.dtype, array.shape) for array in message.arrays]
     signature = (("chunk_bytes", context.chunk_bytes), *specs)
-    context.handshake(operation, signature, nbytes=message.nbytes)
-    with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
-        for buffer in buffers:
-            allreduce([buffer.reshape(-1)], divisor)
+    context.run_in_step(operation, context.handshake, operation, signature, b"", message.nbytes)
+    context.run_in_step(operation, _allreduce_each, allreduce, buffers, divisor)
     pairs = zip(buffers, message.arrays, strict=True)
     results = [buffer.astype(array.dtype, copy=False) for buffer, array in pairs]
     result = message._replace(arrays=tuple(results)).value()
@@ -53,6 +51,12 @@ def reduce_arrays(
         result = devices.to_device(result) if devices.on_gpu(out) else devices.to_host(result)
     out[...] = result
     return out
+
+
+def _allreduce_each(allreduce: Allreduce, buffers: list[np.ndarray], divisor: int) -> None:
+    with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
+        for buffer in buffers:
+            allreduce([buffer.reshape(-1)], divisor)
 
 
 def _copied(array: np.ndarray) -> np.ndarray:

@@ -31,8 +31,9 @@ from .nccl import NcclCommunicator
 NCCL_CHUNK_BYTES = 32 << 20
 STAGED_CHUNK_BYTES = 4 << 20
 # While one chunk is waited for, the next is in flight.
-SLOTS = 2
-# Between two polls of an event; a poll takes the host about a microsecond.
+DEVICE_SLOTS = 2
+# Between two polls of an event: long beside a poll, which keeps the host's core busy, and short
+# beside what a chunk takes.
 POLL_SECONDS = 20e-6
 # How long a rank that failed waits for its device to finish copies and kernels of some chunks.
 DRAIN_SECONDS = 5.0
@@ -74,11 +75,11 @@ class DeviceAllreduce(Algorithm):
         operation = "averaging gradients on GPUs"
         with SharedFailure(self._handshake, operation):
             self._device, self._stream = devices.current_device(), devices.new_stream()
-            self._packed = [devices.new_event() for _ in range(SLOTS)]
-            self._summed = [devices.new_event() for _ in range(SLOTS)]
+            self._packed = [devices.new_event() for _ in range(DEVICE_SLOTS)]
+            self._summed = [devices.new_event() for _ in range(DEVICE_SLOTS)]
             self._done = devices.new_event()
         self._handshake(operation)
-        self._buffers: list[Any] = [devices.empty(0)] * SLOTS
+        self._buffers: list[Any] = [devices.empty(0)] * DEVICE_SLOTS
         self._next_chunk = 0  # chunks so far
         is_leader = self._nodes > 1 and self._leader_index < leaders
         color = self._leader_index if is_leader else MPI.UNDEFINED
@@ -87,7 +88,7 @@ class DeviceAllreduce(Algorithm):
         make = inter_node.CudaAwareAllreduce if direct else inter_node.StagedAllreduce
         self._exchange = self._handshake.run_on_all_ranks(
             f"{operation}, between nodes",
-            lambda: make(self._inter, SLOTS, self._wait) if is_leader else None,
+            lambda: make(self._inter, DEVICE_SLOTS, self._wait) if is_leader else None,
         )
         node = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         try:
@@ -134,7 +135,7 @@ class DeviceAllreduce(Algorithm):
         padding = self._leaders * max((wire.itemsize for wire in wire_dtypes), default=0)
         nbytes = max((chunk.nbytes for chunk in chunks), default=0) + padding
         if self._buffers[0].nbytes < nbytes:
-            self._buffers = [devices.empty(nbytes) for _ in range(SLOTS)]
+            self._buffers = [devices.empty(nbytes) for _ in range(DEVICE_SLOTS)]
         if self._exchange is not None:
             self._exchange.reserve(-(-nbytes // self._leaders))
         rows = np.concatenate([kernels.segment_table(chunks, each) for each in (inputs, flats)])
@@ -174,7 +175,7 @@ class DeviceAllreduce(Algorithm):
         self._wait(lambda: self._done.done)
 
     def _begin(self, number: int, chunk: Chunk, table: Any, compute: Any) -> None:
-        slot, stream = number % SLOTS, self._stream
+        slot, stream = number % DEVICE_SLOTS, self._stream
         padded, own = self._views(slot, chunk)
         divisor = self._size if self._nccl_sums else 1
         kernels.launch("pack", chunk.dtype, table, len(chunk.segments), padded, chunk.size, divisor)
@@ -190,7 +191,7 @@ class DeviceAllreduce(Algorithm):
             self._exchange.begin(slot, own, stream)
 
     def _finish(self, number: int, chunk: Chunk, table: Any, compute: Any) -> None:
-        slot, stream = number % SLOTS, self._stream
+        slot, stream = number % DEVICE_SLOTS, self._stream
         padded, own = self._views(slot, chunk)
         if self._exchange is not None:
             divisor = 1 if self._nccl_sums else self._size

@@ -10,12 +10,10 @@ import numpy as np
 from .. import devices
 from ..allreduce import AlgorithmCache
 from ..config import Settings
-from ..errors import describe_exception
-from ..faults import abort_if_desynchronized
 from ..messaging import Context, SharedFailure
 from .gradient_call import GradientCall, call_of, wire_dtypes_of
 
-OPERATION = "allreduce_grad"
+OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
 
 
 def mean_gradients(
@@ -39,11 +37,13 @@ def mean_gradients(
         missing = b""
         if zero_fill and not call.complete:
             missing = np.packbits([grad is None for grad in call.grads]).tobytes()
-    payloads = context.handshake(OPERATION, call.signature, missing)
+    payloads = context.run_in_step(
+        DESCRIPTION, context.handshake, OPERATION, call.signature, missing
+    )
     if any(payloads):
         _add_zeros(context, call, payloads)
     elif finish:
-        _run_or_abort(context, finish)
+        context.run_in_step(DESCRIPTION, finish)
         _assign(call)
         return
     for on_gpu in (False, True):
@@ -61,22 +61,8 @@ def mean_gradients(
             if on_gpu:  # these algorithms send failures to the other ranks themselves
                 mean(sources, targets, wire_dtypes)
             else:
-                _run_or_abort(context, mean, sources, targets, wire_dtypes)
+                context.run_in_step(DESCRIPTION, mean, sources, targets, wire_dtypes)
     _assign(call)
-
-
-def _run_or_abort(context: Context, step: Callable[..., None], *args: Any) -> None:
-    """Take steps that all ranks take together; an exception ends the job, as the others can't know.
-
-    Where the user refused that, the interruption is recorded: the communicator can't be used any
-    more.
-    """
-    try:
-        step(*args)
-    except BaseException as error:
-        abort_if_desynchronized()
-        context.interruptions.append(describe_exception(error))
-        raise
 
 
 def _add_zeros(context: Context, call: GradientCall, payloads: list[bytes]) -> None:

@@ -20,7 +20,7 @@ from .messages import Message
 
 # From so many bytes on, ranks check that all of them could allocate before any data move: next to
 # moving so much, a handshake costs nothing.
-LARGE_BYTES = 64 << 20
+CONFIRMED_BYTES = 64 << 20
 # Up to so many bytes travel in the handshake's payload: copying them costs less than a transfer.
 SMALL_BYTES = 16 << 10
 _NBYTES = struct.Struct("<Q")
@@ -44,8 +44,7 @@ def bcast(context: Context, operation: str, value: Any, make: Make, root: int) -
         return message or messages.allocate(payloads[root][_NBYTES.size :])
 
     incoming = _with_memory(context, operation, payloads, allocate)
-    for buffer in incoming.buffers:
-        transfer.bcast_buffer(context.comm, buffer, root)
+    context.run_in_step(operation, _bcast_buffers, context, incoming, root)
     return incoming
 
 
@@ -68,7 +67,9 @@ def allgather(context: Context, operation: str, value: Any, make: Make) -> list[
     large = incoming.keys() - starts.keys()
     if large:
         sent = outgoing if context.rank in large else {}
-        _move(context, sent, {rank: incoming[rank] for rank in sorted(large)})
+        context.run_in_step(
+            operation, _move, context, sent, {rank: incoming[rank] for rank in sorted(large)}
+        )
     return list(incoming.values())
 
 
@@ -84,7 +85,7 @@ def gather(
     wanted = payloads if context.rank == root else []
     headers = {rank: each[_NBYTES.size :] for rank, each in enumerate(wanted)}
     incoming = _incoming(context, operation, payloads, outgoing, headers)
-    received = _move(context, outgoing, incoming)
+    received = context.run_in_step(operation, _move, context, outgoing, incoming)
     return received if context.rank == root else None
 
 
@@ -95,9 +96,9 @@ def scatter(context: Context, operation: str, values: Any, make: Make, root: int
         outgoing = _one_for_each(context, values, make) if context.rank == root else {}
     payloads = _handshake(context, operation, _pack_size(outgoing.values()), root)
     headers = [message.header() for message in outgoing.values()] or None
-    header = context.comm.scatter(headers, root)
+    header = context.run_in_step(operation, context.comm.scatter, headers, root)
     incoming = _incoming(context, operation, payloads, outgoing, {root: header})
-    return _move(context, outgoing, incoming)[0]
+    return context.run_in_step(operation, _move, context, outgoing, incoming)[0]
 
 
 def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[Message]:
@@ -105,9 +106,10 @@ def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[
     with SharedFailure(context.handshake, operation):
         outgoing = _one_for_each(context, values, make)
     payloads = _handshake(context, operation, _pack_size(outgoing.values()))
-    headers = context.comm.alltoall([message.header() for message in outgoing.values()])
+    own = [message.header() for message in outgoing.values()]
+    headers = context.run_in_step(operation, context.comm.alltoall, own)
     incoming = _incoming(context, operation, payloads, outgoing, dict(enumerate(headers)))
-    return _move(context, outgoing, incoming)
+    return context.run_in_step(operation, _move, context, outgoing, incoming)
 
 
 def check_rank(context: Context, rank: Any, name: str) -> int:
@@ -135,7 +137,8 @@ def _handshake(
 ) -> list[bytes]:
     """Return every rank's payload, which begins with its data's size unless it is empty."""
     signature = () if root is None else (("root", root),)
-    return context.handshake(operation, signature, payload, _size_of(payload))
+    arguments = operation, signature, payload, _size_of(payload)
+    return context.run_in_step(operation, context.handshake, *arguments)
 
 
 def _describe(message: Message | None) -> bytes:
@@ -156,9 +159,12 @@ def _with_memory(
     context: Context, operation: str, payloads: list[bytes], allocate: Callable[[], Value]
 ) -> Value:
     """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
-    if sum(map(_size_of, payloads)) < LARGE_BYTES:
-        return allocate()
-    return context.handshake.run_on_all_ranks(f"{operation}, memory", allocate)
+    if sum(map(_size_of, payloads)) < CONFIRMED_BYTES:
+        return context.run_in_step(operation, allocate)
+    with SharedFailure(context.handshake, f"{operation}, memory"):
+        value = allocate()
+    context.run_in_step(operation, context.handshake, f"{operation}, memory")
+    return value
 
 
 def _incoming(
@@ -177,6 +183,12 @@ def _incoming(
         }
 
     return _with_memory(context, operation, payloads, allocate)
+
+
+def _bcast_buffers(context: Context, message: Message, root: int) -> None:
+    """Overwrite the message's arrays on all ranks by root's."""
+    for buffer in message.buffers:
+        transfer.bcast_buffer(context.comm, buffer, root)
 
 
 def _move(context: Context, outgoing: ByRank, incoming: ByRank) -> list[Message]:

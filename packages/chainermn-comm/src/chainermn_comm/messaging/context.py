@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
+from ..errors import CommunicationError, describe_exception
 from ..topology import Topology
 from .handshake import Handshake
+
+Value = TypeVar("Value")
+# Steps that were interrupted and their arguments, kept since MPI may still write to their arrays.
+_orphaned_steps: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -19,10 +26,9 @@ class Context:
     handshake: Handshake
     tag: int  # of the messages of collective operations
     topology: Topology
+    # Aborts the job because of the exception being handled, unless the user refused that.
+    abort: Callable[[], None]
     chunk_bytes: int | None = None  # what the user asked for; None for each algorithm's default
-    # What interrupted collective steps on this rank: after one, ranks are out of step, and the
-    # communicator can't be used any more.
-    interruptions: list[str] = field(default_factory=list)
 
     @cached_property
     def rank(self) -> int:
@@ -33,3 +39,22 @@ class Context:
     def size(self) -> int:
         """Number of ranks."""
         return self.comm.size
+
+    def run_in_step(self, operation: str, step: Callable[..., Value], *args: Any) -> Value:
+        """Take a step that all ranks take together, and return what it returns (collective).
+
+        That is a handshake after which data move, or moving them. An exception ends the job, as the
+        others can't know. Where the user refused that, the interruption is recorded: the
+        communicator can't be used any more.
+        """
+        try:
+            return step(*args)
+        except CommunicationError:  # a handshake raises it on all ranks
+            raise
+        except BaseException as error:
+            self.abort()
+            self.handshake.interruptions.append(
+                f"{operation} was interrupted on this rank ({describe_exception(error)})"
+            )
+            _orphaned_steps.append((step, args))
+            raise

@@ -43,6 +43,8 @@ class Handshake:
         self._size = comm.size
         self._record = record or CallRecorder()
         self._calls = 0
+        # What interrupted steps that all ranks take together: this rank is out of step since then.
+        self.interruptions: list[str] = []
         self._received = bytearray(_ENTRY_BYTES * comm.size)
         self._starts = range(0, len(self._received), _ENTRY_BYTES)
         # By operation and signature: the digest, the root, and the bytes that the signature names.
@@ -79,6 +81,8 @@ class Handshake:
         return self._payloads(entries, lengths, payload)
 
     def _fail(self, operation: str, error: BaseException) -> NoReturn:
+        if self.interruptions:  # the others are elsewhere
+            raise error
         self._record.collective(operation, self._calls)
         entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])

@@ -146,7 +146,7 @@ def encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes:
 def decode_header(header: bytes) -> Any:
     """Return kind, specs (dtype, shape, order and bytes of each array), scalars and on_gpu."""
     kind, encoded, scalars, on_gpu = pickle.loads(header)
-    dtypes = [np.dtype(token) for token, *_ in encoded]
+    dtypes = [_dtype_of(token) for token, *_ in encoded]
     specs = tuple(
         (dtype, shape, order, dtype.itemsize * math.prod(shape))
         for dtype, (_, shape, order) in zip(dtypes, encoded, strict=True)
@@ -165,6 +165,12 @@ def decode_header_cached(header: bytes) -> Any:
     return decode_header(header) if is_plain else None
 
 
+def array_sizes(header: bytes) -> list[int]:
+    """Return the bytes of each array; also where :func:`decode_header` raises."""
+    encoded = pickle.loads(header)[1]
+    return [_itemsize_of(token) * math.prod(shape) for token, shape, _ in encoded]
+
+
 def _is_plain(item: Any) -> bool:
     """Return whether it is a NumPy array that can be sent as it is."""
     return type(item) is np.ndarray and item.flags.c_contiguous and not item.dtype.hasobject
@@ -176,6 +182,18 @@ def _to_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:
     return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
 
 
+# A plain dtype travels as its short string. Structured and foreign ones are pickled apart, with
+# their itemsize: where one can't be unpickled, the array's data can still be discarded.
+
+
 def _dtype_token(dtype: np.dtype) -> Any:
-    # A plain dtype travels as its short string; structured and foreign ones as themselves.
-    return dtype.str if dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype else dtype
+    is_plain = dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype
+    return dtype.str if is_plain else (dtype.itemsize, pickle.dumps(dtype))
+
+
+def _dtype_of(token: Any) -> np.dtype:
+    return np.dtype(token if isinstance(token, str) else pickle.loads(token[1]))
+
+
+def _itemsize_of(token: Any) -> int:
+    return np.dtype(token).itemsize if isinstance(token, str) else token[0]

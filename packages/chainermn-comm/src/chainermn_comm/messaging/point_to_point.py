@@ -31,6 +31,7 @@ from .transfer import discard, split_large
 INLINE_BYTES = 64 << 10
 # Metadata that are longer aren't cached.
 CACHED_METADATA_BYTES = 1 << 10
+_UINT8 = np.dtype(np.uint8)
 PREFIX = struct.Struct("<qII")  # message id, length of the header, length of the metadata
 _MESSAGE_ID, _LENGTHS = struct.Struct("<q"), struct.Struct("<II")
 # Global names save attribute look-ups.
@@ -73,7 +74,8 @@ def send(
     try:
         if len(first) > INLINE_BYTES:  # the header or the metadata are long, and no array fits
             comm.Send([first[:INLINE_BYTES], MPI.BYTE], dest, tag)
-            comm.Send([first[INLINE_BYTES:], MPI.BYTE], dest, tag)
+            for piece in split_large(np.frombuffer(first, np.uint8, offset=INLINE_BYTES)):
+                comm.Send([piece, MPI.BYTE], dest, tag)
         else:
             comm.Send([first, MPI.BYTE], dest, tag)
         if out_of_line:
@@ -90,7 +92,10 @@ def recv(
     """Receive a message of :func:`send`: its metadata, value and message id.
 
     Raises:
-        MemoryError: an array can't be allocated; the message is discarded.
+        Exception: the header can't be decoded, as where this rank lacks the package of a dtype; the
+            message is discarded.
+        MemoryError: there is no memory for an array, or for long metadata; the message is discarded
+            (unless its header alone is longer than ``INLINE_BYTES``).
         TypeError: the message is of none of these kinds; it is discarded.
     """
     comm, source, tag = peer
@@ -102,14 +107,18 @@ def recv(
         message_id, header_bytes, metadata_bytes = _unpack_prefix(memory)
         end = _PREFIX_BYTES + header_bytes + metadata_bytes
         head = bytes(memory[_PREFIX_BYTES:end])
-        if end > INLINE_BYTES:
-            rest = np.empty(end - INLINE_BYTES, np.uint8)
-            comm.Recv([rest, MPI.BYTE], source, tag)
-            found = _decode(head + rest.tobytes(), header_bytes)
-        else:
-            found = _decode_cached(head, header_bytes) or _decode(head, header_bytes)
+        try:
+            if end > INLINE_BYTES:
+                (rest,) = _recv_arrays([(_UINT8, (end - INLINE_BYTES,), "C")], peer)
+                head += rest.tobytes()
+                found = _decode(head, header_bytes)
+            else:
+                found = _decode_cached(head, header_bytes) or _decode(head, header_bytes)
+        except Exception:
+            _discard_out_of_line(head, header_bytes, end, peer)
+            raise
         kind, metadata, places, out_of_line, scalars, on_gpu, is_plain = found
-        arrays = _recv_out_of_line(out_of_line, peer) if out_of_line else []
+        arrays = _recv_arrays(out_of_line, peer) if out_of_line else []
         for index, (dtype, shape, order, start) in enumerate(places):
             if start and order is None:  # nearly always
                 arrays.insert(index, np.ndarray(shape, dtype, memory, start).copy())
@@ -192,7 +201,7 @@ def _decode_cached(head: bytes, header_bytes: int) -> _Decoded | None:
     return _decode(head, header_bytes)
 
 
-def _recv_out_of_line(
+def _recv_arrays(
     specs: Sequence[tuple[np.dtype, tuple[int, ...], Any]], peer: Peer
 ) -> list[np.ndarray]:
     """Receive new arrays of these dtypes, shapes and orders.
@@ -211,6 +220,15 @@ def _recv_out_of_line(
         for piece in split_large(as_bytes(array)):
             comm.Recv([piece, MPI.BYTE], source, tag)
     return arrays
+
+
+def _discard_out_of_line(head: bytes, header_bytes: int, end: int, peer: Peer) -> None:
+    """Receive the arrays that are out of line, and keep none; nothing for half a header."""
+    if len(head) >= header_bytes:
+        sizes = messages.array_sizes(head[:header_bytes])
+        for size, fits in zip(sizes, fits_inline(end, sizes), strict=True):
+            if not fits:
+                discard(size, *peer)
 
 
 def _wrong_kind(method: str, kind: str, kinds: tuple[str, ...], peer: Peer) -> TypeError:

@@ -129,7 +129,9 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
 
     All are seconds; half of the last is the error at most.
     """
-    tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)  # which nothing else has
+    # Collective operations have this tag, too. Messages between two ranks keep their order, and all
+    # ranks are here between the same two operations.
+    tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
     theirs = np.zeros(1)
     if comm.rank == 0:
         for rank in range(1, comm.size):

@@ -16,6 +16,7 @@ import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.arrays import accumulator
 from chainermn_comm.errors import SharedFailure
 from chainermn_comm.watchdog import annotate
 
@@ -54,7 +55,7 @@ def _reduce_scatter(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
     """Return the sum of what all ranks have for this one, in rank order, in float32 or wider."""
     rows = comm.alltoall(arrays)
     dtype = rows[0].dtype
-    total = rows[0].astype(np.float32 if dtype == np.float16 else dtype)
+    total = rows[0].astype(accumulator(dtype))
     for row in rows[1:]:
         total += row
     return (total.astype(dtype, copy=False),)

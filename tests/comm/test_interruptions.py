@@ -1,0 +1,103 @@
+"""An exception in the middle of a collective call, of which the other ranks can't know."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.jobs import run_text
+
+# The functions that call MPI.
+HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer _move"
+REFUSED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
+# What rank 0 does after an interruption: no later call waits for rank 1.
+CHECK = """
+import re, sys
+import numpy as np
+from mpi4py import MPI
+from chainermn_comm import CommunicationError, create_communicator
+from tests.support.models import with_grads
+
+def check(comm, what, reason):
+    array = np.ones(3)
+    send = lambda data: comm.send(data, 1)
+    for call in (comm.allreduce, comm.allreduce_grad, comm.bcast_obj, send):
+        try:
+            call(array)
+        except CommunicationError as error:
+            words = rf"rank 0: {what} was interrupted .*\\(InterruptedError: {reason}"
+            assert re.search(words, str(error)), error
+        else:
+            sys.exit("it was called")
+    comm.finalize()
+    print("told", flush=True)
+    MPI.COMM_WORLD.Abort(0)
+"""
+
+# Rank 0's timer interrupts a call in its handshake or while its data move; rank 1 stays in that
+# call or the next.
+SCRIPT = (
+    CHECK
+    + """
+import signal, time
+
+def interrupt(_, frame):
+    if frame.f_code.co_name in where.split():
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise InterruptedError("by a timer")
+
+name, where = sys.argv[1:]
+comm = create_communicator("naive")
+array = np.ones(16 << 20, "f4")
+model = with_grads(v=array, w=array)
+data = {"bcast_data": model, "alltoall": [array] * comm.size}.get(name, array)
+rank = MPI.COMM_WORLD.rank
+if rank == 0:
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+try:
+    while True:
+        if where == "__call__" and rank:
+            time.sleep(0.02)
+        getattr(comm, name)(data)
+except InterruptedError:
+    assert rank == 0
+check(comm, name, "by a timer")
+"""
+)
+
+
+@pytest.mark.parametrize("where", [HANDSHAKE, DATA])
+@pytest.mark.parametrize(
+    "name", ["allreduce", "multi_node_mean", "alltoall", "allgather", "bcast", "bcast_data"]
+)
+def test_after_a_call_was_interrupted_every_call_says_so(name, where):
+    job = run_text(2, SCRIPT, name, where, environment=REFUSED, seconds=60)
+    assert "told" in job.out, job
+    assert job.returncode is not None, job
+
+
+@pytest.mark.parametrize("name", ["allreduce", "bcast"])
+def test_a_call_that_is_interrupted_ends_the_job(name):
+    job = run_text(2, SCRIPT, name, DATA, seconds=60)
+    assert job.returncode == 1, job
+    assert "rank 0 of 2: uncaught InterruptedError" in job.err, job
+    assert "told" not in job.out, job
+
+
+def test_an_algorithm_whose_memory_was_being_made_leaves_a_communicator_that_says_so():
+    script = (
+        CHECK
+        + """
+from tests.support.planted import fail_while_memory_is_shared
+
+comm = create_communicator("hierarchical")
+if comm.rank == 0:
+    fail_while_memory_is_shared(InterruptedError("planted"))
+try:
+    comm.allreduce_grad(with_grads(w=np.ones(3, "f4")))
+except InterruptedError:
+    check(comm, "a mean of gradients", "planted")
+"""
+    )
+    job = run_text(2, script, environment=REFUSED, seconds=60)
+    assert "told" in job.out, job
