@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ def traced_into(folder: Path) -> Iterator[None]:
     ):
         yield
         if file._file is not None:
+            atexit.unregister(file._file.end)
             file._file.end()
 
 
