@@ -114,18 +114,7 @@ def gloo(gradients: Gradients) -> list[Case]:
     except ImportError:
         return []
     comm, flat = gradients.comm, gradients.flat
-    if not distributed.is_initialized():
-        torch.set_num_threads(1)
-        one_node = Topology.discover(comm).inter_size == 1
-        free = None
-        if comm.rank == 0:
-            with socket.create_server(("", 0)) as listening:
-                free = listening.getsockname()[1]
-        port, host = comm.bcast((free, MPI.Get_processor_name()))
-        where = f"tcp://{'127.0.0.1' if one_node else host}:{port}"
-        distributed.init_process_group(
-            "gloo", init_method=where, rank=comm.rank, world_size=comm.size
-        )
+    start_gloo(comm)
     return [
         Case(
             GLOO,
@@ -135,6 +124,24 @@ def gloo(gradients: Gradients) -> list[Case]:
             lambda: gradients.is_mean(gradients.views(flat / np.float32(comm.size))),
         )
     ]
+
+
+def start_gloo(comm: MPI.Intracomm) -> None:
+    """Connect PyTorch's processes, once (collective)."""
+    import torch
+    from torch import distributed
+
+    if distributed.is_initialized():
+        return
+    torch.set_num_threads(1)
+    one_node = Topology.discover(comm).inter_size == 1
+    free = None
+    if comm.rank == 0:
+        with socket.create_server(("", 0)) as listening:
+            free = listening.getsockname()[1]
+    port, host = comm.bcast((free, MPI.Get_processor_name()))
+    where = f"tcp://{'127.0.0.1' if one_node else host}:{port}"
+    distributed.init_process_group("gloo", init_method=where, rank=comm.rank, world_size=comm.size)
 
 
 def barrier_alone(gradients: Gradients) -> Case:

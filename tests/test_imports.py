@@ -27,7 +27,7 @@ ORDER = {
         "trace",
         "messaging",
         "config",
-        "watchdog runtime",
+        "watchdog runtime mean_in_progress",
         "arrays devices errors topology",
     ],
     "train": [

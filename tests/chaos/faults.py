@@ -86,9 +86,9 @@ class Moment:
 MOMENTS = {
     "scatter_dataset": Moment("scatter", ("scatter_dataset",)),
     "bcast_data": Moment("share", ("bcast_data",)),
-    "first update": Moment("first_mean", ("allreduce_grad",)),
+    "first update": Moment("first_mean", ("update",)),
     "collective": Moment("agree", ("allreduce",), (1, 4, 8)),
-    "user code": Moment("forward", ("update", "allreduce_grad"), (2, 5, 9)),
+    "user code": Moment("forward", ("update",), (2, 5, 9)),
     "checkpoint": Moment("save", ("checkpoint",), (3, 6, 9)),
     "writing": Moment("write", ("checkpoint",), (3, 6, 9)),
     "finalize": Moment("main", ("finalize",)),

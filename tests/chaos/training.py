@@ -69,13 +69,20 @@ def share(comm, plan, model):
 
 def plan_first_update(comm, plan):
     """Its mean of gradients is the first of all."""
-    real, other = comm.multi_node_mean_grad, chainer.links.Linear(3, 2)
+    real, other = comm.start_mean, chainer.links.Linear(3, 2)
     other.cleargrads()
 
-    def first_mean(model, zero_fill=False):
-        plan.collective("first update", comm, lambda one: real(one, zero_fill), model, other)
+    def start_mean(*arguments):
+        mean = real(*arguments)
+        add = mean.add
 
-    comm.multi_node_mean_grad = first_mean
+        def first_mean(model, planned=False):
+            plan.collective("first update", comm, add, model, other)
+
+        mean.add = first_mean
+        return mean
+
+    comm.start_mean = start_mean
 
 
 def plan_checkpoints(comm, plan, checkpointer, background):

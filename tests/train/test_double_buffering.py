@@ -93,13 +93,15 @@ def test_gradients_in_flight_do_not_move_a_link_that_has_replaced_theirs(comm, w
         model.add_link("second", L.Linear(WIDTH, 3, initialW=0.5, initial_bias=0.25))
         for param in model.second.params():
             param.update_rule = optimizer.create_update_rule()
+    if where != "everywhere":  # it is noticed too late for this update's gradients
+        optimizer.update(model, batch_of(comm.rank, 1))
+        assert optimizer.t == 0
     optimizer.update(model, batch_of(comm.rank, 1))
     assert optimizer.t == 1
     assert not np.array_equal(model.first.W.array, before["/first/W"])  # moved, as ever
-    if 0 in ranks:
-        np.testing.assert_array_equal(model.second.W.array, np.full((3, WIDTH), 0.5))
-    else:  # they got rank 0's, whose gradients these are
-        assert not np.array_equal(model.second.W.array, before["/second/W"])
+    # All ranks have those of rank 0.
+    expected = np.full((3, WIDTH), 0.5) if 0 in ranks else before["/second/W"]
+    np.testing.assert_array_equal(model.second.W.array, expected)
     optimizer.update(model, batch_of(comm.rank, 2))
     assert same_everywhere(comm, model)
 
@@ -147,7 +149,7 @@ def test_gradients_are_moved_not_copied(world, with_loss):
         optimizer.update(
             lambda x: SimpleNamespace(backward=partial(backward, model(x))), batch_of(0)
         )
-        assert all(param.grad is None for param in model.params())
+        assert not set(addresses(model).values()) & set(made[0].values())
     else:
         model.cleargrads()
         backward(model(batch_of(0)))
@@ -228,7 +230,7 @@ def test_nothing_is_left_behind(world):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_an_error_in_flight_is_raised_by_the_next_update_on_all_ranks(naive):
+def test_gradients_that_do_not_fit_are_not_sent(naive):
     model = TanhNet(0)
     optimizer = buffered(naive, model, zero_fill=False)
     optimizer.update(model, batch_of(0, 0))
@@ -239,9 +241,8 @@ def test_an_error_in_flight_is_raised_by_the_next_update_on_all_ranks(naive):
     model.cleargrads()
     if naive.rank == 0:
         model.first.b.grad = np.ones(WIDTH, np.float32)
-    optimizer.update()
     with pytest.raises(RankMismatchError, match="/first/b"):
-        optimizer.update(model, batch_of(0, 2))
+        optimizer.update()
     assert optimizer.t == 2
     assert parameter_bits(model) == before
     for t in 2, 3:  # it starts anew
@@ -311,7 +312,8 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
     np.testing.assert_allclose(model.first.b.array, before - (comm.size - 1) / 2, rtol=1e-6)
     main = [what for is_main, what in log if is_main]
     thread = [what for is_main, what in log if not is_main]
-    assert main == ["device", "event made", "recorded"]
+    assert main[-3:] == ["device", "event made", "recorded"]
+    assert set(main[:-3]) == {"device"}  # where copies of the first gradients are made
     assert thread == [
         *("device", "stream entered", "stream waits for event"),
         *("exchange", "stream done", "stream left"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import comparable, describe, raise_failure, raise_mismatch
+from .mean_in_progress import MeanInProgress
 from .watchdog import annotate
 
 if TYPE_CHECKING:
@@ -541,6 +542,25 @@ class CommunicatorBase(ABC):
                 if param.data is not None and param.grad is None:
                     param.grad = np.zeros_like(param.data)
         self.allreduce_grad(model)
+
+    def start_mean(
+        self,
+        zero_fill: bool = False,
+        operation: str = "allreduce_grad",
+        through: CommunicatorBase | None = None,
+    ) -> MeanInProgress:
+        """Begin a mean of gradients whose steps the caller takes (not collective).
+
+        Args:
+            zero_fill: as for :meth:`multi_node_mean_grad`.
+            operation: what the call is made for, for errors and the watchdog's reports.
+            through: a communicator of the same ranks, made by :meth:`split`, on which gradients
+                travel; another thread may use it. None for this one.
+
+        Returns:
+            A :class:`MeanInProgress` without gradients; what is wrong is raised by its methods.
+        """
+        return MeanInProgress(self, zero_fill, operation, through)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """Return the mean of all ranks' arrays, on every rank (collective).

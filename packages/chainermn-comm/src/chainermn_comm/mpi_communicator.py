@@ -18,7 +18,8 @@ from .communicator import CommunicatorBase, check_metadata, wrong_kind
 from .config import Settings
 from .errors import CommunicationError, FinalizedError
 from .faults import abort_if_desynchronized
-from .gradients import bcast_parameters, mean_gradients
+from .gradients import GradientMean, bcast_parameters, mean_gradients
+from .mean_in_progress import MeanInProgress
 from .messaging import Context, SharedFailure, collectives, messages, point_to_point
 from .topology import Topology
 from .trace import recorder as traced
@@ -296,7 +297,25 @@ class MpiCommunicator(CommunicatorBase):
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
             TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
-        mean_gradients(self._context, self._algorithms, model, self._settings, zero_fill)
+        mean_gradients(self.start_mean(zero_fill), model)
+
+    def start_mean(
+        self,
+        zero_fill: bool = False,
+        operation: str = "allreduce_grad",
+        through: CommunicatorBase | None = None,
+    ) -> MeanInProgress:
+        channel = self if through is None else through
+        if not isinstance(channel, MpiCommunicator):
+            return super().start_mean(zero_fill, operation, through)
+        return GradientMean(
+            self._context,
+            channel._context,
+            channel._algorithms,
+            self._settings,
+            zero_fill,
+            operation,
+        )
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:

@@ -56,18 +56,13 @@ def bcast_checked(
     return value if communicator.rank == root else received
 
 
-@contextmanager
-def add_mismatch_hint(where: str) -> Iterator[None]:
-    """Add to a RankMismatchError where this rank was, and the most frequent reason for it."""
-    try:
-        yield
-    except RankMismatchError as error:
-        error.args = (
-            f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
-            "often: where that goes by epochs, and a rank has more examples than another "
-            "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations",
-        )
-        raise
+def add_mismatch_hint(error: RankMismatchError, where: str) -> None:
+    """Add to the error where this rank was, and the most frequent reason for it."""
+    error.args = (
+        f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
+        "often: where that goes by epochs, and a rank has more examples than another "
+        "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations",
+    )
 
 
 def require_integer(name: str, value: Any, least: int, most: int | None = None) -> int:

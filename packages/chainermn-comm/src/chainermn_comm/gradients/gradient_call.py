@@ -48,12 +48,32 @@ class GradientCall:
     targets: list[Any]
     signature: GradientSignature
     complete: bool  # no gradient is missing
-    # The dtypes in which all gradients travel, if none is missing and all are NumPy's; else None.
+    # The dtypes in which the present gradients travel, if all of them are NumPy's; else None.
     wire_dtypes: Sequence[np.dtype] | None
+    planned: bool = False  # what is missing travels as zeros, and the means go to new arrays
+
+    def arrays(self) -> tuple[list[Any], list[Any]]:
+        """Return what travels, and where its means go."""
+        if self.complete:
+            return self.grads, self.targets
+        if self.planned:
+            zeros = [
+                np.zeros_like(param.data) if grad is None else grad
+                for param, grad in zip(self.params, self.grads, strict=True)
+            ]
+            return zeros, self.targets
+        present = [index for index, grad in enumerate(self.grads) if grad is not None]
+        sources, targets = ([each[i] for i in present] for each in (self.grads, self.targets))
+        return sources, sources if self.targets is self.grads else targets
 
 
 def call_of(
-    model: Any, rank: int, zero_fill: bool, settings: Settings, in_memory: bool
+    model: Any,
+    rank: int,
+    zero_fill: bool,
+    settings: Settings,
+    in_memory: bool,
+    planned: bool = False,
 ) -> GradientCall:
     """Return the call for the model's present gradients.
 
@@ -72,16 +92,16 @@ def call_of(
         fast = _fast_path(settings, zero_fill, in_memory, names, specs)
     if fast is not None:
         apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
-        targets = grads if apart else _targets(grads)
-        return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes)
+        targets = _new_like(params) if planned else grads if apart else _targets(grads)
+        return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes, planned)
     signature = _checked_signature(named, grads, rank, zero_fill, settings)
-    complete = not any([grad is None for grad in grads])
-    # Where there are wire dtypes, packing starts before the handshake. All ranks must decide alike,
-    # so this uses only what is equal on all.
+    present = [grad for grad in grads if grad is not None]
     wire_dtypes = None
-    if _all_numpy(grads):
-        wire_dtypes = wire_dtypes_of([grad.dtype for grad in grads], settings, in_memory)
-    return GradientCall(params, grads, _targets(grads), signature, complete, wire_dtypes)
+    if _all_numpy(present):
+        wire_dtypes = wire_dtypes_of([grad.dtype for grad in present], settings, in_memory)
+    targets = _new_like(params) if planned else _targets(grads)
+    complete = len(present) == len(grads)
+    return GradientCall(params, grads, targets, signature, complete, wire_dtypes, planned)
 
 
 def _checked_signature(
@@ -181,6 +201,10 @@ def _targets(grads: list[Any]) -> list[Any]:
         grad if grad is None or next(own) else devices.module_of(grad).empty(grad.shape, grad.dtype)
         for grad in grads
     ]
+
+
+def _new_like(params: list[Any]) -> list[Any]:
+    return [np.empty(param.data.shape, param.data.dtype) for param in params]
 
 
 def _all_numpy(grads: list[Any]) -> bool:

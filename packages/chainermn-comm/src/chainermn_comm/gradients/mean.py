@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import struct
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,70 +12,182 @@ import numpy as np
 from .. import devices
 from ..allreduce import AlgorithmCache
 from ..config import Settings
+from ..errors import raise_mismatch
+from ..mean_in_progress import MeanInProgress, require_all
 from ..messaging import Context, SharedFailure
 from .gradient_call import GradientCall, call_of, wire_dtypes_of
 
 OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
+# What a rank tells the others: the digest of its gradients' signature, and how long the caller's
+# payload is, which follows. If gradients are missing, a bit for each follows that.
+_HEAD = struct.Struct("<16sB")
+_NO_GRADIENTS = bytes(16)
 
 
-def mean_gradients(
-    context: Context, algorithms: AlgorithmCache, model: Any, settings: Settings, zero_fill: bool
-) -> None:
-    """Replace each gradient by its mean over ranks (collective).
+class GradientMean(MeanInProgress):
+    """A mean of gradients on MPI communicators.
 
-    The first gradients are packed before the handshake, which then also serves as the barrier that
-    an algorithm needs between packing and summing.
+    The first bucket is packed as it is handed in, if it has not been planned: ``agree`` then
+    also serves as the barrier that an algorithm needs between packing and summing.
     """
-    in_memory = algorithms.stays_in_memory
-    with SharedFailure(context.handshake, OPERATION):
-        zero_fill = bool(zero_fill)
-        call = call_of(model, context.rank, zero_fill, settings, in_memory)
-        algorithm = algorithms.made.get(False)
-        finish: Callable[[], None] | None = None
-        # With missing gradients there may be more to average than this rank knows; with some on
-        # GPUs, two algorithms, and the errors of the second belong after the handshake.
-        if algorithm and call.wire_dtypes is not None:
-            finish = algorithm.stage(call.grads, call.targets, call.wire_dtypes)
-        missing = b""
-        if zero_fill and not call.complete:
-            missing = np.packbits([grad is None for grad in call.grads]).tobytes()
-    payloads = context.run_in_step(
-        DESCRIPTION, context.handshake, OPERATION, call.signature, missing
-    )
-    if any(payloads):
-        _add_zeros(context, call, payloads)
-    elif finish:
-        context.run_in_step(DESCRIPTION, finish)
-        _assign(call)
-        return
-    for on_gpu in (False, True):
-        members = [
-            index
-            for index, grad in enumerate(call.grads)
-            if grad is not None and devices.on_gpu(grad) == on_gpu
-        ]
-        if members:
-            mean = algorithms.get(on_gpu).mean
-            sources = [call.grads[index] for index in members]
-            targets = [call.targets[index] for index in members]
-            dtypes = [source.dtype for source in sources]
-            wire_dtypes = wire_dtypes_of(dtypes, settings, in_memory, on_gpu)
+
+    def __init__(
+        self,
+        context: Context,
+        through: Context,
+        algorithms: AlgorithmCache,
+        settings: Settings,
+        zero_fill: bool = False,
+        operation: str = OPERATION,
+    ) -> None:
+        """Agree on ``context``, and move data on ``through``, which the algorithms belong to."""
+        self._context, self._data_context, self._algorithms = context, through, algorithms
+        self._settings, self._zero_fill = settings, zero_fill
+        self._operation = operation
+        self._calls: list[GradientCall] = []
+        self._num_reduced = 0
+        self._finish_staged: Callable[[], None] | None = None
+        # By call: which gradients some rank has; empty where no rank needs zeros.
+        self._present: list[np.ndarray] = []
+        self._handed_in = [False]
+
+    def add(self, model: Any, planned: bool = False) -> None:
+        context, algorithms = self._context, self._algorithms
+        try:
+            with SharedFailure(context.handshake, self._operation):
+                call = call_of(
+                    model,
+                    context.rank,
+                    bool(self._zero_fill),
+                    self._settings,
+                    algorithms.stays_in_memory,
+                    planned,
+                )
+                algorithm = algorithms.made.get(False)
+                # With gradients on GPUs there are two algorithms, and the errors of the second
+                # belong after the agreement; what moves elsewhere needs a barrier there.
+                is_first = not (self._calls or planned) and self._data_context is context
+                if algorithm and call.wire_dtypes is not None and is_first:
+                    self._finish_staged = algorithm.stage(*call.arrays(), call.wire_dtypes)
+        except BaseException:
+            context.handshake.leave()
+            raise
+        self._calls.append(call)
+
+    def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
+        context, handshake, calls = self._context, self._context.handshake, self._calls
+        digest, nbytes, missing = _NO_GRADIENTS, 0, b""
+        if calls:
+            digests = [handshake.digest(self._operation, call.signature) for call in calls]
+            digest = digests[0]
+            if len(calls) > 1:
+                digest = hashlib.blake2b(b"".join(digests), digest_size=len(digest)).digest()
+            nbytes = sum([call.signature.nbytes for call in calls])
+            if not all([call.complete for call in calls]):
+                bits = [grad is None for call in calls for grad in call.grads]
+                missing = np.packbits(bits).tobytes()
+        own = _HEAD.pack(digest, len(payload)) + payload + missing
+        try:
+            rows = context.run_in_step(
+                DESCRIPTION, handshake, self._operation, signature, own, nbytes
+            )
+            payloads = self._compare(rows)
+        except BaseException:
+            handshake.leave()
+            raise
+        if not self.complete or self._data_context is not context:
+            handshake.leave()
+        return payloads
+
+    def _compare(self, rows: list[bytes]) -> list[bytes]:
+        """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
+        first = rows[0]
+        digest, length = _HEAD.unpack_from(first)
+        if all([row == first for row in rows]):
+            self._handed_in = [digest != _NO_GRADIENTS]
+            return [first[_HEAD.size : _HEAD.size + length]] * len(rows)
+        digests = [row[: len(_NO_GRADIENTS)] for row in rows]
+        self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
+        if self.complete and len(set(digests)) > 1:
+            own = [entry for call in self._calls for entry in call.signature]
+            signatures = self._context.comm.allgather(own)
+            raise_mismatch(self._operation, self._context.rank, signatures)
+        ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
+        tails = [row[end:] for row, end in zip(rows, ends, strict=True)]
+        if self.complete and any(tails) and len(set(tails)) > 1:
+            counts = [len(call.grads) for call in self._calls]
+            present = np.ones(sum(counts), bool)
+            if all(tails):  # a rank that has all gradients sends none
+                bits = [np.frombuffer(tail, np.uint8) for tail in tails]
+                present = ~np.all(
+                    [np.unpackbits(each, count=len(present)) for each in bits], axis=0
+                )
+            self._present = np.split(present, np.cumsum(counts)[:-1])
+        return [row[_HEAD.size : end] for row, end in zip(rows, ends, strict=True)]
+
+    def reduce(self) -> None:
+        handshake = self._data_context.handshake
+        try:
+            while self._num_reduced < len(self._calls):
+                index, call = self._num_reduced, self._calls[self._num_reduced]
+                if not call.planned:
+                    require_all(self._operation, self._context.rank, self._handed_in)
+                self._num_reduced += 1
+                if self._data_context is not self._context:
+                    handshake.begin(OPERATION, call.signature.nbytes)
+                if self._present and not call.planned:
+                    self._add_zeros(call, self._present[index])
+                elif self._finish_staged is not None:
+                    self._data_context.run_in_step(DESCRIPTION, self._finish_staged)
+                    self._finish_staged = None
+                    continue
+                self._reduce(call)
+        finally:
+            handshake.leave()
+
+    def _reduce(self, call: GradientCall) -> None:
+        sources, targets = call.arrays()
+        for on_gpu in (False, True):
+            members = [i for i, grad in enumerate(sources) if devices.on_gpu(grad) == on_gpu]
+            if not members:
+                continue
+            algorithm = self._algorithms.get(on_gpu)
+            every = [sources[i] for i in members], [targets[i] for i in members]
+            dtypes = [source.dtype for source in every[0]]
+            in_memory = self._algorithms.stays_in_memory
+            wire_dtypes = wire_dtypes_of(dtypes, self._settings, in_memory, on_gpu)
             if on_gpu:  # these algorithms send failures to the other ranks themselves
-                mean(sources, targets, wire_dtypes)
+                algorithm.mean(*every, wire_dtypes)
             else:
-                context.run_in_step(DESCRIPTION, mean, sources, targets, wire_dtypes)
-    _assign(call)
+                self._data_context.run_in_step(DESCRIPTION, algorithm.mean, *every, wire_dtypes)
+
+    def _add_zeros(self, call: GradientCall, present: np.ndarray) -> None:
+        """Give this rank zeros for the gradients that only others have (collective)."""
+        zeros = self._data_context.handshake.run_on_all_ranks(
+            f"{OPERATION}, zeros", lambda: _zeros(call, present)
+        )
+        for index, array in zeros.items():
+            call.grads[index] = call.targets[index] = array
+
+    def assign(self) -> None:
+        for index, call in enumerate(self._calls):
+            if call.targets is call.grads and call.complete:
+                continue
+            present = self._present[index] if self._present else None
+            for number, (param, target) in enumerate(zip(call.params, call.targets, strict=True)):
+                is_mean = call.grads[number] is not None or (
+                    call.planned and present is not None and present[number]
+                )
+                if is_mean and param.grad is not target:
+                    param.grad = target
 
 
-def _add_zeros(context: Context, call: GradientCall, payloads: list[bytes]) -> None:
-    """Give this rank zeros for the gradients that only others have (collective)."""
-    present = np.ones(len(call.grads), bool)
-    if all(payloads):  # a rank that has all gradients sends none
-        bits = [np.frombuffer(payload, np.uint8) for payload in payloads]
-        present = ~np.all([np.unpackbits(each, count=len(present)) for each in bits], axis=0)
-    zeros = context.handshake.run_on_all_ranks(f"{OPERATION}, zeros", lambda: _zeros(call, present))
-    for index, array in zeros.items():
-        call.grads[index] = call.targets[index] = array
+def mean_gradients(mean: MeanInProgress, model: Any) -> None:
+    """Replace each gradient of the model by its mean over ranks (collective)."""
+    mean.add(model)
+    mean.agree()
+    mean.reduce()
+    mean.assign()
 
 
 def _zeros(call: GradientCall, present: np.ndarray) -> dict[int, Any]:
@@ -83,12 +197,3 @@ def _zeros(call: GradientCall, present: np.ndarray) -> dict[int, Any]:
         for index, (param, grad) in enumerate(zip(call.params, call.grads, strict=True))
         if grad is None and present[index] and param.data is not None
     }
-
-
-def _assign(call: GradientCall) -> None:
-    """Give each parameter the array that holds its mean, where that is another one."""
-    if call.targets is call.grads and call.complete:
-        return
-    for param, target in zip(call.params, call.targets, strict=True):
-        if param.grad is not target:
-            param.grad = target

@@ -89,6 +89,19 @@ class Handshake:
         self._comm.allgather(describe(error, self._comm.rank))
         raise error
 
+    def begin(self, operation: str, nbytes: int = 0) -> None:
+        """Record a call that all ranks make without a handshake (not collective)."""
+        self._calls += 1
+        self._record.collective(operation, self._calls, NOBODY, nbytes)
+
+    def leave(self) -> None:
+        """Record the end of a call."""
+        self._record.leave()
+
+    def digest(self, operation: str, signature: Signature) -> bytes:
+        """Return 16 bytes that are equal where operation and signature are."""
+        return self._digest(operation, signature)[0]
+
     def run_on_all_ranks(self, operation: str, make: Callable[[], Value]) -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective)."""
         with SharedFailure(self, operation):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from chainer.training.extensions import Evaluator
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.watchdog import alone
 
 from ..collective_errors import add_mismatch_hint, require_communicator, run_on_all_ranks
@@ -77,8 +77,11 @@ class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
             with alone("evaluate"):
                 return count, _checked(evaluate())
 
-        with add_mismatch_hint("a multi-node evaluator"):
+        try:
             return _mean(run_on_all_ranks(self._mn_communicator, "evaluate", evaluate_here))
+        except RankMismatchError as error:
+            add_mismatch_hint(error, "a multi-node evaluator")
+            raise
 
 
 def _checked(result: Any) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import chainer
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_integer
+from .delayed_exchange import DelayedExchange
 from .multi_node_optimizer import MultiNodeOptimizer
+from .synchronous_exchange import SynchronousExchange
 
 
 def create_multi_node_optimizer(
@@ -61,6 +63,11 @@ def create_multi_node_optimizer(
             f"chainer.optimizers.Adam(), not {type(actual_optimizer).__name__}"
         )
     steps = require_integer("accumulate_steps", accumulate_steps, 1)
-    return MultiNodeOptimizer(
-        actual_optimizer, communicator, bool(zero_fill), bool(double_buffering), steps
-    )
+    kind = DelayedExchange if double_buffering else SynchronousExchange
+    settings = {
+        "double_buffering": bool(double_buffering),
+        "accumulate_steps": steps,
+        "zero_fill": bool(zero_fill),
+    }
+    exchange = kind(communicator, bool(zero_fill))
+    return MultiNodeOptimizer(actual_optimizer, communicator, bool(zero_fill), exchange, settings)

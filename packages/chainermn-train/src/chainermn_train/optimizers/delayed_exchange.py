@@ -15,11 +15,14 @@ from typing import Any
 import chainer
 from chainer.backends import cuda
 
-from chainermn_comm import CommunicatorBase, patient_waits
+from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
-from ..wrappers import UnpicklableMixin
+from ..profiling import region
+from .agreement import OPERATION
 from .background_thread import BackgroundThread
-from .detached_gradients import DetachedGradients
+from .detached_gradients import DetachedGradients, copy_of, multiply_gradients
+from .gradient_exchange import GradientExchange
+from .parameter_set import ParameterSet
 
 # The thread that communicates waits for a core and for the interpreter at each of its turns,
 # milliseconds where others compute, and each message takes a few turns on either side: see
@@ -27,90 +30,135 @@ from .detached_gradients import DetachedGradients
 CHUNK_BYTES = 2 << 20
 
 
-class DelayedGradientExchange(UnpicklableMixin):
-    """The gradients of one optimizer that are being exchanged."""
+class DelayedExchange(GradientExchange):
+    """Each update steps along the means of the update before it."""
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
-        self.communicator = communicator
-        self._zero_fill = zero_fill
-        # Made at first use: the training thread can use the given one meanwhile.
+        self._communicator, self._zero_fill = communicator, zero_fill
+        # The training thread can use the given one meanwhile.
         self._own: CommunicatorBase | None = None
         self._thread: BackgroundThread | None = None
-        self._gradients: DetachedGradients | None = None
+        self._handed_in: tuple[MeanInProgress, DetachedGradients] | None = None
+        self._under_way: DetachedGradients | None = None  # or their means, once they have come
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> DelayedGradientExchange:
-        twin = memo[id(self)] = DelayedGradientExchange(self.communicator, self._zero_fill)
-        if self.wait() is None:
-            twin._gradients = copy.deepcopy(self._gradients, memo)
+    def __deepcopy__(self, memo: dict[int, Any]) -> DelayedExchange:
+        twin = memo[id(self)] = DelayedExchange(self._communicator, self._zero_fill)
+        if self.error() is None:
+            twin._under_way = copy.deepcopy(self._under_way, memo)
         return twin
 
-    def start(self, gradients: DetachedGradients) -> None:
-        """Begin to take the mean of gradients over ranks, after a :meth:`pop` (collective)."""
+    @property
+    def is_prepared(self) -> bool:  # type: ignore[override]
+        return self._own is not None
+
+    def prepare(self) -> None:
         if self._own is None:
-            self._own = self.communicator.split(0, self.communicator.rank)
+            self._own = self._communicator.split(0, self._communicator.rank)
             with contextlib.suppress(ValueError):  # a subclass may not have this setting
                 if self._own.get_config("chunk_bytes") is None:
                     self._own.set_config("chunk_bytes", CHUNK_BYTES)
-        name = "allreduce_grad_dtype"  # as the user has set it by now
-        with contextlib.suppress(ValueError):  # a subclass may not have this setting
-            dtype = self.communicator.get_config(name)
-            if self._own.get_config(name) != dtype:
-                self._own.set_config(name, dtype)
-        self._gradients = gradients
-        communicator, zero_fill = self._own, self._zero_fill
+
+    def error(self) -> BaseException | None:
+        with region("communication"):
+            return None if self._thread is None else self._thread.wait()
+
+    def ready(self, params: ParameterSet) -> MeanInProgress:
+        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self._own)
+        gradients = DetachedGradients.detach_from(params)
+        self._handed_in = mean, gradients
+        mean.add(gradients)
+        return mean
+
+    def finish(self, factor: float = 1.0) -> bool:
+        assert self._handed_in is not None  # else nothing was ready
+        mean, gradients = self._handed_in
+        self._handed_in = None
+        before = self._pop()
+        if before is None:
+            self._give_copies(gradients)
         in_order = _ordered_after_present_work(gradients)
 
         def exchange(wait_requested: threading.Event) -> None:
             with patient_waits(wait_requested), in_order():
-                communicator.multi_node_mean_grad(gradients, zero_fill)
+                mean.reduce()
+                mean.assign()
+                if factor != 1:
+                    multiply_gradients(gradients.entries, factor)
 
+        self._under_way = gradients
         self._thread = BackgroundThread(exchange, threaded=_threads_may_use_mpi())
+        if before is None:
+            return False
+        before.assign()
+        return True
 
-    def wait(self) -> BaseException | None:
-        """Wait for the exchange; return the exception that made it fail, if any."""
-        return None if self._thread is None else self._thread.wait()
+    def discard(self) -> None:
+        if self._handed_in is not None:
+            _, gradients = self._handed_in
+            gradients.assign()
+            self._handed_in = None
 
-    def pop(self) -> DetachedGradients | None:
-        """Wait for the means and remove them, raising what made the exchange fail; or None."""
-        try:
-            return self.means()
-        finally:
-            self._gradients = self._thread = None
+    def drop(self) -> None:
+        self.error()
+        self._under_way = self._thread = None
 
-    def put(self, means: DetachedGradients | None) -> None:
-        """Store means as if they had just been exchanged."""
-        self.wait()
-        self._gradients, self._thread = means, None
+    def forget(self, params: list[Any]) -> None:
+        if self.error() is None and self._under_way is not None:
+            self._under_way.discard(params)
 
-    def discard(self, names: set[str]) -> None:
-        """Wait, and drop the gradients of these parameters."""
-        self.wait()
-        if self._gradients is not None:
-            self._gradients.discard(names)
+    def flush(self) -> bool:
+        means = self._pop()
+        if means is not None:
+            means.assign()
+        return means is not None
 
-    def means(self) -> DetachedGradients | None:
-        """Wait for the means and return them, raising what made the exchange fail; or None."""
-        error = self.wait()
-        try:
-            if error is not None:
-                raise error
-            return self._gradients
-        finally:
-            del error  # else a cycle through its traceback would keep the gradients' memory
+    def serialize(self, serializer: Any, target: Any) -> None:
+        loading = isinstance(serializer, chainer.Deserializer)
+        means = None if loading else self._means()
+        if serializer("in_flight", means is not None):
+            if means is None:
+                means = DetachedGradients.load(serializer["means"], target)
+            else:
+                means.save(serializer["means"])
+        if loading:
+            self.error()
+            self._under_way, self._thread = means, None
 
     def close(self) -> None:
-        """Wait for the exchange, and free its communicator (collective)."""
-        self.wait()
+        self.error()
         if self._own is not None:
             self._own.finalize()
             self._own = None
+
+    def _pop(self) -> DetachedGradients | None:
+        """Wait for the means and remove them, raising what made the exchange fail; or None."""
+        try:
+            return self._means()
+        finally:
+            self._under_way = self._thread = None
+
+    def _means(self) -> DetachedGradients | None:
+        """Wait for the means and return them, raising what made the exchange fail; or None."""
+        error = self.error()
+        try:
+            if error is not None:
+                raise error
+            return self._under_way
+        finally:
+            del error  # else a cycle through its traceback would keep the gradients' memory
+
+    def _give_copies(self, gradients: DetachedGradients) -> None:
+        """Give parameters copies of their own gradients, for what looks at them."""
+        for each in gradients.entries:
+            if each.grad is not None:
+                each.param.grad = copy_of(each.param, each.grad)
 
 
 def _ordered_after_present_work(
     gradients: DetachedGradients,
 ) -> Callable[[], AbstractContextManager[Any]]:
     """Return a context for a thread that uses gradients after the work asked for so far."""
-    for detached in gradients.values():
+    for detached in gradients.entries:
         device = chainer.backend.get_device_from_array(detached.grad)
         if detached.grad is not None and isinstance(device, cuda.GpuDevice):
             with chainer.using_device(device):

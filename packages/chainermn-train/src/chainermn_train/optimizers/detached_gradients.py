@@ -1,84 +1,105 @@
-"""Gradients detached from a model: to be added up, or sent while the model computes new ones."""
+"""Gradients detached from a model: to be sent while the model computes new ones."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import chainer
-import numpy as np
+
+from .parameter_set import ParameterSet
+from .stored_arrays import StoredArray, serialize_arrays
 
 
 @dataclass(eq=False)
 class DetachedGradient:
     """A gradient with the attributes that a communicator expects of a parameter."""
 
-    data: Any  # the parameter's array, of the gradient's shape and dtype; None if uninitialised
+    name: str
+    param: Any  # whose gradient it is
     grad: Any  # an array without another owner; None if there is no gradient
     scale: float | None  # the loss scale that the gradient was computed with, if there was one
 
+    @property
+    def data(self) -> Any:
+        """The parameter's array, of the gradient's shape and dtype; None if uninitialised."""
+        return self.param.array
 
-class DetachedGradients(dict[str, DetachedGradient]):
-    """Gradients by the names of their parameters; a model for a communicator."""
 
-    def namedparams(self) -> Iterator[tuple[str, DetachedGradient]]:
-        return iter(self.items())
+class DetachedGradients:
+    """The gradients of parameters; a model for a communicator."""
+
+    def __init__(self, entries: list[DetachedGradient]) -> None:
+        self.entries = entries
+
+    def namedparams(self) -> list[tuple[str, DetachedGradient]]:
+        return [(each.name, each) for each in self.entries]
 
     @classmethod
-    def detach_from(cls, target: Any) -> DetachedGradients:
-        """Move the gradients out of a link, whose gradients are None then.
+    def detach_from(cls, params: ParameterSet) -> DetachedGradients:
+        """Move the gradients out of parameters, whose gradients are None then.
 
         Arrays with other owners (parameters, views, the user) or read-only ones are copied, not
         moved: somebody might write into them meanwhile.
         """
-        detached = cls()
-        for name, param in target.namedparams():
+        entries = []
+        for name, param in params.namedparams():
             grad = param.grad if param.is_initialized else None
             param.cleargrad()
             # One reference is `grad`, one may be the function's argument.
             if grad is not None and (sys.getrefcount(grad) > 2 or not _owns_memory(grad)):
-                with chainer.using_device(param.device):
-                    grad = param.device.xp.array(grad, order="C")
-            detached[name] = DetachedGradient(param.array, grad, param._loss_scale)
+                grad = copy_of(param, grad)
+            entries.append(DetachedGradient(name, param, grad, param._loss_scale))
             del grad
-        return detached
+        return cls(entries)
 
-    def assign_to(self, target: Any) -> None:
-        """Make these the gradients of a link, with their loss scales; None where none fits."""
-        for name, param in target.namedparams():
-            detached = self.get(name)
-            grad = None if detached is None else detached.grad
+    def assign(self) -> None:
+        """Make these the parameters' gradients, with their loss scales; None where one is gone."""
+        for each in self.entries:
+            param, grad = each.param, each.grad
             if param.array is None or grad is None or not _is_like(grad, param.array):
                 param.cleargrad()
             else:
                 param.grad = param.device.send(grad)
-            if detached is not None:
-                param._loss_scale = detached.scale
+            param._loss_scale = each.scale
 
-    def discard(self, names: set[str]) -> None:
+    def discard(self, params: list[Any]) -> None:
         """Drop the gradients of these parameters."""
-        for name in names & self.keys():
-            self[name].grad = None
+        ids = set(map(id, params))
+        for each in self.entries:
+            if id(each.param) in ids:
+                each.grad = None
 
-    def serialize(self, serializer: Any) -> DetachedGradients:
-        """Save these, or load others; return those that were saved or loaded."""
-        rows = [[name, each.scale, each.grad is not None] for name, each in self.items()]
-        if not isinstance(serializer, chainer.serializer.Deserializer):
-            serializer("names", np.frombuffer(json.dumps(rows).encode(), np.uint8))
-            for number, each in enumerate(self.values()):
-                if each.grad is not None:
-                    serializer(str(number), each.grad)
-            return self
-        loaded = DetachedGradients()
-        text = serializer("names", None)
-        rows = [] if text is None else json.loads(np.asarray(text).tobytes())
-        for number, (name, scale, present) in enumerate(rows):
-            grad = serializer(str(number), None) if present else None
-            loaded[name] = DetachedGradient(None, grad, scale)
-        return loaded
+    def save(self, serializer: Any) -> None:
+        """Save these."""
+        rows = [StoredArray(each.name, each.scale, each.grad) for each in self.entries]
+        serialize_arrays(serializer, rows)
+
+    @classmethod
+    def load(cls, serializer: Any, target: Any) -> DetachedGradients:
+        """Return those that were saved, of a model's parameters that have their names."""
+        params = dict(target.namedparams())
+        return cls(
+            [
+                DetachedGradient(row.name, params[row.name], row.array, row.scale)
+                for row in serialize_arrays(serializer, [])
+                if row.name in params
+            ]
+        )
+
+
+def copy_of(param: Any, array: Any) -> Any:
+    """Return a contiguous copy on the parameter's device."""
+    with chainer.using_device(param.device):
+        return param.device.xp.array(array, order="C")
+
+
+def multiply_gradients(params: list[Any], factor: float) -> None:
+    """Multiply the gradients of parameters, or detached ones."""
+    for each in params:
+        if each.grad is not None:
+            each.grad = each.grad * each.grad.dtype.type(factor)
 
 
 def _owns_memory(array: Any) -> bool:

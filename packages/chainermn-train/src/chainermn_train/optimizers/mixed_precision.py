@@ -9,7 +9,8 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from .detached_gradients import DetachedGradient, DetachedGradients
+from .parameter_set import ParameterSet
+from .stored_arrays import StoredArray, serialize_arrays
 
 _SCALING = (
     "_loss_scale",
@@ -28,6 +29,13 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
     return tuple(getattr(optimizer, name, None) for name in _SCALING)
 
 
+def set_loss_scaling(optimizer: Any, scaling: tuple[Any, ...]) -> None:
+    """Set what :func:`loss_scaling` returned on another rank."""
+    for name, value in zip(_SCALING, scaling, strict=True):
+        if hasattr(optimizer, name):
+            setattr(optimizer, name, value)
+
+
 def describe_loss_scaling(optimizer: Any) -> dict[str, Any]:
     """Return what must be the same on all ranks, by names that say how to make it so."""
     scale, dynamic, *rest = loss_scaling(optimizer)
@@ -39,7 +47,7 @@ def describe_loss_scaling(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def scale_missing_gradients(optimizer: Any) -> None:
+def scale_missing_gradients(optimizer: Any, params: ParameterSet) -> None:
     """Make the step undo the loss scale also where backward met no gradient on this rank.
 
     Chainer stores the scale in each parameter that backward meets. One that it met on other
@@ -47,7 +55,7 @@ def scale_missing_gradients(optimizer: Any) -> None:
     """
     scale = optimizer._loss_scale
     if scale is not None:
-        for param in optimizer.target.params():
+        for param in params.params:
             if param.grad is None:
                 param._loss_scale = scale
 
@@ -87,22 +95,22 @@ def _set_master_weights(target: Any, arrays: dict[str, Any]) -> None:
 
 def serialize_master_weights(target: Any, serializer: Any) -> None:
     """Save or load the float32 parameters."""
-    arrays = _master_weights(target)
-    mine = {name: DetachedGradient(None, array, None) for name, array in arrays.items()}
-    now = DetachedGradients(mine).serialize(serializer)
+    mine = [StoredArray(name, None, array) for name, array in _master_weights(target).items()]
+    now = serialize_arrays(serializer, mine)
     if isinstance(serializer, chainer.Deserializer):
-        _set_master_weights(target, {name: detached.grad for name, detached in now.items()})
+        _set_master_weights(target, {row.name: row.array for row in now})
 
 
 def broadcast_master_weights(communicator: CommunicatorBase, target: Any) -> None:
     """Give rank 0's float32 parameters to all ranks, which have its float16 ones (collective)."""
     mine = _master_weights(target)
     names = communicator.bcast_obj(sorted(mine))
-    model = DetachedGradients()
+    masters = chainer.Link()
     if names:
         params = dict(target.namedparams())
-        for name in names:
-            array = mine[name] if name in mine else params[name].array.astype(np.float32)
-            model[name] = DetachedGradient(array, None, None)
-        communicator.bcast_data(model)
-    _set_master_weights(target, {name: detached.data for name, detached in model.items()})
+        with masters.init_scope():
+            for name in names:
+                array = mine[name] if name in mine else params[name].array.astype(np.float32)
+                setattr(masters, name, chainer.Parameter(array))
+        communicator.bcast_data(masters)
+    _set_master_weights(target, {name: getattr(masters, name).array for name in names})

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import chainer
-
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, MeanInProgress
 
 from ..collective_errors import SharedFailure, raise_on_all_ranks
-from ..profiling import region
 from ..wrappers import AttributeProxy, UnpicklableMixin
-from .delayed_exchange import DelayedGradientExchange
-from .detached_gradients import DetachedGradients
+from .agreement import OPERATION, STEADY, Flags, steady
 from .gradient_accumulator import GradientAccumulator
+from .gradient_exchange import GradientExchange
 from .mixed_precision import (
     scale_missing_gradients,
     serialize_loss_scale,
     serialize_master_weights,
-    update_rules,
 )
-from .parameter_synchronizer import OPERATION, ParameterSynchronizer
+from .optimizer_state import serialize_state
+from .parameter_synchronizer import ParameterSynchronizer
 
 
 class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
@@ -36,8 +32,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     the actual optimizer's; Chainer's updaters, extensions and serializers don't ask for one.
 
     A copy, shallow or deep, has the same communicator. Pickling it raises TypeError. The arguments
-    are those of :func:`create_multi_node_optimizer`, which makes it and checks them; ``zero_fill``,
-    ``double_buffering`` and ``accumulate_steps`` are as there. Making one is not collective.
+    are those of :func:`create_multi_node_optimizer`, which makes it and checks them, and the
+    ``exchange`` of gradients. Making one is not collective.
 
     Attributes:
         actual_optimizer: the optimizer that steps.
@@ -46,7 +42,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill"})
-    _OWN |= {"_synchronizer", "_accumulator", "_delayed"}
+    _OWN |= {"_synchronizer", "_accumulator", "_exchange"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -54,21 +50,16 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         actual_optimizer: Any,
         communicator: CommunicatorBase,
         zero_fill: bool,
-        double_buffering: bool = False,
-        accumulate_steps: int = 1,
+        exchange: GradientExchange,
+        settings: dict[str, Any],
     ) -> None:
+        """Use ``exchange``; ``settings`` must be equal on all ranks."""
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
-        settings = {
-            "double_buffering": double_buffering,
-            "accumulate_steps": accumulate_steps,
-            "zero_fill": zero_fill,
-        }
         self._synchronizer = ParameterSynchronizer(communicator, settings)
-        self._accumulator = GradientAccumulator(accumulate_steps)
-        exchange = DelayedGradientExchange(communicator, zero_fill)
-        self._delayed = exchange if double_buffering else None
+        self._accumulator = GradientAccumulator(settings["accumulate_steps"])
+        self._exchange = exchange
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer."""
@@ -114,41 +105,22 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 and the last of ``accumulate_steps`` calls it is raised on this rank only, and
                 the others count one gradient less.
         """
-        accumulator, synchronizer = self._accumulator, self._synchronizer
-        optimizer = self.actual_optimizer
-        backward = None if lossfun is None else partial(_backward, optimizer, lossfun, args, kwds)
+        optimizer, accumulator = self.actual_optimizer, self._accumulator
         if accumulator.is_middle:
-            accumulator.update(optimizer, backward)
+            params = self._synchronizer.params(optimizer.target)
+            backward = partial(_backward, optimizer, lossfun, args, kwds)
+            accumulator.update(optimizer, params, backward)
             return
         call = f"update() after {accumulator.num_calls} updates of a step"
-        changed, uninitialized, num_without_loss = synchronizer.exchange_flags(
-            call, optimizer, lossfun is None
-        )
-        if changed and not uninitialized and not num_without_loss:
-            self._broadcast()
-            changed = False
+        flags = self._synchronizer.flags(optimizer)
+        if flags is not STEADY or not self._exchange.is_prepared:
+            flags = self._agree_before_loss(call, flags, lossfun is None)
         # An error stays in its own rank until all know of it: else a caller that catches it, to
         # skip a batch, would be one collective call ahead of the other ranks.
         with SharedFailure(self.communicator.handshake, OPERATION):
-            if backward is not None:
-                backward()
-        total = 0
-        if not (self._is_plain and num_without_loss == self.communicator.size):
-            total = self._count_accumulated(call, self._delayed if accumulator.is_last else None)
-        if uninitialized and not changed:  # the loss may have initialised what was missing
-            changed, uninitialized, *_ = synchronizer.exchange_flags(call, optimizer, False)
-        if changed:
-            synchronizer.initialize_missing(optimizer.target)
-            self._broadcast()
-            return
-        scale_missing_gradients(optimizer)
-        if self._is_plain:
-            self._exchange_and_step()
-            return
-        is_last = accumulator.is_last
-        accumulator.add(DetachedGradients.detach_from(optimizer.target))
-        if is_last:
-            self._exchange((total + self.communicator.size) / self.communicator.size)
+            _backward(optimizer, lossfun, args, kwds)
+        if self._exchange_gradients(call, flags):
+            self._step()
 
     def flush(self) -> None:
         """Use the gradients that no step has used yet (collective).
@@ -162,15 +134,19 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RankMismatchError: other ranks update: they have made fewer updates, or more.
             BaseException: what made the exchange in flight fail.
         """
-        total = self._count_accumulated("flush()", self._delayed)
-        if self._delayed is not None:
-            self._step_along(self._delayed.pop())
-        if not total:
-            self._accumulator.reset()
-            return
-        self._exchange(total / self.communicator.size)
-        if self._delayed is not None:
-            self.flush()
+        accumulator, exchange = self._accumulator, self._exchange
+        total = self._agree("flush()", Flags(num_accumulated=accumulator.num_accumulated))
+        if exchange.flush():
+            self._step()
+        if total.num_accumulated:
+            params = self._synchronizer.params(self.target)
+            num_per_rank = total.num_accumulated / self.communicator.size
+            accumulator.complete(params, num_per_rank, and_present=False)
+            exchange.prepare()
+            self._agree("flush()", STEADY, exchange.ready(params))
+            if exchange.finish() or exchange.flush():
+                self._step()
+        accumulator.reset()
 
     def finalize(self) -> None:
         """Wait for the exchange in flight and free the communicator it used (collective).
@@ -179,8 +155,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         optimizers needs to. The communicator that the user gave stays theirs.
         What made the exchange fail is not raised.
         """
-        if self._delayed is not None:
-            self._delayed.close()
+        self._exchange.close()
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the optimizer's state, as :meth:`chainer.Optimizer.serialize` does.
@@ -195,27 +170,19 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        accumulator, delayed = self._accumulator, self._delayed
-        _serialize(self.actual_optimizer, serializer)
-        loading = isinstance(serializer, chainer.Deserializer)
-        means = None if loading or delayed is None else delayed.means()
+        optimizer, accumulator = self.actual_optimizer, self._accumulator
+        serialize_state(optimizer, serializer)
         try:
             own = serializer["chainermn"]
-            in_flight = own("in_flight", means is not None)
+            self._exchange.serialize(own, optimizer.target)
         except KeyError:  # Chainer's own snapshot
             accumulator.reset()
-            if delayed is not None:
-                delayed.put(None)
+            self._exchange.drop()
             return
-        serialize_loss_scale(self.actual_optimizer, own)
-        serialize_master_weights(self.target, own["masters"])
-        accumulator.serialize(own["group"], self.communicator.rank, self.communicator.size)
-        if in_flight:
-            means = (means or DetachedGradients()).serialize(own["means"])
-        if loading and delayed is not None:
-            delayed.put(means)
-        elif loading and means is not None:
-            raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
+        serialize_loss_scale(optimizer, own)
+        serialize_master_weights(optimizer.target, own["masters"])
+        communicator = self.communicator
+        accumulator.serialize(own["group"], optimizer.target, communicator.rank, communicator.size)
 
     def assume_synchronized(self) -> None:
         """Say that all ranks have the same parameters: the next update won't broadcast them.
@@ -226,89 +193,104 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         self._synchronizer.mark_synchronized(self.target)
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether every update exchanges and uses its own gradients."""
-        return self._accumulator.steps == 1 and self._delayed is None
+    def _agree_before_loss(self, call: str, flags: Flags, without_loss: bool) -> Flags:
+        """Find out what has changed on any rank; broadcast if nothing is lost by it (collective).
 
-    def _count_accumulated(self, call: str, delayed: DelayedGradientExchange | None) -> int:
-        """Return how many updates' gradients all ranks hold; raise if ``delayed`` failed on any."""
-        with region("communication"):
-            failed = delayed is not None and delayed.wait() is not None
-        count = self._accumulator.num_accumulated
-        total, num_failed, *_ = self._synchronizer.sum_flags(call, count, failed, 0, 0, 0)
-        if delayed is not None and num_failed:
+        Returns what is open until the loss has been computed; ``STEADY`` if nothing is.
+        """
+        flags = flags._replace(before_loss=1, without_loss=int(without_loss))
+        total = self._agree(call, flags)
+        if total.before_loss < self.communicator.size:  # others have computed their loss
+            return total
+        self._exchange.prepare()
+        if not (total.changed or total.apart or total.uninitialized):
+            return STEADY
+        if total.uninitialized or total.without_loss:
+            return total
+        self._broadcast(bool(total.apart))
+        return STEADY
+
+    def _exchange_gradients(self, call: str, known: Flags) -> bool:
+        """Exchange gradients, or what ranks find out they have to first (collective).
+
+        ``known`` is what all ranks knew before the loss. Returns whether to step.
+        """
+        optimizer, accumulator, exchange = self.actual_optimizer, self._accumulator, self._exchange
+        synchronizer = self._synchronizer
+        if known is not STEADY and self._must_start_again(known):
+            self._start_again(known)
+            return False
+        # The loss may have initialised what was missing.
+        flags = steady(accumulator.num_accumulated + 1)
+        if known.uninitialized:
+            flags = flags._replace(changed=synchronizer.flags(optimizer).changed)
+        params = synchronizer.params(optimizer.target)
+        scale_missing_gradients(optimizer, params)
+        if not accumulator.is_last:
+            total = self._agree(call, flags)
+        else:
+            if accumulator.steps > 1:
+                accumulator.complete(params, accumulator.steps)
+            total = self._agree(call, flags, exchange.ready(params))
+        if total.changed or total.before_loss:
+            exchange.discard()
+            self._start_again(total)
+            return False
+        if not accumulator.is_last:
+            accumulator.add(params)
+            return False
+        accumulator.reset()
+        return exchange.finish(accumulator.steps * self.communicator.size / total.num_accumulated)
+
+    def _agree(self, call: str, flags: Flags, mean: MeanInProgress | None = None) -> Flags:
+        """Return the sums of all ranks' flags (collective); raise if ranks can't go on."""
+        exchange = self._exchange
+        if exchange.error() is not None:
+            flags = flags._replace(failed=1)
+        mean = mean or self.communicator.start_mean(self.zero_fill, OPERATION)
+        total = self._synchronizer.agree(mean, call, self.actual_optimizer, flags)
+        if total.failed:
             with raise_on_all_ranks(self.communicator, OPERATION):
-                delayed.pop()
+                exchange.flush()
         return total
 
-    def _exchange(self, num_per_rank: float) -> None:
-        """Exchange the accumulated gradients, and step along them or those before (collective)."""
-        gradients = self._accumulator.pop(self.target, num_per_rank)
-        if self._delayed is None:
-            gradients.assign_to(self.target)
-            self._exchange_and_step()
-            return
-        means = self._delayed.pop()
-        self._delayed.start(gradients)
-        self._step_along(means)
+    def _must_start_again(self, known: Flags) -> bool:
+        """Return whether gradients are of no use: some rank found a change before its loss."""
+        is_mixed = 0 < known.before_loss < self.communicator.size
+        return bool(known.changed or known.apart or is_mixed)
 
-    def _exchange_and_step(self) -> None:
-        with region("communication"):
-            self.communicator.multi_node_mean_grad(self.target, self.zero_fill)
-        self._step()
-
-    def _step_along(self, means: DetachedGradients | None) -> None:
-        if means is not None:
-            means.assign_to(self.target)
-            self._step()
+    def _start_again(self, known: Flags) -> None:
+        """Give up this update's gradients, and make parameters equal (collective)."""
+        # Ranks that saw a change before their loss have computed it meanwhile, or failed.
+        self.communicator.handshake(OPERATION)
+        self._synchronizer.initialize_missing(self.target)
+        self._broadcast(bool(known.apart) or 0 < known.before_loss < self.communicator.size)
 
     def _step(self) -> None:
         try:
             self.actual_optimizer.update()
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did
-            self._synchronizer.invalidate()
+            self._synchronizer.mark_apart()
             raise
         # It may have changed, on all ranks alike.
         self._synchronizer.mark_loss_scaling_synchronized(self.actual_optimizer)
 
-    def _broadcast(self) -> None:
-        """Give rank 0's parameters to all ranks (collective)."""
-        if not self._is_plain:  # gradients of deleted parameters must not move new ones
-            new = self._synchronizer.new_parameters(self.target)
-            self._accumulator.discard(new)
-            if self._delayed is not None:
-                self._delayed.discard(new)
-        self._synchronizer.broadcast(self.target)
+    def _broadcast(self, and_state: bool) -> None:
+        """Give rank 0's parameters, and the optimizer's state, to all ranks (collective)."""
+        # Gradients of deleted parameters must not move new ones.
+        new = self._synchronizer.new_parameters(self.target)
+        self._accumulator.discard(new)
+        self._exchange.forget(new)
+        self._synchronizer.broadcast(self.actual_optimizer, and_state)
 
 
-def _backward(optimizer: Any, lossfun: Callable[..., Any], args: Any, kwds: Any) -> None:
+def _backward(optimizer: Any, lossfun: Callable[..., Any] | None, args: Any, kwds: Any) -> None:
     """Compute gradients as :meth:`chainer.GradientMethod.update` does before it steps."""
+    if lossfun is None:  # they are there
+        return
     loss = lossfun(*args, **kwds)
     if getattr(optimizer, "_use_cleargrads", True):
         optimizer.target.cleargrads()
     else:
         optimizer.target.zerograds()
     loss.backward(loss_scale=optimizer._loss_scale)
-
-
-def _serialize(optimizer: Any, serializer: Any) -> None:
-    """Do what :meth:`chainer.Optimizer.serialize` does, also where a parameter was never updated.
-
-    The update rule of such a parameter has no state, and Chainer saves none; but when it loads,
-    it asks for one unless the rule is disabled (KeyError). That is the case of every snapshot
-    taken before the first step.
-    """
-    rules_without_state = []
-    if isinstance(serializer, chainer.Deserializer):
-        for name, rule in update_rules(optimizer.target).items():
-            with contextlib.suppress(KeyError):  # the snapshot doesn't tell
-                num_updates = serializer[name]("t", None)
-                if rule.enabled and num_updates is not None and int(num_updates) == 0:
-                    rule._state, rule.enabled = None, False
-                    rules_without_state.append(rule)
-    try:
-        optimizer.serialize(serializer)
-    finally:
-        for rule in rules_without_state:
-            rule.enabled = True

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-import struct
 from typing import Any
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, MeanInProgress
 
-from ..collective_errors import add_mismatch_hint, raise_on_all_ranks, run_on_all_ranks
+from ..collective_errors import raise_on_all_ranks, run_on_all_ranks
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
+from .agreement import OPERATION, STEADY, Flags, agree
 from .mixed_precision import broadcast_master_weights, describe_loss_scaling, loss_scaling
-
-OPERATION = "update"
+from .optimizer_state import broadcast_state
+from .parameter_set import ParameterSet
 
 
 class ParameterSynchronizer(UnpicklableMixin):
@@ -23,49 +22,49 @@ class ParameterSynchronizer(UnpicklableMixin):
     def __init__(self, communicator: CommunicatorBase, settings: dict[str, Any]) -> None:
         self.communicator = communicator
         self._settings = settings  # arguments of the optimizer that must be equal on all ranks
-        # The parameters that were initialised at the last broadcast. References are kept, not
-        # ids: a new parameter may be given the id of one that was deleted.
-        self._synchronized: list[Any] | None = None
+        self._synchronized: ParameterSet | None = None
+        self._is_apart = False
         self._scaling: tuple[Any, ...] | None = None
 
-    def exchange_flags(
-        self, call: str, optimizer: Any, without_loss: bool
-    ) -> tuple[bool, bool, int]:
-        """Find out what holds on any rank (collective: one handshake, part of every update).
+    def params(self, target: Any) -> ParameterSet:
+        """Return the parameters that ranks share, or the model's where they share none yet."""
+        return self._synchronized or ParameterSet(target)
 
-        Returns whether the set of initialised parameters has changed on any rank, whether a
-        parameter isn't initialised on any, and how many ranks have no loss function. All raise if
-        an optimizer has no model, or if loss scales or optimizers are set differently.
-        """
-        target = optimizer.target
-        params = [] if target is None else list(target.params())
-        ready = [param for param in params if param.is_initialized]
-        old = self._synchronized
-        changed = old is None or len(old) != len(ready) or not all(map(operator.is_, old, ready))
-        uninitialized = len(ready) < len(params)
+    def flags(self, optimizer: Any) -> Flags:
+        """Return what this rank has to tell; ``STEADY`` if it has nothing."""
+        target, known = optimizer.target, self._synchronized
+        if target is None:
+            return Flags(changed=1, without_model=1)
+        changed = known is None or not known.is_still_of(target)
+        if known is None or changed:
+            known = ParameterSet(target)
+        uninitialized = known.has_uninitialized
         rescaled = self._scaling != loss_scaling(optimizer)
-        total = self.sum_flags(call, changed, uninitialized, without_loss, rescaled, target is None)
-        if total[4]:
+        if not (changed or uninitialized or rescaled or self._is_apart):
+            return STEADY
+        return Flags(
+            changed=int(changed),
+            uninitialized=int(uninitialized),
+            rescaled=int(rescaled),
+            apart=int(self._is_apart),
+        )
+
+    def agree(self, mean: MeanInProgress, call: str, optimizer: Any, flags: Flags) -> Flags:
+        """Return the sums of all ranks' flags (collective: the one handshake of an update).
+
+        All raise if an optimizer has no model, or if loss scales or optimizers are set differently.
+        """
+        total = agree(mean, call, flags)
+        if total.without_model:
             with raise_on_all_ranks(self.communicator, OPERATION):
-                if target is None:
+                if flags.without_model:
                     raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
-        if total[3]:
+        if total.rescaled:
             scaling = describe_loss_scaling(optimizer)
             settings = {**self._settings, **_describe(optimizer), **scaling}
             self.communicator.handshake("create_multi_node_optimizer", settings.items())
             self.mark_loss_scaling_synchronized(optimizer)
-        return bool(total[0]), bool(total[1]), total[2]
-
-    def sum_flags(self, call: str, *numbers: int) -> list[int]:
-        """Return each number's sum over ranks (collective).
-
-        RankMismatchError on all if ``call``, what they do and after how many updates, differs.
-        """
-        form = struct.Struct(f"<{len(numbers)}q")
-        signature, payload = (("call", call),), form.pack(*numbers)
-        with region("waiting"), add_mismatch_hint("a multi-node optimizer"):
-            rows = self.communicator.handshake(OPERATION, signature, payload=payload)
-        return [sum(column) for column in zip(*map(form.unpack, rows), strict=True)]
+        return total
 
     def mark_loss_scaling_synchronized(self, optimizer: Any) -> None:
         """Record that all ranks scale their losses alike now."""
@@ -73,29 +72,34 @@ class ParameterSynchronizer(UnpicklableMixin):
 
     def mark_synchronized(self, target: Any) -> None:
         """Record that all ranks have the same parameters now."""
-        self._synchronized = [param for param in target.params() if param.is_initialized]
+        self._synchronized, self._is_apart = ParameterSet(target), False
 
-    def invalidate(self) -> None:
-        """Record that this rank's parameters may differ: the next update broadcasts."""
-        self._synchronized = None
+    def mark_apart(self) -> None:
+        """Record that this rank may not have stepped as others did: the next update broadcasts."""
+        self._is_apart = True
 
-    def broadcast(self, target: Any) -> None:
-        """Give rank 0's parameters to all ranks (collective)."""
+    def broadcast(self, optimizer: Any, and_state: bool) -> None:
+        """Give rank 0's parameters to all ranks, and the optimizer's state (collective)."""
+        target = optimizer.target
         with region("communication"):
             self.communicator.bcast_data(target)
             broadcast_master_weights(self.communicator, target)
             broadcast_missing_persistents(self.communicator, target)
+            if and_state:
+                broadcast_state(self.communicator, optimizer)
         self.mark_synchronized(target)
 
-    def new_parameters(self, target: Any) -> set[str]:
-        """Return the names of parameters that are new on rank 0, which others get (collective).
+    def new_parameters(self, target: Any) -> list[Any]:
+        """Return this rank's parameters that are new, or some other rank's are (collective).
 
         They are new since the last broadcast; after a start or a resume there are none.
         """
-        known = target.params() if self._synchronized is None else self._synchronized
-        ids = set(map(id, known))
-        names = [name for name, param in target.namedparams() if id(param) not in ids]
-        return set(self.communicator.bcast_obj(names))
+        known = self._synchronized
+        ids = set(map(id, (known or ParameterSet(target)).params))
+        named = list(target.namedparams())
+        new = [name for name, param in named if id(param) not in ids]
+        names = set().union(*run_on_all_ranks(self.communicator, OPERATION, lambda: new))
+        return [param for name, param in named if name in names]
 
     def initialize_missing(self, target: Any) -> None:
         """Initialise parameters whose shapes only ranks that had examples know (collective)."""

@@ -1,0 +1,109 @@
+"""A mean of gradients in progress, taken in steps that other work may go between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .errors import raise_mismatch
+
+
+class MeanInProgress:
+    """A mean of gradients over the ranks of a communicator, in steps.
+
+    Buckets of gradients are handed in (:meth:`add`), ranks agree (:meth:`agree`), the means are
+    taken (:meth:`reduce`), and parameters get them (:meth:`assign`). The whole model at once is one
+    bucket. Where ranks have planned buckets, their means may be taken before ranks agree. Of these
+    steps ``agree`` and ``reduce`` are collective, and all ranks take all of them in this order.
+
+    Made by :meth:`CommunicatorBase.start_mean`. This class does what public methods of any
+    communicator can: the means are those of ``multi_node_mean_grad``.
+    """
+
+    def __init__(
+        self, communicator: Any, zero_fill: bool, operation: str, through: Any = None
+    ) -> None:
+        """Begin without gradients; ``communicator`` is that whose ranks agree.
+
+        ``zero_fill``, ``operation`` and ``through`` are as for
+        :meth:`CommunicatorBase.start_mean`. It is not collective, and raises nothing.
+        """
+        self._communicator, self._operation = communicator, operation
+        self._through, self._zero_fill = through or communicator, zero_fill
+        self._models: list[Any] = []
+        self._handed_in = [False]  # by rank, once ranks have agreed
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank had handed in gradients when ranks agreed (not collective)."""
+        return all(self._handed_in)
+
+    def add(self, model: Any, planned: bool = False) -> None:
+        """Hand in a bucket, whose gradients stay as they are until their means are taken.
+
+        Not collective, but all ranks hand in the same buckets in the same order.
+
+        Args:
+            model: as for :meth:`CommunicatorBase.allreduce_grad`.
+            planned: whether all ranks know already that this bucket comes, of NumPy arrays like
+                the parameters' own. Its means can be taken before ranks agree: they go to new
+                arrays, and what is missing here travels as zeros.
+
+        Raises:
+            NotImplementedError: ``planned``, on a communicator that can't.
+            TypeError: as :meth:`CommunicatorBase.allreduce_grad` does; PeerError on the ranks that
+                agree.
+        """
+        if planned:
+            raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")
+        self._models.append(model)
+
+    def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
+        """Exchange payloads and check that all ranks mean the same gradients (collective).
+
+        That is one handshake of the operation. A rank may have handed in nothing: no means can be
+        taken then, see ``complete``.
+
+        Args:
+            signature: what else must be equal on all ranks, as for
+                :meth:`CommunicatorBase.handshake`.
+            payload: bytes for the other ranks, 64 at most.
+
+        Returns:
+            Every rank's payload, in rank order, on every rank.
+
+        Raises:
+            RankMismatchError: on all ranks, when operations, signatures or gradients differ.
+            PeerError: another rank raised an error instead of agreeing.
+        """
+        has_gradients = bytes([len(self._models) > 0])
+        payload = has_gradients + payload
+        rows = self._communicator.handshake(self._operation, signature, payload=payload)
+        self._handed_in = [row[0] > 0 for row in rows]
+        return [row[1:] for row in rows]
+
+    def reduce(self) -> None:
+        """Take the means of what was handed in since the last call (collective).
+
+        Raises:
+            RankMismatchError: on all ranks, when not all had handed in gradients; or as
+                :meth:`CommunicatorBase.multi_node_mean_grad` does, where ranks could not compare
+                gradients before.
+        """
+        require_all(self._operation, self._communicator.rank, self._handed_in)
+        for model in self._models:
+            self._through.multi_node_mean_grad(model, self._zero_fill)
+        self._models.clear()
+
+    def assign(self) -> None:
+        """Give parameters their means, which must have been taken; raises nothing of its own.
+
+        Not collective.
+        """
+
+
+def require_all(operation: str, rank: int, handed_in: Sequence[bool]) -> None:
+    """Raise RankMismatchError unless every rank has handed in gradients."""
+    if not all(handed_in):
+        texts = ["handed in" if each else "none" for each in handed_in]
+        raise_mismatch(operation, rank, [(("gradients", text),) for text in texts])

@@ -1,0 +1,40 @@
+"""A model's parameters, each once, whatever paths lead to it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+class ParameterSet:
+    """The parameters that a model had at one time, in the order of their names.
+
+    A parameter that two links share has the first of its names. It is a model for a communicator.
+    """
+
+    def __init__(self, target: Any) -> None:
+        # References are kept, not ids: a new parameter may be given the id of one that was deleted.
+        self._walk = list(target.params())
+        by_id: dict[int, tuple[str, Any]] = {}
+        for name, param in sorted(target.namedparams(), key=operator.itemgetter(0)):
+            by_id.setdefault(id(param), (name, param))
+        self._named = list(by_id.values())
+        self.params = [param for _, param in self._named]
+        self._uninitialized = [param for param in self._walk if not param.is_initialized]
+
+    @property
+    def has_uninitialized(self) -> bool:
+        """Whether some parameters were not initialised."""
+        return bool(self._uninitialized)
+
+    def namedparams(self) -> list[tuple[str, Any]]:
+        return self._named
+
+    def is_still_of(self, target: Any) -> bool:
+        """Return whether the model has the same parameters, and none was initialised since."""
+        params, walk = list(target.params()), self._walk
+        return (
+            len(walk) == len(params)
+            and all(map(operator.is_, walk, params))
+            and not any([param.is_initialized for param in self._uninitialized])
+        )
