@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from chainermn_tools.bench.timing import time_in_turn
 
-# Calls before any is counted: a way in a node is used four times before it is compared.
-WARM_UP_CALLS = 10
+# Calls before any is counted: a way in a node is measured nine times before one is chosen.
+WARM_UP_CALLS = 20
 IN_A_ROW = 2
 
 

@@ -22,7 +22,7 @@ MANY_RANKS = (2, 3, 4, 5, 6, 8)
 OTHERS = ("two_dimensional", "single_node", "non_cuda_aware")
 ON_ONE_NODE = ["hierarchical", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
 # After so many calls both algorithms of large arrays were tried, and the faster one taken again.
-ENOUGH_CALLS = 4
+ENOUGH_CALLS = 9
 # Each rank's entry in a handshake, and the autotuner's choice: not the gradients' bytes.
 OVERHEAD = 4096
 # Arrays of less than 1 MiB go through the window; larger ones now and then pairwise.

@@ -282,7 +282,7 @@ class MpiCommunicator(CommunicatorBase):
         Every rank gets the same bits. A gradient that can't be written to, or shares memory
         with another, is replaced by a new array. One that is missing (None) on all ranks stays
         None. The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
-        kept from the first calls on, and on each node a window of 2 MiB for each rank and one more
+        kept from the first calls on, and on each node a window of 4 MiB for each rank and one more
         (8 MiB for each and two more where there are other nodes). Each gradient that is replaced
         takes its new array and, where the old one isn't contiguous, a copy during the call.
 

@@ -1,27 +1,23 @@
-"""Chooses among algorithms that give the same bits the one that was fastest lately."""
+"""Chooses among algorithms that give the same bits the one that is fastest on this machine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import compress
-from typing import Any
 
 from mpi4py import MPI
 
 from .algorithm import Algorithm, Arrays, Dtypes
 
-# How often another candidate than the fastest is tried: which one is fastest can change within
-# seconds; see docs/decisions/autotuner.md.
-TRIAL_INTERVAL = 32
-# So many uses of a candidate are remembered, of which the fastest counts.
-REMEMBERED_USES = 3
+# Calls by which a candidate is measured: the first allocates, and of the others the fastest counts.
+TRIALS = 3
 
 
 class Autotuner(Algorithm):
-    """Small arrays go by the default algorithm, large ones by the fastest candidate.
+    """Takes few bytes by the default algorithm, and more by the fastest of the candidates.
 
-    The candidates are measured as they are used; rank 0's clock decides for all.
+    The first calls with so many bytes use each candidate in turn; by rank 0's clock one is chosen
+    for all later ones, so that a call then needs no agreement.
     """
 
     def __init__(
@@ -29,68 +25,42 @@ class Autotuner(Algorithm):
         comm: MPI.Intracomm,
         default: Algorithm,
         candidates: Sequence[Algorithm],
-        large_bytes: int,
+        least_bytes: int,
     ) -> None:
-        """Own the algorithms; ``candidates`` may include the default.
-
-        An array is large from ``large_bytes`` on, if it travels in its own dtype.
-        """
-        self._comm, self._large_bytes = comm, large_bytes
+        """Own the algorithms; measure from ``least_bytes`` on."""
+        self._comm, self._least_bytes = comm, least_bytes
         self._default, self._candidates = default, list(candidates)
-        # Of each candidate's last uses: one that something else slowed down doesn't rule it out
-        # until its next trial. Zero makes a candidate the next choice; its first use, which
-        # allocates, isn't counted.
-        self._seconds_per_byte = [(0.0,) * REMEMBERED_USES for _ in self._candidates]
-        self._used = [False] * len(self._candidates)
-        self._calls = 0
-        self._choice = bytearray(1)
+        self._seconds: dict[int, list[float]] = {}  # by bytes: of each trial so far
+        self._chosen: dict[int, Algorithm] = {}
 
     def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        large = self._which_are_large(targets, wire_dtypes)
-        if not any(large):
-            self._default.mean(sources, targets, wire_dtypes)
+        nbytes, algorithm = self._chosen_for(targets)
+        if algorithm is not None:
+            algorithm.mean(sources, targets, wire_dtypes)
             return
-        for mean, which in ((self._mean_large, True), (self._default.mean, False)):
-            chosen = [is_large == which for is_large in large]
-            if any(chosen):
-                every: list[Any] = [sources, targets, wire_dtypes]
-                mean(*[list(compress(each, chosen)) for each in every])
+        seconds = self._seconds.setdefault(nbytes, [])
+        start = time.perf_counter()
+        self._candidates[len(seconds) // TRIALS].mean(sources, targets, wire_dtypes)
+        seconds.append(time.perf_counter() - start)
+        if len(seconds) == TRIALS * len(self._candidates):
+            del self._seconds[nbytes]
+            trials = [seconds[first : first + TRIALS] for first in range(0, len(seconds), TRIALS)]
+            least = [min(each[1:]) for each in trials]
+            index = self._comm.bcast(least.index(min(least)))
+            self._chosen[nbytes] = self._candidates[index]
 
     def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
-        if any(self._which_are_large(targets, wire_dtypes)):
-            return super().stage(sources, targets, wire_dtypes)
-        return self._default.stage(sources, targets, wire_dtypes)
+        _, algorithm = self._chosen_for(targets)
+        # Those that are measured are so from their beginning.
+        stage = super().stage if algorithm is None else algorithm.stage
+        return stage(sources, targets, wire_dtypes)
 
     def close(self) -> None:
         for algorithm in dict.fromkeys([self._default, *self._candidates]):
             algorithm.close()
 
-    def _which_are_large(self, targets: Arrays, wire_dtypes: Dtypes) -> list[bool]:
-        least = self._large_bytes
-        return [
-            target.nbytes >= least and wire == target.dtype
-            for target, wire in zip(targets, wire_dtypes, strict=True)
-        ]
-
-    def _mean_large(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        if len(self._candidates) == 1:
-            self._candidates[0].mean(sources, targets, wire_dtypes)
-            return
-        self._choice[0] = self._next_candidate()
-        self._comm.Bcast([self._choice, MPI.BYTE])
-        chosen = self._choice[0]
-        start = time.perf_counter()
-        self._candidates[chosen].mean(sources, targets, wire_dtypes)
-        if self._used[chosen]:
-            nbytes = sum(target.nbytes for target in targets)
-            last = (time.perf_counter() - start) / max(nbytes, 1)
-            self._seconds_per_byte[chosen] = (*self._seconds_per_byte[chosen][1:], last)
-        self._used[chosen] = True
-
-    def _next_candidate(self) -> int:
-        self._calls += 1
-        least = list(map(min, self._seconds_per_byte))
-        fastest, *others = sorted(range(len(least)), key=least.__getitem__)
-        if self._calls % TRIAL_INTERVAL == 0:
-            return sorted(others)[self._calls // TRIAL_INTERVAL % len(others)]
-        return fastest
+    def _chosen_for(self, targets: Arrays) -> tuple[int, Algorithm | None]:
+        nbytes = sum([target.nbytes for target in targets])
+        if nbytes < self._least_bytes:
+            return nbytes, self._default
+        return nbytes, self._chosen.get(nbytes)

@@ -9,14 +9,15 @@ from .algorithm import Algorithm, Factory, NoOp
 from .autotuner import Autotuner
 from .bucketed import Bucketed
 from .hierarchical import HierarchicalAllreduce
+from .in_place import LargeInPlace
 from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce, Pipeline
-from .shared_memory import SharedMemoryAllreduce
+from .shared_memory import ChunksPerGroup, SharedMemoryAllreduce
 from .shared_window import NoSharedMemory
 
-# Arrays of this size and more may go from rank to rank where they are, without being packed: in a
-# node where the autotuner finds it faster (docs/decisions/autotuner.md), and always where no ranks
-# share memory.
-IN_PLACE_BYTES = 1 << 20
+# From so many bytes on it is measured in a node which algorithm is fastest, among them groups of so
+# many chunks; see docs/decisions/autotuner.md.
+MEASURED_BYTES = 1 << 20
+CHUNKS_PER_GROUP = (4, 8)
 
 
 def bucketed(context: Context) -> Algorithm:
@@ -119,14 +120,17 @@ def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
         # Either all ranks share memory, or none do.
         pipeline = LATE_GATHER if topology.inter_size == 1 else OVERLAPPED
         pairwise = Bucketed(context, _pairwise(context, pipeline).allreduce, per_tensor=True)
-        candidates = [shared, pairwise] if topology.inter_size == 1 else [pairwise]
-        return Autotuner(comm, shared, candidates, IN_PLACE_BYTES)
+        in_place = LargeInPlace(pairwise, shared)
+        if topology.inter_size > 1:
+            return in_place
+        few = [ChunksPerGroup(shared, number) for number in CHUNKS_PER_GROUP]
+        return Autotuner(comm, shared, [*few, in_place], MEASURED_BYTES)
     if comm.rank == 0:
         print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
     return bucketed(context)
 
 
-def _shared(context: Context, leaders: int, chunk_bytes: int | None) -> Algorithm | str:
+def _shared(context: Context, leaders: int, chunk_bytes: int | None) -> SharedMemoryAllreduce | str:
     """Return an algorithm with its window, or why some node has no shared memory."""
     comm, topology = context.comm, context.topology
     try:

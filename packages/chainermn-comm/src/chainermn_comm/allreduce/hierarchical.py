@@ -43,6 +43,9 @@ STATS_DTYPE = np.dtype(np.float64)
 class HierarchicalAllreduce(SharedMemoryAllreduce):
     """Means over several nodes."""
 
+    # A chunk is a message, too, and must outweigh its latency.
+    default_chunk_bytes, most_chunks = 1 << 20, 1
+
     def __init__(
         self, comm: MPI.Intracomm, topology: Topology, leaders: int, chunk_bytes: int | None = None
     ) -> None:

@@ -1,7 +1,7 @@
 """Means of gradients on one node, by way of memory that its ranks share.
 
-Each chunk passes stages: packed into a slot of its rank, summed over the node's ranks, unpacked. At
-tick t stage s works on chunk t - s, and the node's ranks pass a barrier once a tick.
+Each group of chunks passes stages: packed into slots of its rank, summed over the node's ranks,
+unpacked. At tick t stage s works on group t - s, and the node's ranks pass a barrier once a tick.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .pairwise import shard_slice
 from .shared_window import NoSharedMemory, SharedWindow
 from .summation import overflow_errstate, sum_rows
 
-# A chunk stays in a core's cache from packing to unpacking. Across nodes it is a message too, and
-# must outweigh its latency.
-SHARED_CHUNK_BYTES = 1 << 20
-# Chunks n and n + WINDOW_SLOTS use the same slot; a chunk is read at the tick after it was written.
-WINDOW_SLOTS = 2
+# A chunk is summed in a core's cache. How many of them stay in it from packing to unpacking depends
+# on the machine; there is room for so many in a group.
+SHARED_CHUNK_BYTES = 256 << 10
+MOST_CHUNKS = 8
+# Groups n and n + WINDOW_GROUPS use the same slots; one is read at the tick after it was written.
+WINDOW_GROUPS = 2
 # Up to so many ranks in a node, each rank sums the whole chunk itself: one barrier less. With more
-# ranks, each sums one shard for all, since n times the bytes would move. A lone chunk is still
-# summed by every rank if its bytes over all ranks fit the second limit. See
-# docs/decisions/stream.md.
+# ranks, each sums one shard for all, since n times the bytes would move. So little that it fits the
+# second limit, over all ranks, is still summed by every rank. See docs/decisions/stream.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
 
@@ -38,7 +38,13 @@ Stage = Callable[[int, Chunk], None]
 
 
 class SharedMemoryAllreduce(Algorithm):
-    """Means on one node; :mod:`hierarchical` adds the exchange between nodes."""
+    """Means on one node; :mod:`hierarchical` adds the exchange between nodes.
+
+    Attributes:
+        chunks_per_group: from 1 to ``most_chunks``; the same on all ranks.
+    """
+
+    default_chunk_bytes, most_chunks = SHARED_CHUNK_BYTES, MOST_CHUNKS
 
     def __init__(
         self, comm: MPI.Intracomm, topology: Topology, chunk_bytes: int | None = None
@@ -50,8 +56,9 @@ class SharedMemoryAllreduce(Algorithm):
         rank = comm.rank
         self._size = comm.size
         self._ranks = topology.intra_size(rank)
-        self._chunk_bytes = chunk_bytes or SHARED_CHUNK_BYTES
-        self._next_chunk = 0  # chunks so far: slot numbers go on from call to call
+        self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
+        self.chunks_per_group = self.most_chunks
+        self._next_group = 0  # groups so far: slot numbers go on from call to call
         self._intra = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         self._intra_rank = self._intra.rank
         reason = ""
@@ -73,7 +80,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _window_bytes(self) -> tuple[int, list[int]]:
         """Return the bytes for the terms of each rank, and for the rings that all ranks share."""
-        ring = WINDOW_SLOTS * self._chunk_bytes
+        ring = WINDOW_GROUPS * self.most_chunks * self._chunk_bytes
         return ring, [ring if self._ranks > REDUNDANT_RANKS else 0]
 
     def _allocate(self) -> None:
@@ -98,21 +105,28 @@ class SharedMemoryAllreduce(Algorithm):
         sizes = tuple([flat.size for flat in flats])
         todo = plan_chunks(sizes, tuple(wire_dtypes), self._chunk_bytes)
         stages = self._stages(inputs, flats, todo)
-        first = self._next_chunk
-        if todo:
-            stages[0](first, todo[0])
+        size, first = self.chunks_per_group, self._next_group
+        groups = [todo[start : start + size] for start in range(0, len(todo), size)]
+
+        def work(stage: Stage, index: int) -> None:
+            number = (first + index) * self.most_chunks
+            for place, chunk in enumerate(groups[index]):
+                stage(number + place, chunk)
+
+        if groups:
+            work(stages[0], 0)
         self._window.sync()
 
         def rest() -> None:
             self._window.sync()
             with overflow_errstate():
-                for tick in range(1, len(todo) + len(stages) - 1 if todo else 0):
+                for tick in range(1, len(groups) + len(stages) - 1 if groups else 0):
                     if tick > 1:
                         self._barrier()
-                    for stage, work in enumerate(stages):
-                        if 0 <= tick - stage < len(todo):
-                            work(first + tick - stage, todo[tick - stage])
-            self._next_chunk = first + len(todo)
+                    for place, stage in enumerate(stages):
+                        if 0 <= tick - place < len(groups):
+                            work(stage, tick - place)
+            self._next_group = first + len(groups)
 
         return rest
 
@@ -121,7 +135,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _stages(self, inputs: Arrays, flats: Arrays, todo: Sequence[Chunk]) -> list[Stage]:
         pack = partial(self._pack, inputs)
-        few = len(todo) == 1 and self._ranks * todo[0].nbytes <= REDUNDANT_BYTES
+        few = self._ranks * sum([chunk.nbytes for chunk in todo]) <= REDUNDANT_BYTES
         if self._ranks <= REDUNDANT_RANKS or few:
             return [pack, partial(self._add_and_unpack, inputs, flats)]
         return [pack, self._sum, partial(self._unpack, flats)]
@@ -165,7 +179,8 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
         """Return the chunk's slot, in the dtype in which terms are kept."""
-        return slot_of(ring, WINDOW_SLOTS, number, chunk.size, chunk.dtype)
+        slots = WINDOW_GROUPS * self.most_chunks
+        return slot_of(ring, slots, number, chunk.size, chunk.dtype)
 
     def _scratch(self, like: np.ndarray) -> np.ndarray:
         """Return private memory to sum such an array in."""
@@ -181,6 +196,22 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _free(self) -> None:
         self._intra.Free()
+
+
+class ChunksPerGroup(Algorithm):
+    """An algorithm through shared memory with groups of so many chunks."""
+
+    def __init__(self, shared: SharedMemoryAllreduce, number: int) -> None:
+        """Use ``shared``, which stays the caller's."""
+        self._shared, self._number = shared, number
+
+    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
+        self._shared.chunks_per_group = self._number
+        self._shared.mean(sources, targets, wire_dtypes)
+
+    def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
+        self._shared.chunks_per_group = self._number
+        return self._shared.stage(sources, targets, wire_dtypes)
 
 
 def slot_of(ring: np.ndarray, slots: int, number: int, size: int, dtype: np.dtype) -> np.ndarray:
