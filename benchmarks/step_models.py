@@ -9,17 +9,20 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
+from chainermn_modelparallel.links import MultiNodeBatchNormalization
+
 
 class Perceptron(NamedTuple):
     """What a model is made of, and what one rank computes in a step."""
 
     widths: tuple[int, ...]  # of its input, its layers and its output
     batch: int  # examples a rank
+    normalized: bool = False  # by batch normalization over all ranks
 
-    def make(self, normalize: Any = None) -> Any:
+    def make(self, communicator: Any = None) -> Any:
         """Return a classifier with the same weights on all ranks.
 
-        ``normalize`` makes a link that normalizes a layer's output, of its width.
+        Without a communicator, batch normalization is each rank's own.
         """
         state = np.random.RandomState(0)
         net = chainer.Sequential()
@@ -27,8 +30,10 @@ class Perceptron(NamedTuple):
             weights = state.normal(0, n_in**-0.5, (n_out, n_in)).astype("f4")
             net.append(L.Linear(n_in, n_out, initialW=weights))
             if layer < len(self.widths) - 2:
-                if normalize is not None:
-                    net.append(normalize(n_out))
+                if self.normalized and communicator is not None:
+                    net.append(MultiNodeBatchNormalization(n_out, communicator))
+                elif self.normalized:
+                    net.append(L.BatchNormalization(n_out))
                 net.append(F.relu)
         return L.Classifier(net)
 
@@ -51,4 +56,5 @@ ON_HOSTS = {
     "3 layers, batch 400": Perceptron((784, 1000, 1000, 10), 400),
     "8 layers, batch 400": Perceptron((784, *[1000] * 7, 10), 400),
     "8 layers, batch 1600": Perceptron((784, *[1000] * 7, 10), 1600),
+    "8 layers, batch 400, normalized": Perceptron((784, *[1000] * 7, 10), 400, True),
 }

@@ -23,7 +23,7 @@ ALONE, BARRIER, RAW, BUNDLED = "no exchange", "barrier", "raw packing", "bundled
 DUMMY, SYNCHRONOUS, DOUBLE, OVERLAPPED = "dummy", "synchronous", "double buffering", "overlapped"
 DDP = "DDP over gloo"
 # Each turn lasts about so long, so that a clock and a barrier count little.
-TURN_SECONDS = 0.03
+TURN_SECONDS, LEAST_STEPS = 0.03, 4
 WARM_UP_STEPS = 10
 # A round is disturbed if its steps without exchange took so many times their median.
 DISTURBED = 1.1
@@ -36,8 +36,11 @@ Step = Callable[[], None]
 class Way:
     """One way: its model, its step, and what releases it."""
 
-    def __init__(self, name: str, model: Any, step: Step, close: Step = lambda: None) -> None:
-        self.name, self.model, self.step, self.close = name, model, step, close
+    def __init__(self, name: str, model: Any, step: Step, optimizer: Any = None) -> None:
+        self.name, self.model, self.step = name, model, step
+        # Of ours: what is under way is the next step's, and must not fall into another's turn.
+        self.flush: Step = getattr(optimizer, "flush", lambda: None)
+        self.close: Step = getattr(optimizer, "finalize", lambda: None)
 
     def weights(self) -> list[np.ndarray]:
         """Return copies of the weights."""
@@ -100,12 +103,12 @@ def make_ways(
         model = perceptron.make()
         return model, chainer.optimizers.SGD(0.01).setup(model)
 
-    def with_optimizer(name: str, wrap: Callable[[Any], Any], close: Step = lambda: None) -> None:
-        model = perceptron.make()
+    def with_optimizer(name: str, wrap: Callable[[Any], Any], communicator: Any = None) -> None:
+        model = perceptron.make(communicator)
         optimizer = wrap(chainer.optimizers.SGD(0.01)).setup(model)
-        ways.append(Way(name, model, lambda: optimizer.update(model, *batch), close))
+        ways.append(Way(name, model, lambda: optimizer.update(model, *batch), optimizer))
 
-    def between(name: str, exchange: Step, model: Any, optimizer: Any, close: Step) -> None:
+    def between(name: str, exchange: Step, model: Any, optimizer: Any) -> Way:
         def step() -> None:
             loss = model(*batch)
             model.cleargrads()
@@ -113,28 +116,32 @@ def make_ways(
             exchange()
             optimizer.update()
 
-        ways.append(Way(name, model, step, close))
+        ways.append(Way(name, model, step))
+        return ways[-1]
 
     with_optimizer(ALONE, lambda optimizer: optimizer)
     own = comm.Dup()
     if wanted(BARRIER):
-        between(BARRIER, own.Barrier, *plain(), lambda: None)
+        between(BARRIER, own.Barrier, *plain())
     model, optimizer = plain()
     nbytes = sum(param.array.nbytes for param in model.params())
     if wanted(RAW) and not hosts and nbytes <= MOST_RAW_BYTES:
         raw = RawExchange(own, [param for _, param in sorted(model.namedparams())])
-        between(RAW, raw, model, optimizer, raw.close)
+        between(RAW, raw, model, optimizer).close = raw.close
     if wanted(BUNDLED) and not hosts:
         bundled = peers.bundled(comm)
         import chainermn
 
         with_optimizer(BUNDLED, lambda it: chainermn.create_multi_node_optimizer(it, bundled))
-    for name in (DUMMY, SYNCHRONOUS, DOUBLE):
+    kinds = {DUMMY: {}, SYNCHRONOUS: {}, DOUBLE: {"double_buffering": True}}
+    for name, how in {**kinds, OVERLAPPED: {"overlap": True}}.items():
         if wanted(name) and not (name == DUMMY and hosts):
             ours = create_communicator("dummy" if name == DUMMY else "hierarchical", comm)
-            how = {"double_buffering": name == DOUBLE}
-            with_optimizer(name, partial(create_multi_node_optimizer, communicator=ours, **how))
-    if wanted(DDP):
+            how = {"overlap": False, **how}
+            with_optimizer(
+                name, partial(create_multi_node_optimizer, communicator=ours, **how), ours
+            )
+    if wanted(DDP) and not perceptron.normalized:
         with contextlib.suppress(ImportError):
             ways.append(_ddp(comm, perceptron, batch))
     return ways
@@ -170,8 +177,8 @@ def measure(
         for _ in range(WARM_UP_STEPS):
             way.step()
     right = [_is_right(comm, way) for way in ways]
-    seconds = max(comm.allgather(_time(comm, ways[0].step, 3)))
-    calls = max(1, round(TURN_SECONDS / seconds))
+    seconds = max(comm.allgather(_time(comm, ways[0], 3)))
+    calls = max(LEAST_STEPS, round(TURN_SECONDS / seconds))
     times = np.zeros((rounds, len(ways) + 1))  # of a step; last, of one without exchange again
     gc.collect()
     gc.disable()
@@ -179,8 +186,8 @@ def measure(
         for number in range(rounds):
             order = [(place + number) % len(ways) for place in range(len(ways))]
             for index in order:
-                times[number, index] = _time(comm, ways[index].step, calls)
-            times[number, -1] = _time(comm, ways[0].step, calls)
+                times[number, index] = _time(comm, ways[index], calls)
+            times[number, -1] = _time(comm, ways[0], calls)
     finally:
         gc.enable()
     times = np.max(comm.allgather(times), axis=0)  # a step is over when the slowest rank has it
@@ -210,9 +217,13 @@ def _is_right(comm: MPI.Intracomm, way: Way) -> bool:
     return all(rank == ranks[0] for rank in ranks) and all(np.isfinite(e).all() for e in mine)
 
 
-def _time(comm: MPI.Intracomm, step: Step, calls: int) -> float:
+def _time(comm: MPI.Intracomm, way: Way, steps: int) -> float:
+    """Return the seconds that each of so many steps in a row took on this rank (collective)."""
     comm.Barrier()
+    way.step()  # not timed: afterwards what travels beside a step is the step's before it
     start = time.perf_counter()
-    for _ in range(calls):
-        step()
-    return (time.perf_counter() - start) / calls
+    for _ in range(steps):
+        way.step()
+    seconds = time.perf_counter() - start
+    way.flush()
+    return seconds / steps

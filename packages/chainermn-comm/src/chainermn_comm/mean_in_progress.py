@@ -20,6 +20,9 @@ class MeanInProgress:
     communicator can: the means are those of ``multi_node_mean_grad``.
     """
 
+    #: Whether buckets can be planned.
+    takes_plans = False
+
     def __init__(
         self, communicator: Any, zero_fill: bool, operation: str, through: Any = None
     ) -> None:
@@ -46,8 +49,8 @@ class MeanInProgress:
         Args:
             model: as for :meth:`CommunicatorBase.allreduce_grad`.
             planned: whether all ranks know already that this bucket comes, of NumPy arrays like
-                the parameters' own. Its means can be taken before ranks agree: they go to new
-                arrays, and what is missing here travels as zeros.
+                the parameters' own. What is missing here travels as zeros, and the means go to
+                new memory: see :meth:`reduce_planned`.
 
         Raises:
             NotImplementedError: ``planned``, on a communicator that can't.
@@ -81,6 +84,21 @@ class MeanInProgress:
         rows = self._communicator.handshake(self._operation, signature, payload=payload)
         self._handed_in = [row[0] > 0 for row in rows]
         return [row[1:] for row in rows]
+
+    def reduce_planned(self, number: int) -> None:
+        """Take the means of so many planned buckets, as another thread hands them in (collective).
+
+        To be called while buckets are handed in, in another thread than ``add`` and ``agree``, on a
+        mean that was started ``through`` another communicator. Ranks need not have agreed;
+        parameters get nothing before :meth:`assign`.
+
+        Args:
+            number: of the buckets, the same on all ranks, each of which must hand in all of them.
+
+        Raises:
+            NotImplementedError: there are no plans on this communicator.
+        """
+        raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")
 
     def reduce(self) -> None:
         """Take the means of what was handed in since the last call (collective).

@@ -74,10 +74,10 @@ class MpiCommunicator(CommunicatorBase):
         watchdogs = register(own, MPI.COMM_WORLD.rank, settings.timeout)
         self._record = traced.call_recorder(own, watchdogs, settings.trace)
         self._topology = topology or Topology.discover(own)
-        # Users have all tags but the two largest: one for the messages of the library's own
-        # functions, one for those of collectives. Open MPI's communicators that were split don't
+        # Users have all tags but the three largest: one for the messages of the library's own
+        # functions, two for those of collectives. Open MPI's communicators that were split don't
         # know the largest tag.
-        self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 1
+        self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 2
         self._max_tag = self.reserved_tag - 1
         handshake, tag = traced.handshake(own, self._record), self.reserved_tag + 1
         self._interruptions = handshake.interruptions

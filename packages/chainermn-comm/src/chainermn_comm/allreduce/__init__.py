@@ -1,6 +1,7 @@
 """Sums and means of flat arrays over ranks in host memory: the algorithms, and their arithmetic."""
 
 from .algorithm import Algorithm
+from .algorithm import Bucket as Bucket
 from .algorithm import Factory as Factory
 from .bucketed import Bucketed
 from .chunks import Chunk as Chunk

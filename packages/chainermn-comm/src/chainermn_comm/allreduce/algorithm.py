@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,21 @@ from ..messaging import Context
 
 Arrays: TypeAlias = Sequence[np.ndarray]
 Dtypes: TypeAlias = Sequence[np.dtype]
+
+
+class Bucket(NamedTuple):
+    """Arrays whose means are taken together; as for :meth:`Algorithm.mean`."""
+
+    sources: Arrays
+    targets: Arrays
+    wire_dtypes: Dtypes
+    # The memory of all targets, one after the other, where all have one dtype and travel in it.
+    flat: np.ndarray | None
+
+
+# Returns the next bucket. None after the last one; also where the next one has not been handed in
+# yet, unless it is to wait for it.
+NextBucket: TypeAlias = Callable[[bool], Bucket | None]
 
 
 class Algorithm(ABC):
@@ -40,6 +55,11 @@ class Algorithm(ABC):
         have staged alike and have passed a barrier since, or not at all.
         """
         return partial(self.mean, sources, targets, wire_dtypes)
+
+    def mean_each(self, next_bucket: NextBucket) -> None:
+        """Take the means of buckets as they come, the same on all ranks (collective)."""
+        while (bucket := next_bucket(True)) is not None:
+            self.mean(bucket.sources, bucket.targets, bucket.wire_dtypes)
 
     def close(self) -> None:  # noqa: B027  (optional: an algorithm may own nothing)
         """Release what the algorithm owns (collective)."""

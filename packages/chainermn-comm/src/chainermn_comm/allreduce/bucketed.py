@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from ..arrays import accumulator
-from ..messaging import Context
 from .algorithm import Algorithm, Arrays, Dtypes
 from .casts import cast_into
 from .chunks import Chunk, plan_chunks
@@ -22,12 +21,21 @@ PACKED_CHUNK_BYTES = 1 << 20
 class Bucketed(Algorithm):
     """Sums arrays where they are; what is small or cast to another dtype is packed into chunks."""
 
-    def __init__(self, context: Context, allreduce: Allreduce, per_tensor: bool = False) -> None:
-        """Use ``allreduce`` for every sum; ``per_tensor``, small arrays aren't packed together."""
-        self._size = context.size
+    def __init__(
+        self,
+        allreduce: Allreduce,
+        size: int,
+        chunk_bytes: int | None = None,
+        per_tensor: bool = False,
+    ) -> None:
+        """Use ``allreduce`` for every sum over ``size`` ranks.
+
+        ``per_tensor``, small arrays aren't packed together.
+        """
+        self._size = size
         self._allreduce = allreduce
         self._per_tensor = per_tensor
-        self._chunk_bytes = context.chunk_bytes or PACKED_CHUNK_BYTES
+        self._chunk_bytes = chunk_bytes or PACKED_CHUNK_BYTES
 
     def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
         whole: list[int] = []

@@ -22,7 +22,7 @@ CHUNKS_PER_GROUP = (4, 8)
 
 def bucketed(context: Context) -> Algorithm:
     """Small arrays packed together, through MPI."""
-    return Bucketed(context, _pairwise(context).allreduce)
+    return Bucketed(_pairwise(context).allreduce, context.size, context.chunk_bytes)
 
 
 def single_leader(context: Context) -> Algorithm:
@@ -46,7 +46,9 @@ def gpus_only(context: Context) -> Algorithm:
 
 FACTORIES: dict[str, Factory] = {
     # Every array by itself, through MPI.
-    "per_tensor": lambda context: Bucketed(context, _pairwise(context).allreduce, per_tensor=True),
+    "per_tensor": lambda context: Bucketed(
+        _pairwise(context).allreduce, context.size, context.chunk_bytes, per_tensor=True
+    ),
     "bucketed": bucketed,
     "single_leader": single_leader,
     "multi_leader": multi_leader,
@@ -119,8 +121,7 @@ def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
             return shared
         # Either all ranks share memory, or none do.
         pipeline = LATE_GATHER if topology.inter_size == 1 else OVERLAPPED
-        pairwise = Bucketed(context, _pairwise(context, pipeline).allreduce, per_tensor=True)
-        in_place = LargeInPlace(pairwise, shared)
+        in_place = LargeInPlace(_pairwise(context, pipeline), comm.size, shared)
         if topology.inter_size > 1:
             return in_place
         few = [ChunksPerGroup(shared, number) for number in CHUNKS_PER_GROUP]

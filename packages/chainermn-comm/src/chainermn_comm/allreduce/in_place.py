@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from itertools import compress
 
-from .algorithm import Algorithm, Arrays, Dtypes
+import numpy as np
+
+from .algorithm import Algorithm, Arrays, Bucket, Dtypes, NextBucket
+from .bucketed import Bucketed
+from .pairwise import PairwiseAllreduce
+from .summation import overflow_errstate
 
 # Arrays of this size and more, if they travel in their own dtype.
 IN_PLACE_BYTES = 1 << 20
 
 
 class LargeInPlace(Algorithm):
-    """Takes the means of large arrays by one algorithm, and of all others by another."""
+    """Takes the means of large arrays in place, and of all others by another algorithm."""
 
-    def __init__(self, large: Algorithm, small: Algorithm) -> None:
-        """Own both."""
-        self._large, self._small = large, small
+    def __init__(self, pairwise: PairwiseAllreduce, size: int, small: Algorithm) -> None:
+        """Own the algorithm for small arrays; ``size`` is the number of ranks."""
+        self._pairwise, self._size, self._small = pairwise, size, small
+        self._large = Bucketed(pairwise.allreduce, size, per_tensor=True)
 
     def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
         large = [
@@ -31,6 +37,24 @@ class LargeInPlace(Algorithm):
                     list(compress(wire_dtypes, chosen)),
                 )
 
+    def mean_each(self, next_bucket: NextBucket) -> None:
+        """Buckets are one stream, in which there is always something under way."""
+        held: list[Bucket] = []
+
+        def next_buffer(wait: bool) -> np.ndarray | None:
+            while (bucket := held.pop() if held else next_bucket(wait)) is not None:
+                if bucket.flat is not None:
+                    np.concatenate([each.reshape(-1) for each in bucket.sources], out=bucket.flat)
+                    return bucket.flat
+                if not wait:  # its messages must not mix with those under way
+                    held.append(bucket)
+                    return None
+                self.mean(bucket.sources, bucket.targets, bucket.wire_dtypes)
+            return None
+
+        with overflow_errstate():
+            self._pairwise.stream(next_buffer, self._size)
+
     def close(self) -> None:
-        self._large.close()
+        self._pairwise.close()
         self._small.close()

@@ -93,7 +93,7 @@ class PairwiseAllreduce:
     ) -> None:
         """Use ``comm``, which stays the caller's (not collective).
 
-        No other messages have ``tag``. ``chunk_bytes`` replaces the pipeline's.
+        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the pipeline's.
         """
         self._comm = comm
         self._size, self._rank = comm.size, comm.rank
@@ -122,12 +122,24 @@ class PairwiseAllreduce:
                 large.append(buffer)
             elif buffer.size:
                 sum_rows(self._gather(buffer), buffer, divisor)
-        rounds = (shards for buffer in large for shards in self._rounds(buffer))
+        todo = iter(large)
+        self.stream(lambda _: next(todo, None), divisor)
+
+    def stream(self, next_buffer: Callable[[bool], Buffer | None], divisor: int) -> None:
+        """Do what :meth:`allreduce` does, for buffers that come one by one (collective).
+
+        Those that have come are on their way while others are waited for. ``next_buffer`` returns
+        the next one; None after the last, and where there is none yet, unless it is to wait.
+        """
+        rounds: Iterator[list[Buffer]] = iter(())
         in_flight: dict[int, list[Buffer]] = {}
         scattered: dict[int, list[MPI.Request]] = {}
         gathered: dict[int, list[MPI.Request]] = {}
         for tick in itertools.count():
             shards = next(rounds, None)
+            while shards is None and (buffer := next_buffer(not in_flight)) is not None:
+                rounds = self._rounds(buffer)
+                shards = next(rounds, None)
             if shards is not None:
                 in_flight[tick] = shards
                 rows = self._rows(tick, shards)
@@ -139,7 +151,9 @@ class PairwiseAllreduce:
                 shards = in_flight[number]
                 self._sum(self._rows(number, shards), shards[self._rank], divisor)
             if (number := tick - self._pipeline.gather_delay) in in_flight:
-                gathered[number] = start_allgather(self._comm, in_flight[number], self._tag)
+                # While one rank waits for a buffer, it sends sums before terms that another
+                # receives in the other order.
+                gathered[number] = start_allgather(self._comm, in_flight[number], self._tag + 1)
             if (number := tick - self._pipeline.wait_delay) in in_flight:
                 self._wait(gathered.pop(number))
                 del in_flight[number]

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import devices
+from ..allreduce import Bucket
 from ..config import Settings
 from . import parameters
 
@@ -50,21 +52,36 @@ class GradientCall:
     complete: bool  # no gradient is missing
     # The dtypes in which the present gradients travel, if all of them are NumPy's; else None.
     wire_dtypes: Sequence[np.dtype] | None
-    planned: bool = False  # what is missing travels as zeros, and the means go to new arrays
+    planned: bool = False  # what is missing travels as zeros, and the means go to new memory
 
     def arrays(self) -> tuple[list[Any], list[Any]]:
         """Return what travels, and where its means go."""
         if self.complete:
             return self.grads, self.targets
-        if self.planned:
-            zeros = [
-                np.zeros_like(param.data) if grad is None else grad
-                for param, grad in zip(self.params, self.grads, strict=True)
-            ]
-            return zeros, self.targets
         present = [index for index, grad in enumerate(self.grads) if grad is not None]
         sources, targets = ([each[i] for i in present] for each in (self.grads, self.targets))
         return sources, sources if self.targets is self.grads else targets
+
+    def bucket(self, settings: Settings, in_memory: bool) -> Bucket:
+        """Return what travels if it was planned, zeros included; means go to new memory."""
+        like = [param.data for param in self.params]
+        sources = [
+            np.zeros_like(data) if grad is None else grad
+            for data, grad in zip(like, self.grads, strict=True)
+        ]
+        dtypes = [data.dtype for data in like]
+        wire_dtypes = wire_dtypes_of(dtypes, settings, in_memory)
+        flat = None
+        if len({*dtypes, *wire_dtypes}) == 1:
+            flat = np.empty(sum([data.size for data in like]), dtypes[0])
+            ends = list(accumulate([data.size for data in like]))
+            pieces = np.split(flat, ends[:-1])
+            self.targets = [
+                piece.reshape(data.shape) for piece, data in zip(pieces, like, strict=True)
+            ]
+        else:
+            self.targets = [np.empty(data.shape, data.dtype) for data in like]
+        return Bucket(sources, self.targets, wire_dtypes, flat)
 
 
 def call_of(
@@ -92,14 +109,14 @@ def call_of(
         fast = _fast_path(settings, zero_fill, in_memory, names, specs)
     if fast is not None:
         apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
-        targets = _new_like(params) if planned else grads if apart else _targets(grads)
+        targets = [] if planned else grads if apart else _targets(grads)
         return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes, planned)
     signature = _checked_signature(named, grads, rank, zero_fill, settings)
     present = [grad for grad in grads if grad is not None]
     wire_dtypes = None
     if _all_numpy(present):
         wire_dtypes = wire_dtypes_of([grad.dtype for grad in present], settings, in_memory)
-    targets = _new_like(params) if planned else _targets(grads)
+    targets = [] if planned else _targets(grads)
     complete = len(present) == len(grads)
     return GradientCall(params, grads, targets, signature, complete, wire_dtypes, planned)
 
@@ -201,10 +218,6 @@ def _targets(grads: list[Any]) -> list[Any]:
         grad if grad is None or next(own) else devices.module_of(grad).empty(grad.shape, grad.dtype)
         for grad in grads
     ]
-
-
-def _new_like(params: list[Any]) -> list[Any]:
-    return [np.empty(param.data.shape, param.data.dtype) for param in params]
 
 
 def _all_numpy(grads: list[Any]) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from .. import devices
-from ..allreduce import AlgorithmCache
+from ..allreduce import AlgorithmCache, Bucket
 from ..config import Settings
 from ..errors import raise_mismatch
 from ..mean_in_progress import MeanInProgress, require_all
@@ -31,6 +32,8 @@ class GradientMean(MeanInProgress):
     also serves as the barrier that an algorithm needs between packing and summing.
     """
 
+    takes_plans = True
+
     def __init__(
         self,
         context: Context,
@@ -46,6 +49,7 @@ class GradientMean(MeanInProgress):
         self._operation = operation
         self._calls: list[GradientCall] = []
         self._num_reduced = 0
+        self._planned: SimpleQueue[GradientCall] = SimpleQueue()
         self._finish_staged: Callable[[], None] | None = None
         # By call: which gradients some rank has; empty where no rank needs zeros.
         self._present: list[np.ndarray] = []
@@ -73,6 +77,8 @@ class GradientMean(MeanInProgress):
             context.handshake.leave()
             raise
         self._calls.append(call)
+        if planned:
+            self._planned.put(call)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         context, handshake, calls = self._context, self._context.handshake, self._calls
@@ -125,17 +131,38 @@ class GradientMean(MeanInProgress):
             self._present = np.split(present, np.cumsum(counts)[:-1])
         return [row[_HEAD.size : end] for row, end in zip(rows, ends, strict=True)]
 
+    def reduce_planned(self, number: int) -> None:
+        handshake, algorithms = self._data_context.handshake, self._algorithms
+        left = number
+
+        def next_bucket(wait: bool) -> Bucket | None:
+            nonlocal left
+            if not left:
+                return None
+            try:
+                call = self._planned.get(wait)
+            except Empty:
+                return None
+            left -= 1
+            return call.bucket(self._settings, algorithms.stays_in_memory)
+
+        try:
+            algorithm = algorithms.get(False)
+            handshake.begin(OPERATION)
+            self._data_context.run_in_step(DESCRIPTION, algorithm.mean_each, next_bucket)
+        finally:
+            handshake.leave()
+
     def reduce(self) -> None:
         handshake = self._data_context.handshake
         try:
             while self._num_reduced < len(self._calls):
                 index, call = self._num_reduced, self._calls[self._num_reduced]
-                if not call.planned:
-                    require_all(self._operation, self._context.rank, self._handed_in)
+                require_all(self._operation, self._context.rank, self._handed_in)
                 self._num_reduced += 1
                 if self._data_context is not self._context:
                     handshake.begin(OPERATION, call.signature.nbytes)
-                if self._present and not call.planned:
+                if self._present:
                     self._add_zeros(call, self._present[index])
                 elif self._finish_staged is not None:
                     self._data_context.run_in_step(DESCRIPTION, self._finish_staged)

@@ -24,7 +24,7 @@ class Context:
 
     comm: MPI.Intracomm  # carries nothing but this package's traffic
     handshake: Handshake
-    tag: int  # of the messages of collective operations
+    tag: int  # this and the next one are of the messages of collective operations
     topology: Topology
     # Aborts the job because of the exception being handled, unless the user refused that.
     abort: Callable[[], None]

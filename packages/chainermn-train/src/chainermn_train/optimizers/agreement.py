@@ -12,7 +12,7 @@ from ..collective_errors import add_mismatch_hint
 from ..profiling import region
 
 OPERATION = "update"
-_FORM = struct.Struct("<8Bq")
+_FORM = struct.Struct("<10Bq")
 
 
 class Flags(NamedTuple):
@@ -26,6 +26,8 @@ class Flags(NamedTuple):
     without_model: int = 0
     apart: int = 0  # its last step failed, so that its state may differ
     failed: int = 0  # the exchange under way
+    planned: int = 0  # it sends gradients before it agrees
+    redo: int = 0  # what it has sent is not what its parameters have now
     num_accumulated: int = 0  # updates whose gradients are in those handed in
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -57,6 +58,20 @@ class BackgroundThread:
         if self._thread is not None:
             self._thread.join(seconds)
         return self._error
+
+
+def threads_may_use_mpi(otherwise: str) -> bool:
+    """Return whether a thread may communicate while another one does; warn where not."""
+    MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
+    if MPI is None or MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
+        return True
+    warnings.warn(
+        f"this MPI was not started with MPI_THREAD_MULTIPLE: {otherwise}, but nothing is computed "
+        "while they travel",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
 
 
 @atexit.register

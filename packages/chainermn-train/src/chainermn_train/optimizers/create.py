@@ -10,7 +10,9 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_integer
 from .delayed_exchange import DelayedExchange
+from .gradient_exchange import GradientExchange
 from .multi_node_optimizer import MultiNodeOptimizer
+from .overlapped_exchange import OverlappedExchange
 from .synchronous_exchange import SynchronousExchange
 
 
@@ -21,6 +23,7 @@ def create_multi_node_optimizer(
     zero_fill: bool = True,
     *,
     accumulate_steps: int = 1,
+    overlap: bool | None = None,
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks at once.
 
@@ -46,13 +49,19 @@ def create_multi_node_optimizer(
         accumulate_steps: how many updates make one step: their gradients are added up on each
             rank, and only every so many updates the mean of all is exchanged and used. Every
             update counts the same, whatever its number of examples.
+        overlap: send gradients while backward computes the others. Parameters become those of the
+            synchronous way. None decides: on where ranks sit on several machines, off inside
+            of one, where no core is free. It takes memory for a second set of gradients. Where it
+            can't be done (no loss function, ``accumulate_steps``, GPUs, another's communicator)
+            gradients are sent after backward.
 
     Returns:
         An optimizer that is used like ``actual_optimizer``; see :class:`MultiNodeOptimizer`.
 
     Raises:
         TypeError: an argument is not an optimizer, not a communicator or not an integer.
-        ValueError: ``accumulate_steps`` is less than 1.
+        ValueError: ``accumulate_steps`` is less than 1, or both ``overlap`` and
+            ``double_buffering`` are on.
     """
     require_communicator(communicator, "create_multi_node_optimizer")
     if isinstance(actual_optimizer, MultiNodeOptimizer):
@@ -63,11 +72,18 @@ def create_multi_node_optimizer(
             f"chainer.optimizers.Adam(), not {type(actual_optimizer).__name__}"
         )
     steps = require_integer("accumulate_steps", accumulate_steps, 1)
-    kind = DelayedExchange if double_buffering else SynchronousExchange
+    if overlap and double_buffering:
+        raise ValueError("choose overlap or double_buffering: gradients can't travel twice")
+    kind: type[GradientExchange] = SynchronousExchange
+    if double_buffering:
+        kind = DelayedExchange
+    elif overlap or (overlap is None and communicator.inter_size > 1):
+        kind = OverlappedExchange
     settings = {
         "double_buffering": bool(double_buffering),
         "accumulate_steps": steps,
         "zero_fill": bool(zero_fill),
+        "overlap": overlap,
     }
     exchange = kind(communicator, bool(zero_fill))
     return MultiNodeOptimizer(actual_optimizer, communicator, bool(zero_fill), exchange, settings)

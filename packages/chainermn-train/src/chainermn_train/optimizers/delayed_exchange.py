@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,22 +17,20 @@ from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
 from ..profiling import region
 from .agreement import OPERATION
-from .background_thread import BackgroundThread
+from .background_thread import BackgroundThread, threads_may_use_mpi
 from .detached_gradients import DetachedGradients, copy_of, multiply_gradients
 from .gradient_exchange import GradientExchange
+from .own_channel import make_channel
 from .parameter_set import ParameterSet
 
-# The thread that communicates waits for a core and for the interpreter at each of its turns,
-# milliseconds where others compute, and each message takes a few turns on either side: see
-# docs/decisions/double_buffering.md.
-CHUNK_BYTES = 2 << 20
+_ALONE = "with double_buffering gradients are as old as ever"
 
 
 class DelayedExchange(GradientExchange):
     """Each update steps along the means of the update before it."""
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
-        self._communicator, self._zero_fill = communicator, zero_fill
+        super().__init__(communicator, zero_fill)
         # The training thread can use the given one meanwhile.
         self._own: CommunicatorBase | None = None
         self._thread: BackgroundThread | None = None
@@ -53,10 +49,7 @@ class DelayedExchange(GradientExchange):
 
     def prepare(self) -> None:
         if self._own is None:
-            self._own = self._communicator.split(0, self._communicator.rank)
-            with contextlib.suppress(ValueError):  # a subclass may not have this setting
-                if self._own.get_config("chunk_bytes") is None:
-                    self._own.set_config("chunk_bytes", CHUNK_BYTES)
+            self._own = make_channel(self._communicator)
 
     def error(self) -> BaseException | None:
         with region("communication"):
@@ -86,7 +79,10 @@ class DelayedExchange(GradientExchange):
                     multiply_gradients(gradients.entries, factor)
 
         self._under_way = gradients
-        self._thread = BackgroundThread(exchange, threaded=_threads_may_use_mpi())
+        self._thread = BackgroundThread(
+            exchange,
+            threaded=threads_may_use_mpi("with double_buffering gradients are as old as ever"),
+        )
         if before is None:
             return False
         before.assign()
@@ -177,17 +173,3 @@ def _on_own_stream(device: Any, event: Any) -> Iterator[None]:
             stream.wait_event(event)
             yield
             stream.synchronize()
-
-
-def _threads_may_use_mpi() -> bool:
-    """Return whether a thread may communicate while another one does; warn once where not."""
-    MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
-    if MPI is None or MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
-        return True
-    warnings.warn(
-        "this MPI was not started with MPI_THREAD_MULTIPLE: with double_buffering gradients are "
-        "as old as ever, but nothing is computed while they travel",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return False

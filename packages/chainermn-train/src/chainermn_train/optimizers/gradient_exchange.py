@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from chainermn_comm import MeanInProgress
+from chainermn_comm import CommunicatorBase, MeanInProgress
 
 from ..wrappers import UnpicklableMixin
 from .parameter_set import ParameterSet
@@ -20,11 +20,26 @@ class GradientExchange(UnpicklableMixin, ABC):
     their paths are.
     """
 
+    def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
+        """Exchange on ``communicator``; not collective."""
+        self._communicator, self._zero_fill = communicator, zero_fill
+
     #: Whether all is made that is made by all ranks together.
     is_prepared = True
+    #: Whether ranks send gradients before they agree, as they have planned together.
+    is_planned = False
+    #: Whether what was sent so is not what parameters have after backward.
+    must_redo = False
 
     def prepare(self) -> None:
         """Make what all ranks make together (collective)."""
+
+    def begin(self) -> None:
+        """Begin an update of all ranks."""
+
+    def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
+        """Compute the gradients of an update's loss."""
+        loss.backward(loss_scale=loss_scale)
 
     def error(self) -> BaseException | None:
         """Wait for what is under way; return what made it fail, if anything."""
@@ -48,6 +63,19 @@ class GradientExchange(UnpicklableMixin, ABC):
     @abstractmethod
     def discard(self) -> None:
         """Drop what was handed in, since ranks agreed that nobody steps (collective)."""
+
+    def abandon(self, error: BaseException | None) -> None:
+        """Drop what was handed in, if anything: some rank raised, or has nothing to hand in.
+
+        All ranks do so; after a RankMismatchError some may be elsewhere.
+        """
+        self.discard()
+
+    def redo(self) -> None:
+        """Drop what was sent, since some rank must redo it: ``ready`` follows (collective)."""
+
+    def lose(self) -> None:
+        """Forget the plan, which other ranks don't have."""
 
     def drop(self) -> None:
         """Wait for what is under way and drop it."""

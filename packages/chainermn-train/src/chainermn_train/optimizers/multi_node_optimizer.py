@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from chainermn_comm import CommunicatorBase, MeanInProgress
 
@@ -108,18 +108,24 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         optimizer, accumulator = self.actual_optimizer, self._accumulator
         if accumulator.is_middle:
             params = self._synchronizer.params(optimizer.target)
-            backward = partial(_backward, optimizer, lossfun, args, kwds)
-            accumulator.update(optimizer, params, backward)
+            compute = partial(_compute_gradients, optimizer, _backward_alone, lossfun, args, kwds)
+            accumulator.update(optimizer, params, compute)
             return
         call = f"update() after {accumulator.num_calls} updates of a step"
-        flags = self._synchronizer.flags(optimizer)
-        if flags is not STEADY or not self._exchange.is_prepared:
-            flags = self._agree_before_loss(call, flags, lossfun is None)
-        # An error stays in its own rank until all know of it: else a caller that catches it, to
-        # skip a batch, would be one collective call ahead of the other ranks.
-        with SharedFailure(self.communicator.handshake, OPERATION):
-            _backward(optimizer, lossfun, args, kwds)
-        if self._exchange_gradients(call, flags):
+        self._exchange.begin()
+        try:
+            flags = self._synchronizer.flags(optimizer)
+            if flags is not STEADY or not self._exchange.is_prepared:
+                flags = self._agree_before_loss(call, flags, lossfun is None)
+            # An error stays in its own rank until all know of it: else a caller that catches it,
+            # to skip a batch, would be one collective call ahead of the other ranks.
+            with SharedFailure(self.communicator.handshake, OPERATION):
+                self._compute_gradients(flags, lossfun, args, kwds)
+            is_new = self._exchange_gradients(call, flags)
+        except BaseException as error:
+            self._exchange.abandon(error)
+            raise
+        if is_new:
             self._step()
 
     def flush(self) -> None:
@@ -201,6 +207,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         flags = flags._replace(before_loss=1, without_loss=int(without_loss))
         total = self._agree(call, flags)
         if total.before_loss < self.communicator.size:  # others have computed their loss
+            self._exchange.abandon(None)
             return total
         self._exchange.prepare()
         if not (total.changed or total.apart or total.uninitialized):
@@ -210,6 +217,16 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._broadcast(bool(total.apart))
         return STEADY
 
+    def _compute_gradients(
+        self, known: Flags, lossfun: Callable[..., Any] | None, args: Any, kwds: Any
+    ) -> None:
+        """Compute gradients, which may leave meanwhile if no other follow in a group."""
+        optimizer, backward = self.actual_optimizer, _backward_alone
+        if self._accumulator.steps == 1 and not self._must_start_again(known):
+            params = self._synchronizer.params(optimizer.target)
+            backward = partial(self._exchange.backward, params)
+        _compute_gradients(optimizer, backward, lossfun, args, kwds)
+
     def _exchange_gradients(self, call: str, known: Flags) -> bool:
         """Exchange gradients, or what ranks find out they have to first (collective).
 
@@ -217,7 +234,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         optimizer, accumulator, exchange = self.actual_optimizer, self._accumulator, self._exchange
         synchronizer = self._synchronizer
-        if known is not STEADY and self._must_start_again(known):
+        if self._must_start_again(known):
             self._start_again(known)
             return False
         # The loss may have initialised what was missing.
@@ -233,12 +250,15 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 accumulator.complete(params, accumulator.steps)
             total = self._agree(call, flags, exchange.ready(params))
         if total.changed or total.before_loss:
-            exchange.discard()
+            exchange.abandon(None)
             self._start_again(total)
             return False
         if not accumulator.is_last:
             accumulator.add(params)
             return False
+        if total.redo or 0 < total.planned < self.communicator.size:
+            exchange.redo()
+            total = self._agree(call, flags, exchange.ready(params))
         accumulator.reset()
         return exchange.finish(accumulator.steps * self.communicator.size / total.num_accumulated)
 
@@ -247,8 +267,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         exchange = self._exchange
         if exchange.error() is not None:
             flags = flags._replace(failed=1)
+        if exchange.is_planned:
+            flags = flags._replace(planned=1, redo=int(exchange.must_redo))
         mean = mean or self.communicator.start_mean(self.zero_fill, OPERATION)
         total = self._synchronizer.agree(mean, call, self.actual_optimizer, flags)
+        if 0 < total.planned < self.communicator.size:
+            exchange.lose()
         if total.failed:
             with raise_on_all_ranks(self.communicator, OPERATION):
                 exchange.flush()
@@ -256,6 +280,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _must_start_again(self, known: Flags) -> bool:
         """Return whether gradients are of no use: some rank found a change before its loss."""
+        if known is STEADY:
+            return False
         is_mixed = 0 < known.before_loss < self.communicator.size
         return bool(known.changed or known.apart or is_mixed)
 
@@ -284,7 +310,17 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._synchronizer.broadcast(self.actual_optimizer, and_state)
 
 
-def _backward(optimizer: Any, lossfun: Callable[..., Any] | None, args: Any, kwds: Any) -> None:
+# Calls a loss's backward with a loss scale.
+Backward: TypeAlias = Callable[[Any, float | None], None]
+
+
+def _backward_alone(loss: Any, loss_scale: float | None) -> None:
+    loss.backward(loss_scale=loss_scale)
+
+
+def _compute_gradients(
+    optimizer: Any, backward: Backward, lossfun: Callable[..., Any] | None, args: Any, kwds: Any
+) -> None:
     """Compute gradients as :meth:`chainer.GradientMethod.update` does before it steps."""
     if lossfun is None:  # they are there
         return
@@ -293,4 +329,4 @@ def _backward(optimizer: Any, lossfun: Callable[..., Any] | None, args: Any, kwd
         optimizer.target.cleargrads()
     else:
         optimizer.target.zerograds()
-    loss.backward(loss_scale=optimizer._loss_scale)
+    backward(loss, optimizer._loss_scale)

@@ -15,7 +15,7 @@ class SynchronousExchange(GradientExchange):
     """Each update steps along the mean of its own gradients."""
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
-        self._communicator, self._zero_fill = communicator, zero_fill
+        super().__init__(communicator, zero_fill)
         self._handed_in: tuple[MeanInProgress, ParameterSet] | None = None
 
     def ready(self, params: ParameterSet) -> MeanInProgress:

@@ -1,0 +1,162 @@
+"""Backward that tells of each parameter's gradient as soon as it is final.
+
+This is the only file that relies on the insides of Chainer 7: that backward keeps gradients in a
+``GradTable``, whose lists grow with each function that runs, and takes them out of it at the end. A
+function hook cannot see gradients, but can tell which function has run. ``is_available`` says
+whether a small graph gave what is expected here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import _backprop_utils
+from chainer.functions.connection.convolution_2d import Convolution2DFunction
+from chainer.functions.connection.linear import LinearFunction
+
+# Told of a parameter's place in the list, and its gradient, which is final.
+OnFinal = Callable[[int, Any], None]
+
+# Their inputs are data, weights and bias; each gradient is computed by itself.
+_LAYERS = (LinearFunction, Convolution2DFunction)
+_active = threading.local()
+
+
+def backward(loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float | None) -> None:
+    """Do what ``loss.backward(loss_scale=loss_scale)`` does, and tell of final gradients.
+
+    A gradient is final when every function that uses the parameter has run. Of those that only some
+    have run nothing is told, nor of what is no NumPy array.
+
+    Args:
+        loss: a variable.
+        params: the parameters whose gradients matter.
+        on_final: called in this thread, before the parameter has the gradient.
+        loss_scale: as in Chainer.
+    """
+    tracker = _Tracker(loss, params, on_final)
+    with tracker, _captured_by(tracker):
+        loss.backward(loss_scale=loss_scale)
+
+
+class _Tracker(chainer.FunctionHook):
+    """Counts for each parameter the functions that use it and have not run."""
+
+    name = "ChainerMN"
+
+    def __init__(self, loss: Any, params: list[Any], on_final: OnFinal) -> None:
+        self.table: Any = None
+        self._on_final = on_final
+        self._places = {id(param.node): place for place, param in enumerate(params)}
+        self._left = _count_uses(loss, self._places)
+
+    def backward_preprocess(self, function: Any, _: Any, __: Any) -> None:
+        inputs = function.inputs
+        if type(function) in _LAYERS and len({*map(id, inputs)}) == len(inputs):
+            # A weight's gradient can leave before that of the data has been computed.
+            function.backward = partial(self._weights_first, function)
+
+    def backward_postprocess(self, function: Any, _: Any, __: Any) -> None:
+        vars(function).pop("backward", None)
+        for node in {id(node): node for node in function.inputs}.values():
+            left = self._left.get(id(node))
+            if left is not None:
+                self._left[id(node)] = left - 1
+                grads = self.table.grads.get(node) if left == 1 else None
+                if grads is not None and len(grads) == 1:
+                    self._tell(node, grads[0])
+
+    def _weights_first(self, function: Any, indexes: tuple[int, ...], grad_outputs: Any) -> Any:
+        compute = partial(type(function).backward, function)
+        weights = indexes[1:]
+        if not weights or indexes[0] != 0:
+            return compute(indexes, grad_outputs)
+        grads = compute(weights, grad_outputs)
+        for index, grad in zip(weights, grads, strict=True):
+            node = function.inputs[index]
+            if self._left.get(id(node)) == 1 and grad is not None and not self._has_terms(node):
+                self._tell(node, grad)
+                del self._left[id(node)]
+        return [*compute(indexes[:1], grad_outputs), *grads]
+
+    def _has_terms(self, node: Any) -> bool:
+        return bool(self.table.grads.get(node))
+
+    def _tell(self, node: Any, grad: Any) -> None:
+        if type(grad.array) is np.ndarray:
+            self._on_final(self._places[id(node)], grad.array)
+
+
+def _count_uses(loss: Any, places: dict[int, int]) -> Counter[int]:
+    """Return how many functions, of those that lead to the loss, use each parameter's node."""
+    uses: Counter[int] = Counter()
+    todo = [loss.creator_node]
+    seen = {id(loss.creator_node)}
+    for function in todo:  # which grows
+        if function is None:
+            continue
+        for node in {id(node): node for node in function.inputs}.values():
+            if id(node) in places:
+                uses[id(node)] += 1
+            creator = node.creator_node
+            if creator is not None and id(creator) not in seen:
+                seen.add(id(creator))
+                todo.append(creator)
+    return uses
+
+
+@contextlib.contextmanager
+def _captured_by(tracker: _Tracker) -> Iterator[None]:
+    """Give the tracker the table of the first backward of this thread within."""
+    plain = _backprop_utils.GradTable
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        table = plain(*args, **kwargs)
+        waiting = getattr(_active, "tracker", None)
+        if waiting is not None and waiting.table is None:
+            waiting.table = table
+        return table
+
+    before = getattr(_active, "tracker", None)
+    _active.tracker, _backprop_utils.GradTable = tracker, make
+    try:
+        yield
+    finally:
+        _active.tracker, _backprop_utils.GradTable = before, plain
+
+
+def _check() -> bool:
+    """Return whether the gradients of a small graph are told of, each as the one it has then."""
+    weight, shared, unused = (chainer.Parameter(np.ones((2, 2), np.float32)) for _ in range(3))
+    told: dict[int, Any] = {}
+    with (
+        chainer.using_config("enable_backprop", True),
+        chainer.using_config("lazy_grad_sum", False),
+    ):
+        data = chainer.Variable(np.ones((3, 2), np.float32))
+        hidden = chainer.functions.linear(chainer.functions.linear(data, weight), shared)
+        loss = chainer.functions.sum(chainer.functions.linear(hidden, shared))
+        backward(loss, [weight, shared, unused], told.__setitem__, None)
+    same = all(told.get(place) is param.grad for place, param in enumerate((weight, shared)))
+    return same and set(told) == {0, 1} and bool((shared.grad == 24).all())
+
+
+try:
+    is_available = _check()
+except Exception:
+    is_available = False
+if not is_available:
+    warnings.warn(
+        "gradients can't be told apart within this Chainer's backward, so they travel after it: "
+        "training is right, but overlap=True hides nothing",
+        RuntimeWarning,
+        stacklevel=2,
+    )
