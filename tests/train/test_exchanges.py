@@ -152,12 +152,13 @@ def test_ranks_train_as_one_process_does(comm, kind, model, optimizer, condition
     if is_lazy:  # each rank draws weights, rank 0's are taken, and nobody steps
         seeded(comm.rank, many.update, mine, *batch(comm.rank, UPDATES))
         seeded(0, expected, *joint(comm, UPDATES))
+        assert same_everywhere(comm, mine)
         assert parameter_bits(mine) == parameter_bits(expected)
     for number in range(UPDATES):
         many.update(mine, *batch(comm.rank, number))
         single.update(*joint(comm, number))
-        assert many.t == actual.t == max(0, (number + 1) // steps - KINDS[kind].delay)
         assert same_everywhere(comm, mine)
+        assert many.t == actual.t == max(0, (number + 1) // steps - KINDS[kind].delay)
         assert_near(mine, expected, TOLERANCE)
     many.flush()
     single.flush()
@@ -273,6 +274,7 @@ def test_a_scale_that_one_rank_changes_is_named_and_only_that_update_is_lost(com
             named = f"the loss scale .*16.0 on rank {changing}"
             with pytest.raises(RankMismatchError, match=named):
                 many.update(mine, *batch(comm.rank, UPDATES))
+            assert same_everywhere(comm, mine)
             assert (many.t, parameter_bits(mine)) == before
             many.set_loss_scale(16.0)
         many.update(mine, *batch(comm.rank, number))

@@ -6,6 +6,7 @@ import contextlib
 from functools import partial
 
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import pytest
 
@@ -68,10 +69,10 @@ class Trained:
             t, before = self.optimizer.t, self.everywhere()
             assert before == before[:1] * self.comm.size
             self.update(updates)
-            assert self.optimizer.t == t + 1
             after = self.everywhere()
             assert after == after[:1] * self.comm.size
             assert after[0] != before[0]
+            assert self.optimizer.t == t + 1
         self.optimizer.finalize()
 
 
@@ -94,7 +95,7 @@ def test_after_a_hook_has_failed_on_one_rank_all_have_rank_0s_state(
     found = job.everywhere()
     assert (found == found[:1] * comm.size) == (where == "after the step")
     job.update()
-    assert states(job.optimizer) == found[0]
+    assert job.everywhere() == found[:1] * comm.size
     job.assert_trains_on(steps, steps)
 
 
@@ -111,16 +112,20 @@ def test_after_hooks_have_failed_on_all_ranks_they_have_rank_0s_state(comm, kind
     found = job.everywhere()
     assert found != found[:1] * comm.size
     job.update()
-    assert job.seen == found[0]
-    if steps == 1:
-        assert states(job.optimizer) != found[0]
-        job.assert_trains_on(1, 1)
-    else:
-        assert states(job.optimizer) == found[0]
-        job.assert_trains_on(steps - 1, steps)
+    assert comm.allgather_obj(job.seen) == found[:1] * comm.size
+    assert (job.everywhere() == found[:1] * comm.size) == (steps > 1)
+    job.assert_trains_on(steps - 1 or 1, steps)
 
 
 # Parameters that change.
+
+
+def replace_second(model, optimizer):
+    outputs, inputs = model.second.W.shape
+    del model.second
+    model.add_link("second", L.Linear(inputs, outputs))
+    for param in model.second.params():
+        param.update_rule = optimizer.create_update_rule()
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -133,12 +138,27 @@ def test_parameters_that_one_rank_replaces_are_rank_0s_everywhere(
     already = int(in_group and steps > 1)
     job.update(UPDATES * steps + already)
     if comm.rank == changing % comm.size:
-        del job.model.second
-        job.model.add_link("second", L.Linear(4, 3))
-        for param in job.model.second.params():
-            param.update_rule = job.optimizer.create_update_rule()
+        replace_second(job.model, job.optimizer)
     found = job.everywhere()
     assert found != found[:1] * comm.size
     job.update()
-    assert states(job.optimizer) == found[0]
+    assert job.everywhere() == found[:1] * comm.size
     job.assert_trains_on(steps - already, steps)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("changing", [0, -1])
+def test_gradients_of_parameters_that_one_rank_replaced_move_no_others(comm, kind, changing):
+    """Those of the update before, of a group of two, and of that in which it is noticed."""
+    model, seen = net(0), []
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), model, steps=2)
+    optimizer.assume_synchronized()
+    optimizer.add_hook(lambda _: seen.append(model.second.b.grad.tolist()), name="see")
+    for factor in 64, 8, 1:
+        optimizer.update(lambda factor=factor: factor * F.sum(model.second.b))
+        if factor == 64 and comm.rank == changing % comm.size:
+            replace_second(model, optimizer)
+    optimizer.flush()
+    assert comm.allgather_obj(seen) == [[[0.5] * 3]] * comm.size
+    optimizer.finalize()
