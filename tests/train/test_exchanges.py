@@ -282,3 +282,20 @@ def test_a_scale_that_one_rank_changes_is_named_and_only_that_update_is_lost(com
         assert same_everywhere(comm, mine)
         assert_near(mine, expected, TOLERANCE)
     many.finalize()
+
+
+@pytest.mark.skip(reason="ranks decay what none of them uses scaled, and one process does unscaled")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_no_rank_uses_is_decayed_and_clipped_as_in_one_process(comm, kind):
+    """With a loss scale, by Chainer's own update."""
+    mine, expected = seeded(comm.rank, Uneven), seeded(0, Uneven)
+    many = prepare(exchanging(kind, comm, OPTIMIZERS["sgd"](), mine), 64.0)
+    single = prepare(OPTIMIZERS["sgd"]().setup(expected), 64.0)
+    for _ in range(4):  # gradients are the same in each, and so may be late
+        many.update(lambda: F.sum(mine.last.b))
+        single.update(lambda: F.sum(expected.last.b))
+    many.flush()
+    assert many.t == single.t == 4
+    assert same_everywhere(comm, mine)
+    assert_near(mine, expected, TOLERANCE)
+    many.finalize()
