@@ -117,6 +117,49 @@ def test_after_hooks_have_failed_on_all_ranks_they_have_rank_0s_state(comm, kind
     job.assert_trains_on(steps - 1 or 1, steps)
 
 
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("steps", "left"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize("failing", [0, -1])
+def test_a_hook_that_fails_in_a_flush_leaves_ranks_in_step(comm, kind, steps, left, failing):
+    """A group that is left is used all the same; the first update after it is lost."""
+    job = Trained(comm, kind, steps)
+    hooks = FailingHooks(job.optimizer, job.model)
+    job.update(UPDATES * steps + left)
+    is_used = left or KINDS[kind].delay
+    fails = is_used and comm.rank == failing % comm.size
+    hooks.fail_at = WHERE[0] if fails else None
+    with pytest.raises(PlantedError) if fails else contextlib.nullcontext():
+        job.optimizer.flush()
+    found = job.everywhere()
+    assert (found == found[:1] * comm.size) == (not is_used)
+    if is_used:
+        job.update()
+        assert job.everywhere() == found[:1] * comm.size
+    job.assert_trains_on(steps * (1 + KINDS[kind].delay), steps)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("failing", [0, -1])
+def test_a_dynamic_loss_scale_is_rank_0s_after_a_hook_has_failed(comm, kind, where, failing):
+    """And no more than one update is lost."""
+    job = Trained(comm, kind, steps=1)
+    job.optimizer.loss_scaling(interval=1)
+    hooks = FailingHooks(job.optimizer, job.model)
+    job.update(UPDATES)
+    fails = comm.rank == failing % comm.size
+    hooks.fail_at = where if fails else None
+    with pytest.raises(PlantedError) if fails else contextlib.nullcontext():
+        job.update()
+    scales = comm.allgather_obj(job.optimizer._loss_scale)
+    assert len(set(scales)) == 2
+    job.update()
+    assert comm.allgather_obj(job.optimizer._loss_scale) == scales[:1] * comm.size
+    job.assert_trains_on(1, 1)
+
+
 # Parameters that change.
 
 
