@@ -7,6 +7,7 @@ from typing import Any
 
 import chainer
 import numpy as np
+import pytest
 
 from chainermn_train import create_multi_node_optimizer
 from tests.support.training import parameter_bits, state_of
@@ -27,6 +28,10 @@ KINDS = {
     "synchronous": Kind(),
     "double buffering": Kind({"double_buffering": True}, delay=1, barriers=1),
 }
+
+# For tests whose `comm` needs be no third party's, too: it shares memory, where gradients lie that
+# were handed in and are given up.
+HIERARCHICAL = pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
 
 
 def exchanging(kind: str, comm: Any, actual: Any, model: chainer.Link, steps: int = 1) -> Any:

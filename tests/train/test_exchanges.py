@@ -12,7 +12,7 @@ from chainer.training.extensions import ParameterStatistics
 
 from chainermn_comm import RankMismatchError
 from chainermn_modelparallel import MultiNodeBatchNormalization
-from tests.support.exchanges import KINDS, OneProcess, exchanging
+from tests.support.exchanges import HIERARCHICAL, KINDS, OneProcess, exchanging
 from tests.support.linear import Model, X
 from tests.support.pairwise import pairwise
 from tests.support.training import (
@@ -168,6 +168,7 @@ def test_ranks_train_as_one_process_does(comm, kind, model, optimizer, condition
     many.finalize()
 
 
+@HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_tied_weights_train_with_accumulation_as_without(comm, kind, steps):
@@ -201,6 +202,7 @@ def test_tied_weights_train_with_accumulation_as_without(comm, kind, steps):
 # Gradients that extensions look at.
 
 
+@HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("model", ["recurrent", "lazy"])
@@ -217,6 +219,7 @@ def test_parameters_hold_gradients_after_every_update(comm, kind, steps, model):
     many.finalize()
 
 
+@HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_statistics_of_gradients_are_reported_from_the_first_update_on(comm, kind, steps, tmp_path):
@@ -239,6 +242,7 @@ def test_statistics_of_gradients_are_reported_from_the_first_update_on(comm, kin
 # Loss scales.
 
 
+@HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_scale_that_all_ranks_change_makes_no_difference(comm, kind, steps):
@@ -258,6 +262,7 @@ def test_a_scale_that_all_ranks_change_makes_no_difference(comm, kind, steps):
 
 
 @pytest.mark.sizes(2, 3, 4)
+@HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", [0, -1])
 def test_a_scale_that_one_rank_changes_is_named_and_only_that_update_is_lost(comm, kind, where):
@@ -285,6 +290,7 @@ def test_a_scale_that_one_rank_changes_is_named_and_only_that_update_is_lost(com
 
 
 @pytest.mark.skip(reason="ranks decay what none of them uses scaled, and one process does unscaled")
+@HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_no_rank_uses_is_decayed_and_clipped_as_in_one_process(comm, kind):
     """With a loss scale, by Chainer's own update."""

@@ -10,11 +10,11 @@ import chainer.functions as F
 import chainer.links as L
 import pytest
 
-from tests.support.exchanges import KINDS, exchanging, states
+from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
 from tests.support.pairwise import pairwise
 from tests.support.stale import TanhNet, batch_of
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, HIERARCHICAL]
 
 WIDTH, UPDATES = 5, 5
 WHERE = ["before the step", "within the step", "after the step"]

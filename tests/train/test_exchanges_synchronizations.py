@@ -69,6 +69,7 @@ def assert_one_agreement(calls):
     assert agreements(before_data(calls)) == agreements(calls), calls
 
 
+@pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_memory_is_shared_the_agreement_is_a_barrier_too(kind):
     with written_down("hierarchical") as (comm, calls):
