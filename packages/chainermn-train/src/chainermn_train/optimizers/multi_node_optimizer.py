@@ -142,17 +142,19 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         accumulator, exchange = self._accumulator, self._exchange
         total = self._agree("flush()", Flags(num_accumulated=accumulator.num_accumulated))
-        if exchange.flush():
-            self._step()
-        if total.num_accumulated:
-            params = self._synchronizer.params(self.target)
-            num_per_rank = total.num_accumulated / self.communicator.size
-            accumulator.complete(params, num_per_rank, and_present=False)
-            exchange.prepare()
-            self._agree("flush()", STEADY, exchange.ready(params))
-            if exchange.finish() or exchange.flush():
+        try:
+            if exchange.flush():
                 self._step()
-        accumulator.reset()
+        finally:  # where a hook has failed, too: the other ranks go on
+            if total.num_accumulated:
+                params = self._synchronizer.params(self.target)
+                num_per_rank = total.num_accumulated / self.communicator.size
+                accumulator.complete(params, num_per_rank, and_present=False)
+                exchange.prepare()
+                self._agree("flush()", STEADY, exchange.ready(params))
+            accumulator.reset()
+            if total.num_accumulated and (exchange.finish() or exchange.flush()):
+                self._step()
 
     def finalize(self) -> None:
         """Wait for the exchange in flight and free the communicator it used (collective).

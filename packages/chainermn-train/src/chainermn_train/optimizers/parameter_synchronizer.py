@@ -87,6 +87,7 @@ class ParameterSynchronizer(UnpicklableMixin):
             broadcast_missing_persistents(self.communicator, target)
             if and_state:
                 broadcast_state(self.communicator, optimizer)
+                self.mark_loss_scaling_synchronized(optimizer)
         self.mark_synchronized(target)
 
     def new_parameters(self, target: Any) -> list[Any]:
