@@ -53,8 +53,16 @@ def scale_missing_gradients(optimizer: Any, params: ParameterSet) -> None:
     Chainer stores the scale in each parameter that backward meets. One that it met on other
     ranks only would get their scaled mean, and step along it unscaled.
     """
-    scale = optimizer._loss_scale
-    if scale is not None:
+    _set_scale_where_missing(optimizer, params, optimizer._loss_scale)
+
+
+def unscale_missing_gradients(optimizer: Any, params: ParameterSet) -> None:
+    """Let hooks treat parameters that no rank has a gradient of as one process does."""
+    _set_scale_where_missing(optimizer, params, None)
+
+
+def _set_scale_where_missing(optimizer: Any, params: ParameterSet, scale: float | None) -> None:
+    if optimizer._loss_scale is not None:
         for param in params.params:
             if param.grad is None:
                 param._loss_scale = scale

@@ -17,6 +17,7 @@ from .mixed_precision import (
     scale_missing_gradients,
     serialize_loss_scale,
     serialize_master_weights,
+    unscale_missing_gradients,
 )
 from .optimizer_state import serialize_state
 from .parameter_synchronizer import ParameterSynchronizer
@@ -295,13 +296,15 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._broadcast(bool(known.apart) or 0 < known.before_loss < self.communicator.size)
 
     def _step(self) -> None:
+        optimizer = self.actual_optimizer
+        unscale_missing_gradients(optimizer, self._synchronizer.params(optimizer.target))
         try:
-            self.actual_optimizer.update()
+            optimizer.update()
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did
             self._synchronizer.mark_apart()
             raise
         # It may have changed, on all ranks alike.
-        self._synchronizer.mark_loss_scaling_synchronized(self.actual_optimizer)
+        self._synchronizer.mark_loss_scaling_synchronized(optimizer)
 
     def _broadcast(self, and_state: bool) -> None:
         """Give rank 0's parameters, and the optimizer's state, to all ranks (collective)."""
