@@ -18,6 +18,7 @@ _SCALING = (
     "_loss_scaling_multiplier",
     "_loss_scaling_isnan_ever",
 )
+_UNSCALED = (None, False, None, None)
 
 
 def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
@@ -26,7 +27,9 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
     Whether a step is skipped, and with it the dynamic scale, follows from the mean gradients,
     whose bits are equal on all ranks: a number that isn't finite on one makes that of all so.
     """
-    return tuple(getattr(optimizer, name, None) for name in _SCALING)
+    if optimizer._loss_scale is None:  # nothing else matters then
+        return _UNSCALED
+    return tuple([getattr(optimizer, name, None) for name in _SCALING])
 
 
 def set_loss_scaling(optimizer: Any, scaling: tuple[Any, ...]) -> None:
