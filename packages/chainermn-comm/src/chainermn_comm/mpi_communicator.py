@@ -315,6 +315,7 @@ class MpiCommunicator(CommunicatorBase):
             self._settings,
             zero_fill,
             operation,
+            channel._settings,
         )
 
     @watched

@@ -66,7 +66,7 @@ class GradientCall:
         """Return what travels if it was planned, zeros included; means go to new memory."""
         like = [param.data for param in self.params]
         sources = [
-            np.zeros_like(data) if grad is None else grad
+            np.zeros(data.shape, data.dtype) if grad is None else grad
             for data, grad in zip(like, self.grads, strict=True)
         ]
         dtypes = [data.dtype for data in like]

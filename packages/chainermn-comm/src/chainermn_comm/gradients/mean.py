@@ -47,10 +47,15 @@ class GradientMean(MeanInProgress):
         settings: Settings,
         zero_fill: bool = False,
         operation: str = OPERATION,
+        planned_settings: Settings | None = None,
     ) -> None:
-        """Agree on ``context``, and move data on ``through``, which the algorithms belong to."""
+        """Agree on ``context``, and move data on ``through``, which the algorithms belong to.
+
+        What is planned travels as ``planned_settings`` say: ranks have not compared others yet.
+        """
         self._context, self._data_context, self._algorithms = context, through, algorithms
         self._settings, self._zero_fill = settings, zero_fill
+        self._planned_settings = planned_settings or settings
         self._operation = operation
         self._calls: list[GradientCall] = []
         if through is not context:
@@ -145,7 +150,7 @@ class GradientMean(MeanInProgress):
             except Empty:
                 return None
             left -= 1
-            return call.bucket(self._settings, algorithms.stays_in_memory)
+            return call.bucket(self._planned_settings, algorithms.stays_in_memory)
 
         try:
             algorithm = algorithms.get(False)

@@ -12,7 +12,7 @@ from ..collective_errors import add_mismatch_hint
 from ..profiling import region
 
 OPERATION = "update"
-_FORM = struct.Struct("<10Bq")
+_FORM = struct.Struct("<11Bq")
 
 
 class Flags(NamedTuple):
@@ -28,6 +28,7 @@ class Flags(NamedTuple):
     failed: int = 0  # the exchange under way
     planned: int = 0  # it sends gradients before it agrees
     redo: int = 0  # what it has sent is not what its parameters have now
+    can_plan: int = 0  # it knows what it could have sent before it agreed
     num_accumulated: int = 0  # updates whose gradients are in those handed in
 
 

@@ -30,6 +30,8 @@ class GradientExchange(UnpicklableMixin, ABC):
     is_planned = False
     #: Whether what was sent so is not what parameters have after backward.
     must_redo = False
+    #: Whether this update's backward told what ranks need to plan that.
+    can_plan = False
 
     def prepare(self) -> None:
         """Make what all ranks make together (collective)."""
@@ -65,17 +67,17 @@ class GradientExchange(UnpicklableMixin, ABC):
         """Drop what was handed in, since ranks agreed that nobody steps (collective)."""
 
     def abandon(self, error: BaseException | None) -> None:
-        """Drop what was handed in, if anything: some rank raised, or has nothing to hand in.
+        """Drop what was handed in, and plans: some rank raised, has no plan or nothing to hand in.
 
-        All ranks do so; after a RankMismatchError some may be elsewhere.
+        Not collective: ranks may be elsewhere that raise the error, too.
         """
         self.discard()
 
     def redo(self) -> None:
         """Drop what was sent, since some rank must redo it: ``ready`` follows (collective)."""
 
-    def lose(self) -> None:
-        """Forget the plan, which other ranks don't have."""
+    def plan(self, params: ParameterSet) -> None:
+        """Plan what ranks send before they agree, after ``finish`` (collective): all can."""
 
     def drop(self) -> None:
         """Wait for what is under way and drop it."""

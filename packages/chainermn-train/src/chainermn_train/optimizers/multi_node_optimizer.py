@@ -263,7 +263,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             exchange.redo()
             total = self._agree(call, flags, exchange.ready(params))
         accumulator.reset()
-        return exchange.finish(accumulator.steps * self.communicator.size / total.num_accumulated)
+        size = self.communicator.size
+        is_new = exchange.finish(accumulator.steps * size / total.num_accumulated)
+        if total.can_plan == size:
+            exchange.plan(params)
+        return is_new
 
     def _agree(self, call: str, flags: Flags, mean: MeanInProgress | None = None) -> Flags:
         """Return the sums of all ranks' flags (collective); raise if ranks can't go on."""
@@ -272,10 +276,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             flags = flags._replace(failed=1)
         if exchange.is_planned:
             flags = flags._replace(planned=1, redo=int(exchange.must_redo))
+        if exchange.can_plan:
+            flags = flags._replace(can_plan=1)
         mean = mean or self.communicator.start_mean(self.zero_fill, OPERATION)
         total = self._synchronizer.agree(mean, call, self.actual_optimizer, flags)
         if 0 < total.planned < self.communicator.size:
-            exchange.lose()
+            exchange.abandon(None)
         if total.failed:
             with raise_on_all_ranks(self.communicator, OPERATION):
                 exchange.flush()

@@ -8,12 +8,13 @@ own, and ranks agree once, after backward.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
-from chainermn_comm import CommunicatorBase, MeanInProgress, RankMismatchError, patient_waits
+from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
 from ..profiling import region
 from . import tracked_backward
@@ -27,6 +28,7 @@ from .synchronous_exchange import SynchronousExchange
 # Long enough that a bucket's costs don't count, short enough that the first one leaves early.
 BUCKET_BYTES = 1 << 20
 _ALONE = "gradients are exchanged after backward"
+_WIRE = "allreduce_grad_dtype"
 
 
 class _Plan(NamedTuple):
@@ -35,7 +37,18 @@ class _Plan(NamedTuple):
     params: ParameterSet
     buckets: list[list[int]]
     bucket_of: dict[int, int]  # by the parameter's place
-    like: list[Any]  # an array of each parameter's shape and dtype
+    like: list[np.ndarray]  # of each parameter's shape and dtype, without memory of that size
+
+
+@dataclass(eq=False)
+class _PlannedGradient(DetachedGradient):
+    """A gradient that travels with the shape and dtype that were planned, whatever has changed."""
+
+    like: Any = None
+
+    @property
+    def data(self) -> Any:
+        return self.like
 
 
 class _Sending:
@@ -64,32 +77,27 @@ class _Sending:
 
     def tell_rest(self, with_gradients: bool) -> bool:
         """Hand in all that is left; return whether what has left is what parameters have now."""
-        params, right = self.plan.params.params, True
-        for place, param in enumerate(params):
+        right = True
+        for place, param in enumerate(self.plan.params.params):
             grad = param.grad if with_gradients and param.is_initialized else None
             if place in self.final:
                 right = right and grad is self.final[place]
+            elif grad is not None and _is_like(grad, self.plan.like[place]):
+                self.final[place] = grad
             elif grad is not None:
-                like = self.plan.like[place]
-                if type(grad) is type(like) and (grad.shape, grad.dtype) == (
-                    like.shape,
-                    like.dtype,
-                ):
-                    self.final[place] = grad
-                else:
-                    right = False
+                right = False
         while len(self._gradients) < len(self._left):
             self._hand_in()
         return right
 
     def _hand_in(self) -> None:
-        named = self.plan.params.namedparams()
-        places = self.plan.buckets[len(self._gradients)]
-        self._gradients.append(
-            DetachedGradients(
-                [DetachedGradient(*named[place], self.final.get(place), None) for place in places]
-            )
-        )
+        plan = self.plan
+        named = plan.params.namedparams()
+        entries: list[DetachedGradient] = [
+            _PlannedGradient(*named[place], self.final.get(place), None, plan.like[place])
+            for place in plan.buckets[len(self._gradients)]
+        ]
+        self._gradients.append(DetachedGradients(entries))
         self.mean.add(self._gradients[-1], planned=True)
 
     def assign(self) -> None:
@@ -105,6 +113,10 @@ class OverlappedExchange(SynchronousExchange):
     """Each update steps along the means of its own gradients, which leave during backward.
 
     Until there is a plan, and where none can be made, it is a :class:`SynchronousExchange`.
+
+    A rank with a plan sends all its buckets once in each update, without gradients where it fails,
+    and drops the plan then. Whatever ranks call meanwhile, they have sent equally often when none
+    has a plan any more: one that was elsewhere does so when it learns that others have none.
     """
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
@@ -112,20 +124,31 @@ class OverlappedExchange(SynchronousExchange):
         self._own: CommunicatorBase | None = None
         self._plan: _Plan | None = None
         self._sending: _Sending | None = None
+        # It sends what nobody waits for, until other ranks have sent as much.
+        self._left_alone: BackgroundThread | None = None
         self._order: list[int] = []  # of places, as this update's gradients became final
-        self._is_over = True  # whether this update has sent all it will
         self._is_given_up = not tracked_backward.is_available
         self.must_redo = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OverlappedExchange:
+        twin = memo[id(self)] = OverlappedExchange(self._communicator, self._zero_fill)
+        twin._is_given_up = self._is_given_up
+        return twin
 
     @property
     def is_planned(self) -> bool:  # type: ignore[override]
         return self._plan is not None
 
+    @property
+    def can_plan(self) -> bool:  # type: ignore[override]
+        return len(self._order) > 0
+
     def begin(self) -> None:
-        self._order, self._is_over, self.must_redo = [], False, False
+        self._order, self.must_redo = [], False
 
     def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
-        if self._is_given_up or type(loss) is not chainer.Variable or not _is_plain(params):
+        is_tracked = type(loss) is chainer.Variable and _is_plain(params)
+        if self._is_given_up or not is_tracked or self._is_outdated(params):
             super().backward(params, loss, loss_scale)
             return
         on_final = lambda place, _: self._order.append(place)  # noqa: E731
@@ -134,19 +157,21 @@ class OverlappedExchange(SynchronousExchange):
         tracked_backward.backward(loss, params.params, on_final, loss_scale)
 
     def ready(self, params: ParameterSet) -> MeanInProgress:
-        if self._plan is None or self._is_over:
-            return super().ready(params)
+        if self._plan is None:
+            mean = super().ready(params)
+            if self._order and not (mean.takes_plans and threads_may_use_mpi(_ALONE)):
+                self._order, self._is_given_up = [], True
+            return mean
+        is_outdated = self._is_outdated(params)
         sending = self._sending or self._start(self._plan)
-        self.must_redo = not sending.tell_rest(with_gradients=True)
+        is_right = sending.tell_rest(with_gradients=not is_outdated)
+        self.must_redo = is_outdated or not is_right
+        self._is_given_up = self._is_given_up or not (is_outdated or is_right)
         return sending.mean
 
     def finish(self, factor: float = 1.0) -> bool:
         if self._sending is None:
-            handed_in = self._handed_in
-            super().finish(factor)
-            if self._plan is None and not self._is_given_up and handed_in is not None:
-                self._make_plan(*handed_in)
-            return True
+            return super().finish(factor)
         sending, params = self._sending, self._sending.plan.params.params
         self._wait()
         sending.assign()
@@ -154,67 +179,30 @@ class OverlappedExchange(SynchronousExchange):
             multiply_gradients(params, factor)
         return True
 
-    def discard(self) -> None:
-        super().discard()
-        self._wait()
+    def abandon(self, error: BaseException | None) -> None:
+        super().abandon(error)
+        if self._plan is not None:
+            sending = self._sending or self._start(self._plan)
+            sending.tell_rest(with_gradients=False)
+            # Other ranks may not update now.
+            self._left_alone = sending.thread
+        self._plan = self._sending = None
 
     def redo(self) -> None:
         self._wait()
-        self._is_given_up, self._plan = True, None
-
-    def abandon(self, error: BaseException | None) -> None:
-        super().discard()
-        if isinstance(error, RankMismatchError):  # others don't send
-            self.lose()
-        elif self._plan is not None and not self._is_over:
-            sending = self._sending or self._start(self._plan)
-            sending.tell_rest(with_gradients=False)
-            self._wait()
-
-    def lose(self) -> None:
-        super().discard()
-        # What waits there for other ranks may wait for ever.
-        self._plan = self._sending = self._own = None
-        self._is_over = True
+        self._plan = None
 
     def forget(self, params: list[Any]) -> None:
         self._plan = None
 
-    def close(self) -> None:
-        self._plan = None
-        if self._own is not None:
-            self._own.finalize()
-            self._own = None
-
-    def _start(self, plan: _Plan) -> _Sending:
-        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self._own)
-        self._sending = _Sending(plan, mean)
-        return self._sending
-
-    def _wait(self) -> None:
-        """Wait for what is under way, raising what made it fail."""
-        self._is_over = True
-        sending, self._sending = self._sending, None
-        if sending is not None:
-            with region("communication"):
-                error = sending.thread.wait()
-            try:
-                if error is not None:
-                    raise error
-            finally:
-                del error  # else a cycle through its traceback would keep the gradients' memory
-
-    def _make_plan(self, mean: MeanInProgress, params: ParameterSet) -> None:
-        """Cut rank 0's order into buckets (collective)."""
+    def plan(self, params: ParameterSet) -> None:
         order: list[int] = self._communicator.bcast_obj(self._order)
-        if not order:  # rank 0 had no loss function
-            return
-        if not _is_plain(params) or not mean.takes_plans or not threads_may_use_mpi(_ALONE):
-            self._is_given_up = True
-            return
+        self._settle()
         if self._own is None:
             self._own = make_channel(self._communicator)
-        like = [param.array for param in params.params]
+        elif _wire_dtype(self._own) != _wire_dtype(self._communicator):
+            self._own.set_config(_WIRE, _wire_dtype(self._communicator))
+        like = [_without_memory(param.array) for param in params.params]
         rest = set(range(len(like))) - set(order)
         buckets: list[list[int]] = []
         room, dtype = 0, None
@@ -226,6 +214,57 @@ class OverlappedExchange(SynchronousExchange):
             room -= like[place].nbytes
         bucket_of = {place: number for number, each in enumerate(buckets) for place in each}
         self._plan = _Plan(params, buckets, bucket_of, like)
+
+    def close(self) -> None:
+        if self._own is None:
+            return
+        rows = self._communicator.handshake(OPERATION, payload=bytes([self.is_planned]))
+        if len(set(rows)) > 1:
+            self.abandon(None)
+        self._plan = None
+        self._settle()
+        self._own.finalize()
+        self._own = None
+
+    def _is_outdated(self, params: ParameterSet) -> bool:
+        """Return whether there is a plan for other parameters, or for messages in another dtype."""
+        plan, own = self._plan, self._own
+        if plan is None or own is None:
+            return False
+        return plan.params is not params or _wire_dtype(own) != _wire_dtype(self._communicator)
+
+    def _start(self, plan: _Plan) -> _Sending:
+        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self._own)
+        self._sending = _Sending(plan, mean)
+        return self._sending
+
+    def _wait(self) -> None:
+        """Wait for what is under way, raising what made it fail."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            with region("communication"):
+                error = sending.thread.wait()
+            try:
+                if error is not None:
+                    self._plan = None
+                    raise error
+            finally:
+                del error  # else a cycle through its traceback would keep the gradients' memory
+
+    def _settle(self) -> None:
+        """Wait for what was left alone, which all ranks have sent by now."""
+        if self._left_alone is not None:
+            self._left_alone.wait()
+            self._left_alone = None
+
+
+def _wire_dtype(communicator: CommunicatorBase) -> Any:
+    return communicator.get_config(_WIRE)
+
+
+def _without_memory(array: np.ndarray) -> np.ndarray:
+    """Return an array of the same shape and dtype that holds one number."""
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
 def _is_like(grad: Any, like: np.ndarray) -> bool:

@@ -43,8 +43,11 @@ def backward(loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float 
         loss_scale: as in Chainer.
     """
     tracker = _Tracker(loss, params, on_final)
-    with tracker, _captured_by(tracker):
-        loss.backward(loss_scale=loss_scale)
+    try:
+        with tracker, _captured_by(tracker):
+            loss.backward(loss_scale=loss_scale)
+    finally:
+        tracker.restore()
 
 
 class _Tracker(chainer.FunctionHook):
@@ -56,16 +59,28 @@ class _Tracker(chainer.FunctionHook):
         self.table: Any = None
         self._on_final = on_final
         self._places = {id(param.node): place for place, param in enumerate(params)}
-        self._left = _count_uses(loss, self._places)
+        self._left, self._functions = _count_uses(loss, self._places)
+        self._changed: Any = None  # the function whose `backward` was replaced
+
+    def restore(self) -> None:
+        """Give a function that has run, or failed, its own ``backward`` again."""
+        if self._changed is not None:
+            vars(self._changed).pop("backward", None)
+            self._changed = None
 
     def backward_preprocess(self, function: Any, _: Any, __: Any) -> None:
         inputs = function.inputs
+        if id(function) not in self._functions:  # of a backward within this one
+            return
         if type(function) in _LAYERS and len({*map(id, inputs)}) == len(inputs):
             # A weight's gradient can leave before that of the data has been computed.
             function.backward = partial(self._weights_first, function)
+            self._changed = function
 
     def backward_postprocess(self, function: Any, _: Any, __: Any) -> None:
-        vars(function).pop("backward", None)
+        if id(function) not in self._functions:
+            return
+        self.restore()
         for node in {id(node): node for node in function.inputs}.values():
             left = self._left.get(id(node))
             if left is not None:
@@ -95,8 +110,8 @@ class _Tracker(chainer.FunctionHook):
             self._on_final(self._places[id(node)], grad.array)
 
 
-def _count_uses(loss: Any, places: dict[int, int]) -> Counter[int]:
-    """Return how many functions, of those that lead to the loss, use each parameter's node."""
+def _count_uses(loss: Any, places: dict[int, int]) -> tuple[Counter[int], set[int]]:
+    """Return how many functions use each parameter's node, and those that lead to the loss."""
     uses: Counter[int] = Counter()
     todo = [loss.creator_node]
     seen = {id(loss.creator_node)}
@@ -110,7 +125,7 @@ def _count_uses(loss: Any, places: dict[int, int]) -> Counter[int]:
             if creator is not None and id(creator) not in seen:
                 seen.add(id(creator))
                 todo.append(creator)
-    return uses
+    return uses, seen
 
 
 @contextlib.contextmanager
