@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -38,6 +39,16 @@ class GradientSignature(tuple[tuple[Any, ...], ...]):
         """Bytes of all gradients."""
         found = [entry[2:4] for entry in self if entry[0] == "parameter" and len(entry) > 3]
         return sum(dtype.itemsize * math.prod(shape) for dtype, shape in found)
+
+
+# As for `_fast_path`: of each update of a loop the buckets are those of the one before.
+@lru_cache(maxsize=8)
+def joined(signatures: tuple[GradientSignature, ...]) -> GradientSignature:
+    """Return the signature that the gradients of several calls would have in one."""
+    entries = list(dict.fromkeys(entry for signature in signatures for entry in signature))
+    named = [entry for entry in entries if entry[0] == "parameter"]
+    common = entries[: entries.index(named[0])] if named else entries
+    return GradientSignature([*common, *sorted(named, key=operator.itemgetter(1))])
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
@@ -16,7 +15,7 @@ from ..config import Settings
 from ..errors import raise_mismatch
 from ..mean_in_progress import MeanInProgress, require_all
 from ..messaging import Context, SharedFailure
-from .gradient_call import GradientCall, call_of, wire_dtypes_of
+from .gradient_call import GradientCall, GradientSignature, call_of, joined, wire_dtypes_of
 
 OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
 # What a rank tells the others: the digest of its gradients' signature, and how long the caller's
@@ -90,12 +89,8 @@ class GradientMean(MeanInProgress):
         context, handshake, calls = self._context, self._context.handshake, self._calls
         digest, nbytes, missing = _NO_GRADIENTS, 0, b""
         if calls:
-            first = calls[0].signature
-            digest, nbytes = handshake.digest(self._operation, first), first.nbytes
-            if len(calls) > 1:
-                digests = [handshake.digest(self._operation, call.signature) for call in calls]
-                nbytes = sum([call.signature.nbytes for call in calls])
-                digest = hashlib.blake2b(b"".join(digests), digest_size=len(digest)).digest()
+            whole = self._signature()
+            digest, nbytes = handshake.digest(self._operation, whole), whole.nbytes
             if not all([call.complete for call in calls]):
                 bits = [grad is None for call in calls for grad in call.grads]
                 missing = np.packbits(bits).tobytes()
@@ -116,13 +111,17 @@ class GradientMean(MeanInProgress):
             handshake.leave()
         return payloads
 
+    def _signature(self) -> GradientSignature:
+        """Return the signature of all gradients, which doesn't tell how they were handed in."""
+        signatures = [call.signature for call in self._calls]
+        return signatures[0] if len(signatures) == 1 else joined(tuple(signatures))
+
     def _compare(self, rows: list[bytes]) -> list[bytes]:
         """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
         digests = [row[: len(_NO_GRADIENTS)] for row in rows]
         self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
         if self.complete and len(set(digests)) > 1:
-            own = [entry for call in self._calls for entry in call.signature]
-            signatures = self._context.comm.allgather(own)
+            signatures = self._context.comm.allgather(list(self._signature()))
             raise_mismatch(self._operation, self._context.rank, signatures)
         ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
         tails = [row[end:] for row, end in zip(rows, ends, strict=True)]

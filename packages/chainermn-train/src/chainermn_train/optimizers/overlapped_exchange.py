@@ -161,6 +161,8 @@ class OverlappedExchange(SynchronousExchange):
             mean = super().ready(params)
             if self._order and not (mean.takes_plans and threads_may_use_mpi(_ALONE)):
                 self._order, self._is_given_up = [], True
+            if self._order and _is_narrowed(params, _wire_dtype(self._communicator)):
+                self._order = []
             return mean
         is_outdated = self._is_outdated(params)
         sending = self._sending or self._start(self._plan)
@@ -260,6 +262,12 @@ class OverlappedExchange(SynchronousExchange):
 
 def _wire_dtype(communicator: CommunicatorBase) -> Any:
     return communicator.get_config(_WIRE)
+
+
+def _is_narrowed(params: ParameterSet, wire: Any) -> bool:
+    """Return whether numbers travel in a narrower dtype, rounded as those that go with them ask."""
+    widths = [param.array.dtype.itemsize for param in params.params]
+    return wire is not None and max(widths, default=0) > wire.itemsize
 
 
 def _without_memory(array: np.ndarray) -> np.ndarray:
