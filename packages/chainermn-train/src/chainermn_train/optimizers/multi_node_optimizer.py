@@ -10,7 +10,7 @@ from chainermn_comm import CommunicatorBase, MeanInProgress
 
 from ..collective_errors import SharedFailure, raise_on_all_ranks
 from ..wrappers import AttributeProxy, UnpicklableMixin
-from .agreement import OPERATION, STEADY, Flags, steady
+from .agreement import OPERATION, STEADY, Flags, agree, steady
 from .gradient_accumulator import GradientAccumulator
 from .gradient_exchange import GradientExchange
 from .mixed_precision import (
@@ -279,7 +279,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if exchange.can_plan:
             flags = flags._replace(can_plan=1)
         mean = mean or self.communicator.start_mean(self.zero_fill, OPERATION)
-        total = self._synchronizer.agree(mean, call, self.actual_optimizer, flags)
+        total = agree(mean, call, flags)
+        if total.without_model or total.rescaled:
+            self._synchronizer.require_alike(self.actual_optimizer, flags, total)
         if 0 < total.planned < self.communicator.size:
             exchange.abandon(None)
         if total.failed:
