@@ -31,7 +31,13 @@ def make_communicator(nodes, world):
     return create_communicator() if nodes == "one node" else on_nodes(range(world.size))
 
 
-@pytest.fixture(scope="module", params=["one node", "a node a rank"])
+@pytest.fixture(
+    scope="module",
+    params=[  # memory that ranks share, and the stream of messages
+        pytest.param("one node", marks=pytest.mark.ranks(2)),
+        pytest.param("a node a rank", marks=pytest.mark.ranks(3)),
+    ],
+)
 def comm(request):
     from mpi4py import MPI
 
