@@ -15,6 +15,7 @@ from chainermn_modelparallel import MultiNodeBatchNormalization
 from tests.support.exchanges import HIERARCHICAL, KINDS, OneProcess, exchanging
 from tests.support.linear import Model, X
 from tests.support.pairwise import pairwise
+from tests.support.third_party import PlainCommunicator
 from tests.support.training import (
     assert_near,
     logged,
@@ -144,6 +145,8 @@ def prepare(optimizer, scale):
 def test_ranks_train_as_one_process_does(comm, kind, model, optimizer, condition):
     """And have the same bits after every update, whatever the paths to a parameter."""
     (steps, scale), make, is_lazy = CONDITIONS[condition], MODELS[model], model == "lazy"
+    if scale and model == "uneven" and isinstance(comm, PlainCommunicator):
+        pytest.skip("a third party's zeros for what no rank uses are scaled, and one process's not")
     mine = seeded(comm.rank, make, *([comm] if model == "normalized" else []))
     expected = seeded(0, make)
     many = prepare(exchanging(kind, comm, OPTIMIZERS[optimizer](), mine, steps), scale)
