@@ -52,7 +52,8 @@ def create_multi_node_optimizer(
         overlap: send gradients while backward computes the others. Parameters become those of the
             synchronous way. None decides: on where ranks sit on several machines, off inside
             of one, where no core is free. It takes memory for a second set of gradients. Where it
-            can't be done (no loss function, ``accumulate_steps``, GPUs, another's communicator)
+            can't be done (no loss function, ``accumulate_steps``, GPUs, another's communicator, an
+            ``allreduce_grad_dtype`` narrower than a parameter)
             gradients are sent after backward.
 
     Returns:
