@@ -1,19 +1,17 @@
 """The benchmark of training steps: it runs, tells what is wrong, and knows its names."""
 
-import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support import commands
-from tests.support.scripts import ROOT, imported
+from tests.support.scripts import ROOT
 
 FOLDER = ROOT / "benchmarks"
 WAYS = ["no exchange", "barrier", "raw packing", "bundled naive", "dummy"]
@@ -34,13 +32,6 @@ if jobs.is_rank():
     step_ways.Way.weights = lambda way: [each + MPI.COMM_WORLD.rank for each in weights(way)]
 sys.exit(step.main())
 """
-
-
-@pytest.fixture
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a module of the benchmark, for the time of the test."""
-    with contextlib.ExitStack() as stack:
-        yield lambda name: stack.enter_context(imported(FOLDER / f"{name}.py"))
 
 
 def test_a_short_run_times_all_ways_and_all_are_right(tmp_path: Path) -> None:
