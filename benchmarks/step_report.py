@@ -44,8 +44,9 @@ def show(result: dict[str, Any]) -> None:
         f"{result['model']}: {'-'.join(map(str, result['widths']))}, batch {result['batch']}; "
         f"{result['rounds']} rounds, {result['disturbed']} disturbed"
     )
-    table = make_table("", ("ms", "quartiles", *pairs), rows, title)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(title)
+    console.print(make_table("", ("ms", "quartiles", *pairs), rows))
 
 
 def draw(document: dict[str, Any], file: Path) -> None:
