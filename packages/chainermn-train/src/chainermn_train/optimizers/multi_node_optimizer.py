@@ -89,8 +89,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         With double buffering, the call steps along the gradients of the call before (the
         first doesn't step), each undone the loss scale it was made with, while its own are
         on their way. With ``overlap`` gradients leave while backward computes the others, and
-        the call steps along its own. With ``accumulate_steps=k`` every k-th call exchanges and steps, and only
-        the first and the last of k are collective. :meth:`flush` uses what is left at the end.
+        the call steps along its own. With ``accumulate_steps=k`` every k-th call exchanges and
+        steps, and only the first and the last of k are collective. :meth:`flush` uses what is
+        left at the end.
 
         Args:
             lossfun: called with ``args`` and ``kwds``; the gradients of the variable that
@@ -166,8 +167,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """Wait for the exchange in flight and free the communicator it used (collective).
 
         Only where gradients travel beside the computing there is anything to do, and only a
-        program that makes many optimizers needs to. The communicator that the user gave stays theirs.
-        What made the exchange fail is not raised.
+        program that makes many optimizers needs to. The communicator that the user gave stays
+        theirs. What made the exchange fail is not raised.
         """
         self._exchange.close()
 
