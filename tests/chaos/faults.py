@@ -129,6 +129,7 @@ class Case:
     launcher: str = "mpiexec"  # or "launch"
     hosts: int = 1
     background: bool = False  # whether checkpoints are written in the background
+    overlap: bool = False  # whether gradients travel while backward computes
     after: float = 0.0  # the share of the job's length, where the time is random
     seed: int = -1
 
@@ -159,6 +160,7 @@ def draw(seed: int, hosts: bool = True) -> Case:
         communicator=choose.choice(COMMUNICATORS),
         hosts=2 if hosts and kind != "disk" and (two or kind == "link") else 1,
         background=background,
+        overlap=choose.random() < 0.5,
         after=after,
         seed=seed,
     )

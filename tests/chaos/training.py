@@ -10,6 +10,7 @@ on from, and at its end a digest of all that was trained.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import os
 import random
@@ -77,7 +78,8 @@ def plan_first_update(comm, plan):
         add = mean.add
 
         def first_mean(model, planned=False):
-            plan.collective("first update", comm, add, model, other)
+            hand_in = functools.partial(add, planned=planned)
+            plan.collective("first update", comm, hand_in, model, other)
 
         mean.add = first_mean
         return mean
@@ -115,7 +117,8 @@ def make_planned_trainer(comm, plan, case):
     model.plan = plan
     share(comm, plan, model)
     iterator = chainer.iterators.SerialIterator(dataset, 4)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+    adam = chainer.optimizers.Adam()
+    optimizer = create_multi_node_optimizer(adam, comm, overlap=case["overlap"]).setup(model)
     plan.updater = training.StandardUpdater(iterator, optimizer)
     trainer = training.Trainer(plan.updater, (case["stop"], "iteration"), out=case["out"])
 

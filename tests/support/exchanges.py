@@ -61,9 +61,6 @@ class OneProcess:
         loss = self._model(*batch)
         self._model.cleargrads()
         loss.backward(loss_scale=self._optimizer._loss_scale)
-        for param in self._model.params():
-            if param.grad is None:  # a rank takes it for one that others use
-                param._loss_scale = self._optimizer._loss_scale
         self._group.append({name: param.grad for name, param in self._model.namedparams()})
         if len(self._group) == self._steps:
             self._end_group()

@@ -289,7 +289,6 @@ def test_a_scale_that_one_rank_changes_is_named_and_only_that_update_is_lost(com
     many.finalize()
 
 
-@pytest.mark.skip(reason="ranks decay what none of them uses scaled, and one process does unscaled")
 @HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_no_rank_uses_is_decayed_and_clipped_as_in_one_process(comm, kind):

@@ -58,6 +58,7 @@ class SharedMemoryAllreduce(Algorithm):
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
         self.chunks_per_group = self.most_chunks
+        self._last_chunks: tuple[list[int], Dtypes, list[Chunk]] = [], [], []
         self._next_group = 0  # groups so far: slot numbers go on from call to call
         self._intra = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         self._intra_rank = self._intra.rank
@@ -102,8 +103,7 @@ class SharedMemoryAllreduce(Algorithm):
                 flat if target is source else source.reshape(-1)
                 for source, target, flat in zip(sources, targets, flats, strict=True)
             ]
-        sizes = tuple([flat.size for flat in flats])
-        todo = plan_chunks(sizes, tuple(wire_dtypes), self._chunk_bytes)
+        todo = self._chunks([flat.size for flat in flats], wire_dtypes)
         stages = self._stages(inputs, flats, todo)
         size, first = self.chunks_per_group, self._next_group
         groups = [todo[start : start + size] for start in range(0, len(todo), size)]
@@ -129,6 +129,14 @@ class SharedMemoryAllreduce(Algorithm):
             self._next_group = first + len(groups)
 
         return rest
+
+    def _chunks(self, sizes: list[int], wire_dtypes: Dtypes) -> list[Chunk]:
+        last_sizes, last_dtypes, todo = self._last_chunks
+        # Comparing is faster than hashing, and a loop's gradients are like those before.
+        if sizes != last_sizes or wire_dtypes is not last_dtypes:
+            todo = plan_chunks(tuple(sizes), tuple(wire_dtypes), self._chunk_bytes)
+            self._last_chunks = sizes, wire_dtypes, todo
+        return todo
 
     def _barrier(self) -> None:
         self._window.barrier()

@@ -100,8 +100,7 @@ def call_of(
         TypeError: a gradient isn't a float array, or is complex and would travel as a float.
         MemoryError: a gradient that has to be replaced can't be allocated.
     """
-    named = parameters.named(model, rank)
-    names, params = tuple([name for name, _ in named]), [param for _, param in named]
+    names, params = parameters.names_and_params(model, rank)
     grads = [param.grad for param in params]
     fast = None
     if _all_numpy(grads):
@@ -111,6 +110,7 @@ def call_of(
         apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
         targets = [] if planned else grads if apart else _targets(grads)
         return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes, planned)
+    named = list(zip(names, params, strict=True))
     signature = _checked_signature(named, grads, rank, zero_fill, settings)
     present = [grad for grad in grads if grad is not None]
     wire_dtypes = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -33,6 +33,11 @@ class GradientMean(MeanInProgress):
     """
 
     takes_plans = True
+    _num_reduced = 0
+    _finish_staged: Callable[[], None] | None = None
+    # By call: which gradients some rank has; empty where no rank needs zeros.
+    _present: Sequence[np.ndarray] = ()
+    _handed_in: list[bool] = [False]  # noqa: RUF012  (replaced, never changed)
 
     def __init__(
         self,
@@ -48,12 +53,8 @@ class GradientMean(MeanInProgress):
         self._settings, self._zero_fill = settings, zero_fill
         self._operation = operation
         self._calls: list[GradientCall] = []
-        self._num_reduced = 0
-        self._planned: SimpleQueue[GradientCall] = SimpleQueue()
-        self._finish_staged: Callable[[], None] | None = None
-        # By call: which gradients some rank has; empty where no rank needs zeros.
-        self._present: list[np.ndarray] = []
-        self._handed_in = [False]
+        if through is not context:
+            self._planned: SimpleQueue[GradientCall] = SimpleQueue()
 
     def add(self, model: Any, planned: bool = False) -> None:
         context, algorithms = self._context, self._algorithms
@@ -84,11 +85,12 @@ class GradientMean(MeanInProgress):
         context, handshake, calls = self._context, self._context.handshake, self._calls
         digest, nbytes, missing = _NO_GRADIENTS, 0, b""
         if calls:
-            digests = [handshake.digest(self._operation, call.signature) for call in calls]
-            digest = digests[0]
+            first = calls[0].signature
+            digest, nbytes = handshake.digest(self._operation, first), first.nbytes
             if len(calls) > 1:
+                digests = [handshake.digest(self._operation, call.signature) for call in calls]
+                nbytes = sum([call.signature.nbytes for call in calls])
                 digest = hashlib.blake2b(b"".join(digests), digest_size=len(digest)).digest()
-            nbytes = sum([call.signature.nbytes for call in calls])
             if not all([call.complete for call in calls]):
                 bits = [grad is None for call in calls for grad in call.grads]
                 missing = np.packbits(bits).tobytes()
@@ -97,7 +99,11 @@ class GradientMean(MeanInProgress):
             rows = context.run_in_step(
                 DESCRIPTION, handshake, self._operation, signature, own, nbytes
             )
-            payloads = self._compare(rows)
+            if rows.count(own) == len(rows):  # nearly always
+                self._handed_in = [bool(calls)]
+                payloads = [payload] * len(rows)
+            else:
+                payloads = self._compare(rows)
         except BaseException:
             handshake.leave()
             raise
@@ -107,11 +113,6 @@ class GradientMean(MeanInProgress):
 
     def _compare(self, rows: list[bytes]) -> list[bytes]:
         """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
-        first = rows[0]
-        digest, length = _HEAD.unpack_from(first)
-        if all([row == first for row in rows]):
-            self._handed_in = [digest != _NO_GRADIENTS]
-            return [first[_HEAD.size : _HEAD.size + length]] * len(rows)
         digests = [row[: len(_NO_GRADIENTS)] for row in rows]
         self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
         if self.complete and len(set(digests)) > 1:

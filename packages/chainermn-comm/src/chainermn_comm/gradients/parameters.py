@@ -27,6 +27,18 @@ def named(model: Any, rank: int) -> list[tuple[str, Any]]:
     return sorted(namedparams(), key=itemgetter(0))
 
 
+def names_and_params(model: Any, rank: int) -> tuple[tuple[str, ...], list[Any]]:
+    """Return the names, sorted, and their parameters.
+
+    A model that never changes may have both as ``sorted_names`` and ``params``, which saves this.
+    """
+    names = getattr(model, "sorted_names", None)
+    if names is not None:
+        return names, model.params
+    pairs = named(model, rank)
+    return tuple([name for name, _ in pairs]), [param for _, param in pairs]
+
+
 def checked(array: Any, name: str, rank: int) -> Any:
     """Return the array if it is None, or of floats and NumPy's or CuPy's; else raise TypeError."""
     if array is None or (type(array) is np.ndarray and array.dtype.kind in "fc"):

@@ -47,14 +47,15 @@ def patient_waits(urgent: threading.Event) -> Iterator[None]:
 
 def wait_all(requests: Sequence[MPI.Request]) -> None:
     """Wait until all requests are done."""
-    from mpi4py import MPI
-
+    if not requests:
+        return
+    of_mpi = requests[0]  # importing the class would start MPI
     urgent = getattr(_thread, "urgent", None)
     if urgent is not None:
-        while not any(MPI.Request.Testall(requests) for _ in range(TESTS_PER_POLL)):
+        while not any(of_mpi.Testall(requests) for _ in range(TESTS_PER_POLL)):
             if urgent.wait(POLL_INTERVAL):
                 break
-    MPI.Request.Waitall(requests)
+    of_mpi.Waitall(requests)
 
 
 def barrier(comm: MPI.Intracomm) -> None:

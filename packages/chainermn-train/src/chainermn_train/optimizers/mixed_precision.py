@@ -18,6 +18,7 @@ _SCALING = (
     "_loss_scaling_multiplier",
     "_loss_scaling_isnan_ever",
 )
+_UNSCALED = (None, False, None, None)
 
 
 def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
@@ -26,7 +27,9 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
     Whether a step is skipped, and with it the dynamic scale, follows from the mean gradients,
     whose bits are equal on all ranks: a number that isn't finite on one makes that of all so.
     """
-    return tuple(getattr(optimizer, name, None) for name in _SCALING)
+    if optimizer._loss_scale is None:  # nothing else matters then
+        return _UNSCALED
+    return tuple([getattr(optimizer, name, None) for name in _SCALING])
 
 
 def set_loss_scaling(optimizer: Any, scaling: tuple[Any, ...]) -> None:
@@ -53,8 +56,16 @@ def scale_missing_gradients(optimizer: Any, params: ParameterSet) -> None:
     Chainer stores the scale in each parameter that backward meets. One that it met on other
     ranks only would get their scaled mean, and step along it unscaled.
     """
-    scale = optimizer._loss_scale
-    if scale is not None:
+    _set_scale_where_missing(optimizer, params, optimizer._loss_scale)
+
+
+def unscale_missing_gradients(optimizer: Any, params: ParameterSet) -> None:
+    """Let hooks treat parameters that no rank has a gradient of as one process does."""
+    _set_scale_where_missing(optimizer, params, None)
+
+
+def _set_scale_where_missing(optimizer: Any, params: ParameterSet, scale: float | None) -> None:
+    if optimizer._loss_scale is not None:
         for param in params.params:
             if param.grad is None:
                 param._loss_scale = scale

@@ -10,13 +10,14 @@ from chainermn_comm import CommunicatorBase, MeanInProgress
 
 from ..collective_errors import SharedFailure, raise_on_all_ranks
 from ..wrappers import AttributeProxy, UnpicklableMixin
-from .agreement import OPERATION, STEADY, Flags, steady
+from .agreement import OPERATION, STEADY, Flags, agree, steady
 from .gradient_accumulator import GradientAccumulator
 from .gradient_exchange import GradientExchange
 from .mixed_precision import (
     scale_missing_gradients,
     serialize_loss_scale,
     serialize_master_weights,
+    unscale_missing_gradients,
 )
 from .optimizer_state import serialize_state
 from .parameter_synchronizer import ParameterSynchronizer
@@ -279,7 +280,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if exchange.is_planned:
             flags = flags._replace(planned=1, redo=int(exchange.must_redo))
         mean = mean or self.communicator.start_mean(self.zero_fill, OPERATION)
-        total = self._synchronizer.agree(mean, call, self.actual_optimizer, flags)
+        total = agree(mean, call, flags)
+        if total.without_model or total.rescaled:
+            self._synchronizer.require_alike(self.actual_optimizer, flags, total)
         if 0 < total.planned < self.communicator.size:
             exchange.lose()
         if total.failed:
@@ -302,13 +305,15 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._broadcast(bool(known.apart) or 0 < known.before_loss < self.communicator.size)
 
     def _step(self) -> None:
+        optimizer = self.actual_optimizer
+        unscale_missing_gradients(optimizer, self._synchronizer.params(optimizer.target))
         try:
-            self.actual_optimizer.update()
+            optimizer.update()
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did
             self._synchronizer.mark_apart()
             raise
         # It may have changed, on all ranks alike.
-        self._synchronizer.mark_loss_scaling_synchronized(self.actual_optimizer)
+        self._synchronizer.mark_loss_scaling_synchronized(optimizer)
 
     def _broadcast(self, and_state: bool) -> None:
         """Give rank 0's parameters, and the optimizer's state, to all ranks (collective)."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainermn_comm import CommunicatorBase, MeanInProgress
+from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import raise_on_all_ranks, run_on_all_ranks
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
-from .agreement import OPERATION, STEADY, Flags, agree
+from .agreement import OPERATION, STEADY, Flags
 from .mixed_precision import broadcast_master_weights, describe_loss_scaling, loss_scaling
 from .optimizer_state import broadcast_state
 from .parameter_set import ParameterSet
@@ -49,22 +49,17 @@ class ParameterSynchronizer(UnpicklableMixin):
             apart=int(self._is_apart),
         )
 
-    def agree(self, mean: MeanInProgress, call: str, optimizer: Any, flags: Flags) -> Flags:
-        """Return the sums of all ranks' flags (collective: the one handshake of an update).
-
-        All raise if an optimizer has no model, or if loss scales or optimizers are set differently.
-        """
-        total = agree(mean, call, flags)
+    def require_alike(self, optimizer: Any, own: Flags, total: Flags) -> None:
+        """Raise on all ranks if one has no model, or ranks are set differently (collective)."""
         if total.without_model:
             with raise_on_all_ranks(self.communicator, OPERATION):
-                if flags.without_model:
+                if own.without_model:
                     raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
         if total.rescaled:
             scaling = describe_loss_scaling(optimizer)
             settings = {**self._settings, **_describe(optimizer), **scaling}
             self.communicator.handshake("create_multi_node_optimizer", settings.items())
             self.mark_loss_scaling_synchronized(optimizer)
-        return total
 
     def mark_loss_scaling_synchronized(self, optimizer: Any) -> None:
         """Record that all ranks scale their losses alike now."""
