@@ -140,8 +140,10 @@ docs: .venv-docs/.ready
 	.venv-docs/bin/python -m pip install -q --group docs
 	touch $@
 
+# The mean of gradients beside its peers; whole steps, by each way to exchange gradients.
 bench: $(READY)
 	$(BIN)/python benchmarks/allreduce.py
+	$(BIN)/python benchmarks/step.py
 
 # Two ranks: send and recv beside raw MPI, multi-node batch normalization beside Chainer's own.
 bench-modelparallel: $(READY)
@@ -154,7 +156,7 @@ bench-scatter: $(READY)
 # Over two hosts of this machine; like tests/cluster, it needs root and what `make hosts` installs.
 bench-hosts: $(READY)
 	$(BIN)/python benchmarks/hosts.py
-	$(BIN)/python benchmarks/double_buffering.py
+	$(BIN)/python benchmarks/step.py --hosts
 
 # Debian packages with which tests/cluster makes hosts of namespaces; it skips without them.
 hosts:

@@ -42,19 +42,3 @@ class Perceptron(NamedTuple):
         state = np.random.RandomState(rank)
         x = state.uniform(0, 1, (self.batch, self.widths[0])).astype("f4")
         return x, state.randint(0, self.widths[-1], self.batch).astype("i4")
-
-
-ON_ONE_MACHINE = {
-    "digits": Perceptron((64, 100, 100, 10), 100),
-    "u = 200": Perceptron((784, 200, 200, 10), 100),
-    "u = 1000": Perceptron((784, 1000, 1000, 10), 100),
-    "25 million": Perceptron((784, 4600, 4600, 10), 100),
-}
-# 7.2 MB take a link of 1 Gbit/s 60 ms. With 1600 examples computing takes three times that.
-ON_HOSTS = {
-    "3 layers, batch 1600": Perceptron((784, 1000, 1000, 10), 1600),
-    "3 layers, batch 400": Perceptron((784, 1000, 1000, 10), 400),
-    "8 layers, batch 400": Perceptron((784, *[1000] * 7, 10), 400),
-    "8 layers, batch 1600": Perceptron((784, *[1000] * 7, 10), 1600),
-    "8 layers, batch 400, normalized": Perceptron((784, *[1000] * 7, 10), 400, True),
-}

@@ -1,20 +1,18 @@
 """The benchmark of `allreduce_grad`: it runs, compares right, and tells what is wrong."""
 
-import contextlib
 import importlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support import commands
-from tests.support.scripts import ROOT, imported
+from tests.support.scripts import ROOT
 
 FOLDER = ROOT / "benchmarks"
 PEERS = ["memcpy, one rank", "memcpy, all ranks", "handoff", "MPI_Allreduce", "bundled naive"]
@@ -23,13 +21,6 @@ OURS = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_
 
 def run(*arguments: object) -> commands.Done:
     return commands.run(sys.executable, FOLDER / "allreduce.py", *arguments, seconds=900)
-
-
-@pytest.fixture
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a module of the benchmark, for the time of the test."""
-    with contextlib.ExitStack() as stack:
-        yield lambda name: stack.enter_context(imported(FOLDER / f"{name}.py"))
 
 
 def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:

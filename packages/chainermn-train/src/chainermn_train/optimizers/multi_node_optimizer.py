@@ -73,19 +73,26 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         Ranks may start from different weights, and may initialise, add or replace
         parameters later. Whenever the set of initialised parameters has changed on any
         rank since the last call, all ranks get rank 0's parameters. That happens before
-        ``lossfun`` is called if every rank gave one and has all its parameters
-        initialised: nothing is lost then. Otherwise the gradients belong to parameters
-        that ranks didn't share, so the call broadcasts the parameters and *does not step*
-        (``t`` stays): so with lazily initialised links, such as ``L.Linear(None, 10)``,
-        the first call does, and so does the first call without a loss function.
+        ``lossfun`` is called if it has changed on every rank, and every rank gave one and has
+        all its parameters initialised: nothing is lost then. Otherwise the gradients belong to
+        parameters that ranks didn't share, so the call broadcasts the parameters and *does not
+        step* (``t`` stays): so with lazily initialised links, such as ``L.Linear(None, 10)``,
+        the first call does, and so does the first call without a loss function. Where it has
+        changed on some ranks only, all get rank 0's optimizer state, too.
+
+        A step that raises on some ranks, in a hook say, leaves them apart from the others. The
+        next call gives rank 0's parameters, optimizer state and ``t`` to all; unless the step
+        raised on every rank, that call does not step.
 
         A rank that has no examples can take part by calling ``target.cleargrads()``
         and then ``update()``: its gradients count as zeros (if ``zero_fill``).
 
         With double buffering, the call steps along the gradients of the call before (the
         first doesn't step), each undone the loss scale it was made with, while its own are
-        on their way. With ``accumulate_steps=k`` every k-th call exchanges and steps, and only
-        the first and the last of k are collective. :meth:`flush` uses what is left at the end.
+        on their way. With ``overlap`` gradients leave while backward computes the others, and
+        the call steps along its own. With ``accumulate_steps=k`` every k-th call exchanges and
+        steps, and only the first and the last of k are collective. :meth:`flush` uses what is
+        left at the end.
 
         Args:
             lossfun: called with ``args`` and ``kwds``; the gradients of the variable that
@@ -97,9 +104,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
             RankMismatchError: ranks have different optimizers, scale losses differently, or were
-                given different ``double_buffering``, ``accumulate_steps`` or ``zero_fill``; some
-                flush; or, without ``zero_fill``, not all have the same gradients (with double
-                buffering the next call says so).
+                given different ``double_buffering``, ``overlap``, ``accumulate_steps`` or
+                ``zero_fill``; some flush; or, without ``zero_fill``, not all have the same
+                gradients (with double buffering on another's communicator the next call says so).
             BaseException: whatever ``lossfun`` or its backward raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
                 No rank steps then, and all may go on with the next update. Between the first
@@ -160,9 +167,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def finalize(self) -> None:
         """Wait for the exchange in flight and free the communicator it used (collective).
 
-        Only with double buffering there is anything to do, and only a program that makes many
-        optimizers needs to. The communicator that the user gave stays theirs.
-        What made the exchange fail is not raised.
+        Only where gradients travel beside the computing there is anything to do, and only a
+        program that makes many optimizers needs to. The communicator that the user gave stays
+        theirs. What made the exchange fail is not raised.
         """
         self._exchange.close()
 
