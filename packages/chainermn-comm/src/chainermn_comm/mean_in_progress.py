@@ -53,7 +53,8 @@ class MeanInProgress:
                 new memory: see :meth:`reduce_planned`.
 
         Raises:
-            NotImplementedError: ``planned``, on a communicator that can't.
+            NotImplementedError: ``planned``, on a communicator that can't, or on a mean that was
+                not started ``through`` another one.
             TypeError: as :meth:`CommunicatorBase.allreduce_grad` does; PeerError on the ranks that
                 agree.
         """

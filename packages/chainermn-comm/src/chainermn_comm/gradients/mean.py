@@ -62,6 +62,8 @@ class GradientMean(MeanInProgress):
 
     def add(self, model: Any, planned: bool = False) -> None:
         context, algorithms = self._context, self._algorithms
+        if planned and self._data_context is context:
+            raise NotImplementedError("what is planned goes through another communicator")
         try:
             with SharedFailure(context.handshake, self._operation):
                 call = call_of(

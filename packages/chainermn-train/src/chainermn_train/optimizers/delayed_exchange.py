@@ -81,7 +81,7 @@ class DelayedExchange(GradientExchange):
         self._under_way = gradients
         self._thread = BackgroundThread(
             exchange,
-            threaded=threads_may_use_mpi("with double_buffering gradients are as old as ever"),
+            threaded=threads_may_use_mpi(_ALONE),
         )
         if before is None:
             return False

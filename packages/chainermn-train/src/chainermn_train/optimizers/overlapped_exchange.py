@@ -188,6 +188,7 @@ class OverlappedExchange(SynchronousExchange):
             sending.tell_rest(with_gradients=False)
             # Other ranks may not update now.
             self._left_alone = sending.thread
+            sending.thread.is_left_alone = True
         self._plan = self._sending = None
 
     def redo(self) -> None:

@@ -52,3 +52,32 @@ def test_a_job_may_end_with_gradients_in_flight(level, warnings):
     assert job.returncode == 0, job
     assert job.err.count("RuntimeWarning: this MPI was not started with") == warnings, job
     assert warnings or job.err == "", job
+
+
+ORPHAN = """
+import threading
+import chainer, numpy as np
+from chainermn_comm import RankMismatchError, create_communicator
+from chainermn_train import create_multi_node_optimizer
+
+comm = create_communicator()
+model = chainer.links.Linear(1000, 1000)
+optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(1.0), comm, overlap=True)
+optimizer.setup(model)
+update = lambda: optimizer.update(lambda: chainer.functions.sum(model(np.ones((2, 1000), "f"))))
+for _ in range(3):
+    update()
+try:
+    update() if comm.rank else comm.bcast_obj("elsewhere")
+except RankMismatchError:
+    names = [thread.name for thread in threading.enumerate()]
+    assert ("ChainerMN" in names) == (comm.rank > 0)
+    print("all have raised")
+"""
+
+
+def test_a_job_may_end_with_gradients_under_way_that_no_rank_waits_for():
+    """What one rank sent, and others never receive, stops where it is."""
+    job = run_text(2, ORPHAN)
+    assert job.returncode == 0, job
+    assert job.out.count("all have raised") == 2, job
