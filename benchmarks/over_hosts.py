@@ -125,7 +125,7 @@ class WireAlone(HierarchicalAllreduce):
         pass
 
     def _stages(
-        self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray], todo: Sequence[Chunk]
+        self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray], nbytes: int
     ) -> list[Stage]:
         return [self._scatter, self._pass_on, self._collect]
 

@@ -21,7 +21,7 @@ CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"
 CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # what is cached for them is found by identity, which is fast
 class Settings:
     """The settings of a communicator, as its user chose them."""
 

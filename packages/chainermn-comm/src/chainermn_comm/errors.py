@@ -105,16 +105,19 @@ class SharedFailure:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, _: object, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
-        try:
-            self._handshake(self._operation, error=error)
-        except BaseException as raised:
-            if raised is not error:
-                raise
-            # A frame that is in the error's traceback and refers to the error, as that of the
-            # handshake may, would keep all frames, and their arrays, until the next collection.
-            error.__traceback__ = traceback
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if error is not None:
+            share_failure(self._handshake, self._operation, error)
+
+
+def share_failure(handshake: Callable[..., Any], operation: str, error: BaseException) -> None:
+    """Do what leaving a :class:`SharedFailure` by this error does; the caller raises it again."""
+    traceback = error.__traceback__
+    try:
+        handshake(operation, error=error)
+    except BaseException as raised:
+        if raised is not error:
+            raise
+        # A frame that is in the error's traceback and refers to the error, as that of the
+        # handshake may, would keep all frames, and their arrays, until the next collection.
+        error.__traceback__ = traceback

@@ -305,12 +305,13 @@ class MpiCommunicator(CommunicatorBase):
         operation: str = "allreduce_grad",
         through: CommunicatorBase | None = None,
     ) -> MeanInProgress:
+        context = self._context
         channel = self if through is None else through
         if not isinstance(channel, MpiCommunicator):
             return super().start_mean(zero_fill, operation, through)
         return GradientMean(
-            self._context,
-            channel._context,
+            context,
+            context if channel is self else channel._context,
             channel._algorithms,
             self._settings,
             zero_fill,

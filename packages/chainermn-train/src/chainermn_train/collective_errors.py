@@ -12,6 +12,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.arrays import as_integer
 from chainermn_comm.errors import SharedFailure as SharedFailure
+from chainermn_comm.errors import share_failure as share_failure
 
 # Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16

@@ -34,7 +34,8 @@ class Autotuner(Algorithm):
         self._chosen: dict[int, Algorithm] = {}
 
     def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        nbytes, algorithm = self._chosen_for(targets)
+        nbytes = sum([target.nbytes for target in targets])
+        algorithm = self._chosen_for(nbytes)
         if algorithm is not None:
             algorithm.mean(sources, targets, wire_dtypes)
             return
@@ -50,7 +51,7 @@ class Autotuner(Algorithm):
             self._chosen[nbytes] = self._candidates[index]
 
     def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
-        _, algorithm = self._chosen_for(targets)
+        algorithm = self._chosen_for(sum([target.nbytes for target in targets]))
         # Those that are measured are so from their beginning.
         stage = super().stage if algorithm is None else algorithm.stage
         return stage(sources, targets, wire_dtypes)
@@ -59,8 +60,5 @@ class Autotuner(Algorithm):
         for algorithm in dict.fromkeys([self._default, *self._candidates]):
             algorithm.close()
 
-    def _chosen_for(self, targets: Arrays) -> tuple[int, Algorithm | None]:
-        nbytes = sum([target.nbytes for target in targets])
-        if nbytes < self._least_bytes:
-            return nbytes, self._default
-        return nbytes, self._chosen.get(nbytes)
+    def _chosen_for(self, nbytes: int) -> Algorithm | None:
+        return self._default if nbytes < self._least_bytes else self._chosen.get(nbytes)

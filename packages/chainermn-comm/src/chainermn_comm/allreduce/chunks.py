@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,17 +37,10 @@ class Chunk:
         if len(pieces) == 1:
             _, start, stop = self.segments[0]
             pieces = [pieces[0][start:stop]]
-        with contextlib.suppress(TypeError):  # looking at each dtype before takes longer
+        try:  # looking at each dtype before takes longer
             np.concatenate(pieces, out=out, casting="no")
-            return
-        dtypes = {piece.dtype for piece in pieces}
-        with np.errstate(all="ignore"):  # in a narrow wire dtype
-            if len(pieces) == 1:
-                cast_into(pieces[0], out)
-            elif out.dtype == FLOAT16 and dtypes == {FLOAT32}:
-                cast_into(np.concatenate(pieces), out)
-            else:
-                np.concatenate(pieces, out=out, casting="unsafe")
+        except TypeError:
+            _pack_cast(pieces, out)
 
     def unpack(self, buffer: np.ndarray, flats: Sequence[np.ndarray]) -> None:
         """Write ``buffer`` (size,) back into the segments of ``flats``."""
@@ -67,6 +59,17 @@ class Chunk:
             end = filled + size
             flats[index][...] = buffer[filled:end]
             filled = end
+
+
+def _pack_cast(pieces: Sequence[np.ndarray], out: np.ndarray) -> None:
+    dtypes = {piece.dtype for piece in pieces}
+    with np.errstate(all="ignore"):  # in a narrow wire dtype
+        if len(pieces) == 1:
+            cast_into(pieces[0], out)
+        elif out.dtype == FLOAT16 and dtypes == {FLOAT32}:
+            cast_into(np.concatenate(pieces), out)
+        else:
+            np.concatenate(pieces, out=out, casting="unsafe")
 
 
 @lru_cache(maxsize=8)

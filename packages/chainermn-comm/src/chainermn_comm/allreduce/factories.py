@@ -63,6 +63,7 @@ class AlgorithmCache:
     Attributes:
         made: by whether it is for GPUs; each algorithm is here on all ranks or on none.
         pairwise: for the arrays that users pass.
+        stays_in_memory: whether gradients in host memory go through no network.
     """
 
     def __init__(self, host: Factory, gpu: Factory, context: Context) -> None:
@@ -71,12 +72,8 @@ class AlgorithmCache:
         self._context = context
         self.made: dict[bool, Algorithm] = {}
         self.pairwise = _pairwise(context)
-
-    @property
-    def stays_in_memory(self) -> bool:
-        """Whether gradients in host memory go through no network."""
-        is_shared = self._factories[False] in (single_leader, multi_leader)
-        return is_shared and self._context.topology.inter_size == 1
+        is_shared = host in (single_leader, multi_leader)
+        self.stays_in_memory = is_shared and context.topology.inter_size == 1
 
     def get(self, on_gpu: bool) -> Algorithm:
         """Return the algorithm, made if there is none yet (collective)."""

@@ -10,7 +10,6 @@ share of every chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -44,7 +43,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
     """Means over several nodes."""
 
     # A chunk is a message, too, and must outweigh its latency.
-    default_chunk_bytes, most_chunks = 1 << 20, 1
+    default_chunk_bytes, most_chunks, num_slots = 1 << 20, 1, INTER_NODE_SLOTS
 
     def __init__(
         self, comm: MPI.Intracomm, topology: Topology, leaders: int, chunk_bytes: int | None = None
@@ -78,7 +77,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         # Of each node: the exponent, and whether its sums have the wire dtype.
         self._formats = np.zeros((IN_FLIGHT, self._nodes, 2), np.int64)
 
-    def _stages(self, inputs: Arrays, flats: Arrays, todo: Sequence[Chunk]) -> list[Stage]:
+    def _stages(self, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
         between = [self._sum, self._quantize, self._scatter, self._combine, self._collect]
         return [partial(self._pack, inputs), *between, partial(self._unpack, flats)]
 

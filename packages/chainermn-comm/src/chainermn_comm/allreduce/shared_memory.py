@@ -6,7 +6,7 @@ unpacked. At tick t stage s works on group t - s, and the node's ranks pass a ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -33,6 +33,8 @@ WINDOW_GROUPS = 2
 # second limit, over all ranks, is still summed by every rank. See docs/decisions/stream.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
+# Making views of slots anew takes as long as a small model's sum; models have few sizes of chunks.
+CACHED_VIEWS = 256
 
 Stage = Callable[[int, Chunk], None]
 
@@ -45,6 +47,7 @@ class SharedMemoryAllreduce(Algorithm):
     """
 
     default_chunk_bytes, most_chunks = SHARED_CHUNK_BYTES, MOST_CHUNKS
+    num_slots = WINDOW_GROUPS * MOST_CHUNKS
 
     def __init__(
         self, comm: MPI.Intracomm, topology: Topology, chunk_bytes: int | None = None
@@ -58,7 +61,11 @@ class SharedMemoryAllreduce(Algorithm):
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
         self.chunks_per_group = self.most_chunks
-        self._last_chunks: tuple[list[int], Dtypes, list[Chunk]] = [], [], []
+        # Of the last call, since a loop's gradients are like those before: sizes, dtypes, chunks in
+        # a group; the groups, and the bytes of all.
+        self._last: tuple[list[int], Dtypes, int, list[list[Chunk]], int] = [], [], 0, [], 0
+        # By slot, size and dtype: each rank's numbers.
+        self._views: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._next_group = 0  # groups so far: slot numbers go on from call to call
         self._intra = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         self._intra_rank = self._intra.rank
@@ -81,7 +88,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _window_bytes(self) -> tuple[int, list[int]]:
         """Return the bytes for the terms of each rank, and for the rings that all ranks share."""
-        ring = WINDOW_GROUPS * self.most_chunks * self._chunk_bytes
+        ring = self.num_slots * self._chunk_bytes
         return ring, [ring if self._ranks > REDUNDANT_RANKS else 0]
 
     def _allocate(self) -> None:
@@ -103,10 +110,8 @@ class SharedMemoryAllreduce(Algorithm):
                 flat if target is source else source.reshape(-1)
                 for source, target, flat in zip(sources, targets, flats, strict=True)
             ]
-        todo = self._chunks([flat.size for flat in flats], wire_dtypes)
-        stages = self._stages(inputs, flats, todo)
-        size, first = self.chunks_per_group, self._next_group
-        groups = [todo[start : start + size] for start in range(0, len(todo), size)]
+        groups, nbytes = self._groups([flat.size for flat in flats], wire_dtypes)
+        stages, first = self._stages(inputs, flats, nbytes), self._next_group
 
         def work(stage: Stage, index: int) -> None:
             number = (first + index) * self.most_chunks
@@ -130,26 +135,29 @@ class SharedMemoryAllreduce(Algorithm):
 
         return rest
 
-    def _chunks(self, sizes: list[int], wire_dtypes: Dtypes) -> list[Chunk]:
-        last_sizes, last_dtypes, todo = self._last_chunks
-        # Comparing is faster than hashing, and a loop's gradients are like those before.
-        if sizes != last_sizes or wire_dtypes is not last_dtypes:
+    def _groups(self, sizes: list[int], wire_dtypes: Dtypes) -> tuple[list[list[Chunk]], int]:
+        """Return the groups of chunks, and the bytes of all of them."""
+        last_sizes, last_dtypes, last_size, groups, nbytes = self._last
+        size = self.chunks_per_group
+        # Comparing is faster than hashing.
+        if sizes != last_sizes or wire_dtypes is not last_dtypes or size != last_size:
             todo = plan_chunks(tuple(sizes), tuple(wire_dtypes), self._chunk_bytes)
-            self._last_chunks = sizes, wire_dtypes, todo
-        return todo
+            groups = [todo[start : start + size] for start in range(0, len(todo), size)]
+            nbytes = sum([chunk.nbytes for chunk in todo])
+            self._last = sizes, wire_dtypes, size, groups, nbytes
+        return groups, nbytes
 
     def _barrier(self) -> None:
         self._window.barrier()
 
-    def _stages(self, inputs: Arrays, flats: Arrays, todo: Sequence[Chunk]) -> list[Stage]:
+    def _stages(self, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
         pack = partial(self._pack, inputs)
-        few = self._ranks * sum([chunk.nbytes for chunk in todo]) <= REDUNDANT_BYTES
-        if self._ranks <= REDUNDANT_RANKS or few:
+        if self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= REDUNDANT_BYTES:
             return [pack, partial(self._add_and_unpack, inputs, flats)]
         return [pack, self._sum, partial(self._unpack, flats)]
 
     def _pack(self, inputs: Arrays, number: int, chunk: Chunk) -> None:
-        chunk.pack(inputs, self._numbers(self._slots[self._intra_rank], number, chunk))
+        chunk.pack(inputs, self._terms(number, chunk)[self._intra_rank])
 
     def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
         chunk.unpack(self._means(number, chunk), flats)
@@ -180,15 +188,21 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _terms(self, number: int, chunk: Chunk) -> list[np.ndarray]:
         """Return each rank's own numbers of the chunk."""
-        return [self._numbers(slots, number, chunk) for slots in self._slots]
+        key = number % self.num_slots, chunk.size, chunk.dtype
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= CACHED_VIEWS:
+                self._views.clear()
+            found = [self._numbers(slots, number, chunk) for slots in self._slots]
+            self._views[key] = found
+        return found
 
     def _means(self, number: int, chunk: Chunk) -> np.ndarray:
         return self._numbers(self._rings[0], number, chunk)
 
     def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
         """Return the chunk's slot, in the dtype in which terms are kept."""
-        slots = WINDOW_GROUPS * self.most_chunks
-        return slot_of(ring, slots, number, chunk.size, chunk.dtype)
+        return slot_of(ring, self.num_slots, number, chunk.size, chunk.dtype)
 
     def _scratch(self, like: np.ndarray) -> np.ndarray:
         """Return private memory to sum such an array in."""
@@ -199,6 +213,7 @@ class SharedMemoryAllreduce(Algorithm):
         if not self._slots:  # closed already
             return
         self._slots, self._rings = [], []  # no view of the window may outlive it
+        self._views.clear()
         self._window.close()
         self._free()
 

@@ -15,6 +15,7 @@ import numpy as np
 from .. import devices
 from ..allreduce import Bucket
 from ..config import Settings
+from ..messaging import digest_of
 from . import parameters
 
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
@@ -33,6 +34,11 @@ class GradientSignature(tuple[tuple[Any, ...], ...]):
     @cached_property
     def _hash(self) -> int:  # needed in every call, and slow for many parameters
         return super().__hash__()
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Bytes that are equal where signatures are."""
+        return digest_of(self)
 
     @cached_property
     def nbytes(self) -> int:
@@ -114,7 +120,7 @@ def call_of(
     names, params = parameters.names_and_params(model, rank)
     grads = [param.grad for param in params]
     fast = None
-    if _all_numpy(grads):
+    if set(map(type, grads)) <= {np.ndarray}:
         specs = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
         fast = _fast_path(settings, zero_fill, in_memory, names, specs)
     if fast is not None:
@@ -125,7 +131,7 @@ def call_of(
     signature = _checked_signature(named, grads, rank, zero_fill, settings)
     present = [grad for grad in grads if grad is not None]
     wire_dtypes = None
-    if _all_numpy(present):
+    if set(map(type, present)) <= {np.ndarray}:
         wire_dtypes = wire_dtypes_of([grad.dtype for grad in present], settings, in_memory)
     targets = [] if planned else _targets(grads)
     complete = len(present) == len(grads)
@@ -172,7 +178,7 @@ class _FastPath(NamedTuple):
 
 # Loops repeat few different calls; computing this again would take as long as summing the gradients
 # of a small model.
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
 def _fast_path(
     settings: Settings,
     zero_fill: bool,
@@ -229,7 +235,3 @@ def _targets(grads: list[Any]) -> list[Any]:
         grad if grad is None or next(own) else devices.module_of(grad).empty(grad.shape, grad.dtype)
         for grad in grads
     ]
-
-
-def _all_numpy(grads: list[Any]) -> bool:
-    return set(map(type, grads)) <= {np.ndarray}

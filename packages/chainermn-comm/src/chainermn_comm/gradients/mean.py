@@ -12,9 +12,9 @@ import numpy as np
 from .. import devices
 from ..allreduce import AlgorithmCache, Bucket
 from ..config import Settings
-from ..errors import raise_mismatch
+from ..errors import raise_mismatch, share_failure
 from ..mean_in_progress import MeanInProgress, require_all
-from ..messaging import Context, SharedFailure
+from ..messaging import Context
 from .gradient_call import GradientCall, GradientSignature, call_of, joined, wire_dtypes_of
 
 OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
@@ -65,23 +65,25 @@ class GradientMean(MeanInProgress):
         if planned and self._data_context is context:
             raise NotImplementedError("what is planned goes through another communicator")
         try:
-            with SharedFailure(context.handshake, self._operation):
-                call = call_of(
-                    model,
-                    context.rank,
-                    bool(self._zero_fill),
-                    self._settings,
-                    algorithms.stays_in_memory,
-                    planned,
-                )
-                algorithm = algorithms.made.get(False)
-                # With gradients on GPUs there are two algorithms, and the errors of the second
-                # belong after the agreement; what moves elsewhere needs a barrier there.
-                is_first = not (self._calls or planned) and self._data_context is context
-                if algorithm and call.wire_dtypes is not None and is_first:
-                    self._finish_staged = algorithm.stage(*call.arrays(), call.wire_dtypes)
-        except BaseException:
-            context.handshake.leave()
+            call = call_of(
+                model,
+                context.rank,
+                bool(self._zero_fill),
+                self._settings,
+                algorithms.stays_in_memory,
+                planned,
+            )
+            algorithm = algorithms.made.get(False)
+            # With gradients on GPUs there are two algorithms, and the errors of the second
+            # belong after the agreement; what moves elsewhere needs a barrier there.
+            is_first = not (self._calls or planned) and self._data_context is context
+            if algorithm and call.wire_dtypes is not None and is_first:
+                self._finish_staged = algorithm.stage(*call.arrays(), call.wire_dtypes)
+        except BaseException as error:
+            try:
+                share_failure(context.handshake, self._operation, error)
+            finally:
+                context.handshake.leave()
             raise
         self._calls.append(call)
         if planned:
@@ -92,7 +94,7 @@ class GradientMean(MeanInProgress):
         digest, nbytes, missing = _NO_GRADIENTS, 0, b""
         if calls:
             whole = self._signature()
-            digest, nbytes = handshake.digest(self._operation, whole), whole.nbytes
+            digest, nbytes = whole.digest, whole.nbytes
             if not all([call.complete for call in calls]):
                 bits = [grad is None for call in calls for grad in call.grads]
                 missing = np.packbits(bits).tobytes()
@@ -109,14 +111,15 @@ class GradientMean(MeanInProgress):
         except BaseException:
             handshake.leave()
             raise
-        if not self.complete or self._data_context is not context:
+        if self._data_context is not context or not all(self._handed_in):
             handshake.leave()
         return payloads
 
     def _signature(self) -> GradientSignature:
         """Return the signature of all gradients, which doesn't tell how they were handed in."""
-        signatures = [call.signature for call in self._calls]
-        return signatures[0] if len(signatures) == 1 else joined(tuple(signatures))
+        if len(self._calls) == 1:
+            return self._calls[0].signature
+        return joined(tuple([call.signature for call in self._calls]))
 
     def _compare(self, rows: list[bytes]) -> list[bytes]:
         """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
@@ -165,7 +168,8 @@ class GradientMean(MeanInProgress):
         try:
             while self._num_reduced < len(self._calls):
                 index, call = self._num_reduced, self._calls[self._num_reduced]
-                require_all(self._operation, self._context.rank, self._handed_in)
+                if not all(self._handed_in):
+                    require_all(self._operation, self._context.rank, self._handed_in)
                 self._num_reduced += 1
                 if self._data_context is not self._context:
                     handshake.begin(OPERATION, call.signature.nbytes)

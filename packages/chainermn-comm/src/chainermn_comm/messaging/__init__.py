@@ -6,6 +6,7 @@ from . import messages as messages
 from . import point_to_point as point_to_point
 from .context import Context as Context
 from .handshake import Handshake as Handshake
+from .handshake import digest_of as digest_of
 from .transfer import Buffer as Buffer
 from .transfer import bcast_buffer as bcast_buffer
 from .transfer import start_exchange as start_exchange

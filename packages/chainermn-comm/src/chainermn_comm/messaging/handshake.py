@@ -42,6 +42,7 @@ class Handshake:
         self._comm = comm
         self._size = comm.size
         self._record = record or CallRecorder()
+        self.leave = self._record.leave  # records the end of a call
         self._calls = 0
         # What interrupted steps that all ranks take together: this rank is out of step since then.
         self.interruptions: list[str] = []
@@ -94,14 +95,6 @@ class Handshake:
         self._calls += 1
         self._record.collective(operation, self._calls, NOBODY, nbytes)
 
-    def leave(self) -> None:
-        """Record the end of a call."""
-        self._record.leave()
-
-    def digest(self, operation: str, signature: Signature) -> bytes:
-        """Return 16 bytes that are equal where operation and signature are."""
-        return self._digest(operation, signature)[0]
-
     def run_on_all_ranks(self, operation: str, make: Callable[[], Value]) -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective)."""
         with SharedFailure(self, operation):
@@ -116,8 +109,7 @@ class Handshake:
         if found is None:
             if len(self._digests) >= _CACHED_SIGNATURES:
                 self._digests.clear()
-            text = comparable((operation, *signature))
-            digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+            digest = digest_of((operation, *signature))
             roots = [entry[1] for entry in signature if entry[0] == "root"] or [NOBODY]
             found = self._digests[key] = digest, roots[0], getattr(signature, "nbytes", 0)
         return found
@@ -148,3 +140,8 @@ class Handshake:
             gathered[end - length : end].tobytes()
             for end, length in zip(ends, lengths, strict=True)
         ]
+
+
+def digest_of(signature: tuple[Any, ...]) -> bytes:
+    """Return 16 bytes that are equal where signatures are."""
+    return hashlib.blake2b(comparable(signature).encode(), digest_size=16).digest()

@@ -45,16 +45,6 @@ class GradientAccumulator:
         self.num_calls = 0  # updates of the present group so far, including failed ones
         self.num_accumulated = 0  # those of them whose gradients are in the sums
 
-    @property
-    def is_middle(self) -> bool:
-        """Whether the next update is neither the first nor the last of its group."""
-        return 0 < self.num_calls < self.steps - 1
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the next update is the last of its group."""
-        return self.num_calls == self.steps - 1
-
     def add(self, params: ParameterSet) -> None:
         """Count an update and add its gradients."""
         self.num_calls += 1

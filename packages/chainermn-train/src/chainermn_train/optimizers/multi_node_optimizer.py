@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from chainermn_comm import CommunicatorBase, MeanInProgress
 
-from ..collective_errors import SharedFailure, raise_on_all_ranks
+from ..collective_errors import raise_on_all_ranks, share_failure
 from ..wrappers import AttributeProxy, UnpicklableMixin
 from .agreement import OPERATION, STEADY, Flags, agree, steady
 from .gradient_accumulator import GradientAccumulator
@@ -114,7 +114,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 the others count one gradient less.
         """
         optimizer, accumulator = self.actual_optimizer, self._accumulator
-        if accumulator.is_middle:
+        if 0 < accumulator.num_calls < accumulator.steps - 1:  # neither first nor last of a group
             params = self._synchronizer.params(optimizer.target)
             compute = partial(_compute_gradients, optimizer, _backward_alone, lossfun, args, kwds)
             accumulator.update(optimizer, params, compute)
@@ -125,10 +125,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             flags = self._synchronizer.flags(optimizer)
             if flags is not STEADY or not self._exchange.is_prepared:
                 flags = self._agree_before_loss(call, flags, lossfun is None)
-            # An error stays in its own rank until all know of it: else a caller that catches it,
-            # to skip a batch, would be one collective call ahead of the other ranks.
-            with SharedFailure(self.communicator.handshake, OPERATION):
+            try:
                 self._compute_gradients(flags, lossfun, args, kwds)
+            except BaseException as error:
+                # It stays in this rank until all know of it: else a caller that catches it, to
+                # skip a batch, would be one collective call ahead of the other ranks.
+                share_failure(self.communicator.handshake, OPERATION, error)
+                raise
             is_new = self._exchange_gradients(call, flags)
         except BaseException as error:
             self._exchange.abandon(error)
@@ -232,7 +235,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     ) -> None:
         """Compute gradients, which may leave meanwhile if no other follow in a group."""
         optimizer, backward = self.actual_optimizer, _backward_alone
-        if self._accumulator.steps == 1 and not self._must_start_again(known):
+        if self._accumulator.steps == 1 and (known is STEADY or not self._must_start_again(known)):
             params = self._synchronizer.params(optimizer.target)
             backward = partial(self._exchange.backward, params)
         _compute_gradients(optimizer, backward, lossfun, args, kwds)
@@ -244,7 +247,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         optimizer, accumulator, exchange = self.actual_optimizer, self._accumulator, self._exchange
         synchronizer = self._synchronizer
-        if self._must_start_again(known):
+        if known is not STEADY and self._must_start_again(known):
             self._start_again(known)
             return False
         # The loss may have initialised what was missing.
@@ -252,8 +255,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if known.uninitialized:
             flags = flags._replace(changed=synchronizer.flags(optimizer).changed)
         params = synchronizer.params(optimizer.target)
-        scale_missing_gradients(optimizer, params)
-        if not accumulator.is_last:
+        if optimizer._loss_scale is not None:
+            scale_missing_gradients(optimizer, params)
+        is_last = accumulator.num_calls == accumulator.steps - 1
+        if not is_last:
             total = self._agree(call, flags)
         else:
             if accumulator.steps > 1:
@@ -263,7 +268,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             exchange.abandon(None)
             self._start_again(total)
             return False
-        if not accumulator.is_last:
+        if not is_last:
             accumulator.add(params)
             return False
         if total.redo or 0 < total.planned < self.communicator.size:
@@ -298,8 +303,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _must_start_again(self, known: Flags) -> bool:
         """Return whether gradients are of no use: some rank found a change before its loss."""
-        if known is STEADY:
-            return False
         is_mixed = 0 < known.before_loss < self.communicator.size
         return bool(known.changed or known.apart or is_mixed)
 
@@ -312,7 +315,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _step(self) -> None:
         optimizer = self.actual_optimizer
-        unscale_missing_gradients(optimizer, self._synchronizer.params(optimizer.target))
+        if optimizer._loss_scale is not None:
+            unscale_missing_gradients(optimizer, self._synchronizer.params(optimizer.target))
         try:
             optimizer.update()
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did

@@ -22,11 +22,7 @@ class ParameterSet:
         self.params = [param for _, param in self._named]
         self.sorted_names = tuple(name for name, _ in self._named)
         self._uninitialized = [param for param in self._walk if not param.is_initialized]
-
-    @property
-    def has_uninitialized(self) -> bool:
-        """Whether some parameters were not initialised."""
-        return bool(self._uninitialized)
+        self.has_uninitialized = len(self._uninitialized) > 0  # then
 
     def namedparams(self) -> list[tuple[str, Any]]:
         return self._named
@@ -34,8 +30,8 @@ class ParameterSet:
     def is_still_of(self, target: Any) -> bool:
         """Return whether the model has the same parameters, and none was initialised since."""
         params, walk = list(target.params()), self._walk
-        return (
-            len(walk) == len(params)
-            and all(map(operator.is_, walk, params))
-            and not any([param.is_initialized for param in self._uninitialized])
+        if len(walk) != len(params) or not all(map(operator.is_, walk, params)):
+            return False
+        return not (
+            self.has_uninitialized and any(param.is_initialized for param in self._uninitialized)
         )
