@@ -11,13 +11,17 @@ from .bucketed import Bucketed
 from .hierarchical import HierarchicalAllreduce
 from .in_place import LargeInPlace
 from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce, Pipeline
-from .shared_memory import ChunksPerGroup, SharedMemoryAllreduce
+from .shared_memory import (
+    MOST_REDUNDANT_BYTES,
+    REDUNDANT_BYTES,
+    SharedMemoryAllreduce,
+    SharedMemoryWay,
+)
 from .shared_window import NoSharedMemory
 
-# From so many bytes on it is measured in a node which algorithm is fastest, among them groups of so
-# many chunks; see docs/decisions/autotuner.md.
-MEASURED_BYTES = 1 << 20
-CHUNKS_PER_GROUP = (4, 8)
+# In a node it is measured which algorithm is fastest, among them groups of so many chunks, where
+# every rank sums so much, over all ranks; see docs/decisions/autotuner.md.
+WAYS = ((4, REDUNDANT_BYTES), (8, REDUNDANT_BYTES), (8, MOST_REDUNDANT_BYTES))
 
 
 def bucketed(context: Context) -> Algorithm:
@@ -118,11 +122,13 @@ def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
             return shared
         # Either all ranks share memory, or none do.
         pipeline = LATE_GATHER if topology.inter_size == 1 else OVERLAPPED
-        in_place = LargeInPlace(_pairwise(context, pipeline), comm.size, shared)
+        pairwise = _pairwise(context, pipeline)
         if topology.inter_size > 1:
-            return in_place
-        few = [ChunksPerGroup(shared, number) for number in CHUNKS_PER_GROUP]
-        return Autotuner(comm, shared, [*few, in_place], MEASURED_BYTES)
+            return LargeInPlace(pairwise, comm.size, shared)
+        # With two ranks both sum all.
+        ways = [SharedMemoryWay(shared, *way) for way in WAYS[: 2 if comm.size == 2 else 3]]
+        in_place = LargeInPlace(pairwise, comm.size, ways[1])
+        return Autotuner(comm, ways[1], [*ways, in_place], REDUNDANT_BYTES // comm.size)
     if comm.rank == 0:
         print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
     return bucketed(context)

@@ -30,9 +30,11 @@ MOST_CHUNKS = 8
 WINDOW_GROUPS = 2
 # Up to so many ranks in a node, each rank sums the whole chunk itself: one barrier less. With more
 # ranks, each sums one shard for all, since n times the bytes would move. So little that it fits the
-# second limit, over all ranks, is still summed by every rank. See docs/decisions/stream.md.
+# second limit, over all ranks, is still summed by every rank, and what fits the third may be, where
+# a barrier takes long. See docs/decisions/stream.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
+MOST_REDUNDANT_BYTES = 4 << 20
 # Making views of slots anew takes as long as a small model's sum; models have few sizes of chunks.
 CACHED_VIEWS = 256
 
@@ -44,6 +46,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     Attributes:
         chunks_per_group: from 1 to ``most_chunks``; the same on all ranks.
+        redundant_bytes: what every rank may sum, over all ranks; the same on all.
     """
 
     default_chunk_bytes, most_chunks = SHARED_CHUNK_BYTES, MOST_CHUNKS
@@ -60,7 +63,7 @@ class SharedMemoryAllreduce(Algorithm):
         self._size = comm.size
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
-        self.chunks_per_group = self.most_chunks
+        self.chunks_per_group, self.redundant_bytes = self.most_chunks, REDUNDANT_BYTES
         # Of the last call, since a loop's gradients are like those before: sizes, dtypes, chunks in
         # a group; the groups, and the bytes of all.
         self._last: tuple[list[int], Dtypes, int, list[list[Chunk]], int] = [], [], 0, [], 0
@@ -152,7 +155,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _stages(self, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
         pack = partial(self._pack, inputs)
-        if self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= REDUNDANT_BYTES:
+        if self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= self.redundant_bytes:
             return [pack, partial(self._add_and_unpack, inputs, flats)]
         return [pack, self._sum, partial(self._unpack, flats)]
 
@@ -221,20 +224,25 @@ class SharedMemoryAllreduce(Algorithm):
         self._intra.Free()
 
 
-class ChunksPerGroup(Algorithm):
-    """An algorithm through shared memory with groups of so many chunks."""
+class SharedMemoryWay(Algorithm):
+    """An algorithm through shared memory, set so for each call."""
 
-    def __init__(self, shared: SharedMemoryAllreduce, number: int) -> None:
-        """Use ``shared``, which stays the caller's."""
-        self._shared, self._number = shared, number
+    def __init__(
+        self, shared: SharedMemoryAllreduce, chunks_per_group: int, redundant_bytes: int
+    ) -> None:
+        """Own ``shared``, as others may that are set otherwise."""
+        self._shared, self._way = shared, (chunks_per_group, redundant_bytes)
 
     def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        self._shared.chunks_per_group = self._number
+        self._shared.chunks_per_group, self._shared.redundant_bytes = self._way
         self._shared.mean(sources, targets, wire_dtypes)
 
     def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
-        self._shared.chunks_per_group = self._number
+        self._shared.chunks_per_group, self._shared.redundant_bytes = self._way
         return self._shared.stage(sources, targets, wire_dtypes)
+
+    def close(self) -> None:
+        self._shared.close()
 
 
 def slot_of(ring: np.ndarray, slots: int, number: int, size: int, dtype: np.dtype) -> np.ndarray:
