@@ -251,6 +251,41 @@ def test_back_to_back_calls_do_not_mix(world, gpu, name, step, calls):
             np.testing.assert_allclose(mean, call + (world.size - 1) / 2, rtol=1e-6)
 
 
+@named("flat", "hierarchical", "pure_nccl")
+def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu, name):
+    """With zeros where one is missing; parameters get the means when they are assigned."""
+    import cupy
+
+    with on_two_nodes(world, name) as comm, comm.split(0, comm.rank) as channel:
+        null = cupy.cuda.get_current_stream()
+        hosts = [np.full(size, comm.rank + size, "f4") for size in (5, 700, 9)]
+        grads = [put(np.zeros_like(host)) for host in hosts]
+        pinned = [gpus.pinned(host.nbytes) for host in hosts]
+        a, b, c = (
+            Param(put(np.zeros_like(host)), grad) for host, grad in zip(hosts, grads, strict=True)
+        )
+        c.grad = None if comm.rank == 0 else grads[2]
+        mean = comm.start_mean(True, "allreduce_grad", channel)
+        for bucket in (Model(a=a, c=c), Model(b=b)):
+            for host, memory, grad in zip(hosts, pinned, grads, strict=True):
+                memory[...] = host.view(np.uint8)
+                gpus.copy_to_device(memory, grad, null)  # which the null stream does late
+            mean.add(bucket, planned=True)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            mean.reduce_planned(2)
+        mean.agree()
+        assert a.grad is grads[0]
+        assert b.grad is grads[1]
+        mean.assign()
+        means = [gpus.to_host(param.grad) for param in (a, b, c)]
+        average = (comm.size - 1) / 2
+        np.testing.assert_allclose(means[0], average + 5, rtol=1e-6)
+        np.testing.assert_allclose(means[1], average + 700, rtol=1e-6)
+        np.testing.assert_allclose(means[2], average + 9 * (comm.size - 1) / comm.size, rtol=1e-6)
+        assert [gpus.to_host(grad)[0] for grad in grads] == [host[0] for host in hosts]
+
+
 def test_mixed_models_go_both_ways(world, one_each):
     with create_communicator("hierarchical") as comm:
         mine = np.full(3, float(comm.rank))

@@ -10,7 +10,6 @@ import time
 import weakref
 from functools import partial
 from types import SimpleNamespace
-from unittest import mock
 
 import chainer
 import chainer.links as L
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import RankMismatchError, create_communicator
+from tests.support.gpu_streams import Device, Streams
 from tests.support.stale import WIDTH, TanhNet, batch_of, buffered, hooked_adam, stale_loop
 from tests.support.third_party import WatchedCommunicator
 from tests.support.training import parameter_bits, parameters, same_everywhere, state_of
@@ -269,30 +269,9 @@ def test_an_error_in_flight_is_raised_by_flush_and_by_serialize(world):
     assert optimizer.t == 1
 
 
-def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(monkeypatch, world):
+def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(world):
     """A double of CuPy writes down who does what in which order."""
-    log = []
-
-    def recording(what):
-        def record_it(*_, **__):
-            log.append((threading.current_thread() is threading.main_thread(), what))
-            return mock.DEFAULT
-
-        return record_it
-
-    class Device(chainer.backend.CpuDevice):
-        pass
-
-    event, stream = mock.MagicMock(), mock.MagicMock()
-    event.record.side_effect = recording("recorded")
-    stream.__enter__.side_effect = recording("stream entered")
-    stream.wait_event.side_effect = recording("stream waits for event")
-    stream.synchronize.side_effect = recording("stream done")
-    stream.__exit__.side_effect = recording("stream left")
-    cupy = mock.MagicMock()
-    cupy.cuda.Event = mock.Mock(side_effect=recording("event made"), return_value=event)
-    cupy.cuda.Stream = mock.Mock(return_value=stream)
-    using_device = mock.MagicMock(side_effect=recording("device"))
+    streams = Streams()
     model = TanhNet(0)
     comm = WatchedCommunicator(world)
     optimizer = buffered(comm, model, plain_sgd)
@@ -300,24 +279,18 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
     before = model.first.b.array.copy()
     model.cleargrads()
     model.first.b.grad = np.full(WIDTH, comm.rank, np.float32)
-    comm.on_mean = recording("exchange")
-    with monkeypatch.context() as doubled:
-        doubled.setattr("chainer.backends.cuda.cupy", cupy, raising=False)
-        doubled.setattr("chainer.backends.cuda.GpuDevice", Device)
-        doubled.setattr(chainer.backend, "get_device_from_array", lambda *_: Device())
-        doubled.setattr(chainer, "using_device", using_device)
+    comm.on_mean = streams.recording("exchange")
+    with streams.installed():
         optimizer.update()
         optimizer.finalize()
     optimizer.flush()
     np.testing.assert_allclose(model.first.b.array, before - (comm.size - 1) / 2, rtol=1e-6)
-    main = [what for is_main, what in log if is_main]
-    thread = [what for is_main, what in log if not is_main]
-    assert main[-3:] == ["device", "event made", "recorded"]
-    assert set(main[:-3]) == {"device"}  # where copies of the first gradients are made
-    assert thread == [
+    assert streams.main[-3:] == ["device", "event made", "recorded"]
+    assert set(streams.main[:-3]) == {"device"}  # where copies of the first gradients are made
+    assert streams.thread == [
         *("device", "stream entered", "stream waits for event"),
         *("exchange", "stream done", "stream left"),
     ]
-    stream.wait_event.assert_called_once_with(event)
-    cupy.cuda.Stream.assert_called_once_with(non_blocking=True)
-    assert {type(call.args[0]) for call in using_device.call_args_list} == {Device}
+    streams.stream.wait_event.assert_called_once_with(streams.event)
+    streams.make_stream.assert_called_once_with(non_blocking=True)
+    assert {type(call.args[0]) for call in streams.using_device.call_args_list} == {Device}

@@ -14,6 +14,7 @@ import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
+from tests.support.gpu_streams import Streams, parameters_on_gpus
 from tests.support.overlapped import CLASSES, WIDTH, Deep, Twins, batch, sending
 from tests.support.third_party import PlainCommunicator
 from tests.support.topologies import on_nodes
@@ -246,6 +247,40 @@ def test_by_default_it_is_on_where_ranks_sit_on_several_machines(comm, overlap, 
         for number in range(4):
             optimizer.update(model, batch(comm.rank, number))
     assert ("planned" in events) == expected
+    optimizer.finalize()
+
+
+@pytest.mark.parametrize(("overlap", "expected"), [(None, True), (False, False)])
+def test_by_default_it_is_on_where_parameters_are_on_gpus(comm, overlap, expected):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=overlap)
+    model = Deep()
+    optimizer.setup(model)
+    with parameters_on_gpus(), sending(comm) as events:
+        for number in range(4):
+            optimizer.update(model, batch(comm.rank, number))
+    assert ("planned" in events) == expected
+    optimizer.finalize()
+
+
+def test_on_a_gpu_the_thread_has_a_stream_of_its_own(comm):
+    """A double of CuPy's streams writes down who does what in which order."""
+    streams = Streams()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=True)
+    twin = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=False)
+    models = Deep(), Deep()
+    models[1].copyparams(models[0])
+    optimizer.setup(models[0])
+    twin.setup(models[1])
+    with streams.installed():
+        for number in range(4):
+            optimizer.update(models[0], batch(comm.rank, number))
+    for number in range(4):
+        twin.update(models[1], batch(comm.rank, number))
+    of_an_update = ["device", "stream entered", "stream done", "stream left"]
+    assert streams.thread == 3 * of_an_update
+    streams.make_stream.assert_called_with(non_blocking=True)
+    for param, other in zip(models[0].params(), models[1].params(), strict=True):
+        np.testing.assert_allclose(param.array, other.array, rtol=1e-6)
     optimizer.finalize()
 
 

@@ -48,9 +48,9 @@ class MeanInProgress:
 
         Args:
             model: as for :meth:`CommunicatorBase.allreduce_grad`.
-            planned: whether all ranks know already that this bucket comes, of NumPy arrays like
-                the parameters' own. What is missing here travels as zeros, and the means go to
-                new memory: see :meth:`reduce_planned`.
+            planned: whether all ranks know already that this bucket comes, of arrays like the
+                parameters' own, all NumPy's or all of one GPU. What is missing here travels as
+                zeros, and the means go to new memory: see :meth:`reduce_planned`.
 
         Raises:
             NotImplementedError: ``planned``, on a communicator that can't, or on a mean that was
@@ -91,10 +91,12 @@ class MeanInProgress:
 
         To be called while buckets are handed in, in another thread than ``add`` and ``agree``, on a
         mean that was started ``through`` another communicator. Ranks need not have agreed;
-        parameters get nothing before :meth:`assign`.
+        parameters get nothing before :meth:`assign`. On GPUs it uses the current stream, which
+        waits for gradients by itself; the caller waits for that stream before it uses the means.
 
         Args:
-            number: of the buckets, the same on all ranks, each of which must hand in all of them.
+            number: of the buckets, 1 or more, the same on all ranks, each of which must hand in
+                all of them.
 
         Raises:
             NotImplementedError: there are no plans on this communicator.

@@ -70,6 +70,12 @@ class GradientCall:
     # The dtypes in which the present gradients travel, if all of them are NumPy's; else None.
     wire_dtypes: Sequence[np.dtype] | None
     planned: bool = False  # what is missing travels as zeros, and the means go to new memory
+    ready: Any = None  # if planned, on a GPU: the event after which gradients are there
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the first parameter is on a GPU; where it was planned, all are."""
+        return devices.on_gpu(self.params[0].data)
 
     def arrays(self) -> tuple[list[Any], list[Any]]:
         """Return what travels, and where its means go."""
@@ -80,16 +86,22 @@ class GradientCall:
         return sources, sources if self.targets is self.grads else targets
 
     def bucket(self, settings: Settings, in_memory: bool) -> Bucket:
-        """Return what travels if it was planned, zeros included; means go to new memory."""
+        """Return what travels if it was planned, zeros included; means go to new memory.
+
+        On a GPU what follows on the current stream comes after the gradients.
+        """
         like = [param.data for param in self.params]
+        on_gpu, module = self.on_gpu, devices.module_of(like[0])
+        if self.ready is not None:
+            devices.current_stream().wait_event(self.ready)
         sources = [
-            np.zeros(data.shape, data.dtype) if grad is None else grad
+            module.zeros_like(data, order="C") if grad is None else grad
             for data, grad in zip(like, self.grads, strict=True)
         ]
         dtypes = [data.dtype for data in like]
-        wire_dtypes = wire_dtypes_of(dtypes, settings, in_memory)
+        wire_dtypes = wire_dtypes_of(dtypes, settings, in_memory, on_gpu)
         flat = None
-        if len({*dtypes, *wire_dtypes}) == 1:
+        if not on_gpu and len({*dtypes, *wire_dtypes}) == 1:
             flat = np.empty(sum([data.size for data in like]), dtypes[0])
             ends = list(accumulate([data.size for data in like]))
             pieces = np.split(flat, ends[:-1])
@@ -97,7 +109,7 @@ class GradientCall:
                 piece.reshape(data.shape) for piece, data in zip(pieces, like, strict=True)
             ]
         else:
-            self.targets = [np.empty(data.shape, data.dtype) for data in like]
+            self.targets = [module.empty(data.shape, data.dtype) for data in like]
         return Bucket(sources, self.targets, wire_dtypes, flat)
 
 

@@ -87,6 +87,9 @@ class GradientMean(MeanInProgress):
             raise
         self._calls.append(call)
         if planned:
+            if call.on_gpu:
+                call.ready = devices.new_event()
+                call.ready.record(devices.current_stream())
             self._planned.put(call)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
@@ -143,21 +146,25 @@ class GradientMean(MeanInProgress):
 
     def reduce_planned(self, number: int) -> None:
         handshake, algorithms = self._data_context.handshake, self._algorithms
-        left = number
+        left, first = number, [self._planned.get()]
+        on_gpu = first[0].on_gpu
 
         def next_bucket(wait: bool) -> Bucket | None:
             nonlocal left
             if not left:
                 return None
             try:
-                call = self._planned.get(wait)
+                call = first.pop() if first else self._planned.get(wait)
             except Empty:
                 return None
             left -= 1
             return call.bucket(self._planned_settings, algorithms.stays_in_memory)
 
         try:
-            algorithm = algorithms.get(False)
+            algorithm = algorithms.get(on_gpu)
+            if on_gpu:  # these algorithms send failures to the other ranks themselves
+                algorithm.mean_each(next_bucket)
+                return
             handshake.begin(OPERATION)
             self._data_context.run_in_step(DESCRIPTION, algorithm.mean_each, next_bucket)
         finally:

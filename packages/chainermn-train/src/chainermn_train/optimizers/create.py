@@ -50,11 +50,11 @@ def create_multi_node_optimizer(
             rank, and only every so many updates the mean of all is exchanged and used. Every
             update counts the same, whatever its number of examples.
         overlap: send gradients while backward computes the others. Parameters become those of the
-            synchronous way. None decides: on where ranks sit on several machines, off inside
-            of one, where no core is free. It takes memory for a second set of gradients. Where it
-            can't be done (no loss function, ``accumulate_steps``, GPUs, another's communicator, an
-            ``allreduce_grad_dtype`` narrower than a parameter)
-            gradients are sent after backward.
+            synchronous way. None decides: on where ranks sit on several machines or parameters on
+            GPUs, off inside one machine's CPUs, where no core is free. It takes memory for a
+            second set of gradients. Where it can't be done (no loss function,
+            ``accumulate_steps``, another's communicator, an ``allreduce_grad_dtype`` narrower
+            than a parameter) gradients are sent after backward.
 
     Returns:
         An optimizer that is used like ``actual_optimizer``; see :class:`MultiNodeOptimizer`.
@@ -86,5 +86,10 @@ def create_multi_node_optimizer(
         "zero_fill": bool(zero_fill),
         "overlap": overlap,
     }
-    exchange = kind(communicator, bool(zero_fill))
-    return MultiNodeOptimizer(actual_optimizer, communicator, bool(zero_fill), exchange, settings)
+    zero_fill = bool(zero_fill)
+    exchange = kind(communicator, zero_fill)
+    decides = overlap is None and kind is SynchronousExchange
+    on_gpus = OverlappedExchange(communicator, zero_fill) if decides else None
+    return MultiNodeOptimizer(
+        actual_optimizer, communicator, zero_fill, exchange, settings, on_gpus
+    )

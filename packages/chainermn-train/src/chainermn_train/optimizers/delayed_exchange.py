@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import chainer
-from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
@@ -19,6 +14,7 @@ from ..profiling import region
 from .agreement import OPERATION
 from .background_thread import BackgroundThread, threads_may_use_mpi
 from .detached_gradients import DetachedGradients, copy_of, multiply_gradients
+from .gpus import device_of, own_stream, recorded_event
 from .gradient_exchange import GradientExchange
 from .own_channel import make_channel
 from .parameter_set import ParameterSet
@@ -47,9 +43,9 @@ class DelayedExchange(GradientExchange):
     def is_prepared(self) -> bool:  # type: ignore[override]
         return self._own is not None
 
-    def prepare(self) -> None:
+    def prepare(self, params: ParameterSet) -> None:
         if self._own is None:
-            self._own = make_channel(self._communicator)
+            self._own = make_channel(self._communicator, params)
 
     def error(self) -> BaseException | None:
         with region("communication"):
@@ -69,10 +65,12 @@ class DelayedExchange(GradientExchange):
         before = self._pop()
         if before is None:
             self._give_copies(gradients)
-        in_order = _ordered_after_present_work(gradients)
+        devices = [device_of(each.grad) for each in gradients.entries]
+        device = next(filter(None, devices), None)
+        event = None if device is None else recorded_event(device)
 
         def exchange(wait_requested: threading.Event) -> None:
-            with patient_waits(wait_requested), in_order():
+            with patient_waits(wait_requested), own_stream(device, event):
                 mean.reduce()
                 mean.assign()
                 if factor != 1:
@@ -148,28 +146,3 @@ class DelayedExchange(GradientExchange):
         for each in gradients.entries:
             if each.grad is not None:
                 each.param.grad = copy_of(each.param, each.grad)
-
-
-def _ordered_after_present_work(
-    gradients: DetachedGradients,
-) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context for a thread that uses gradients after the work asked for so far."""
-    for detached in gradients.entries:
-        device = chainer.backend.get_device_from_array(detached.grad)
-        if detached.grad is not None and isinstance(device, cuda.GpuDevice):
-            with chainer.using_device(device):
-                event = cuda.cupy.cuda.Event(block=True, disable_timing=True)
-                event.record()
-            return partial(_on_own_stream, device, event)
-    return contextlib.nullcontext
-
-
-@contextlib.contextmanager
-def _on_own_stream(device: Any, event: Any) -> Iterator[None]:
-    """Use a stream that waits for an event first; wait for the stream at the end."""
-    with chainer.using_device(device):
-        stream = cuda.cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            stream.wait_event(event)
-            yield
-            stream.synchronize()

@@ -33,7 +33,7 @@ class GradientExchange(UnpicklableMixin, ABC):
     #: Whether this update's backward told what ranks need to plan that.
     can_plan = False
 
-    def prepare(self) -> None:
+    def prepare(self, params: ParameterSet) -> None:
         """Make what all ranks make together (collective)."""
 
     def begin(self) -> None:

@@ -11,6 +11,7 @@ from chainermn_comm import CommunicatorBase, MeanInProgress
 from ..collective_errors import raise_on_all_ranks, share_failure
 from ..wrappers import AttributeProxy, UnpicklableMixin
 from .agreement import OPERATION, STEADY, Flags, agree, steady
+from .gpus import are_on_gpus
 from .gradient_accumulator import GradientAccumulator
 from .gradient_exchange import GradientExchange
 from .mixed_precision import (
@@ -43,7 +44,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill"})
-    _OWN |= {"_synchronizer", "_accumulator", "_exchange"}
+    _OWN |= {"_synchronizer", "_accumulator", "_exchange", "_exchange_on_gpus"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -53,14 +54,18 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         zero_fill: bool,
         exchange: GradientExchange,
         settings: dict[str, Any],
+        exchange_on_gpus: GradientExchange | None = None,
     ) -> None:
-        """Use ``exchange``; ``settings`` must be equal on all ranks."""
+        """Use ``exchange``; ``settings`` must be equal on all ranks.
+
+        Where parameters are on GPUs ``exchange_on_gpus`` takes its place, if there is one.
+        """
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
         self._synchronizer = ParameterSynchronizer(communicator, settings)
         self._accumulator = GradientAccumulator(settings["accumulate_steps"])
-        self._exchange = exchange
+        self._exchange, self._exchange_on_gpus = exchange, exchange_on_gpus
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer."""
@@ -161,7 +166,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 params = self._synchronizer.params(self.target)
                 num_per_rank = total.num_accumulated / self.communicator.size
                 accumulator.complete(params, num_per_rank, and_present=False)
-                exchange.prepare()
+                exchange.prepare(params)
                 self._agree("flush()", STEADY, exchange.ready(params))
             accumulator.reset()
             if total.num_accumulated and (exchange.finish() or exchange.flush()):
@@ -222,7 +227,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if total.before_loss < self.communicator.size:  # others have computed their loss
             self._exchange.abandon(None)
             return total
-        self._exchange.prepare()
+        params = self._synchronizer.params(self.target)
+        if self._exchange_on_gpus is not None and are_on_gpus(params):
+            self._exchange, self._exchange_on_gpus = self._exchange_on_gpus, None
+        self._exchange.prepare(params)
         if not (total.changed or total.apart or total.uninitialized):
             return STEADY
         if total.uninitialized or total.without_loss:

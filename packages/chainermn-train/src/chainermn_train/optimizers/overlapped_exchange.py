@@ -21,6 +21,7 @@ from . import tracked_backward
 from .agreement import OPERATION
 from .background_thread import BackgroundThread, threads_may_use_mpi
 from .detached_gradients import DetachedGradient, DetachedGradients, multiply_gradients
+from .gpus import device_of, own_stream
 from .own_channel import make_channel
 from .parameter_set import ParameterSet
 from .synchronous_exchange import SynchronousExchange
@@ -37,7 +38,8 @@ class _Plan(NamedTuple):
     params: ParameterSet
     buckets: list[list[int]]
     bucket_of: dict[int, int]  # by the parameter's place
-    like: list[np.ndarray]  # of each parameter's shape and dtype, without memory of that size
+    like: list[Any]  # arrays of each parameter's shape and dtype, without memory of that size
+    device: Any  # the GPU on which all of this is; None on CPUs
 
 
 @dataclass(eq=False)
@@ -61,7 +63,7 @@ class _Sending:
         self._gradients: list[DetachedGradients] = []  # handed in
 
         def reduce(wait_requested: threading.Event) -> None:
-            with patient_waits(wait_requested):
+            with patient_waits(wait_requested), own_stream(plan.device):
                 mean.reduce_planned(len(plan.buckets))
 
         self.thread = BackgroundThread(reduce)
@@ -202,7 +204,7 @@ class OverlappedExchange(SynchronousExchange):
         order: list[int] = self._communicator.bcast_obj(self._order)
         self._settle()
         if self._own is None:
-            self._own = make_channel(self._communicator)
+            self._own = make_channel(self._communicator, params)
         elif _wire_dtype(self._own) != _wire_dtype(self._communicator):
             self._own.set_config(_WIRE, _wire_dtype(self._communicator))
         like = [_without_memory(param.array) for param in params.params]
@@ -216,7 +218,8 @@ class OverlappedExchange(SynchronousExchange):
             buckets[-1].append(place)
             room -= like[place].nbytes
         bucket_of = {place: number for number, each in enumerate(buckets) for place in each}
-        self._plan = _Plan(params, buckets, bucket_of, like)
+        device = device_of(params.params[0].array)
+        self._plan = _Plan(params, buckets, bucket_of, like, device)
 
     def close(self) -> None:
         if self._own is None:
@@ -271,17 +274,23 @@ def _is_narrowed(params: ParameterSet, wire: Any) -> bool:
     return wire is not None and max(widths, default=0) > wire.itemsize
 
 
-def _without_memory(array: np.ndarray) -> np.ndarray:
+def _without_memory(array: Any) -> Any:
     """Return an array of the same shape and dtype that holds one number."""
-    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+    with chainer.using_device(chainer.backend.get_device_from_array(array)):
+        module = chainer.backend.get_array_module(array)
+        return module.broadcast_to(module.zeros((), array.dtype), array.shape)
 
 
-def _is_like(grad: Any, like: np.ndarray) -> bool:
+def _is_like(grad: Any, like: Any) -> bool:
     same = grad.shape == like.shape and grad.dtype == like.dtype
-    return bool(same and type(grad) is np.ndarray)
+    return bool(same and type(grad) is type(like))
 
 
 def _is_plain(params: ParameterSet) -> bool:
-    """Return whether all parameters are NumPy arrays of real floats."""
+    """Return whether all parameters are real floats, of NumPy's arrays or of one GPU's."""
     arrays = [param.array for param in params.params]
-    return all([type(array) is np.ndarray and array.dtype.kind == "f" for array in arrays])
+    if not {np.ndarray} >= set(map(type, arrays)):
+        devices = {device_of(array) for array in arrays}
+        if None in devices or len(devices) > 1:
+            return False
+    return all([array.dtype.kind == "f" for array in arrays])

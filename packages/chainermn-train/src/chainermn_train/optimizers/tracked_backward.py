@@ -19,6 +19,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer import _backprop_utils
+from chainer.backends import cuda
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.linear import LinearFunction
 
@@ -34,12 +35,13 @@ def backward(loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float 
     """Do what ``loss.backward(loss_scale=loss_scale)`` does, and tell of final gradients.
 
     A gradient is final when every function that uses the parameter has run. Of those that only some
-    have run nothing is told, nor of what is no NumPy array.
+    have run nothing is told, nor of what is an array neither of NumPy nor of CuPy.
 
     Args:
         loss: a variable.
         params: the parameters whose gradients matter.
-        on_final: called in this thread, before the parameter has the gradient.
+        on_final: called in this thread, before the parameter has the gradient; on a GPU, once its
+            kernels are enqueued.
         loss_scale: as in Chainer.
     """
     tracker = _Tracker(loss, params, on_final)
@@ -106,7 +108,7 @@ class _Tracker(chainer.FunctionHook):
         return bool(self.table.grads.get(node))
 
     def _tell(self, node: Any, grad: Any) -> None:
-        if type(grad.array) is np.ndarray:
+        if type(grad.array) in (np.ndarray, cuda.ndarray):
             self._on_final(self._places[id(node)], grad.array)
 
 
