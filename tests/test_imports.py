@@ -6,6 +6,7 @@ And what a folder offers to others is what its ``__init__`` re-exports.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -126,3 +127,19 @@ def test_a_folder_is_imported_by_what_it_re_exports(package):
         if rest not in offered and not {module, module.rpartition(".")[0]} & DIRECT:
             wrong.append(f"{where}: {imported} isn't re-exported by {folder}")
     assert not wrong, "\n".join(wrong)
+
+
+# Of numbers and objects; at its first use on a communicator mpi4py duplicates that with the
+# interpreter held, so that two threads of two ranks may wait for each other.
+OBJECT_REDUCTION = re.compile(r"\.(?:allreduce|reduce|scan|exscan)\(.*\bMPI\.")
+
+
+def test_no_package_reduces_objects_by_mpi():
+    found = [
+        f"{path.relative_to(PACKAGES)}:{number}"
+        for path in sorted(PACKAGES.glob("*/src/**/*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if OBJECT_REDUCTION.search(line)
+    ]
+    assert OBJECT_REDUCTION.search("everywhere = node.allreduce(found, MPI.LAND)")
+    assert not found, "use allgather: " + ", ".join(found)

@@ -99,7 +99,8 @@ class MeanInProgress:
                 all of them.
 
         Raises:
-            NotImplementedError: there are no plans on this communicator.
+            NotImplementedError: there are no plans on this communicator, or the mean was not
+                started ``through`` another one.
         """
         raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")
 
@@ -107,7 +108,7 @@ class MeanInProgress:
         """Take the means of what was handed in since the last call (collective).
 
         Raises:
-            RankMismatchError: on all ranks, when not all had handed in gradients; or as
+            RankMismatchError: on all ranks, when only some had handed in gradients; or as
                 :meth:`CommunicatorBase.multi_node_mean_grad` does, where ranks could not compare
                 gradients before.
         """
@@ -124,7 +125,7 @@ class MeanInProgress:
 
 
 def require_all(operation: str, rank: int, handed_in: Sequence[bool]) -> None:
-    """Raise RankMismatchError unless every rank has handed in gradients."""
-    if not all(handed_in):
+    """Raise RankMismatchError if some ranks have handed in gradients, and others have not."""
+    if len(set(handed_in)) > 1:
         texts = ["handed in" if each else "none" for each in handed_in]
         raise_mismatch(operation, rank, [(("gradients", text),) for text in texts])

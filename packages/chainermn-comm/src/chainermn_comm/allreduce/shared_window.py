@@ -65,7 +65,7 @@ class SharedWindow:
             last = str(error).strip().splitlines()[-1:]
             reason = ": ".join([NOT_ALLOCATED, *last])
         # A window that only some ranks of the node have can't be freed, which takes all of them.
-        everywhere = node.allreduce(window is not None, MPI.LAND)
+        everywhere = all(node.allgather(window is not None))
         try:
             if window is not None and everywhere and not window.prefault():
                 reason = NO_ROOM
@@ -119,8 +119,7 @@ class SharedWindow:
         self.barrier()
         seen = start.tobytes() == nonce
         self.barrier()
-        everywhere: bool = self._comm.allreduce(seen, MPI.LAND)
-        return everywhere
+        return all(self._comm.allgather(seen))
 
     def close(self) -> None:
         """Free the window (collective); its buffers are gone."""
@@ -131,7 +130,7 @@ class SharedWindow:
 
 def _raise_on_all(comm: MPI.Intracomm, reason: str) -> None:
     """Raise on all ranks if one has a reason to (collective)."""
-    reason = comm.allreduce(reason, MPI.MAX)
+    reason = max(comm.allgather(reason))
     if reason:
         raise NoSharedMemory(reason)
 

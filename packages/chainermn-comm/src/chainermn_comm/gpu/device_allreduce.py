@@ -84,7 +84,7 @@ class DeviceAllreduce(Algorithm):
         is_leader = self._nodes > 1 and self._leader_index < leaders
         color = self._leader_index if is_leader else MPI.UNDEFINED
         self._inter = MPI.Intracomm(comm.Split(color, rank))
-        direct = not staged and comm.allreduce(inter_node.mpi_takes_gpu_memory(), MPI.LAND)
+        direct = not staged and all(comm.allgather(inter_node.mpi_takes_gpu_memory()))
         make = inter_node.CudaAwareAllreduce if direct else inter_node.StagedAllreduce
         self._exchange = self._handshake.run_on_all_ranks(
             f"{operation}, between nodes",

@@ -49,7 +49,7 @@ class ErrorNotifier:
         while not MPI.Request.Testall(self._requests):
             while self._comm.iprobe(status=status):
                 self._comm.recv(source=status.source)  # as nobody polls any more
-        failed = bool(self._comm.allreduce(self._received or bool(self._requests), MPI.LOR))
+        failed = any(self._comm.allgather(self._received or bool(self._requests)))
         if not failed:
             self._comm.Free()
         return failed

@@ -22,6 +22,7 @@ OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
 # payload is, which follows. If gradients are missing, a bit for each follows that.
 _HEAD = struct.Struct("<16sB")
 _NO_GRADIENTS = bytes(16)
+_NO_PLAN = "what is planned goes through another communicator: start_mean(through=...)"
 
 
 class GradientMean(MeanInProgress):
@@ -63,7 +64,7 @@ class GradientMean(MeanInProgress):
     def add(self, model: Any, planned: bool = False) -> None:
         context, algorithms = self._context, self._algorithms
         if planned and self._data_context is context:
-            raise NotImplementedError("what is planned goes through another communicator")
+            raise NotImplementedError(_NO_PLAN)
         try:
             call = call_of(
                 model,
@@ -95,6 +96,7 @@ class GradientMean(MeanInProgress):
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         context, handshake, calls = self._context, self._context.handshake, self._calls
         digest, nbytes, missing = _NO_GRADIENTS, 0, b""
+        self._present = ()
         if calls:
             whole = self._signature()
             digest, nbytes = whole.digest, whole.nbytes
@@ -145,6 +147,8 @@ class GradientMean(MeanInProgress):
         return [row[_HEAD.size : end] for row, end in zip(rows, ends, strict=True)]
 
     def reduce_planned(self, number: int) -> None:
+        if self._data_context is self._context:
+            raise NotImplementedError(_NO_PLAN)
         handshake, algorithms = self._data_context.handshake, self._algorithms
         left, first = number, [self._planned.get()]
         on_gpu = first[0].on_gpu
@@ -173,18 +177,18 @@ class GradientMean(MeanInProgress):
     def reduce(self) -> None:
         handshake = self._data_context.handshake
         try:
+            if len(self._handed_in) > 1:  # not all ranks were alike
+                require_all(self._operation, self._context.rank, self._handed_in)
             while self._num_reduced < len(self._calls):
                 index, call = self._num_reduced, self._calls[self._num_reduced]
-                if not all(self._handed_in):
-                    require_all(self._operation, self._context.rank, self._handed_in)
                 self._num_reduced += 1
                 if self._data_context is not self._context:
                     handshake.begin(OPERATION, call.signature.nbytes)
-                if self._present:
+                finish_staged, self._finish_staged = self._finish_staged, None
+                if index < len(self._present):
                     self._add_zeros(call, self._present[index])
-                elif self._finish_staged is not None:
-                    self._data_context.run_in_step(DESCRIPTION, self._finish_staged)
-                    self._finish_staged = None
+                elif finish_staged is not None:
+                    self._data_context.run_in_step(DESCRIPTION, finish_staged)
                     continue
                 self._reduce(call)
         finally:
@@ -218,7 +222,7 @@ class GradientMean(MeanInProgress):
         for index, call in enumerate(self._calls):
             if call.targets is call.grads and call.complete:
                 continue
-            present = self._present[index] if self._present else None
+            present = self._present[index] if index < len(self._present) else None
             for number, (param, target) in enumerate(zip(call.params, call.targets, strict=True)):
                 is_mean = call.grads[number] is not None or (
                     call.planned and present is not None and present[number]
