@@ -189,6 +189,42 @@ def test_parameters_that_one_rank_replaces_are_rank_0s_everywhere(
     job.assert_trains_on(steps - already, steps)
 
 
+class Late(chainer.Chain):
+    """The last layer has no values before it is used."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first, self.late = L.Linear(WIDTH, 4), L.Linear(None, 3)
+
+    def __call__(self, x, is_late):
+        h = F.tanh(self.first(x))
+        return F.mean(h**2) + (F.mean(self.late(h) ** 2) if is_late else 0)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("using", [0, -1])
+def test_a_layer_that_one_rank_alone_uses_first_gets_values_on_all(comm, kind, using):
+    """In the update in which it is noticed nobody steps."""
+    model = Late()
+    optimizer = exchanging(kind, comm, chainer.optimizers.Adam(0.01), model)
+    for number in range(UPDATES):
+        optimizer.update(model, batch(comm.rank, number), is_late=False)
+    t = optimizer.t
+    optimizer.update(model, batch(comm.rank, 0), is_late=comm.rank == using % comm.size)
+    found = states(optimizer)
+    assert optimizer.t == t
+    assert model.late.W.shape == (3, 4)
+    for number in range(UPDATES):
+        optimizer.update(model, batch(comm.rank, number), is_late=number % comm.size == comm.rank)
+        assert comm.allgather_obj(states(optimizer)) == [states(optimizer)] * comm.size
+    optimizer.flush()
+    assert optimizer.t == t + UPDATES + (kind == "double buffering")
+    assert all(value != states(optimizer)[key] for key, value in found.items() if "late/W" in key)
+    optimizer.finalize()
+
+
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("changing", [0, -1])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from tests.support.exchanges import KINDS, exchanging
 from tests.support.synchronizations import written_down
@@ -34,9 +36,27 @@ class Squares(chainer.Chain):
         return F.mean(self.a * self.a) + F.mean(self.b * self.b)
 
 
-def calls_of_updates(kind, comm, calls, size=SMALL, steps=1, until_steady=UNTIL_STEADY):
+class WithoutValues(Squares):
+    """A layer is never used."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        with self.init_scope():
+            self.late = L.Linear(None, 3)
+
+
+class OnOneRank(Squares):
+    """Rank 0 has no gradient of a parameter."""
+
+    def __call__(self):
+        return super().__call__() if MPI.COMM_WORLD.rank else F.mean(self.a * self.a)
+
+
+def calls_of_updates(
+    kind, comm, calls, size=SMALL, steps=1, until_steady=UNTIL_STEADY, make=Squares
+):
     """The calls of each update, to the end of its exchange."""
-    model = Squares(size)
+    model = make(size)
     optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), model, steps)
     found = []
     for _ in range((until_steady + UPDATES) * steps):
@@ -91,6 +111,17 @@ def test_before_messages_there_is_one_agreement(kind, name):
         assert_one_agreement(kind, each)
         assert moved_data(each)
         assert not any(call.is_barrier for call in each)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", [WithoutValues, OnOneRank])
+def test_parameters_without_values_or_gradients_take_no_other(kind, make):
+    with written_down("flat") as (comm, calls):
+        found = calls_of_updates(kind, comm, calls, make=make)
+    for each in found:
+        assert_one_agreement(kind, each)
+        assert moved_data(each)
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -23,6 +23,7 @@ from tests.support.training import parameter_bits, same_everywhere
 pytestmark = pytest.mark.world
 
 UPDATES = 20
+NODES = {3: (0, 0, 1), 4: (0, 0, 1, 1)}
 UNTIL_PLANNED = (
     2  # updates: the first gives all ranks rank 0's weights if there is no loss function
 )
@@ -164,6 +165,18 @@ def test_with_another_dtype_on_the_wire_too(world, model, wire):
         with sending(other) as events:
             twins.update(UPDATES)
         assert ("planned" in events) == (wire is np.float32 and model != "mixed")
+        twins.finalize()
+
+
+@pytest.mark.sizes(3, 4)
+@pytest.mark.parametrize("model", ["deep", "mixed"])
+def test_where_some_ranks_share_a_node_too(world, model):
+    """What has 16 bits travels after backward: a node's sums are rounded as their message asks."""
+    with on_nodes(NODES[world.size]) as other:
+        twins = Twins(other, MODELS[model])
+        with sending(other) as events:
+            twins.update(UPDATES)
+        assert ("planned" in events) == (model == "deep")
         twins.finalize()
 
 
@@ -317,6 +330,13 @@ def replacing(model, x):
     return loss
 
 
+def retaining(model, x):
+    """Backward keeps the gradients of all variables."""
+    loss = model(x)
+    loss.backward = partial(loss.backward, True)  # retain_grad
+    return loss
+
+
 def calling_backward(model, x):
     loss = model(x)
     model.cleargrads()
@@ -329,11 +349,7 @@ LOSSES = {
     "calls backward": calling_backward,
     "penalty": with_penalty,
     "replacing": replacing,
-    "retained": lambda model, x: (
-        model(chainer.Variable(x)) + 0 * F.sum(model.unretain_none(x))
-        if hasattr(model, "unretain_none")
-        else model(x)
-    ),
+    "retained": retaining,
 }
 
 

@@ -16,7 +16,7 @@ class GradientExchange(UnpicklableMixin, ABC):
 
     An update computes gradients and hands them in (:meth:`ready`), ranks agree by the mean that
     this returns, and :meth:`finish` gives means to the parameters; or :meth:`discard` ends it
-    where ranks agree that nobody steps. Gradients belong to parameters, the objects, whatever
+    where nobody steps. Gradients belong to parameters, the objects, whatever
     their paths are.
     """
 
@@ -64,14 +64,10 @@ class GradientExchange(UnpicklableMixin, ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop what was handed in, since ranks agreed that nobody steps (collective)."""
-
-    def abandon(self, error: BaseException | None) -> None:
         """Drop what was handed in, and plans: some rank raised, has no plan or nothing to hand in.
 
-        Not collective: ranks may be elsewhere that raise the error, too.
+        Not collective: ranks may be elsewhere.
         """
-        self.discard()
 
     def redo(self) -> None:
         """Drop what was sent, since some rank must redo it: ``ready`` follows (collective)."""

@@ -127,21 +127,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         call = f"update() after {accumulator.num_calls} updates of a step"
         self._exchange.begin()
         try:
-            flags = self._synchronizer.flags(optimizer)
-            if flags is not STEADY or not self._exchange.is_prepared:
-                flags = self._agree_before_loss(call, flags, lossfun is None)
-            try:
-                self._compute_gradients(flags, lossfun, args, kwds)
-            except BaseException as error:
-                # It stays in this rank until all know of it: else a caller that catches it, to
-                # skip a batch, would be one collective call ahead of the other ranks.
-                share_failure(self.communicator.handshake, OPERATION, error)
-                raise
-            is_new = self._exchange_gradients(call, flags)
-        except BaseException as error:
-            self._exchange.abandon(error)
+            known = self._agree_before_loss(call, lossfun is None)
+            self._compute_gradients(known, lossfun, args, kwds)
+            are_means = self._exchange_gradients(call, known)
+        except BaseException:
+            self._exchange.discard()
             raise
-        if is_new:
+        if are_means:
             self._step()
 
     def flush(self) -> None:
@@ -217,15 +209,19 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         self._synchronizer.mark_synchronized(self.target)
 
-    def _agree_before_loss(self, call: str, flags: Flags, without_loss: bool) -> Flags:
-        """Find out what has changed on any rank; broadcast if nothing is lost by it (collective).
+    def _agree_before_loss(self, call: str, without_loss: bool) -> Flags:
+        """Find out what has changed, if anything has here; broadcast if nothing is lost by it.
 
-        Returns what is open until the loss has been computed; ``STEADY`` if nothing is.
+        Returns what is open until the loss has been computed; ``STEADY`` if nothing is. It is
+        collective where something has changed; other ranks may have computed their loss.
         """
+        flags = self._synchronizer.flags(self.actual_optimizer)
+        if flags is STEADY and self._exchange.is_prepared:
+            return STEADY
         flags = flags._replace(before_loss=1, without_loss=int(without_loss))
         total = self._agree(call, flags)
         if total.before_loss < self.communicator.size:  # others have computed their loss
-            self._exchange.abandon(None)
+            self._exchange.discard()
             return total
         params = self._synchronizer.params(self.target)
         if self._exchange_on_gpus is not None and are_on_gpus(params):
@@ -241,12 +237,20 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _compute_gradients(
         self, known: Flags, lossfun: Callable[..., Any] | None, args: Any, kwds: Any
     ) -> None:
-        """Compute gradients, which may leave meanwhile if no other follow in a group."""
+        """Compute gradients, which may leave meanwhile if no other follow in a group.
+
+        An error stays in its rank until all know of it: else a caller that catches it, to skip a
+        batch, would be one collective call ahead of the other ranks.
+        """
         optimizer, backward = self.actual_optimizer, _backward_alone
-        if self._accumulator.steps == 1 and (known is STEADY or not self._must_start_again(known)):
-            params = self._synchronizer.params(optimizer.target)
-            backward = partial(self._exchange.backward, params)
-        _compute_gradients(optimizer, backward, lossfun, args, kwds)
+        try:
+            if self._accumulator.steps == 1 and not self._must_start_again(known):
+                params = self._synchronizer.params(optimizer.target)
+                backward = partial(self._exchange.backward, params)
+            _compute_gradients(optimizer, backward, lossfun, args, kwds)
+        except BaseException as error:
+            share_failure(self.communicator.handshake, OPERATION, error)
+            raise
 
     def _exchange_gradients(self, call: str, known: Flags) -> bool:
         """Exchange gradients, or what ranks find out they have to first (collective).
@@ -255,25 +259,26 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         optimizer, accumulator, exchange = self.actual_optimizer, self._accumulator, self._exchange
         synchronizer = self._synchronizer
-        if known is not STEADY and self._must_start_again(known):
+        if self._must_start_again(known):
             self._start_again(known)
             return False
-        # The loss may have initialised what was missing.
-        flags = steady(accumulator.num_accumulated + 1)
-        if known.uninitialized:
+        params, flags = (
+            synchronizer.params(optimizer.target),
+            steady(accumulator.num_accumulated + 1),
+        )
+        if known.uninitialized or params.has_uninitialized:  # what the loss may have initialised
             flags = flags._replace(changed=synchronizer.flags(optimizer).changed)
-        params = synchronizer.params(optimizer.target)
         if optimizer._loss_scale is not None:
             scale_missing_gradients(optimizer, params)
         is_last = accumulator.num_calls == accumulator.steps - 1
-        if not is_last:
+        if not is_last or flags.changed:
             total = self._agree(call, flags)
         else:
             if accumulator.steps > 1:
                 accumulator.complete(params, accumulator.steps)
             total = self._agree(call, flags, exchange.ready(params))
         if total.changed or total.before_loss:
-            exchange.abandon(None)
+            exchange.discard()
             self._start_again(total)
             return False
         if not is_last:
@@ -303,7 +308,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if total.without_model or total.rescaled:
             self._synchronizer.require_alike(self.actual_optimizer, flags, total)
         if 0 < total.planned < self.communicator.size:
-            exchange.abandon(None)
+            exchange.discard()
         if total.failed:
             with raise_on_all_ranks(self.communicator, OPERATION):
                 exchange.flush()
@@ -311,6 +316,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _must_start_again(self, known: Flags) -> bool:
         """Return whether gradients are of no use: some rank found a change before its loss."""
+        if known is STEADY:
+            return False
         is_mixed = 0 < known.before_loss < self.communicator.size
         return bool(known.changed or known.apart or is_mixed)
 

@@ -163,7 +163,7 @@ class OverlappedExchange(SynchronousExchange):
             mean = super().ready(params)
             if self._order and not (mean.takes_plans and threads_may_use_mpi(_ALONE)):
                 self._order, self._is_given_up = [], True
-            if self._order and _is_narrowed(params, _wire_dtype(self._communicator)):
+            if self._order and _rounds_by_message(params, self._communicator):
                 self._order = []
             return mean
         is_outdated = self._is_outdated(params)
@@ -183,8 +183,8 @@ class OverlappedExchange(SynchronousExchange):
             multiply_gradients(params, factor)
         return True
 
-    def abandon(self, error: BaseException | None) -> None:
-        super().abandon(error)
+    def discard(self) -> None:
+        super().discard()
         if self._plan is not None:
             sending = self._sending or self._start(self._plan)
             sending.tell_rest(with_gradients=False)
@@ -226,7 +226,7 @@ class OverlappedExchange(SynchronousExchange):
             return
         rows = self._communicator.handshake(OPERATION, payload=bytes([self.is_planned]))
         if len(set(rows)) > 1:
-            self.abandon(None)
+            self.discard()
         self._plan = None
         self._settle()
         self._own.finalize()
@@ -268,9 +268,15 @@ def _wire_dtype(communicator: CommunicatorBase) -> Any:
     return communicator.get_config(_WIRE)
 
 
-def _is_narrowed(params: ParameterSet, wire: Any) -> bool:
-    """Return whether numbers travel in a narrower dtype, rounded as those that go with them ask."""
+def _rounds_by_message(params: ParameterSet, communicator: CommunicatorBase) -> bool:
+    """Return whether numbers may be rounded as those that travel in the same message ask.
+
+    They are where they become narrower for the wire; a node's sum of 16-bit numbers does.
+    """
     widths = [param.array.dtype.itemsize for param in params.params]
+    wire, nodes = _wire_dtype(communicator), communicator.inter_size
+    if min(widths, default=4) < 4 and 1 < nodes < communicator.size:
+        return True
     return wire is not None and max(widths, default=0) > wire.itemsize
 
 

@@ -38,13 +38,12 @@ class ParameterSynchronizer(UnpicklableMixin):
         changed = known is None or not known.is_still_of(target)
         if known is None or changed:
             known = ParameterSet(target)
-        uninitialized = known.has_uninitialized
         rescaled = self._scaling != loss_scaling(optimizer)
-        if not (changed or uninitialized or rescaled or self._is_apart):
+        if not (changed or rescaled or self._is_apart):
             return STEADY
         return Flags(
             changed=int(changed),
-            uninitialized=int(uninitialized),
+            uninitialized=int(known.has_uninitialized),
             rescaled=int(rescaled),
             apart=int(self._is_apart),
         )

@@ -55,9 +55,8 @@ def backward(loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float 
 class _Tracker(chainer.FunctionHook):
     """Counts for each parameter the functions that use it and have not run."""
 
-    name = "ChainerMN"
-
     def __init__(self, loss: Any, params: list[Any], on_final: OnFinal) -> None:
+        self.name = f"{type(self).__qualname__} {id(self)}"  # no two hooks may have the same
         self.table: Any = None
         self._on_final = on_final
         self._places = {id(param.node): place for place, param in enumerate(params)}
