@@ -211,8 +211,10 @@ class GradientMean(MeanInProgress):
                 self._data_context.run_in_step(DESCRIPTION, algorithm.mean, *every, wire_dtypes)
 
     def _add_zeros(self, call: GradientCall, present: np.ndarray) -> None:
-        """Give this rank zeros for the gradients that only others have."""
-        zeros = self._data_context.run_in_step(DESCRIPTION, _zeros, call, present)
+        """Give this rank zeros for the gradients that only others have (collective)."""
+        zeros = self._data_context.handshake.run_on_all_ranks(
+            f"{OPERATION}, zeros", lambda: _zeros(call, present)
+        )
         for index, array in zeros.items():
             call.grads[index] = call.targets[index] = array
 
