@@ -54,7 +54,8 @@ def create_multi_node_optimizer(
             GPUs, off inside one machine's CPUs, where no core is free. It takes memory for a
             second set of gradients. Where it can't be done (no loss function,
             ``accumulate_steps``, another's communicator, an ``allreduce_grad_dtype`` narrower
-            than a parameter) gradients are sent after backward.
+            than a parameter, 16-bit parameters where only some ranks share a machine) gradients
+            are sent after backward.
 
     Returns:
         An optimizer that is used like ``actual_optimizer``; see :class:`MultiNodeOptimizer`.

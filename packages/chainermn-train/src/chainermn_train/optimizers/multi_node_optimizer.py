@@ -262,10 +262,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if self._must_start_again(known):
             self._start_again(known)
             return False
-        params, flags = (
-            synchronizer.params(optimizer.target),
-            steady(accumulator.num_accumulated + 1),
-        )
+        params = synchronizer.params(optimizer.target)
+        flags = steady(accumulator.num_accumulated + 1)
         if known.uninitialized or params.has_uninitialized:  # what the loss may have initialised
             flags = flags._replace(changed=synchronizer.flags(optimizer).changed)
         if optimizer._loss_scale is not None:
@@ -289,10 +287,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             total = self._agree(call, flags, exchange.ready(params))
         accumulator.reset()
         size = self.communicator.size
-        is_new = exchange.finish(accumulator.steps * size / total.num_accumulated)
+        are_means = exchange.finish(accumulator.steps * size / total.num_accumulated)
         if total.can_plan == size:
             exchange.plan(params)
-        return is_new
+        return are_means
 
     def _agree(self, call: str, flags: Flags, mean: MeanInProgress | None = None) -> Flags:
         """Return the sums of all ranks' flags (collective); raise if ranks can't go on."""
