@@ -167,7 +167,8 @@ ifneq ($(CHOSEN),$(BUILT_ON))
 .PHONY: $(READY)
 CLEAR := --clear
 endif
-$(READY): pyproject.toml packages/*/pyproject.toml build-constraints.txt
+$(READY): pyproject.toml packages/*/pyproject.toml build-constraints.txt \
+		hatch_build.py src/chainermn_facade/_table.py
 	$(if $(CHOSEN),,$(error PYTHON=$(PYTHON) is no Python that runs))
 	"$(INTERPRETER)" -m venv $(CLEAR) $(VENV)
 	$(BIN)/python -m pip install -q --upgrade 'pip>=25.3'

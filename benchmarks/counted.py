@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from chainermn_comm.allreduce import shared_memory
 from chainermn_comm.allreduce.shared_window import SharedWindow
-from chainermn_comm.registry import make_communicator
+from chainermn_comm.create import make_communicator
 
 
 @dataclass

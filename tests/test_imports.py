@@ -19,8 +19,10 @@ PACKAGES = Path(__file__).parents[1] / "packages"
 ORDER = {
     "comm": [
         "__init__",
-        "registry",
+        "create",
+        "named_communicators",
         "mpi_communicator communicator",
+        "registry",
         "gradients",
         "gpu",
         "allreduce",
@@ -37,7 +39,7 @@ ORDER = {
         "checkpoint",
         "optimizers iterators datasets",
         "persistents profiling trainer_introspection",
-        "collective_errors host_arrays wrappers",
+        "collective_errors host_arrays testing wrappers",
     ],
     "modelparallel": ["__init__", "links", "functions"],
     "tools": [

@@ -1,5 +1,6 @@
 """What `import chainermn` gives: the names of the four packages under ChainerMN's own."""
 
+from importlib import import_module
 from importlib.metadata import version
 
 from chainermn_comm import CommunicatorBase, create_communicator
@@ -14,37 +15,26 @@ from chainermn_train import (
     scatter_index,
 )
 
-from . import (
-    communicators,
-    datasets,
-    extensions,
-    functions,
-    global_except_hook,
-    iterators,
-    links,
-    optimizers,
-)
+from ._modules import importing
+from ._table import ON_THE_FRONT_PAGE
 
 __version__ = version("chainermn")
+
+for _module in ON_THE_FRONT_PAGE:
+    import_module(f"{__name__}.{_module}")
+__getattr__ = importing(__name__, "evaluators", "nccl", "testing")
 
 __all__ = [
     "CommunicatorBase",
     "MultiNodeChainList",
     "__version__",
-    "communicators",
     "create_communicator",
     "create_empty_dataset",
     "create_multi_node_checkpoint",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
-    "datasets",
-    "extensions",
-    "functions",
-    "global_except_hook",
-    "iterators",
-    "links",
-    "optimizers",
     "scatter_dataset",
     "scatter_index",
 ]
+__all__ += ON_THE_FRONT_PAGE

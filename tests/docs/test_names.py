@@ -11,8 +11,7 @@ FOLDERS = ("benchmarks", "docs", "examples", "packages", "scripts", "src", "test
 # Files of the repository, as paths that begin with a slash.
 FILES = [
     f"/{path.relative_to(ROOT)}"
-    for folder in FOLDERS
-    for path in (ROOT / folder).rglob("*.*")
+    for path in [*ROOT.glob("*.py"), *(each for f in FOLDERS for each in (ROOT / f).rglob("*.*"))]
     if path.suffix in (".py", ".md", ".pth", ".start", ".svg")
 ]
 # Scripts of the reader, which the repository doesn't have.

@@ -168,6 +168,7 @@ def test_where_a_process_is_can_be_asked():
 def test_module_is_reached_from_the_package_and_exports_what_it_says(name):
     module = importlib.import_module(f"chainermn.{name}")
     assert getattr(chainermn, name) is module
+    assert name in chainermn.__all__
     assert module.__name__ == f"chainermn.{name}"
     assert set(module.__all__) <= set(dir(module))
 

@@ -12,7 +12,7 @@ from unittest import mock
 from mpi4py import MPI
 
 from chainermn_comm import Topology
-from chainermn_comm.registry import make_communicator
+from chainermn_comm.create import make_communicator
 
 # Names in small letters, without what says how arrays lie or that the call returns at once.
 BARRIERS = {"barrier"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chainermn_comm import CommunicatorBase, Topology
-from chainermn_comm.registry import make_communicator
+from chainermn_comm.create import make_communicator
 
 # All that give a mean on CPUs.
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")

@@ -43,7 +43,7 @@ def communicator_within(name: str, seconds: float = 600.0, **others: Any) -> Any
         seconds: after which a waiting call is reported.
         others: the other attributes of `Timeout`.
     """
-    from chainermn_comm.registry import make_communicator
+    from chainermn_comm.create import make_communicator
 
     return make_communicator(name, timeout=Timeout(seconds, **others))
 

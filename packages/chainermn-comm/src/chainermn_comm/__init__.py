@@ -3,10 +3,10 @@
 from _chainermn_startup import register as _register_finder
 
 from .communicator import CommunicatorBase
+from .create import create_communicator
 from .errors import CommunicationError, FinalizedError, PeerError, RankMismatchError
 from .faults import install_if_forced as _install_if_forced
 from .mean_in_progress import MeanInProgress
-from .registry import create_communicator
 from .runtime import patient_waits
 from .topology import Topology
 

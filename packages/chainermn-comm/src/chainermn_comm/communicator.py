@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +44,14 @@ class CommunicatorBase(ABC):
     """
 
     reserved_tag: int = 32766
+    _declared_settings: frozenset[str] = frozenset()
+    _within_config_scope = False
+
+    def __init_subclass__(cls) -> None:
+        # ChainerMN 1.3 had one name for the mean, and Chainer 7 has the other one.
+        is_missing = getattr(cls.allreduce_grad, "__isabstractmethod__", False)
+        if is_missing and "multi_node_mean_grad" in vars(cls):
+            cls.allreduce_grad = by_the_other_name  # type: ignore[method-assign]
 
     # Rank and topology.
 
@@ -512,6 +520,10 @@ class CommunicatorBase(ABC):
             TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
 
+    def broadcast_data(self, model: Any) -> None:
+        """Do and raise what ``bcast_data(model)`` does (collective): its other name."""
+        self.bcast_data(model)
+
     @abstractmethod
     def allreduce_grad(self, model: Any) -> None:
         """Replace each gradient by its mean over ranks (collective).
@@ -601,11 +613,36 @@ class CommunicatorBase(ABC):
         """Return a setting's value, or all of them as a dict when ``name`` is None.
 
         Raises:
-            ValueError: there is no such setting.
+            KeyError: there is no such setting.
         """
+        settings = {each: getattr(self, each) for each in self._declared_settings}
         if name is None:
-            return {}
-        raise ValueError(f"{type(self).__name__} has no setting {name!r}")
+            return settings
+        if name not in settings:
+            raise KeyError(f"{type(self).__name__} has no setting {name!r}")
+        return settings[name]
+
+    @contextmanager
+    def config_scope(self) -> Iterator[None]:
+        """Make a setting of each attribute that is set within the ``with``; raise nothing.
+
+        So a subclass declares settings that :meth:`get_config` shows. Not collective.
+        """
+        before = dict(vars(self))
+        self._within_config_scope = True
+        try:
+            yield
+        finally:
+            self._within_config_scope = False
+            changed = {
+                key for key, value in vars(self).items() if before.get(key, self) is not value
+            }
+            self._declared_settings |= changed - {"_within_config_scope"}
+
+    @property
+    def within_config_scope(self) -> bool:
+        """Whether the process is within :meth:`config_scope`."""
+        return self._within_config_scope
 
     def finalize(self) -> None:  # noqa: B027  (optional: most subclasses own nothing)
         """Release what the communicator owns (collective); no other method works afterwards.
@@ -627,6 +664,11 @@ class CommunicatorBase(ABC):
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self.finalize()
+
+
+def by_the_other_name(self: Any, model: Any, zero_fill: bool = False) -> None:
+    """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
+    self.multi_node_mean_grad(model, zero_fill)
 
 
 def wrong_kind(what: str, value: Any, rank: int) -> TypeError:

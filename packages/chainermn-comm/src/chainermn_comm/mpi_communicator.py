@@ -14,16 +14,17 @@ from mpi4py import MPI
 
 from .allreduce import AlgorithmCache, Factory, reduce_arrays
 from .arrays import integer_between
-from .communicator import CommunicatorBase, check_metadata, wrong_kind
+from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
 from .errors import CommunicationError, FinalizedError
 from .faults import abort_if_desynchronized
 from .gradients import GradientMean, bcast_parameters, mean_gradients
 from .mean_in_progress import MeanInProgress
 from .messaging import Context, SharedFailure, collectives, messages, point_to_point
+from .registry import agreeing
 from .topology import Topology
 from .trace import recorder as traced
-from .watchdog import register, watched
+from .watchdog import Timeout, register, watched
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
@@ -32,7 +33,9 @@ LARGEST_INT = 2**31 - 1
 class MpiCommunicator(CommunicatorBase):
     """A communicator over MPI, for NumPy and CuPy arrays.
 
-    Made by :func:`chainermn_comm.create_communicator`. Its settings (:meth:`set_config`) are
+    Made by :func:`chainermn_comm.create_communicator`, or by its class, which raises the same.
+    Where a subclass defines ``multi_node_mean_grad`` or ``allreduce_grad``, optimizers call that.
+    Its settings (:meth:`set_config`) are
     ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``. Arrays received are new ones;
     what a rank sends to itself is copied, except by ``bcast``, whose root gets its own array back.
     CuPy's arrays travel through host memory (gradients needn't), and arrive on the receiver's
@@ -50,7 +53,44 @@ class MpiCommunicator(CommunicatorBase):
     :meth:`split`.
     """
 
+    #: Whose algorithms it has, a name that ``create_communicator`` knows.
+    communicator_name: str = "hierarchical"
+
     def __init__(
+        self,
+        mpi_comm: MPI.Intracomm | None = None,
+        allreduce_grad_dtype: Any = None,
+        batched_copy: bool = False,
+        *,
+        topology: Topology | None = None,
+        timeout: Timeout | None = None,
+        unknown: tuple[str, ...] = (),
+    ) -> None:
+        """Make it from ``mpi_comm``, ``allreduce_grad_dtype`` and ``batched_copy`` (collective).
+
+        It takes and raises what ``create_communicator`` does. A ``topology``, the same on all
+        ranks, is imposed instead of asking MPI, and a ``timeout`` instead of asking the
+        environment. What is ``unknown`` is refused, on all ranks.
+        """
+        asked = mpi_comm, allreduce_grad_dtype, batched_copy
+        with agreeing(self.communicator_name, *asked, timeout, unknown) as agreed:
+            self._open(agreed.comm, agreed.factories, agreed.settings, topology)
+        if agreed.entry.single_node and self.inter_size > 1:
+            self.finalize()
+            raise ValueError(
+                f"rank {self._rank}: communicator {self.communicator_name!r} takes ranks of one "
+                f"node, and these are on {self.inter_size}; use 'hierarchical'"
+            )
+
+    def __init_subclass__(cls) -> None:
+        names, own = ("allreduce_grad", "multi_node_mean_grad"), vars(cls)
+        defined = [name in own for name in names]
+        if defined == [True, False]:
+            cls.multi_node_mean_grad = CommunicatorBase.multi_node_mean_grad  # type: ignore[method-assign]
+        elif defined == [False, True]:
+            cls.allreduce_grad = by_the_other_name  # type: ignore[method-assign]
+
+    def _open(
         self,
         mpi_comm: MPI.Intracomm,
         factories: tuple[Factory, Factory],
@@ -130,7 +170,10 @@ class MpiCommunicator(CommunicatorBase):
         )
         part = MPI.Intracomm(context.comm.Split(*numbers))
         topology = self._topology.restrict(part.allgather(self._rank))
-        return MpiCommunicator(part, self._factories, self._settings, topology, owns_mpi_comm=True)
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self))  # what a subclass of the user's has of its own stays
+        made._open(part, self._factories, self._settings, topology, owns_mpi_comm=True)
+        return made
 
     # Arrays.
 
@@ -273,9 +316,8 @@ class MpiCommunicator(CommunicatorBase):
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
-        self.multi_node_mean_grad(model, zero_fill)
+        self._mean_grad(model, zero_fill)
 
-    @watched
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient by its mean over ranks (collective).
 
@@ -297,7 +339,11 @@ class MpiCommunicator(CommunicatorBase):
                 shape, dtype or (without ``zero_fill``) presence of the gradient.
             TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
-        mean_gradients(self.start_mean(zero_fill), model)
+        self._mean_grad(model, zero_fill)
+
+    @watched
+    def _mean_grad(self, model: Any, zero_fill: bool) -> None:
+        mean_gradients(self._start_mean(self, zero_fill), model)
 
     def start_mean(
         self,
@@ -305,10 +351,20 @@ class MpiCommunicator(CommunicatorBase):
         operation: str = "allreduce_grad",
         through: CommunicatorBase | None = None,
     ) -> MeanInProgress:
-        context = self._context
         channel = self if through is None else through
-        if not isinstance(channel, MpiCommunicator):
-            return super().start_mean(zero_fill, operation, through)
+        is_own = type(self).multi_node_mean_grad is MpiCommunicator.multi_node_mean_grad
+        if (
+            is_own
+            and "multi_node_mean_grad" not in vars(self)
+            and isinstance(channel, MpiCommunicator)
+        ):
+            return self._start_mean(channel, zero_fill, operation)
+        return super().start_mean(zero_fill, operation, through)
+
+    def _start_mean(
+        self, channel: MpiCommunicator, zero_fill: bool, operation: str = "allreduce_grad"
+    ) -> GradientMean:
+        context = self._context
         return GradientMean(
             context,
             context if channel is self else channel._context,
@@ -360,11 +416,11 @@ class MpiCommunicator(CommunicatorBase):
         self._settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
-        settings = self._settings.as_dict()
+        settings = self._settings.as_dict() | super().get_config()
         if name is None:
             return settings
         if name not in settings:
-            raise ValueError(f"no setting {name!r}; there are {', '.join(settings)}")
+            raise KeyError(f"no setting {name!r}; there are {', '.join(settings)}")
         return settings[name]
 
     @watched

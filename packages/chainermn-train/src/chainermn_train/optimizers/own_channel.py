@@ -23,7 +23,7 @@ def make_channel(communicator: CommunicatorBase, params: ParameterSet) -> Commun
     channel = communicator.split(0, communicator.rank)
     if are_on_gpus(params):
         return channel
-    with contextlib.suppress(ValueError):  # a subclass may not have this setting
+    with contextlib.suppress(KeyError, ValueError):  # a class of the user's may lack this setting
         if channel.get_config("chunk_bytes") is None:
             channel.set_config("chunk_bytes", PIECE_BYTES)
     return channel

@@ -1,1 +1,0 @@
-from chainermn_facade.communicators import *

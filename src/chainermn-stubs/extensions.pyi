@@ -1,2 +1,0 @@
-from chainermn_train.checkpoint import *
-from chainermn_train.extensions import *

@@ -1,1 +1,0 @@
-from chainermn_facade.global_except_hook import *

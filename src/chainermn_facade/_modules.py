@@ -1,0 +1,62 @@
+"""Makes the modules of the table when they are imported."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+
+from ._table import SOURCES
+
+
+class Modules(InspectLoader):
+    """Finds the modules of the table, and loads them."""
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        own = name.removeprefix("chainermn.")
+        return None if own == name or own not in SOURCES else spec_from_loader(name, cls())
+
+    def is_package(self, fullname: str) -> bool:
+        return any(_children(fullname.removeprefix("chainermn.")))
+
+    def get_source(self, fullname: str) -> str:
+        return SOURCES[fullname.removeprefix("chainermn.")]
+
+    def exec_module(self, module: ModuleType) -> None:
+        own = module.__name__.removeprefix("chainermn.")
+        names = dict[str, object]()
+        code = self.get_code(module.__name__)
+        assert code is not None
+        exec(code, names)
+        public = [name for name in names if not name.startswith("_")]
+        for child in _children(own):
+            if child in public:  # an import of it later would put the module in the name's place
+                import_module(f"{module.__name__}.{child}")
+        vars(module).update({name: names[name] for name in public})
+        module.__all__ = sorted(public)  # type: ignore[attr-defined]
+        if self.is_package(module.__name__):
+            module.__getattr__ = importing(module.__name__, *_children(own))  # type: ignore[method-assign]
+
+
+def _children(parent: str) -> list[str]:
+    prefix = parent + "."
+    return [path.removeprefix(prefix) for path in SOURCES if path.startswith(prefix)]
+
+
+def importing(package: str, *children: str) -> Callable[[str], ModuleType]:
+    """Return a package's ``__getattr__``, which imports these modules when they are asked for."""
+
+    def __getattr__(name: str) -> ModuleType:
+        if name in children:
+            return import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return __getattr__
+
+
+sys.meta_path.append(Modules)

@@ -1,0 +1,83 @@
+"""What stands in the modules below `chainermn`: names of the four packages, where they ever lay.
+
+ChainerMN 1.x and the `chainermn` in Chainer 5 to 7 had a file for each. `_modules.py` makes them of
+this table; type checkers read stubs that `hatch_build.py` writes from it.
+"""
+
+_NAMED = "from chainermn_comm.named_communicators import "
+_COMMUNICATOR_BASE = "from chainermn_comm import CommunicatorBase"
+_EVALUATOR = "from chainermn_train import create_multi_node_evaluator"
+
+# What stands in each.
+SOURCES = {
+    "communicators": "from chainermn_comm import *",
+    "communicators._base": _COMMUNICATOR_BASE,
+    "communicators.communicator_base": _COMMUNICATOR_BASE,
+    "communicators.dummy_communicator": _NAMED + "DummyCommunicator",
+    "communicators.flat_communicator": _NAMED + "FlatCommunicator",
+    "communicators.hierarchical_communicator": _NAMED + "HierarchicalCommunicator",
+    "communicators.mpi_communicator_base": _NAMED + "MpiCommunicatorBase",
+    "communicators.naive_communicator": _NAMED + "NaiveCommunicator",
+    "communicators.non_cuda_aware_communicator": _NAMED + "NonCudaAwareCommunicator",
+    "communicators.pure_nccl_communicator": _NAMED + "PureNcclCommunicator",
+    "communicators.single_node_communicator": _NAMED + "SingleNodeCommunicator",
+    "communicators.two_dimensional_communicator": _NAMED + "TwoDimensionalCommunicator",
+    "datasets": "from chainermn_train.datasets import *",
+    "datasets.empty_dataset": "from chainermn_train.datasets import create_empty_dataset",
+    "datasets.scatter": "from chainermn_train.datasets import scatter_dataset, scatter_index",
+    "datasets.scatter_dataset": (
+        "from chainermn_train.datasets import scatter_dataset, scatter_index"
+    ),
+    "evaluators": _EVALUATOR,
+    "extensions": (
+        "from chainermn_train.checkpoint import *\nfrom chainermn_train.extensions import *"
+    ),
+    "extensions._multi_node_snapshot": (
+        "from chainermn_train.checkpoint import multi_node_snapshot"
+    ),
+    "extensions.allreduce_persistent": (
+        "from chainermn_train.extensions import AllreducePersistent"
+    ),
+    "extensions.checkpoint": (
+        "from chainermn_train.checkpoint import create_multi_node_checkpointer"
+    ),
+    "extensions.multi_node_early_stopping_trigger": (
+        "from chainermn_train.extensions import MultiNodeEarlyStoppingTrigger"
+    ),
+    "extensions.multi_node_evaluator": (
+        "from chainermn_train.extensions import GenericMultiNodeEvaluator, "
+        "create_multi_node_evaluator"
+    ),
+    "extensions.observation_aggregator": (
+        "from chainermn_train.extensions import ObservationAggregator"
+    ),
+    "functions": "from chainermn_modelparallel.functions import *",
+    "functions.collective_communication": (
+        "from chainermn_modelparallel.functions import allgather, alltoall, bcast, gather, scatter"
+    ),
+    "functions.point_to_point_communication": (
+        "from chainermn_modelparallel.functions import recv, send"
+    ),
+    "functions.pseudo_connect": "from chainermn_modelparallel.functions import pseudo_connect",
+    "global_except_hook": "from chainermn_comm.faults.abort import add_hook, remove_hook",
+    "iterators": "from chainermn_train.iterators import *",
+    "iterators.multi_node_iterator": (
+        "from chainermn_train.iterators import create_multi_node_iterator"
+    ),
+    "iterators.synchronized_iterator": (
+        "from chainermn_train.iterators import create_synchronized_iterator"
+    ),
+    "links": "from chainermn_modelparallel.links import *",
+    "links.batch_normalization": (
+        "from chainermn_modelparallel.links import MultiNodeBatchNormalization"
+    ),
+    "links.create_mnbn_model": "from chainermn_modelparallel.links import create_mnbn_model",
+    "links.multi_node_chain_list": "from chainermn_modelparallel.links import MultiNodeChainList",
+    "links.n_step_rnn": "from chainermn_modelparallel.links import create_multi_node_n_step_rnn",
+    "optimizers": "from chainermn_train.optimizers import *",
+    "testing": "from chainermn_train.testing import get_device",
+    "testing.device": "from chainermn_train.testing import get_device",
+}
+
+# The others are imported when they are asked for.
+ON_THE_FRONT_PAGE = sorted({path.partition(".")[0] for path in SOURCES} - {"evaluators", "testing"})
