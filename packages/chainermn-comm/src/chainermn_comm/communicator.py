@@ -641,7 +641,7 @@ class CommunicatorBase(ABC):
 
     @property
     def within_config_scope(self) -> bool:
-        """Whether the process is within :meth:`config_scope`."""
+        """Whether the process is within :meth:`config_scope` (not collective)."""
         return self._within_config_scope
 
     def finalize(self) -> None:  # noqa: B027  (optional: most subclasses own nothing)
