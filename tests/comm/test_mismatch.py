@@ -184,6 +184,8 @@ def test_wrong_peers_and_tags_raise_at_once(naive):
         ("this rank itself", naive.rank, 0),
     ]:
         for name, *data in ("send", 1), ("send_obj", 1), ("recv",), ("recv_obj",):
+            if (name, tag) == ("recv_obj", MPI.ANY_TAG):
+                continue
             with pytest.raises(ValueError, match=told):
                 getattr(naive, name)(*data, peer, tag)
 

@@ -46,6 +46,28 @@ def test_every_method_carries_any_object_from_and_to_any_rank(naive):
         assert array.sum() == 1000
 
 
+@pytest.mark.sizes(2, 3)
+def test_without_a_tag_the_next_object_is_received(naive):
+    things = [thing(1), bytes(1 << 20)]
+    if naive.rank == 0:
+        for each, tag in zip(things, (5, 9), strict=True):
+            naive.send_obj(each, 1, tag)
+    elif naive.rank == 1:
+        np.testing.assert_equal([naive.recv_obj(0), naive.recv_obj(0)], things)
+
+
+@pytest.mark.sizes(2, 3)
+def test_without_a_tag_a_message_of_another_function_stays_where_it_is(naive):
+    if naive.rank == 0:
+        naive.send_with_metadata(b"gradients", (np.ones(3),), 1, naive.reserved_tag)
+        naive.send_obj("mine", 1, 5)
+    elif naive.rank == 1:
+        with pytest.raises(TypeError, match=r"rank 1: recv_obj without a tag .* give the tag"):
+            naive.recv_obj(0)
+        assert naive.recv_obj(0, 5) == "mine"
+        assert naive.recv_with_metadata(0, naive.reserved_tag)[0] == b"gradients"
+
+
 @pytest.mark.sizes(2, 3, 4)  # root keeps its own object
 def test_an_object_that_cannot_be_unpickled_fails_everywhere(naive):
     with pytest.raises((ValueError, PeerError), match="can't be unpickled"):

@@ -46,6 +46,7 @@ def root_causes(them, silent=()):
         (ranks(receiving(0, 1), receiving(1, 2), outside(2)), [2]),
         (ranks(receiving(0, 1), sending(1, 0), outside(2)), []),
         (ranks(receiving(0, 1, tag=1), sending(1, 0, tag=2), outside(2)), [0, 1]),
+        (ranks(receiving(0, 1, tag=-1), sending(1, 0, tag=2), outside(2)), []),
         (ranks(receiving(0, 1), receiving(1, 0), outside(2)), [0, 1]),
         (ranks(inside(0), receiving(1, 0), inside(2)), [1, 0]),
         # A call behind the others', which waits for a rank in no call.

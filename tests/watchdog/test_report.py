@@ -20,6 +20,12 @@ def test_the_number_in_a_part_is_told_as_the_worlds():
     assert "rank 1 (process 101 on here) waits in recv (from rank 2, tag 3)" in text
 
 
+def test_a_message_of_any_tag_is_said_to_be_one():
+    them = ranks(receiving(0, 1, tag=-1), outside(1))
+    text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")
+    assert "waits in recv (from rank 1, any tag, " in text
+
+
 def test_ranks_that_are_not_known_are_said_to_be():
     them = ranks(inside(0), inside(1))
     text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")

@@ -265,8 +265,15 @@ class MpiCommunicator(CommunicatorBase):
         peer = self._peer(dest, tag, "dest", self._max_tag)
         point_to_point.send("send_obj", messages.of_object(obj), peer, self._record)
 
-    def recv_obj(self, source: int, tag: int = 0) -> Any:
-        peer = self._peer(source, tag, "source", self._max_tag)
+    def recv_obj(self, source: int, tag: int = MPI.ANY_TAG) -> Any:
+        """Receive the object that rank ``source`` sends with ``tag``, and raise as the base does.
+
+        Without a ``tag`` it is the next message from there, which must be an object.
+        """
+        is_any = type(tag) is int and tag == MPI.ANY_TAG
+        peer = self._peer(source, 0 if is_any else tag, "source", self._max_tag)
+        if is_any:
+            peer = point_to_point.wait_for_any_tag("recv_obj", peer, self._max_tag, self._record)
         return point_to_point.recv("recv_obj", messages.OBJECTS, peer, self._record)[1]
 
     @watched

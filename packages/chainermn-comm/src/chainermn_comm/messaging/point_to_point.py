@@ -134,6 +134,28 @@ def recv(
         record.leave()
 
 
+def wait_for_any_tag(method: str, peer: Peer, max_tag: int, record: CallRecorder) -> Peer:
+    """Wait for the next message from a rank; return the rank with its tag, for :func:`recv`.
+
+    Raises:
+        TypeError: it has no user's tag, being part of another function; it isn't received.
+    """
+    comm, source, _ = peer
+    status = MPI.Status()
+    record.message(method, source, MPI.ANY_TAG)
+    try:
+        comm.Probe(source, MPI.ANY_TAG, status)
+        if status.tag > max_tag:
+            raise TypeError(
+                f"rank {comm.rank}: {method} without a tag found a message that rank {source} "
+                "sends as part of another function; give the tag with which the object is sent"
+            )
+    except BaseException:
+        record.leave()
+        raise
+    return comm, source, status.tag
+
+
 def fits_inline(start: int, sizes: Sequence[int]) -> list[bool]:
     """Return for each array whether its data are in the first of MPI's messages.
 

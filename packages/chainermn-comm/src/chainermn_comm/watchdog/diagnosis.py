@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .processes import GONE, RUNNING, STOPPED
-from .status_region import COLLECTIVE, FINALIZE, MESSAGE, WORLD, Call, Scope
+from .status_region import COLLECTIVE, FINALIZE, MESSAGE, NOBODY, WORLD, Call, Scope
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _match(one: Call, other: Call) -> bool:
     return (
         other.state == MESSAGE
         and other.peer == one.rank
-        and other.tag == one.tag
+        and (other.tag == one.tag or NOBODY in (other.tag, one.tag))
         and {one.operation[:4], other.operation[:4]} == {"send", "recv"}
     )
 

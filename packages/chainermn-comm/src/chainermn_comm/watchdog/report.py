@@ -120,7 +120,7 @@ def _operation(graph: WaitGraph, call: Call) -> str:
         peer = graph.world_rank(call, call.peer)
         way = "to" if call.operation.startswith("send") else "from"
         name = f"rank {call.peer} of its communicator" if peer is None else f"rank {peer}"
-        details += [f"{way} {name}", f"tag {call.tag}"]
+        details += [f"{way} {name}", "any tag" if call.tag == NOBODY else f"tag {call.tag}"]
     elif call.peer != NOBODY:
         root = graph.world_rank(call, call.peer)
         details.append(f"root {call.peer if root is None else root}")
