@@ -44,9 +44,9 @@ def launch(
 
     The job is good if mpiexec says so and no rank reports a failure: an error, a lost rank,
     or an exit before the script's end. Otherwise the first rank that failed is shown, with its
-    traceback and exit status. With --max-restarts all ranks are then started anew; the script
-    goes on from its last checkpoint, as with create_multi_node_checkpointer. Ctrl-C ends
-    everything.
+    exit status and, of an exception, the traceback. With --max-restarts all ranks are then
+    started anew; the script goes on from its last checkpoint, as with
+    create_multi_node_checkpointer. Ctrl-C ends everything.
 
     OMP_NUM_THREADS is set to this host's cores divided by its ranks, unless it, or another
     BLAS's variable, is set already.
