@@ -173,6 +173,10 @@ ChainerMN: Uncaught exception was detected on rank 0. \n\
         "ssh: Could not resolve hostname host00:4: Name or service not known\n",
     ),
     ("main-part-unguarded", "RuntimeError: context has already been set\n"),
+    (
+        "suspicious-mpiexec",
+        "Your environment has PMI_SIZE=2 set, but mpi4py was built with Open MPI.\n",
+    ),
 ]
 
 
