@@ -57,7 +57,8 @@ REST = [case for case in [*CASES, ("exception", "loop", 1)] if case not in DEFAU
 @pytest.mark.parametrize(("end", "others", "rank"), [*DEFAULT, *in_full(*REST)])
 def test_a_failing_rank_says_why_and_ends_the_job(end, others, rank):
     statement, code, words = REPORTED[end]
-    failed(2, code, words, end=statement, others=others, failing=(rank,))
+    job = failed(2, code, words, end=statement, others=others, failing=(rank,))
+    assert ("Traceback" in job.err) == ("Traceback" in words), job
 
 
 @pytest.mark.full

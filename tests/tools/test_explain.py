@@ -84,6 +84,115 @@ def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(row:
         assert names(text)[0] == row.name, passed
 
 
+# What the documents of ChainerMN 1.3 show that a user may see, and what today's programs print
+# where somebody does as those say; each with the rule that must come first.
+DOCUMENTED = [
+    (
+        "mvapich-cma-forbidden",
+        """\
+[hostxxx:mpi_rank_0][MPIDI_CH3I_SMP_init] CMA is not available. Set MV2_SMP_USE_CMA=0 to disable.
+[cli_0]: aborting job:
+Fatal error in PMPI_Init_thread:
+Other MPI error, error stack:
+MPID_Init_thread(514)....:
+MPID_Init(365)...........: channel initialization failed
+MPIDI_CH3_Init(404)......:
+MPIDI_CH3I_SMP_Init(2132): process_vm_readv: Operation not permitted
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+""",
+    ),
+    (
+        "mvapich-segmentation-fault",
+        """\
+[hostxx:mpi_rank_0][error_sighandler] Caught error: Segmentation fault (signal 11)
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   EXIT CODE: 11
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
+This typically refers to a problem with your application.
+""",
+    ),
+    ("every-rank-prints-0", "host00 0\n" * 4),
+    ("every-rank-prints-0", "host00 0\nhost00 0\nhost01 0\nhost01 0\n"),
+    (
+        "no-nccl-library",
+        """\
+Traceback (most recent call last):
+  File "<string>", line 1, in <module>
+ImportError: cannot import name 'nccl'
+""",
+    ),
+    ("no-nccl-library", "ImportError: cannot import name nccl\n"),  # Python 2's
+    (
+        "no-nccl-library",  # CuPy 13.6.0 and 14.2.0
+        """\
+UserWarning: \nnccl library could not be loaded.
+
+Reason: ImportError (libnccl.so.2: cannot open shared object file: No such file or directory)
+
+You can install the library by:
+  $ pip install "nvidia-nccl-cu12>=2.18.1,<3"
+""",
+    ),
+    ("check-cuda-aware-failed", "a.out: t.c:24: main: Assertion `err == cudaSuccess' failed.\n"),
+    (
+        "ssh-host-key",
+        """\
+The authenticity of host 'host01 (xxx.xxx.xxx.xxx)' can't be established.
+ECDSA key fingerprint is SHA256:haGUMcCeC5A8lGh1lpjpWL5dF4xCglZArhhxxxxxxxx.
+Are you sure you want to continue connecting (yes/no)?
+""",
+    ),
+    ("ssh-host-key", "The authenticity of host 'host01 (192.0.2.1)' can't be established.\n"),
+    ("ssh-host-key", "Are you sure you want to continue connecting (yes/no)? "),
+    ("ssh-host-key", "Are you sure you want to continue connecting (yes/no/[fingerprint])? "),
+    ("ssh-host-key", "Host key verification failed.\n"),
+    ("ssh-permission-denied", "user@host01's password: "),
+    (
+        "only-naive-on-cpus",
+        "Warning: using naive communicator because only naive supports CPU-only execution\n",
+    ),
+    (
+        "rank-failed-with-the-old-hook",
+        """\
+ValueError: failure!
+*****************************************************************************
+ChainerMN: Uncaught exception was detected on rank 0. \n\
+                Calling MPI_Abort() to shut down MPI processes...
+*****************************************************************************
+""",
+    ),
+    ("old-hook-failed", "Sorry, we failed to stop MPI, this MPI process may hang.\n"),
+    # MPICH 5.0.2 and Open MPI 5.0.11, started as the documents say for the other.
+    ("hydra-unknown-option", "[mpiexec@host] match_arg (args.c:166): unrecognized argument x\n"),
+    (
+        "hydra-hostfile-of-open-mpi",
+        "[mpiexec@vm] HYDU_process_mfile_token (a.c:301): token cpu not supported at this time\n",
+    ),
+    (
+        "ompi-hostfile-of-mpich",
+        "ssh: Could not resolve hostname host00:4: Name or service not known\n",
+    ),
+    ("main-part-unguarded", "RuntimeError: context has already been set\n"),
+    (
+        "suspicious-mpiexec",
+        "Your environment has PMI_SIZE=2 set, but mpi4py was built with Open MPI.\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "shown"), DOCUMENTED)
+def test_what_the_old_documents_show_is_recognised(name, shown):
+    assert names(shown)[:1] == [name]
+    assert names(HEALTHY + shown + HEALTHY)[:1] == [name]
+
+
+def test_ranks_that_print_their_own_numbers_are_healthy():
+    """As in the old manual, where all is well; lines that count take the same host."""
+    assert names("host00 0\nhost00 1\nhost01 2\nhost01 3\n") == []
+    assert names("host00 0\nhost01 0\n") == []
+    assert names("epoch 0\nepoch 0\nthe layer conv1 0\nthe layer conv1 0\n") == []
+
+
 @cache
 def our_texts() -> set[tuple[str, ...]]:
     """The texts in our sources; of f-strings the parts between what is filled in."""
@@ -189,9 +298,9 @@ WORDS = [word for line in HEALTHY.splitlines() for word in line.split()]
 @settings(max_examples=50)
 @given(st.lists(st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=12), max_size=12))
 def test_words_of_healthy_logs_in_any_order_show_nothing(lines):
-    # One row counts "rank 0 of 1" lines, which such words can well make.
+    # Two rows count "rank 0 of 1" or "host0 0" lines, which such words can well make.
     found = names("\n".join(" ".join(line) for line in lines).encode("utf8", "surrogatepass"))
-    assert set(found) <= {"mpiexec-of-another-mpi"}
+    assert set(found) <= {"mpiexec-of-another-mpi", "every-rank-prints-0"}
 
 
 @settings(max_examples=50)

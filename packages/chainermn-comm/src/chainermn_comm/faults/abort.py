@@ -58,10 +58,11 @@ def add_hook() -> None:
     """End the whole job when this rank fails; from now on, whatever the environment says.
 
     A failure is an uncaught exception in the main thread, `SystemExit` with another code than 0 or
-    None, or `os._exit` before MPI is finalized. The rank prints what happened, its number and the
-    traceback, through `sys.excepthook` as it was if somebody had set it, and calls `MPI_Abort` with
-    the exit's own code where it has one (Ctrl-C: 130), else 1. Python's own behaviour is left alone
-    with one rank, in an interactive interpreter, in a forked child and once MPI is finalized.
+    None, or `os._exit` before MPI is finalized. The rank prints its number and what happened: of an
+    exception the traceback too, through `sys.excepthook` as it was if somebody had set it. It then
+    calls `MPI_Abort` with the exit's own code where it has one (Ctrl-C: 130), else 1. Python's own
+    behaviour is left alone with one rank, in an interactive interpreter, in a forked child and once
+    MPI is finalized.
 
     Initializes MPI, as importing `mpi4py.MPI` does: a rank that fails before `MPI_Init` leaves
     the others waiting in theirs. In a worker process that a rank started it does nothing.

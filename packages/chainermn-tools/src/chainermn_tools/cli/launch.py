@@ -42,11 +42,11 @@ def launch(
     It is a thin wrapper of the mpiexec that is on PATH, of MPICH or Open MPI or a relative, and
     prints the line that it runs.
 
-    The job is good if mpiexec says so and no rank reports a failure: an error, a lost rank,
-    or an exit before the script's end. Otherwise the first rank that failed is shown, with its
-    traceback and exit status. With --max-restarts all ranks are then started anew; the script
-    goes on from its last checkpoint, as with create_multi_node_checkpointer. Ctrl-C ends
-    everything.
+    The job is good if mpiexec says so and no rank reports a failure: an error, a lost rank, or
+    one that left by os._exit. Otherwise the first rank that failed is shown, with its
+    exit status and, of an exception, the traceback. With --max-restarts all ranks are then
+    started anew; the script goes on from its last checkpoint, as with
+    create_multi_node_checkpointer. Ctrl-C ends everything.
 
     OMP_NUM_THREADS is set to this host's cores divided by its ranks, unless it, or another
     BLAS's variable, is set already.

@@ -223,7 +223,7 @@ def mpi_match(context: Context) -> CheckResult:
     reason = environment.mpi_mismatch(library, launcher)
     if reason is not None:
         other = f"put the mpiexec of {library['vendor']} {library['version']} first on PATH"
-        message = f"{reason}: each rank would believe that it is alone"
+        message = f"{reason}: each rank would believe that it is alone, or not start"
         return failed(message, _prepend_path() or other)
     if launcher["vendor"] is None:
         return skipped("mpiexec doesn't say of which MPI it is; ranks that are started will tell")

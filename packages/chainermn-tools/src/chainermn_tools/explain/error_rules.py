@@ -49,7 +49,7 @@ class ErrorRule:
     fix: tuple[str, ...]  # what to try, first things first; commands where possible
     source: str  # where the lines come from
     pattern: re.Pattern[str] | None = None  # refines the literals where they aren't enough
-    times: int = 1  # number of such lines that it takes
+    times: int = 1  # number of such lines that it takes, in which the pattern finds the same
 
 
 # What a field must be in a file, by its type in a rule.

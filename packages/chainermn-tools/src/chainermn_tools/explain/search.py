@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -41,18 +42,23 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Matc
     last; among equals in the log's order. Raise OSError if the log can't be read.
     """
     found: dict[str, Match] = {}
+    alike: Counter[tuple[str, str]] = Counter()  # of rules that take several lines, which say what
     for first_line, fresh, block in _blocks(log):
         for rule in load_rules() if rules is None else rules:
             for start, end in _lines_with(rule.literals, block, fresh):
                 text = block[start:end].decode(errors="replace")
-                if rule.pattern is not None and not rule.pattern.search(text):
+                said = rule.pattern.search(text) if rule.pattern else None
+                if rule.pattern and not said:
                     continue
+                if rule.times > 1:
+                    alike[rule.name, said.group() if said else ""] += 1
                 if rule.name in found:
                     found[rule.name].times += 1
                 else:
                     line = first_line + block.count(b"\n", 0, start)
                     found[rule.name] = Match(rule, line, _shown(text, rule.literals), 1)
-    seen = [one for one in found.values() if one.times >= one.rule.times]
+    most = {name: times for (name, _), times in reversed(alike.most_common())}
+    seen = [one for one in found.values() if most.get(one.rule.name, 1) >= one.rule.times]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))
 
 

@@ -1,0 +1,81 @@
+"""What READMEs and the manual say that each package needs is what its pyproject.toml declares."""
+
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from .blocks import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDERS = [ROOT, *sorted((ROOT / "packages").iterdir())]
+PROJECTS: dict[str, dict[str, Any]] = {
+    project["name"]: project
+    for folder in FOLDERS
+    for project in [tomllib.loads((folder / "pyproject.toml").read_text())["project"]]
+}
+PARTS = sorted(PROJECTS.keys() - {"chainermn"})
+TABLES = {"README.md": "package", "docs/installation.md": "distribution"}
+# Words of such a text that name no package.
+JOINING = {"and", "on", "python"}
+
+
+def declared(name: str) -> set[str]:
+    return {re.match(r"[\w-]+", one)[0] for one in PROJECTS[name]["dependencies"]}  # type: ignore[index]
+
+
+def said(text: str) -> set[str]:
+    """The packages in a text such as "`-comm`, NumPy, and tomli on Python 3.10"."""
+    if text == "the four":
+        return set(PARTS)
+    names = re.findall(r"[A-Za-z][\w-]*", text.replace("`-", "`chainermn-"))
+    return {name.lower() for name in names} - JOINING
+
+
+def rows(page: str, head: str) -> list[list[str]]:
+    """The cells of the table of a page whose head begins so."""
+    (table,) = re.findall(
+        rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.M
+    )
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+
+
+@pytest.mark.parametrize("page", list(TABLES))
+def test_tables_say_what_packages_need(page):
+    found = {name.strip("`"): said(needs) for name, _, needs in rows(page, TABLES[page])}
+    assert found == {name: declared(name) for name in PROJECTS}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_packages_own_readme_says_what_it_needs(name):
+    text = (ROOT / "packages" / name / "README.md").read_text()
+    (needs,) = re.findall(r"It needs ([^;]*?)(?:[.;]\s|,\s+and none)", text)
+    assert said(needs) == declared(name)
+
+
+def test_the_table_of_extras_has_them_all():
+    found = {
+        (name, package)
+        for extras, packages, _ in rows("docs/installation.md", "extra")
+        for name in re.findall(r"`(\w+)`", extras)
+        for package in re.findall(r"`([\w-]+)`", packages)
+    }
+    assert found == {
+        (extra, name)
+        for name, project in PROJECTS.items()
+        for extra in project.get("optional-dependencies", {})
+    }
+
+
+def test_the_oldest_versions_are_those_that_packages_declare():
+    pythons = {project["requires-python"] for project in PROJECTS.values()}
+    numpys = {one for name in PARTS for one in PROJECTS[name]["dependencies"] if "numpy" in one}
+    said = "Python {} to 3.13, NumPy {} or newer".format(
+        *(text.rpartition("=")[2] for (text,) in (pythons, numpys))
+    )
+    assert said in (ROOT / "docs/installation.md").read_text()
