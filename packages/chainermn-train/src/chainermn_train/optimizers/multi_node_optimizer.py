@@ -20,7 +20,7 @@ from .mixed_precision import (
     serialize_master_weights,
     unscale_missing_gradients,
 )
-from .optimizer_state import serialize_state
+from .optimizer_state import is_missing, serialize_state
 from .parameter_synchronizer import ParameterSynchronizer
 
 
@@ -188,13 +188,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         optimizer, accumulator = self.actual_optimizer, self._accumulator
         serialize_state(optimizer, serializer)
-        try:
-            own = serializer["chainermn"]
-            self._exchange.serialize(own, optimizer.target)
-        except KeyError:  # Chainer's own snapshot
+        own = serializer["chainermn"]
+        if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
             accumulator.reset()
             self._exchange.drop()
             return
+        self._exchange.serialize(own, optimizer.target)
         serialize_loss_scale(optimizer, own)
         serialize_master_weights(optimizer.target, own["masters"])
         communicator = self.communicator
