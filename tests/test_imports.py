@@ -38,6 +38,7 @@ ORDER = {
         "optimizers iterators datasets",
         "persistents profiling trainer_introspection",
         "collective_errors host_arrays wrappers",
+        "foreign_communicator",
     ],
     "modelparallel": ["__init__", "links", "functions"],
     "tools": [

@@ -151,7 +151,7 @@ def _chainermn_communicator(
 
         if isinstance(comm, MPI.Intracomm):
             return create_communicator("naive", comm)
-    require_communicator(comm, f"{caller}, unless it is given an mpi4py intracommunicator,")
+    comm = require_communicator(comm, f"{caller}, unless it is given an mpi4py intracommunicator,")
     return nullcontext(comm)
 
 
