@@ -40,6 +40,7 @@ ORDER = {
         "optimizers iterators datasets",
         "persistents profiling trainer_introspection",
         "collective_errors host_arrays testing wrappers",
+        "foreign_communicator",
     ],
     "modelparallel": ["__init__", "links", "functions"],
     "tools": [

@@ -99,6 +99,62 @@ def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
     assert optimizer.t == 3
 
 
+def save(path, thing):
+    formats = {".npz": chainer.serializers.save_npz, ".h5": chainer.serializers.save_hdf5}
+    formats[path.suffix](path, thing)
+
+
+def load(path, thing, strict):
+    if path.suffix == ".npz":
+        chainer.serializers.load_npz(path, thing, strict=strict)
+        return
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        chainer.serializers.HDF5Deserializer(file, strict=strict).load(thing)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", ["plain", "synchronous", "double_buffering", "accumulating"])
+def test_snapshots_of_chainers_own_optimizer_are_loaded_and_load_there(
+    naive, tmp_path, suffix, strict, kind
+):
+    """Which are those of older versions, too; also within a trainer's, and out of one."""
+    if suffix == ".h5":
+        pytest.importorskip("h5py")
+    kwds = {"double_buffering": kind == "double_buffering"}
+    kwds["accumulate_steps"] = 1 + (kind == "accumulating")
+
+    def trained(kind, updates=3):
+        model = TanhNet(0)
+        optimizer = hooked_adam(model)
+        if kind != "plain":
+            optimizer = create_multi_node_optimizer(optimizer, naive, **kwds)
+        examples = np.concatenate([batch_of(0, number) for number in range(3)])
+        trainer = trainer_over(examples, BATCH, optimizer, (updates, "iteration"), tmp_path)
+        trainer.run()
+        return model, optimizer, trainer
+
+    for own, other in ("plain", kind), (kind, "plain"):
+        model, optimizer, trainer = trained(own)
+        save(tmp_path / f"optimizer{suffix}", optimizer)
+        save(tmp_path / f"trainer{suffix}", trainer)
+        moments = model.first.W.update_rule.state["m"].tobytes()
+        for path in "optimizer", "trainer":
+            model, found, trainer = trained(other, 1)
+            thing = found if path == "optimizer" else trainer
+            load(tmp_path / f"{path}{suffix}", thing, strict)
+            assert found.t == optimizer.t > 1 - (kind == "accumulating")
+            assert model.first.W.update_rule.state["m"].tobytes() == moments
+        if suffix == ".npz":
+            model, found, _ = trained(other, 1)
+            file, path = tmp_path / "trainer.npz", "updater/optimizer:main/"
+            chainer.serializers.load_npz(file, found, path=path, strict=strict)
+            assert found.t == optimizer.t
+            assert model.first.W.update_rule.state["m"].tobytes() == moments
+
+
 def test_parameters_that_all_ranks_restored_are_not_broadcast_again(comm):
     model = TanhNet(0)
     optimizer = create_multi_node_optimizer(hooked_adam(model), comm)

@@ -167,6 +167,7 @@ def test_a_node_holds_one_copy(naive, way, shuffle):
     before = pss()
     naive.allgather_obj(None)
     part = scatter_dataset(whole, naive, shuffle=shuffle)
+    part[0][:] = 1  # takes this page only
     assert sum(example.sum() for example in part) == 1250 * len(part)  # every page of it
     naive.allgather_obj(None)
     after = pss()
@@ -326,10 +327,36 @@ def test_a_pickle_and_copies_refer_to_the_same_memory(naive):
     assert len(payload) < 2000
     for twin in pickle.loads(payload), copy.copy(part), copy.deepcopy(part):
         assert len(twin) == len(part)
-        assert np.shares_memory(twin[7][0], part[7][0])
+        assert lies_in(twin[7][0]) == lies_in(part[7][0])
+        assert lies_in(part[7][0])[1] != "0"
     pickled_example = pickle.loads(pickle.dumps(part[7]))
     assert alike(pickled_example, part[7])
     assert not np.shares_memory(pickled_example[0], part[7][0])
+
+
+def test_what_was_written_is_in_a_pickle_of_it(naive):
+    """The file as it was stays with those who have it."""
+    whole = TupleDataset(rows(20_000), rows(20_000), np.zeros(20_000, np.float16))
+    part = scatter_dataset(at(naive, 0, whole), naive)
+    before = pickle.loads(pickle.dumps(part))
+    x, y, z = part[-1]
+    kept = y.copy()
+    files = [lies_in(each) for each in (x, z)]
+    x += 1
+    payload = pickle.dumps(part)
+    assert len(payload) < 2000
+    twin = pickle.loads(payload)
+    np.testing.assert_array_equal(twin[-1][0], kept + 1)
+    np.testing.assert_array_equal(twin[-1][1], kept)
+    np.testing.assert_array_equal(before[-1][0], kept)
+    assert lies_in(part[-1][0]) != files[0]
+    assert lies_in(part[-1][2]) == files[1]  # which was not written to
+    assert pickle.dumps(part) == payload  # it lies in a file as it is now
+    mine, bits = naive.bcast_obj((part, naive.rank))
+    assert bits == 0
+    mine[-1][0][:] = naive.rank
+    naive.allgather_obj(None)
+    assert (mine[-1][0] == naive.rank).all()
 
 
 @pytest.mark.ranks(2)
@@ -343,11 +370,14 @@ def test_workers_read_the_same_memory(naive, monkeypatch, method):
     multiprocessing.set_start_method(method, force=True)
     whole = rows(60)
     part = scatter_dataset(at(naive, 0, whole), naive)
+    part[-1][:] = 3  # which the workers see
     pickle.dumps(part)  # puts the root's own into a file too
+    before = [example.copy() for example in part]
     iterator = MultiprocessIterator(Reporting(part), 5, repeat=False, shuffle=False, n_processes=1)
     examples = [example for batch in iterator for example in batch]
     iterator.finalize()
-    assert right(naive, [example for example, _, _ in examples], whole)
+    assert all(map(alike, [example for example, _, _ in examples], before))
+    assert all(map(alike, part[5:], before[5:]))
     # Chainer's iterator makes the first batch itself, to see how large it is.
     assert os.getpid() not in {process for _, process, _ in examples[5:]}
     assert {file for _, _, file in examples} == {lies_in(part[0])}

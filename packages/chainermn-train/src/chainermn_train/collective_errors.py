@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.arrays import as_integer
 from chainermn_comm.errors import SharedFailure as SharedFailure
 from chainermn_comm.errors import share_failure as share_failure
+
+from .foreign_communicator import ForeignCommunicator, can_exchange_models
 
 # Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
@@ -77,10 +80,25 @@ def require_integer(name: str, value: Any, least: int, most: int | None = None) 
     return number
 
 
-def require_communicator(communicator: Any, caller: str) -> None:
-    """Raise TypeError unless ``communicator`` is a ChainerMN communicator."""
-    if not isinstance(communicator, CommunicatorBase):
-        raise TypeError(
-            f"{caller} needs a communicator made by create_communicator (or a subclass of "
-            f"CommunicatorBase), not {type(communicator).__name__}"
-        )
+def require_communicator(
+    communicator: Any, caller: str, *, only_for_models: bool = False
+) -> CommunicatorBase:
+    """Return ``communicator``, as a :class:`ForeignCommunicator` if it is another class's.
+
+    Raises:
+        TypeError: it is neither, or it has several ranks which can't agree, unless it is needed
+            ``only_for_models``.
+    """
+    # A mock says that it is an instance of what it stands for; its type doesn't.
+    if issubclass(type(communicator), CommunicatorBase):
+        return communicator  # type: ignore[no-any-return]
+    found = type(communicator).__name__
+    if can_exchange_models(communicator):
+        foreign, size = ForeignCommunicator(communicator), getattr(communicator, "size", None)
+        if only_for_models or not isinstance(size, Integral) or size == foreign.size:
+            return foreign
+        found += f" with {size} ranks"
+    raise TypeError(
+        f"{caller} needs a communicator made by create_communicator (or a subclass of "
+        f"CommunicatorBase), not {found}"
+    )

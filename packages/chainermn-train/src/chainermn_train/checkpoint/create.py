@@ -57,7 +57,7 @@ def create_multi_node_checkpointer(
         TypeError: an argument is of the wrong type.
         ValueError: the name can't be part of a file's name, or an interval is less than 1.
     """
-    require_communicator(comm, "create_multi_node_checkpointer")
+    comm = require_communicator(comm, "create_multi_node_checkpointer")
     if not isinstance(name, str):
         raise TypeError(f"the name of a checkpointer is a str, not {type(name).__name__}")
     if not name or os.sep in name or not name.isprintable():

@@ -59,7 +59,7 @@ def multi_node_snapshot(
         ValueError: a rank doesn't exist or is named twice; or the snapshot would also be taken
             on errors, which the other ranks may not have.
     """
-    require_communicator(comm, "multi_node_snapshot")
+    comm = require_communicator(comm, "multi_node_snapshot")
     if not isinstance(snapshot, _Snapshot):
         raise TypeError(
             "multi_node_snapshot needs what chainer.training.extensions.snapshot returns, not "

@@ -39,13 +39,14 @@ def scatter_dataset(
     of another class, which only that class can divide, each rank receives the
     object, and uses its own share of the indices.
 
-    Arrays arrive read-only (copy an example to change it). The ranks of one machine hold one
-    copy of them together, in files without a name in ``/dev/shm``, or in the temporary folder
-    where the former has no room. These last as long as the data set, whatever becomes of
-    ``comm``. A pickle of the data set refers to that memory, so that worker processes share
-    it: it can be loaded on the same machine, by the same user, while the process that made it
-    has the data set; else loading raises OSError. Arrays of Python objects, lists, and examples
-    taken from the data set are pickled as ever.
+    The ranks of one machine hold one copy of the arrays together, in files without a name in
+    ``/dev/shm``, or in the temporary folder where the former has no room. These last as long as the
+    data set, whatever becomes of ``comm``. Examples of arrays are views, which can be changed in
+    place; the change stays in this process's data set and reaches no other, and takes memory for
+    the pages that it touches. A pickle of the data set refers to that memory, so that worker
+    processes share it: it can be loaded on the same machine, by the same user, while the process
+    that made it has the data set; else loading raises OSError. Arrays of Python objects, lists, and
+    examples taken from the data set are pickled as ever.
 
     Args:
         dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
@@ -150,7 +151,7 @@ def _chainermn_communicator(
 
         if isinstance(comm, MPI.Intracomm):
             return create_communicator("naive", comm)
-    require_communicator(comm, f"{caller}, unless it is given an mpi4py intracommunicator,")
+    comm = require_communicator(comm, f"{caller}, unless it is given an mpi4py intracommunicator,")
     return nullcontext(comm)
 
 

@@ -1,7 +1,7 @@
 """NumPy arrays that processes of one machine share, in files without a name.
 
 Such an array is pickled as a handle of its file, so that worker processes map the same memory.
-All of them are read-only, so that no process changes another's.
+A process that writes gets its own copy of the pages it writes to, so that none changes another's.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ LEFT_FREE_BYTES = 32 << 20
 ALIGNMENT = 64
 _TOKEN_BYTES = 32
 
+# Python 3.10 has no name for it. Pages that are never written to need no memory set aside.
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
 _sharing = threading.Lock()  # an array is put into one file, whichever thread pickles it first
-_open_files: weakref.WeakValueDictionary[bytes, SharedFile] = weakref.WeakValueDictionary()
 
 
 class SharedMemoryHandle(NamedTuple):
@@ -67,7 +69,11 @@ class SharedMemoryHandle(NamedTuple):
 
 
 class SharedFile:
-    """A file whose whole length is reserved and mapped read-only; it lives as long as this."""
+    """A file whose whole length is reserved and mapped; it lives as long as this.
+
+    What a process writes to the mapping is its own: neither the file nor another mapping has it.
+    A copy, deep or by pickling, maps the file anew.
+    """
 
     def __init__(self, descriptor: int, token: bytes) -> None:
         self.descriptor = descriptor
@@ -75,9 +81,8 @@ class SharedFile:
         close = weakref.finalize(self, os.close, descriptor)
         close.atexit = False  # arrays may outlive it until then, and the kernel closes it
         nbytes = os.fstat(descriptor).st_size
-        # Read-only; an array in it keeps the memory mapped.
-        self.map = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
-        _open_files[token] = self
+        # An array in it keeps the memory mapped.
+        self.map = mmap.mmap(descriptor, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE)
 
     @classmethod
     def reserve(cls, nbytes: int) -> SharedFile:
@@ -111,6 +116,9 @@ class SharedFile:
         """The handle of this process, since the one that made the file may have ended."""
         return SharedMemoryHandle(socket.gethostname(), os.getpid(), self.descriptor, self._token)
 
+    def __reduce__(self) -> Any:
+        return _open_file, (self.handle,)
+
     def wait_until_unlocked(self) -> None:
         """Sleep while another process has the file open by `SharedMemoryHandle.open_locked`."""
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
@@ -128,11 +136,12 @@ def write_blocks(descriptor: int, blocks: Iterable[np.ndarray]) -> None:
 
 
 class SharedArray:
-    """A data set: the rows of a read-only NumPy array; copies are the same object.
+    """A data set: the rows of a NumPy array.
 
-    It lies in a shared file, or in this process's own memory until it is first pickled. A pickle
-    holds only the file's handle: the same user's processes on this machine can load it, while
-    this process has the data set.
+    It lies in a shared file, or in this process's own memory until it is first pickled or copied.
+    A pickle holds only the file's handle: the same user's processes on this machine can load it,
+    while this process has the data set. If this process has written to the array since, it is put
+    into another file first.
     """
 
     def __init__(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -153,7 +162,6 @@ class SharedArray:
     def own(self, array: np.ndarray) -> SharedArray:
         """Have this array, to which nothing else refers; return itself."""
         self.array = array
-        self.array.flags.writeable = False
         return self
 
     def __len__(self) -> int:
@@ -165,31 +173,43 @@ class SharedArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.array, dtype) if copy else np.asarray(self.array, dtype)
 
-    def __copy__(self) -> SharedArray:
-        return self
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> SharedArray:
-        return self
-
     def __reduce__(self) -> Any:
         with _sharing:
-            if self._file is None and self.array.nbytes:
+            if self.array.nbytes and (self._file is None or _is_written_to(self.array)):
                 data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
                 file = SharedFile.reserve(ALIGNMENT + len(data))
                 write_blocks(file.descriptor, [data])
                 self.offset = ALIGNMENT
                 self.attach(file)
-        handle = None if self._file is None else self._file.handle
-        return _load, (handle, self.offset, self.shape, self.dtype)
+        return _load, (self._file, self.offset, self.shape, self.dtype)
 
 
-def _load(handle: SharedMemoryHandle | None, *place: Any) -> SharedArray:
-    """Load a pickle of a shared array."""
-    if handle is None:
-        return SharedArray(*place).attach(None)
+def _is_written_to(array: np.ndarray) -> bool:
+    """Return whether this process has pages of its own in an array that it maps from a file."""
+    first = array.ctypes.data // mmap.PAGESIZE
+    last = (array.ctypes.data + array.nbytes - 1) // mmap.PAGESIZE
     try:
-        # A process maps a file only once.
-        file = _open_files.get(handle.token) or SharedFile(handle.open(), handle.token)
+        with open("/proc/self/pagemap", "rb", buffering=0) as file:
+            entries = np.empty(last - first + 1, np.uint64)
+            file.seek(first * entries.itemsize)
+            if file.readinto(entries.data) < entries.nbytes:
+                return True
+    except OSError:  # nobody knows
+        return True
+    # Bits 63 and 62: in memory, or swapped; 61: in a file.
+    upper = entries >> np.uint64(61)
+    return bool((((upper & 0b110) != 0) & ((upper & 0b001) == 0)).any())
+
+
+def _load(file: SharedFile | None, *place: Any) -> SharedArray:
+    """Load a pickle of a shared array, or copy one."""
+    return SharedArray(*place).attach(file)
+
+
+def _open_file(handle: SharedMemoryHandle) -> SharedFile:
+    """Load a pickle of a shared file, or copy one."""
+    try:
+        return SharedFile(handle.open(), handle.token)
     except OSError as error:
         raise OSError(
             error.errno,
@@ -198,4 +218,3 @@ def _load(handle: SharedMemoryHandle | None, *place: Any) -> SharedArray:
             "a data set that scatter_dataset made is pickled as a reference to that memory; load "
             "it on the same machine, by the same user, while that process has the data set",
         ) from error
-    return SharedArray(*place).attach(file)

@@ -44,7 +44,7 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
     priority = training.PRIORITY_WRITER + 1
 
     def __init__(self, model: Any, comm: CommunicatorBase) -> None:
-        require_communicator(comm, "AllreducePersistent")
+        comm = require_communicator(comm, "AllreducePersistent")
         if not hasattr(model, "namedlinks"):
             raise TypeError(
                 f"AllreducePersistent needs a model, a chainer.Link, not {type(model).__name__}"

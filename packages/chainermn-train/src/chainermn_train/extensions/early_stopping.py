@@ -59,7 +59,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         max_trigger: Any = (100, "epoch"),
         **kwargs: Any,
     ) -> None:
-        require_communicator(comm, "MultiNodeEarlyStoppingTrigger")
+        comm = require_communicator(comm, "MultiNodeEarlyStoppingTrigger")
         verbose = verbose and comm.rank == 0
         super().__init__(check_trigger, monitor, patience, mode, verbose, max_trigger, **kwargs)
         self.comm = comm

@@ -42,7 +42,7 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
         TypeError: an argument is not an evaluator or not a communicator, or the evaluator
             is a multi-node evaluator already.
     """
-    require_communicator(communicator, "create_multi_node_evaluator")
+    communicator = require_communicator(communicator, "create_multi_node_evaluator")
     if isinstance(actual_evaluator, _MultiNodeEvaluator):
         raise TypeError("the evaluator is already a multi-node evaluator; use it as it is")
     if not isinstance(actual_evaluator, Evaluator):

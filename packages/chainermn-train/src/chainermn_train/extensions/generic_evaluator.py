@@ -75,7 +75,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         converter: Callable[..., Any] = concat_examples,
         root: int = 0,
     ) -> None:
-        require_communicator(comm, "GenericMultiNodeEvaluator")
+        comm = require_communicator(comm, "GenericMultiNodeEvaluator")
         if not callable(target):
             raise TypeError(f"target must be a model or a function, not {type(target).__name__}")
         if not hasattr(iterator, "__next__"):

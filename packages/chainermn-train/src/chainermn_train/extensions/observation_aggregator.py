@@ -57,7 +57,7 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
         comm_trigger: Any = (1, "iteration"),
         aggregator: Callable[[list[list[Any]]], Any] | None = None,
     ) -> None:
-        require_communicator(comm, "ObservationAggregator")
+        comm = require_communicator(comm, "ObservationAggregator")
         if aggregator is not None and not callable(aggregator):
             raise TypeError(f"aggregator must be a function, not {type(aggregator).__name__}")
         self.comm = comm

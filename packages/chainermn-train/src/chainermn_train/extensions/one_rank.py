@@ -42,7 +42,7 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
             an integer.
         ValueError: there is no such rank.
     """
-    require_communicator(comm, "on_rank")
+    comm = require_communicator(comm, "on_rank")
     if not callable(extension):
         raise TypeError(f"on_rank needs an extension, not {type(extension).__name__}")
     if isinstance(extension, UnpicklableMixin):

@@ -59,7 +59,7 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
     priority = training.PRIORITY_WRITER
 
     def __init__(self, comm: CommunicatorBase) -> None:
-        require_communicator(comm, "ThroughputReport")
+        comm = require_communicator(comm, "ThroughputReport")
         self.comm = comm
         self._clock = StepClock()
         self._examples = 0.0  # how many there had been at the last report

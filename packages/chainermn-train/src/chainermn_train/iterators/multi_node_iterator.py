@@ -69,7 +69,7 @@ def create_multi_node_iterator(
         RuntimeWarning: once, at the master, if ``actual_iterator`` is a ``MultiprocessIterator``
             that would fork this process; see :func:`use_forkserver`.
     """
-    require_communicator(communicator, "create_multi_node_iterator")
+    communicator = require_communicator(communicator, "create_multi_node_iterator")
     with SharedFailure(communicator.handshake, "create_multi_node_iterator"):
         master = require_integer("rank_master", rank_master, 0, communicator.size - 1)
         refuse_proxy(actual_iterator)

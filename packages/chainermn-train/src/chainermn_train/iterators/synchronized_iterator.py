@@ -56,7 +56,7 @@ def create_synchronized_iterator(
         RuntimeWarning: once, on rank 0, if ``actual_iterator`` is a ``MultiprocessIterator`` that
             would fork this process; see :func:`use_forkserver`.
     """
-    require_communicator(communicator, "create_synchronized_iterator")
+    communicator = require_communicator(communicator, "create_synchronized_iterator")
     with SharedFailure(communicator.handshake, "create_synchronized_iterator"):
         terms = _terms(actual_iterator)
     communicator.handshake("create_synchronized_iterator", terms.items())

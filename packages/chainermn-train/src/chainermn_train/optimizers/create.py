@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import chainer
-
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_integer
@@ -38,8 +36,10 @@ def create_multi_node_optimizer(
     shuffling or dropout, draw from it on some of them only.
 
     Args:
-        actual_optimizer: a Chainer optimizer, set up or not.
-        communicator: the ranks that train together.
+        actual_optimizer: a Chainer optimizer, set up or not; or anything with its ``setup``,
+            ``update`` and ``target``.
+        communicator: the ranks that train together. In a test anything will do that has
+            ``bcast_data`` and ``multi_node_mean_grad``, a mock, say.
         double_buffering: exchange gradients in the background while the next update's are
             computed. Each update then steps along the gradients of the update before it; the
             first one doesn't step. It takes memory for a second set of gradients, and changes
@@ -65,10 +65,13 @@ def create_multi_node_optimizer(
         ValueError: ``accumulate_steps`` is less than 1, or both ``overlap`` and
             ``double_buffering`` are on.
     """
-    require_communicator(communicator, "create_multi_node_optimizer")
+    communicator = require_communicator(
+        communicator, "create_multi_node_optimizer", only_for_models=True
+    )
     if isinstance(actual_optimizer, MultiNodeOptimizer):
         raise TypeError("the optimizer is already a multi-node optimizer; pass it on as it is")
-    if not isinstance(actual_optimizer, chainer.Optimizer):
+    methods = [getattr(actual_optimizer, name, None) for name in ("setup", "update")]
+    if isinstance(actual_optimizer, type) or not all(map(callable, methods)):
         raise TypeError(
             "create_multi_node_optimizer needs a Chainer optimizer, such as "
             f"chainer.optimizers.Adam(), not {type(actual_optimizer).__name__}"

@@ -27,7 +27,7 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
     Whether a step is skipped, and with it the dynamic scale, follows from the mean gradients,
     whose bits are equal on all ranks: a number that isn't finite on one makes that of all so.
     """
-    if optimizer._loss_scale is None:  # nothing else matters then
+    if getattr(optimizer, "_loss_scale", None) is None:  # nothing else matters then
         return _UNSCALED
     return tuple([getattr(optimizer, name, None) for name in _SCALING])
 
@@ -90,7 +90,9 @@ def _master_weights(target: Any) -> dict[str, Any]:
     """Return the float32 arrays that update rules keep beside float16 parameters, by name."""
     rules = update_rules(target).items()
     found = {name: getattr(rule, "_fp32_param", None) for name, rule in rules}
-    return {name: param.array for name, param in found.items() if param is not None}
+    return {
+        name: param.array for name, param in found.items() if isinstance(param, chainer.Parameter)
+    }
 
 
 def _set_master_weights(target: Any, arrays: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from .mixed_precision import (
     serialize_master_weights,
     unscale_missing_gradients,
 )
-from .optimizer_state import serialize_state
+from .optimizer_state import is_missing, serialize_state
 from .parameter_synchronizer import ParameterSynchronizer
 
 
@@ -188,13 +188,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         optimizer, accumulator = self.actual_optimizer, self._accumulator
         serialize_state(optimizer, serializer)
-        try:
-            own = serializer["chainermn"]
-            self._exchange.serialize(own, optimizer.target)
-        except KeyError:  # Chainer's own snapshot
+        own = serializer["chainermn"]
+        if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
             accumulator.reset()
             self._exchange.drop()
             return
+        self._exchange.serialize(own, optimizer.target)
         serialize_loss_scale(optimizer, own)
         serialize_master_weights(optimizer.target, own["masters"])
         communicator = self.communicator
@@ -266,7 +265,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         flags = steady(accumulator.num_accumulated + 1)
         if known.uninitialized or params.has_uninitialized:  # what the loss may have initialised
             flags = flags._replace(changed=synchronizer.flags(optimizer).changed)
-        if optimizer._loss_scale is not None:
+        if getattr(optimizer, "_loss_scale", None) is not None:
             scale_missing_gradients(optimizer, params)
         is_last = accumulator.num_calls == accumulator.steps - 1
         if not is_last or flags.changed:
@@ -328,10 +327,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _step(self) -> None:
         optimizer = self.actual_optimizer
-        if optimizer._loss_scale is not None:
+        if getattr(optimizer, "_loss_scale", None) is not None:
             unscale_missing_gradients(optimizer, self._synchronizer.params(optimizer.target))
         try:
-            optimizer.update()
+            optimizer.update(None)
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did
             self._synchronizer.mark_apart()
             raise
@@ -366,4 +365,4 @@ def _compute_gradients(
         optimizer.target.cleargrads()
     else:
         optimizer.target.zerograds()
-    backward(loss, optimizer._loss_scale)
+    backward(loss, getattr(optimizer, "_loss_scale", None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import chainer
@@ -24,16 +23,25 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
     rules_without_state = []
     if isinstance(serializer, chainer.Deserializer):
         for name, rule in update_rules(optimizer.target).items():
-            with contextlib.suppress(KeyError):  # the snapshot doesn't tell
-                num_updates = serializer[name]("t", None)
-                if rule.enabled and num_updates is not None and int(num_updates) == 0:
-                    rule._state, rule.enabled = None, False
-                    rules_without_state.append(rule)
+            own = serializer[name]
+            if rule.enabled and not is_missing(own, "t") and int(own("t", None)) == 0:
+                rule._state, rule.enabled = None, False
+                rules_without_state.append(rule)
     try:
         optimizer.serialize(serializer)
     finally:
         for rule in rules_without_state:
             rule.enabled = True
+
+
+def is_missing(serializer: Any, key: str) -> bool:
+    """Return whether a snapshot that is being loaded lacks this value."""
+    if not isinstance(serializer, chainer.Deserializer):
+        return False
+    try:
+        return serializer(key, None) is None  # None: one that isn't strict
+    except (KeyError, ValueError):  # ValueError: HDF5, where the whole group is missing
+        return True
 
 
 def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:

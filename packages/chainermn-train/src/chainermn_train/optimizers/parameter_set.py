@@ -13,6 +13,7 @@ class ParameterSet:
     """
 
     def __init__(self, target: Any) -> None:
+        self.target = target
         # References are kept, not ids: a new parameter may be given the id of one that was deleted.
         self._walk = list(target.params())
         by_id: dict[int, tuple[str, Any]] = {}
