@@ -525,12 +525,13 @@ class CommunicatorBase(ABC):
         self.bcast_data(model)
 
     @abstractmethod
-    def allreduce_grad(self, model: Any) -> None:
+    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient by its mean over ranks (collective).
 
         Args:
             model: anything with ``namedparams()``; each parameter's ``grad`` is overwritten or
                 replaced. Names, shapes and dtypes must be equal on all ranks.
+            zero_fill: as for :meth:`multi_node_mean_grad`, which calls this without it.
 
         Raises:
             RankMismatchError: on all ranks, when they aren't.

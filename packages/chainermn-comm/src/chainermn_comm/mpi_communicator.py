@@ -213,7 +213,13 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        # Messages are split where MPI can't count them, so `max_buf_len` has nothing to limit.
+        """Send ``root``'s array to every rank (collective), and raise as the base does.
+
+        A ``max_buf_len`` that is less than ``size`` is the root: older communicators had that in
+        its place. No other has an effect, since what MPI can't count is split.
+        """
+        if root == 0 and type(max_buf_len) is int and 0 < max_buf_len < self._size:
+            root = max_buf_len
         return collectives.bcast(self._context, "bcast", data, self._of_array, root).value()
 
     @watched

@@ -47,7 +47,7 @@ class ForeignCommunicator(CommunicatorBase):
     def bcast_data(self, model: Any) -> None:
         self._actual.bcast_data(model)
 
-    def allreduce_grad(self, model: Any) -> None:
+    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         self._actual.allreduce_grad(model)
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
