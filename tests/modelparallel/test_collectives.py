@@ -435,6 +435,8 @@ def test_rows_of_one_variable_or_array_are_as_good_as_a_list(comm, random, made)
         np.testing.assert_array_equal(y.array, row)
     y = scatter(comm, whole if comm.rank == 0 else None)
     np.testing.assert_array_equal(y.array, data[0, comm.rank])
+    y = scatter(comm, map(made, data[0]) if comm.rank == 0 else None)
+    np.testing.assert_array_equal(y.array, data[0, comm.rank])
     if made is Variable:
         sum(F.sum(y * (comm.rank + 1)) for y in alltoall(comm, mine)).backward()
         np.testing.assert_array_equal(mine.grad[:, 0], np.arange(comm.size) + 1)

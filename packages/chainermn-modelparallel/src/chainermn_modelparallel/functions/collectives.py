@@ -18,7 +18,7 @@ Every function is collective, and so is its backward, unless no rank needs a gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -256,6 +256,8 @@ def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
     if isinstance(xs, (Variable, *chainer.get_array_types())):
         rows = _variable(comm, "xs", xs)
         xs = [rows[index] for index in range(len(rows))] if rows.ndim else xs
+    elif isinstance(xs, Iterator):  # what `map` and `zip` gave as lists in older Pythons
+        xs = tuple(xs)
     if not isinstance(xs, (tuple, list)):
         raise TypeError(
             f"rank {comm.rank}: xs must be a tuple or list of {comm.size} variables, one for each "
