@@ -338,6 +338,35 @@ def test_a_backend_is_one_of_three(comm):
         MultiNodeBatchNormalization(3, None)
 
 
+@pytest.mark.parametrize("dtype", [None, np.float16, np.float32, np.float64, chainer.mixed16])
+@pytest.mark.parametrize("setting", [np.float16, np.float64, chainer.mixed16])
+def test_dtypes_of_parameters_and_statistics_are_those_of_chainers_own_link(comm, dtype, setting):
+    with chainer.using_config("dtype", setting):
+        links = (
+            MultiNodeBatchNormalization(3, comm, dtype=dtype),
+            L.BatchNormalization(3, dtype=dtype),
+        )
+        default = MultiNodeBatchNormalization(3, comm)
+    ours, chainers = (
+        [each.gamma.dtype, each.beta.dtype, each.avg_mean.dtype, each.avg_var.dtype]
+        for each in links
+    )
+    assert ours == chainers
+    assert default.gamma.dtype == np.float32
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_rank_alone_in_no_backprop_mode_gets_the_value(comm, random):
+    link = MultiNodeBatchNormalization(2, comm)
+    x = Variable(random.standard_normal((3, 2)).astype("f"))
+    with chainer.using_config("enable_backprop", comm.rank != 0):
+        y = link(x)
+    assert (y.creator is None) == (comm.rank == 0)
+    if comm.rank != 0:
+        with pytest.raises(RankMismatchError, match=r"backward of Multi.*ranks \[0\] don't build"):
+            F.sum(y).backward()
+
+
 def test_one_channel_without_an_axis(comm, random):
     """Which Chainer's own link computes forward only; a single channel has the same values."""
     whole = random.standard_normal(4 * comm.size).astype("f")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import namedtuple
 
 import chainer
 import chainer.functions as F
@@ -179,15 +180,54 @@ def test_it_talks_to_ranks_that_use_the_functions_alone(comm):
     ("returned", "text"),
     [(None, "NoneType"), ((), "an empty one"), ({"y": 1}, "dict"), ((np.ones(1), 2.0), "float")],
 )
-@pytest.mark.parametrize("rank_out", [None, 0])
-def test_what_a_component_returned_is_told_by_its_name(comm, returned, text, rank_out):
-    """None with rank_out=None would be silence: the rank's loss without its component."""
+def test_what_cannot_be_sent_is_told_by_the_name_of_its_component(comm, returned, text):
     model = MultiNodeChainList(comm)
     model.add_link(chainer.Sequential(F.square), None, comm.rank)
-    model.add_link(chainer.Sequential(lambda x: returned), comm.rank, rank_out)
+    model.add_link(chainer.Sequential(lambda x: returned), comm.rank, 0)
     told = rf"rank {comm.rank}: component 1 \(Sequential\) must return a variable.* got {text}"
     with pytest.raises(TypeError, match=told):
         model(np.ones(2, "f"))
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize(
+    "returned", [None, 2.0, np.ones(1), "text", (), {"a": np.ones(1), "b": [None, 2]}, (1, (2, 3))]
+)
+def test_the_output_may_be_anything(comm, returned):
+    """As of a component that is evaluated, in a script for older versions."""
+    model = MultiNodeChainList(comm)
+    if comm.rank == 0:
+        model.add_link(chainer.Sequential(F.square), rank_out=1)
+    else:
+        model.add_link(chainer.Sequential(lambda x: returned), rank_in=0)
+    with chainer.no_backprop_mode():
+        found = model(*([] if comm.rank else [np.ones(2, "f")]))
+    if comm.rank == 1:
+        assert type(found) is type(returned)
+        assert found is returned or found == returned
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("ranks", [tuple, set, np.array])
+def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
+    """Also the one that doesn't depend on what was received."""
+    model, w = MultiNodeChainList(comm), Variable(np.ones(2, "f"))
+    if comm.rank == 0:
+        x = Variable(np.full(2, 3, "f"))
+        model.add_link(chainer.Sequential(F.square), rank_out=ranks([1]))
+        for times in (1, 0):
+            x.cleargrad()
+            model(x).backward()
+            np.testing.assert_array_equal(x.grad, np.full(2, 6 * times))
+    else:
+        pair = namedtuple("pair", "mine others")
+        give = chainer.Sequential(lambda x: {"loss": pair([F.sum(w)], F.sum(x)), "n": np.ones(1)})
+        model.add_link(give, rank_in=ranks([0]))
+        model()["loss"].others.backward()
+        found = model()
+        assert type(found["n"]) is np.ndarray
+        found["loss"].mine[0].backward()
+        np.testing.assert_array_equal(w.grad, [1, 1])
 
 
 def test_a_component_added_to_a_copy_is_not_the_originals(comm):

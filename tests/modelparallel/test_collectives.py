@@ -300,7 +300,7 @@ WRONG = [
     (gather, (ONE, None), ValueError, "root must be an integer.*got None"),
     (allreduce, (None,), TypeError, "NoneType"),
     (scatter, (), TypeError, "got NoneType"),
-    (alltoall, (ONE,), TypeError, "tuple or list of . variables.*got ndarray"),
+    (alltoall, (np.ones(()),), TypeError, "tuple or list of . variables.*got ndarray"),
     (reduce_scatter, ([ONE] * 9,), ValueError, "one for each rank, got"),
     (allreduce, (ONE, "max"), ValueError, 'must be "sum" or "mean"'),
     (allreduce, (np.ones(1, int), "mean"), TypeError, "taken of floats, got int64"),
@@ -409,16 +409,40 @@ def test_backward_that_skips_a_rank_raises_at_its_next_call(comm):
 
 
 @SEVERAL
-def test_a_graph_on_some_ranks_only_is_told_at_once(comm):
-    with (
-        pytest.raises(RankMismatchError, match=r"ranks \[0\] don't build a graph"),
-        chainer.using_config("enable_backprop", comm.rank != 0),
-    ):
-        allreduce(comm, Variable(np.ones(2)))
+def test_a_graph_on_some_ranks_only_gives_values_but_no_gradients(comm):
+    """Each way of a script that evaluates, with the mode on one rank alone; backward is told."""
+    x = Variable(np.ones(2))
+    with chainer.using_config("enable_backprop", comm.rank != 0):
+        y = allreduce(comm, x)
+        gather(comm, x)
+    np.testing.assert_array_equal(y.array, np.full(2, comm.size))
+    assert (y.creator is None) == (comm.rank == 0)
+    if comm.rank != 0:
+        text = r"backward of allreduce on rank \d.*ranks \[0\] don't build a graph"
+        with pytest.raises(RankMismatchError, match=text):
+            F.sum(y).backward()
     y = allreduce(comm, Variable(np.ones(2)))
     with pytest.raises(RankMismatchError, match=r"backward of allreduce.*ranks \[0\]"):
         F.sum(y * y).backward(enable_double_backprop=comm.rank != 0)
     usable(comm)
+
+
+@pytest.mark.parametrize("made", [Variable, np.asarray])
+def test_rows_of_one_variable_or_array_are_as_good_as_a_list(comm, random, made):
+    data = random.standard_normal((comm.size, comm.size, 3))
+    mine, whole = made(data[comm.rank]), made(data[0])
+    for y, row in zip(alltoall(comm, mine), data[:, comm.rank], strict=True):
+        np.testing.assert_array_equal(y.array, row)
+    y = scatter(comm, whole if comm.rank == 0 else None)
+    np.testing.assert_array_equal(y.array, data[0, comm.rank])
+    y = scatter(comm, map(made, data[0]) if comm.rank == 0 else None)
+    np.testing.assert_array_equal(y.array, data[0, comm.rank])
+    if made is Variable:
+        sum(F.sum(y * (comm.rank + 1)) for y in alltoall(comm, mine)).backward()
+        np.testing.assert_array_equal(mine.grad[:, 0], np.arange(comm.size) + 1)
+        F.sum(scatter(comm, whole if comm.rank == 0 else None) * (comm.rank + 1)).backward()
+        if comm.rank == 0:
+            np.testing.assert_array_equal(whole.grad[:, 0], np.arange(comm.size) + 1)
 
 
 def test_a_chain_of_functions_equals_one_process(comm, random):

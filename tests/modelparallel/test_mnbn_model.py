@@ -160,6 +160,30 @@ def test_subclasses_are_left_with_a_warning(comm):
     create_mnbn_model(chainer.Chain(a=converted.a), comm)  # warns of nothing
 
 
+class BatchNormalization(L.BatchNormalization):
+    """One with settings of its own, as models have."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, decay=0.7, eps=1e-3)
+        self.remark = "mine"
+
+
+class Doubled(BatchNormalization):
+    def __call__(self, x: Any, **kwargs: Any) -> Variable:
+        return super().__call__(x, **kwargs) * 2
+
+
+def test_subclasses_that_only_construct_are_converted(comm):
+    model = chainer.Chain(a=BatchNormalization(3), b=Doubled(3))
+    with pytest.warns(UserWarning, match="leaves /b as it is: Doubled") as warned:
+        converted = create_mnbn_model(model, comm)
+    assert len(warned) == 1
+    assert type(converted.a) is MultiNodeBatchNormalization
+    assert (converted.a.decay, converted.a.eps, converted.a.remark) == (0.7, 1e-3, "mine")
+    assert converted.a.comm is comm
+    assert type(converted.b) is Doubled
+
+
 def test_snapshots_go_both_ways(comm, random, tmp_path):
     original = model()
     original(random.standard_normal((3, 5)).astype("f"))

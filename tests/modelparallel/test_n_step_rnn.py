@@ -10,6 +10,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
 from chainermn_modelparallel import pseudo_connect
 from chainermn_modelparallel.links.n_step_rnn import KINDS, create_multi_node_n_step_rnn
@@ -83,6 +84,27 @@ def test_first_states_may_be_given(comm):
     hx = np.ones((LAYERS, len(LENGTHS), UNITS))
     hy, _, delegate = link(hx, sequences(0))
     np.testing.assert_array_equal(hy.array, mine(hx, sequences(0))[0].array)
+    assert delegate is None
+
+
+class CustomRNN(NStepRNNBase):
+    """A kind of its own, as users may derive from Chainer's base."""
+
+    n_weights, use_bi_direction, n_cells = 2, False, 1
+
+    def rnn(self, *args: Any) -> Any:
+        return F.n_step_rnn(*args, activation="relu")
+
+    def forward(self, hx: Any, xs: Any, **kwargs: Any) -> Any:
+        (hy,), ys = self._call([hx], xs, **kwargs)
+        return hy, ys
+
+
+@pytest.mark.sizes(1, 2)
+def test_a_kind_of_the_users_own(comm):
+    mine, relu = rnn_of(CustomRNN, 0), rnn_of(L.NStepRNNReLU, 0)
+    hy, _, delegate = create_multi_node_n_step_rnn(mine, comm)(sequences(0))
+    np.testing.assert_array_equal(hy.array, relu(None, sequences(0))[0].array)
     assert delegate is None
 
 

@@ -51,10 +51,26 @@ def test_second_derivatives_pass_and_one_variable_gives_no_tuple():
     np.testing.assert_array_equal(x.grad, [6.0, 12.0])
 
 
+def test_no_delegate_gives_what_an_empty_one_does():
+    """As the last rank of an RNN has none, whose script is that of the others."""
+    x, data = Variable(np.array([1.0, 2.0])), np.array([3, 4])
+    y, z = pseudo_connect(None, x, data)
+    np.testing.assert_array_equal(z.array, data)
+    assert not pseudo_connect(None, data).requires_grad
+    F.sum(y**2).backward()
+    np.testing.assert_array_equal(x.grad, [2.0, 4.0])
+    x = Variable(np.array(3.0))
+    (gx,) = chainer.grad([pseudo_connect(None, x) ** 3], [x], enable_double_backprop=True)
+    gx.backward()
+    assert x.grad == 18
+    with chainer.no_backprop_mode():
+        assert pseudo_connect(None, x).creator is None
+
+
 def test_wrong_arguments_raise():
     variable = Variable(np.ones(1))
-    with pytest.raises(TypeError, match=r"delegate_variable must be .*got NoneType"):
-        pseudo_connect(None, variable)
+    with pytest.raises(TypeError, match=r"delegate_variable must be .*got ndarray"):
+        pseudo_connect(np.ones(0), variable)
     with pytest.raises(TypeError, match="at least one actual variable"):
         pseudo_connect(variable)
     with pytest.raises(TypeError, match=r"write \* before a tuple\), got tuple"):

@@ -10,6 +10,7 @@ from .control_dependencies import pseudo_connect
 from .send_recv import recv, send
 from .send_recv import recv_variables as recv_variables
 from .sync_batch_norm import SyncBatchNormFunction as SyncBatchNormFunction
+from .sync_batch_norm import get_communication_backend as get_communication_backend
 from .sync_batch_norm import sync_batch_norm as sync_batch_norm
 from .tensor_parallel_ops import copy_to_region as copy_to_region
 from .tensor_parallel_ops import gather_from_region as gather_from_region

@@ -35,6 +35,8 @@ class Handshake(NamedTuple):
     call_id: int  # rank 0's count of calls, by which backward refers to this one
     requires_grad: bool  # whether some rank needs a gradient; backward is then collective
     payloads: list[bytes]  # each rank's bytes, in rank order
+    # Ranks where backward can't run though some rank needs a gradient: it must not run anywhere.
+    without_graph: tuple[int, ...] = ()
 
 
 def handshake(
@@ -55,7 +57,7 @@ def handshake(
 
     Raises:
         RankMismatchError: on all ranks, when operations, signatures or those ids differ, or when
-            one needs a gradient and another runs in ``no_backprop_mode``.
+            not all ranks make a graph of the gradients, though some could be differentiated.
         PeerError: on the ranks without an error, when another has one; that one raises its
             error itself.
     """
@@ -77,10 +79,18 @@ def handshake(
         calls = "; ".join(f"{call} on rank {rank}" for rank, call in enumerate(forward_ids))
         raise RankMismatchError(f"{where}: ranks disagree on the call: {calls}{_ADVICE}", "call")
     any_requires_grad = any(each & _REQUIRES_GRAD for each in all_flags)
-    without_graph = [rank for rank, each in enumerate(all_flags) if not each & _BUILDS_GRAPH]
-    if any_requires_grad and without_graph:
-        raise RankMismatchError(
-            f"{where}: some ranks need its gradients, but ranks {without_graph} don't build a "
-            "graph; use no_backprop_mode (and enable_double_backprop) on all ranks or on none"
-        )
-    return Handshake(numbers[0], any_requires_grad, payloads)
+    without_graph: tuple[int, ...] = ()
+    if any_requires_grad:
+        flags_of_ranks = enumerate(all_flags)
+        without_graph = tuple(rank for rank, each in flags_of_ranks if not each & _BUILDS_GRAPH)
+    if without_graph and forward_id != NO_CALL:
+        raise without_graph_error(operation, comm.rank, without_graph)
+    return Handshake(numbers[0], any_requires_grad, payloads, without_graph)
+
+
+def without_graph_error(operation: str, rank: int, ranks: tuple[int, ...]) -> RankMismatchError:
+    """Return the error of a rank whose backward can't run, since other ranks' won't."""
+    return RankMismatchError(
+        f"{operation} on rank {rank}: some ranks need its gradients, but ranks {list(ranks)} don't "
+        "build a graph; use no_backprop_mode (and enable_double_backprop) on all ranks or on none"
+    )

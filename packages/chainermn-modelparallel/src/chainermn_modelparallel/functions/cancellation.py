@@ -41,20 +41,22 @@ _num_sent = 0
 def send_cancellation(
     communicator: CommunicatorBase, peer: int, message_id: int, reason: int
 ) -> None:
-    """Tell a rank that its message of this id gets no gradients."""
+    """Tell a rank that its message of this id gets no gradients, unless it was told too often."""
+    global _num_sent
+    if _num_sent >= MAX_CANCELLATIONS:
+        return
+    _num_sent += 1
     edge = communicator, peer, communicator.reserved_tag
     send_message(encode_header(b"", cancellation=reason), (), edge, message_id)
 
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:
     """Tell other ranks what was dropped here; called before each call that may wait for them."""
-    global _num_sent
     for _ in range(len(_pending)):
         entry = reference, peer, message_id = _pending.popleft()
-        if reference() is None or _num_sent >= MAX_CANCELLATIONS:
+        if reference() is None:
             continue
         if reference() is communicator:
-            _num_sent += 1
             send_cancellation(communicator, peer, message_id, DROPPED)
         else:
             _pending.append(entry)

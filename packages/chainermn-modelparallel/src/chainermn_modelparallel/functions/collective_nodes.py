@@ -21,7 +21,7 @@ from chainermn_comm.errors import SharedFailure
 from chainermn_comm.watchdog import annotate
 
 from .arguments import check_communicator
-from .call_handshake import NO_CALL, Signature, handshake
+from .call_handshake import NO_CALL, Handshake, Signature, handshake, without_graph_error
 from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
 from .ordered_function import (
     SCOPE,
@@ -116,7 +116,7 @@ def apply_collective(
     inputs = variables + control_inputs
     needed = 1 in requires_grad_mask(inputs)
     call = handshake(comm, operation, signature, requires_grad=needed, forward_id=forward_id)
-    node = CollectiveFunction(comm, root, len(variables), operation, call.call_id, op)
+    node = CollectiveFunction(comm, root, len(variables), operation, call, op)
     if not call.requires_grad:  # on no rank, so backward must not wait here
         with chainer.using_config("enable_backprop", False):
             outputs = node.apply(inputs)
@@ -146,7 +146,7 @@ class CollectiveFunction(OrderedFunctionNode):
     root: int | None
     num_inputs: int
     operation: str
-    call_id: int
+    call: Handshake
     label: str = ""  # one of `OPS`; Chainer shows it in graphs and reports
     # After `forward`: shape and dtype of each result; none on ranks that get nothing.
     specs: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
@@ -161,6 +161,9 @@ class CollectiveFunction(OrderedFunctionNode):
         return outputs or (self.empty_array,)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
+        operation, call = f"backward of {self.operation}", self.call
+        if call.without_graph:
+            raise without_graph_error(operation, self.comm.rank, call.without_graph)
         gradients = tuple(
             Variable(self._xp.zeros(*spec), requires_grad=False) if gradient is None else gradient
             for spec, gradient in zip(self.specs, grad_outputs, strict=False)
@@ -171,8 +174,8 @@ class CollectiveFunction(OrderedFunctionNode):
             control = keep_control_dependencies(hidden, (self.control_output(),))
             gradients = tuple(pseudo_connect(*control, each) for each in gradients)
         _, adjoint = OPS[self.label]
-        inputs, operation = Inputs(gradients, control, self.root), f"backward of {self.operation}"
-        results = apply_collective(self.comm, adjoint, lambda: inputs, operation, self.call_id)
+        inputs = Inputs(gradients, control, self.root)
+        results = apply_collective(self.comm, adjoint, lambda: inputs, operation, call.call_id)
         return tuple(self._input_gradient(index, results) for index in indexes)
 
     def _input_gradient(self, index: int, results: Variables) -> Variable | None:

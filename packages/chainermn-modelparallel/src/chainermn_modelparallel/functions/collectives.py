@@ -18,9 +18,10 @@ Every function is collective, and so is its backward, unless no rank needs a gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
@@ -51,8 +52,8 @@ def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
         TypeError: ``comm`` is no communicator, or the root's ``x`` no variable or array.
         ValueError: there is no rank ``root``, or the root's ``x`` is not initialised.
         PeerError: another rank raised one of these.
-        RankMismatchError: on all ranks, when they call different functions, roots differ, or
-            some build a graph and others don't.
+        RankMismatchError: on all ranks, when they call different functions or roots differ; and
+            by backward, if a gradient is needed and some rank called in ``no_backprop_mode``.
     """
     return _apply_from_root(comm, "bcast", x, root, lambda: (_variable(comm, "x", x),))
 
@@ -97,8 +98,9 @@ def scatter(comm: CommunicatorBase, xs: Sequence[Any] | None = None, root: int =
     Args:
         comm: the communicator.
         xs: at the root, a tuple or list of ``comm.size`` variables or arrays; shapes and dtypes
-            may differ. Elsewhere the values are not used and it may be None; variables get
-            gradients of zeros, and are where a second backward starts.
+            may differ. Or one variable or array with as many rows. Elsewhere the values are not
+            used and it may be None; variables get gradients of zeros, and are where a second
+            backward starts.
         root: the rank whose variables are scattered, the same on all ranks.
 
     Returns:
@@ -122,6 +124,7 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
     Args:
         comm: the communicator.
         xs: a tuple or list of ``comm.size`` variables or arrays; shapes and dtypes may differ.
+            Or one variable or array with as many rows.
 
     Returns:
         ``comm.size`` variables, the i-th from rank i.
@@ -194,8 +197,8 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
 
     Args:
         comm: the communicator.
-        xs: a tuple or list of ``comm.size`` variables or arrays; ``xs[i]``, which goes into rank
-            i's sum, has the same shape and dtype on all ranks.
+        xs: a tuple or list of ``comm.size`` variables or arrays, or one with as many rows;
+            ``xs[i]``, which goes into rank i's sum, has the same shape and dtype on all ranks.
 
     Returns:
         A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order.
@@ -250,6 +253,11 @@ def _variable(comm: CommunicatorBase, name: str, x: Any) -> Variable:
 
 def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
     """Return what the user gave as one variable for each rank; raise if it isn't that."""
+    if isinstance(xs, (Variable, *chainer.get_array_types())):
+        rows = _variable(comm, "xs", xs)
+        xs = [rows[index] for index in range(len(rows))] if rows.ndim else xs
+    elif isinstance(xs, Iterator):  # what `map` and `zip` gave as lists in older Pythons
+        xs = tuple(xs)
     if not isinstance(xs, (tuple, list)):
         raise TypeError(
             f"rank {comm.rank}: xs must be a tuple or list of {comm.size} variables, one for each "

@@ -7,10 +7,17 @@ from typing import Any
 import chainer
 from chainer import Variable, backend
 
-from .ordered_function import Arrays, Gradients, Variables, chainer_config, empty_on_device_of
+from .ordered_function import (
+    EMPTY,
+    Arrays,
+    Gradients,
+    Variables,
+    chainer_config,
+    empty_on_device_of,
+)
 
 
-def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
+def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -> Any:
     """Make variables depend on another one, so that backward reaches it.
 
     The results hold the actual variables' data. Backward through any of them gives the actual
@@ -21,16 +28,19 @@ def pseudo_connect(delegate_variable: Variable, *actual_variables: Any) -> Any:
 
     Args:
         delegate_variable: what backward is to visit too, of any shape and dtype, and on any
-            device: usually what :func:`~chainermn.functions.send` returned.
+            device: usually what :func:`~chainermn.functions.send` returned. None where there is
+            nothing to visit, as the last rank of :func:`create_multi_node_n_step_rnn` has it.
         actual_variables: variables or arrays, at least one, of any shape and dtype.
 
     Returns:
         A variable, or a tuple of them if there are several actual variables.
 
     Raises:
-        TypeError: ``delegate_variable`` is no variable, an actual one is neither variable nor
-            array, or there is none.
+        TypeError: ``delegate_variable`` is neither variable nor None, an actual one is neither
+            variable nor array, or there is none.
     """
+    if delegate_variable is None:
+        delegate_variable = Variable(EMPTY, requires_grad=False)
     if not isinstance(delegate_variable, Variable):
         raise TypeError(
             f"delegate_variable must be a chainer.Variable, got {type(delegate_variable).__name__}"

@@ -8,7 +8,7 @@ import chainer
 import numpy as np
 from chainer import Variable
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 
 from .arguments import check_peer
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
@@ -116,14 +116,14 @@ def recv(
     Returns:
         A variable, or a tuple of them if several were sent; fresh arrays with the shapes and
         dtypes of those sent. Variables that need no gradient at the sender need none here
-        either, unless there is a ``delegate_variable`` to be reached through them.
+        either, unless there is a ``delegate_variable`` to be reached through them. In
+        ``chainer.no_backprop_mode()`` none does; if the sender is not in it, ``backward`` of what
+        its ``send`` returned raises RankMismatchError there.
 
     Raises:
         TypeError: an argument is of the wrong type, or the other rank sent something else with
             this tag (which is then discarded).
         ValueError: there is no such other rank or tag.
-        RankMismatchError: this rank is in ``chainer.no_backprop_mode()``, and the other one, which
-            is not, would wait for gradients.
     """
     outputs, _ = recv_variables(communicator, rank, delegate_variable, tag)
     return outputs[0] if len(outputs) == 1 and not force_tuple else outputs
@@ -155,13 +155,7 @@ def recv_variables(
     message_id, header, _ = message
     is_expected = 1 in header.requires_grad_mask
     if is_expected and not chainer_config("enable_backprop"):
-        here = communicator.rank
         send_cancellation(communicator, rank, message_id, NO_BACKPROP)
-        raise RankMismatchError(
-            f"rank {here}: recv(rank={rank}, tag={tag}) runs in no_backprop_mode, but rank {rank} "
-            f"called send(rank={here}, tag={tag}) outside of it and would wait for gradients; use "
-            "the mode on both ranks, or send what needs no gradient (the variable's array)"
-        )
     variables, node = make_outputs(message, edge, delegate_variable, prebuilt)
     if node is not None:
         node.backward_expected = is_expected

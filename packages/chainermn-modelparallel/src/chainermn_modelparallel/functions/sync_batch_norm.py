@@ -17,7 +17,7 @@ from chainer.backends import cuda
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import SharedFailure
 
-from .call_handshake import handshake
+from .call_handshake import handshake, without_graph_error
 from .collectives import allreduce
 from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
 from .ordered_function import (
@@ -30,7 +30,29 @@ from .ordered_function import (
 )
 
 NAME = "MultiNodeBatchNormalization"
+BACKENDS = ("auto", "mpi", "nccl")
 _COUNT = struct.Struct("<Q")
+
+
+def get_communication_backend(comm: Any, communication_backend: str = "auto") -> str:
+    """Return which backend a :class:`MultiNodeBatchNormalization` uses (not collective).
+
+    Args:
+        comm: its communicator, any.
+        communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``.
+
+    Returns:
+        ``"mpi"`` for ``"auto"``, since statistics are small, else what was given.
+
+    Raises:
+        ValueError: there is no such backend.
+    """
+    if communication_backend not in BACKENDS:
+        raise ValueError(
+            f"communication_backend must be one of {', '.join(BACKENDS)}, got "
+            f"{communication_backend!r}"
+        )
+    return "mpi" if communication_backend == "auto" else communication_backend
 
 
 def sync_batch_norm(
@@ -123,6 +145,9 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self.var = self._xp.asarray(var.astype(local.dtype))
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
+        if self._call.without_graph:
+            operation = f"backward of {NAME}"
+            raise without_graph_error(operation, self.comm.rank, self._call.without_graph)
         x, gamma = self.get_retained_inputs()
         gy = zeros_for_input(self, 0) if grad_outputs[0] is None else grad_outputs[0]
         gradients: Gradients

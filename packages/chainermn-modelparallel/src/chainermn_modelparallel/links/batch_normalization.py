@@ -11,9 +11,13 @@ from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
 
-from ..functions import SyncBatchNormFunction, check_communicator, check_variable, sync_batch_norm
-
-BACKENDS = ("auto", "mpi", "nccl")
+from ..functions import (
+    SyncBatchNormFunction,
+    check_communicator,
+    check_variable,
+    get_communication_backend,
+    sync_batch_norm,
+)
 
 
 class MultiNodeBatchNormalization(L.BatchNormalization):
@@ -72,7 +76,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         initial_avg_var: Any = None,
     ) -> None:
         check_communicator(comm)
-        check_backend(communication_backend)
+        get_communication_backend(comm, communication_backend)
         scaling = (use_gamma, use_beta, initial_gamma, initial_beta)
         running = (initial_avg_mean, initial_avg_var)
         super().__init__(size, decay, eps, dtype, *scaling, axis, *running)
@@ -155,12 +159,3 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             for running, value in ((self.avg_mean, node.mean), (self.avg_var, node.var * unbiased)):
                 running *= decay
                 running += (1 - decay) * value
-
-
-def check_backend(communication_backend: Any) -> None:
-    """Raise ValueError unless there is such a communication backend."""
-    if communication_backend not in BACKENDS:
-        raise ValueError(
-            f"communication_backend must be one of {', '.join(BACKENDS)}, got "
-            f"{communication_backend!r}"
-        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import chainer
@@ -27,12 +28,14 @@ class MultiNodeChainList(chainer.ChainList):
     forward did not.
 
     Calling it runs forward. Its arguments go to each component with ``rank_in=None``; it returns
-    what the component with ``rank_out=None`` returned. A rank without such a component gets a
-    delegate variable without data (float32 of shape ``(0,)``); call its ``backward``, which takes
-    part in the other ranks' backward. Gradients can't be differentiated again by way of a rank
-    whose first component begins with what it receives: there is no variable of its own from which
-    it could take part in a second backward, so that one raises RankMismatchError on the rank that
-    sent. Write that with :func:`recv` and its ``delegate_variable``.
+    what the component with ``rank_out=None`` returned, whatever that is; backward through the
+    variables in it, also within tuples, lists and dicts, goes on to the other ranks. A rank
+    without such a component gets a delegate variable without data (float32 of shape ``(0,)``);
+    call its ``backward``, which takes part in the other ranks' backward. Gradients can't be
+    differentiated again by way of a rank whose first component begins with what it receives: there
+    is no variable of its own from which it could take part in a second backward, so that one raises
+    RankMismatchError on the rank that sent. Write that with :func:`recv` and its
+    ``delegate_variable``.
 
     It holds only this rank's parameters: optimizers, serializers and ``to_device`` work as with
     any :class:`chainer.ChainList`. A copy, deep or not, has the same communicator.
@@ -59,18 +62,18 @@ class MultiNodeChainList(chainer.ChainList):
     def add_link(
         self,
         link: chainer.Link,
-        rank_in: int | Sequence[int] | None = None,
-        rank_out: int | Sequence[int] | None = None,
+        rank_in: int | Iterable[int] | None = None,
+        rank_out: int | Iterable[int] | None = None,
     ) -> None:
         """Add a component.
 
         Args:
             link: the component. With ``rank_in`` it is called with one argument for each rank
                 that it receives from: a variable, or a tuple if the sender's returned several.
-            rank_in: the rank, or ranks, from which it receives, in this order; None for the
-                arguments of the model.
-            rank_out: the rank, or ranks, to which what it returns is sent; None to make that
-                the model's output. Only one component can give the model's output. A rank may
+            rank_in: the rank, or an iterable of ranks, from which it receives, in this order; None
+                for the arguments of the model.
+            rank_out: the rank, or ranks likewise, to which what it returns is sent; None to make
+                that the model's output. Only one component can give the model's output. A rank may
                 send to a later component of its own.
 
         Raises:
@@ -95,7 +98,7 @@ class MultiNodeChainList(chainer.ChainList):
     def _check_ranks(self, name: str, ranks: Any) -> Route:
         if ranks is None:
             return None
-        several = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,)
+        several = tuple(ranks) if isinstance(ranks, Iterable) else (ranks,)
         if not several:
             raise ValueError(f"rank {self._comm.rank}: {name} must not be empty; None means none")
         here = self._comm.rank
@@ -106,8 +109,8 @@ class MultiNodeChainList(chainer.ChainList):
         """Run this rank's components; see the class (collective: all with components call it).
 
         Raises:
-            TypeError: a component returned something else than a variable, an array, or a tuple or
-                list of them; None, if it has no ``return``.
+            TypeError: a component with a ``rank_out`` returned something else than a variable, an
+                array, or a tuple or list of them; None, if it has no ``return``.
             ValueError: there is no component, or what goes to or from a component of this rank has
                 no counterpart here.
         """
@@ -115,6 +118,7 @@ class MultiNodeChainList(chainer.ChainList):
         if not self._routes or len(self._routes) != len(self):
             raise ValueError(f"rank {here}: add each component with add_link, and at least one")
         outputs: Any = None
+        has_outputs = False
         delegate: Variable | None = None  # depends on all that was sent and received so far
         not_twice_differentiable = True  # unless this rank sent before it received
         local: deque[Any] = deque()  # sent to a later component of this rank
@@ -141,10 +145,10 @@ class MultiNodeChainList(chainer.ChainList):
                         received.append(variables[0] if len(variables) == 1 else variables)
                 arguments = tuple(received)
             returned = link(*arguments)
-            _check_returned(returned, f"rank {here}: component {index} ({type(link).__name__})")
             if rank_out is None:
-                outputs = returned
+                outputs, has_outputs = returned, True
                 continue
+            _check_returned(returned, f"rank {here}: component {index} ({type(link).__name__})")
             for rank in rank_out:
                 if rank == here:
                     local.append(returned)
@@ -156,9 +160,24 @@ class MultiNodeChainList(chainer.ChainList):
                 f"rank {here}: a component sends to its own rank {here}, and no later one has "
                 f"rank_in={here}"
             )
-        if outputs is None:
-            return delegate
+        return _connect_variables(delegate, outputs) if has_outputs else delegate
+
+
+def _connect_variables(delegate: Variable | None, outputs: Any) -> Any:
+    """Return the model's output, with a control dependency on the delegate in its variables."""
+    if delegate is None or not delegate.requires_grad:
+        return outputs
+    if isinstance(outputs, Variable):
         return connect_outputs(delegate, outputs)
+    if isinstance(outputs, dict):
+        connected = copy.copy(outputs)
+        connected.update((key, _connect_variables(delegate, x)) for key, x in outputs.items())
+        return connected
+    if isinstance(outputs, (tuple, list)):
+        items = [_connect_variables(delegate, x) for x in outputs]
+        make = getattr(outputs, "_make", type(outputs))  # of a named tuple
+        return make(items)
+    return outputs
 
 
 def _check_returned(returned: Any, component: str) -> None:

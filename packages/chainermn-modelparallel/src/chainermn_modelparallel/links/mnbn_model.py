@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from typing import Any
 
@@ -11,8 +12,8 @@ import chainer.links as L
 
 from chainermn_comm import CommunicatorBase
 
-from ..functions import check_communicator
-from .batch_normalization import MultiNodeBatchNormalization, check_backend
+from ..functions import check_communicator, get_communication_backend
+from .batch_normalization import MultiNodeBatchNormalization
 
 
 def create_mnbn_model(
@@ -33,15 +34,16 @@ def create_mnbn_model(
         communication_backend: as for :class:`MultiNodeBatchNormalization`.
 
     Returns:
-        The copy. Subclasses of :class:`chainer.links.BatchNormalization`, which may compute
-        something else, are left as they are, with a warning.
+        The copy. A subclass of :class:`chainer.links.BatchNormalization` is converted if it has
+        no more than a constructor of its own; others, which may compute something else, are left
+        as they are, with a warning.
 
     Raises:
         TypeError: ``link`` is no link, or ``comm`` no communicator.
         ValueError: there is no such ``communication_backend``.
     """
     check_communicator(comm)
-    check_backend(communication_backend)
+    get_communication_backend(comm, communication_backend)
     if not isinstance(link, chainer.Link):
         raise TypeError(f"rank {comm.rank}: link must be a chainer.Link, got {type(link).__name__}")
     # Objects that the deep copy must share are entered as copies of themselves.
@@ -50,7 +52,7 @@ def create_mnbn_model(
     for path, part in link.namedlinks():
         memo.update({id(hook): hook for hook in part.local_link_hooks.values()})
         kind: Any = type(part)
-        if kind is L.BatchNormalization:
+        if _is_convertible(part):
             kind = MultiNodeBatchNormalization
         elif not isinstance(part, chainer.Sequential):  # whose copy method refuses lambdas
             already = isinstance(part, MultiNodeBatchNormalization)
@@ -66,6 +68,16 @@ def create_mnbn_model(
             pairs.append((part, replacement))
     for part, replacement in pairs:
         vars(replacement).update(copy.deepcopy(vars(part), memo))
-        if type(part) is L.BatchNormalization:
+        if _is_convertible(part):
             vars(replacement).update(comm=comm, communication_backend=communication_backend)
     return copy.deepcopy(link, memo)
+
+
+def _is_convertible(link: chainer.Link) -> bool:
+    """Return whether it is a batch normalization that has a constructor of its own at most."""
+    if not isinstance(link, L.BatchNormalization):
+        return False
+    classes = type(link).__mro__
+    own = {name for each in classes[: classes.index(L.BatchNormalization)] for name in vars(each)}
+    methods = own - {"__init__", "_abc_impl"}
+    return "__call__" not in own and all(re.fullmatch("__.*__", name) for name in methods)

@@ -7,6 +7,7 @@ from typing import Any
 import chainer
 import chainer.links as L
 from chainer import Variable
+from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
 from chainermn_comm import CommunicatorBase
 
@@ -45,7 +46,8 @@ def create_multi_node_n_step_rnn(
     Making it is not collective.
 
     Args:
-        actual_link: one of Chainer's ``NStep...`` links, one- or bidirectional.
+        actual_link: one of Chainer's ``NStep...`` links, one- or bidirectional, or a user's own on
+            the same base.
         communicator: of the ranks.
         rank_in: the rank whose link has this one as its ``rank_out``; None to start from the
             states that are given in the call.
@@ -58,7 +60,7 @@ def create_multi_node_n_step_rnn(
         TypeError: an argument is of the wrong type.
         ValueError: there is no such other rank.
     """
-    if not isinstance(actual_link, KINDS):
+    if not isinstance(actual_link, NStepRNNBase):  # subclasses of users, too
         known = ", ".join(kind.__name__ for kind in KINDS)
         raise TypeError(
             f"create_multi_node_n_step_rnn takes one of {known}, not {type(actual_link).__name__}"
