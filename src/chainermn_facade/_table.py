@@ -52,6 +52,9 @@ SOURCES = {
         "from chainermn_train.extensions import ObservationAggregator"
     ),
     "functions": "from chainermn_modelparallel.functions import *",
+    "functions.batch_normalization": (
+        "from chainermn_modelparallel.functions import get_communication_backend"
+    ),
     "functions.collective_communication": (
         "from chainermn_modelparallel.functions import allgather, alltoall, bcast, gather, scatter"
     ),

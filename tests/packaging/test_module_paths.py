@@ -39,6 +39,7 @@ PATHS = {
     "extensions._multi_node_snapshot": "multi_node_snapshot",
     "evaluators": "create_multi_node_evaluator",
     "functions": "allgather alltoall bcast gather pseudo_connect recv scatter send",
+    "functions.batch_normalization": "get_communication_backend",
     "functions.collective_communication": "allgather alltoall bcast gather scatter",
     "functions.point_to_point_communication": "recv send",
     "functions.pseudo_connect": "pseudo_connect",
