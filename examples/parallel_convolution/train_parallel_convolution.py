@@ -9,14 +9,8 @@ every rank's channels, after them only rank 0 does. Results are those of one pro
 rounding. Rank 0 leaves `log` in the folder `--out`, and each rank its part of the model.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import chainer
 import chainer.functions as F
@@ -24,33 +18,25 @@ import chainer.links as L
 import chainermn
 import chainermn.functions as MF
 import numpy as np
+import sklearn.datasets
 from chainer import training
 from chainer.training import extensions
-from mpi4py import MPI
-
-# What the examples have in common: how the command line is read, and mistakes are told.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "mnist"))
-from mistakes import create_communicator, stop_all, too_large
-from options import BATCHSIZE, common_options, parse, positive
-
-SEED = 0  # of the split and the first weights: a run can be repeated
-DIGITS_FOR_TRAINING = 1440  # of 1,797
 
 
 class ParallelConvNet(chainer.Chain):
     """This rank's channels of two convolutions, and on rank 0 the layer that judges them."""
 
-    def __init__(self, comm: Any, n_channels: int, n_out: int) -> None:
+    def __init__(self, comm, n_channels):
         super().__init__()
         self.comm = comm
         with self.init_scope():
             self.conv1 = part_of(L.Convolution2D(1, n_channels, ksize=3, pad=1), comm)
             self.conv2 = part_of(L.Convolution2D(n_channels, 2 * n_channels, ksize=3, pad=1), comm)
             if comm.rank == 0:
-                self.last = L.Linear(None, n_out)
+                self.last = L.Linear(None, 10)
 
-    def forward(self, x: Any = None) -> Any:
-        """On rank 0, scores of shape (N, n_out) for images of shape (N, 1, height, width).
+    def forward(self, x=None):
+        """On rank 0, scores of shape (N, 10) for images of shape (N, 1, 8, 8).
 
         Elsewhere x is not given, and the result is only there to call `backward`.
         """
@@ -62,7 +48,7 @@ class ParallelConvNet(chainer.Chain):
         return self.last(F.concat(parts, axis=1)) if self.comm.rank == 0 else parts
 
 
-def part_of(whole: Any, comm: Any) -> Any:
+def part_of(whole, comm):
     """This rank's output channels of a convolution, which all ranks have drawn alike."""
     mine = np.array_split(np.arange(whole.out_channels), comm.size)[comm.rank]
     return L.Convolution2D(
@@ -75,31 +61,42 @@ def part_of(whole: Any, comm: Any) -> Any:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    args = parse_arguments(argv)
-    if MPI.COMM_WORLD.size > args.channels:
-        stop_all(f"{MPI.COMM_WORLD.size} ranks are too many for --channels {args.channels}")
-    comm = create_communicator(args)
+def load_digits():
+    """The digits of scikit-learn, images of shape (1, 8, 8): 1,440 to learn and 357 to test."""
+    x, t = sklearn.datasets.load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    digits = chainer.datasets.TupleDataset(x, t.astype(np.int32))
+    return chainer.datasets.split_dataset_random(digits, 1440, seed=0)
 
+
+def main():
+    parser = argparse.ArgumentParser(description="ChainerMN example: channels split over ranks")
+    parser.add_argument("--communicator", default="hierarchical")
+    parser.add_argument("--gpu", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument("--batchsize", "-b", type=int, default=100)
+    parser.add_argument("--channels", "-c", type=int, default=16, help="of the first convolution")
+    parser.add_argument("--epoch", "-e", type=int, default=20)
+    parser.add_argument("--out", "-o", default="result", help="folder for what is written")
+    args = parser.parse_args()
+
+    comm = chainermn.create_communicator(args.communicator)
+    if comm.size > args.channels:
+        raise ValueError(f"{comm.size} ranks are too many for --channels {args.channels}")
     device = -1
     if args.gpu:
         device = comm.intra_rank
         chainer.cuda.get_device_from_id(device).use()
 
+    np.random.seed(0)  # alike on all ranks, which draw the same weights
     train, test = load_digits()
     if comm.rank == 0:
-        print(
-            f"communicator {args.communicator}, channels on {comm.size} ranks; "
-            f"{len(train)} training and {len(test)} test examples; batch {args.batchsize}",
-            flush=True,
-        )
-    else:  # they are in step with rank 0, and get the images from there
-        train, test = chainermn.create_empty_dataset(train), chainermn.create_empty_dataset(test)
-    np.random.seed(SEED)  # alike on all ranks, which draw the same
+        print(f"{len(train)} digits to learn, {len(test)} to test; channels on {comm.size} ranks")
+    else:  # they keep step with rank 0, and get the images from there
+        train, test = map(chainermn.create_empty_dataset, (train, test))
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
     test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
 
-    network = ParallelConvNet(comm, args.channels, 10)
+    network = ParallelConvNet(comm, args.channels)
     model = L.Classifier(network) if comm.rank == 0 else network
     if args.gpu:
         model.to_gpu()
@@ -110,53 +107,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     trainer.extend(extensions.Evaluator(test_iter, model, device=device))  # on all ranks, too
     if comm.rank == 0:
+        columns = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
         trainer.extend(extensions.LogReport())
-        curves = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
-        trainer.extend(extensions.PrintReport(["epoch", *curves, "elapsed_time"]))
+        trainer.extend(extensions.PrintReport(["epoch", *columns, "elapsed_time"]))
     trainer.run()
 
     name = f"model_rank{comm.rank}of{comm.size}.npz"
     chainer.serializers.save_npz(os.path.join(args.out, name), network)
-    if comm.rank == 0:
-        last = trainer.get_extension("LogReport").log[-1]
-        print(
-            f"validation accuracy {last['validation/main/accuracy']:.4f} after {last['epoch']} "
-            f"epochs and {last['elapsed_time']:.1f} s; log and {name} are in {trainer.out}",
-            flush=True,
-        )
-
-
-def load_digits() -> tuple[Any, Any]:
-    """The digits that come with scikit-learn: images (1, 8, 8), float32 in 0..1, and labels."""
-    import sklearn.datasets
-
-    images, labels = sklearn.datasets.load_digits(return_X_y=True)
-    order = np.random.RandomState(SEED).permutation(len(images))
-    x = (images[order] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    y = labels[order].astype(np.int32)
-    cut = DIGITS_FOR_TRAINING
-    return (
-        chainer.datasets.TupleDataset(x[:cut], y[:cut]),
-        chainer.datasets.TupleDataset(x[cut:], y[cut:]),
-    )
-
-
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = common_options("ChainerMN example: channels split over ranks", epochs=20)
-    add = parser.add_argument
-    add("--batchsize", "-b", type=positive, default=BATCHSIZE, help="default: %(default)s")
-    add(
-        "--channels",
-        "-c",
-        type=positive,
-        default=16,
-        help="of the first layer (default: %(default)s)",
-    )
-    args = parse(parser, argv)
-    if problem := too_large(args.batchsize, DIGITS_FOR_TRAINING):
-        stop_all(problem)
-    return args
 
 
 if __name__ == "__main__":

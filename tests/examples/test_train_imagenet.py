@@ -26,8 +26,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_images(tmp_path_factory.mktemp("imagenet") / "images")
 
 
-def check(job: Job, out: Path, epochs: int) -> None:
-    assert job.out.count("ranks 2; 100 images of 5 classes to learn, 25 to test") == 1
+def check(job: Job, out: Path, epochs: int, ranks: int = 2) -> None:
+    said = f"100 images of 5 classes to learn, 25 to test; ranks {ranks}, batch 10 a rank"
+    assert job.out.count(said) == 1
     log = log_of(out)
     assert len(log) == epochs
     for entry in log:
@@ -52,9 +53,11 @@ def test_the_images_are_there_and_always_the_same(images, tmp_path):
     assert all((again / file).read_bytes() == (images / file).read_bytes() for file in files)
 
 
-def test_two_ranks_learn(images, tmp_path):
-    job = train(2, IMAGENET, images, *SMALL, "--epoch", "2", cwd=tmp_path)
-    check(job, tmp_path / "result", epochs=2)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_any_number_of_ranks_learns(ranks, images, tmp_path):
+    job = train(ranks, IMAGENET, images, *SMALL, "--epoch", ranks + 2, cwd=tmp_path)
+    check(job, tmp_path / "result", ranks + 2, ranks)
+    assert max(entry["main/accuracy"] for entry in log_of(tmp_path / "result")) > 0.4  # of five
 
 
 @pytest.mark.full
