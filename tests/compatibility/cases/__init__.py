@@ -13,6 +13,7 @@ from . import (
     modules,
     objects,
     optimizers,
+    scripts,
 )
 from .table import CASES as CASES
 
@@ -30,4 +31,5 @@ __all__ = [
     "modules",
     "objects",
     "optimizers",
+    "scripts",
 ]
