@@ -87,13 +87,13 @@ class Written:
         return known[0] if known else repr(self.value)
 
 
-def tables() -> dict[str, str]:
-    """The lines of both tables; a line's name is its table's and the path."""
-    return {
-        f"{table.stem} {line.partition('(')[0]}": line
-        for table in (GIVEN / "chainermn1.txt", TABLE)
-        for line in table.read_text().splitlines()
-    }
+def tables() -> dict[str, list[str]]:
+    """The lines of both tables by the table's name and the path, which two lines may have."""
+    named: dict[str, list[str]] = {}
+    for table in (GIVEN / "chainermn1.txt", TABLE):
+        for line in table.read_text().splitlines():
+            named.setdefault(f"{table.stem} {line.partition('(')[0]}", []).append(line)
+    return named
 
 
 def read(line: str) -> tuple[str, inspect.Signature | None]:

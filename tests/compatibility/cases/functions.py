@@ -111,13 +111,24 @@ def recv_within_no_backprop_mode(chainermn, comm):
 # -- pseudo_connect
 
 
+def one(y):
+    """The variable, which Chainer 7's puts into a tuple."""
+    return y[0] if isinstance(y, tuple) else y
+
+
 @case
 def pseudo_connect(chainermn, comm):
     delegate = chainer.Variable(np.zeros(0, np.float32))
     x = variable(comm.rank)
-    y = chainermn.functions.pseudo_connect(delegate, x)
+    y = one(chainermn.functions.pseudo_connect(delegate, x))
     F.sum(y * 2).backward()
     return y, x.grad, delegate.grad
+
+
+@case
+def pseudo_connect_gives(chainermn, comm):
+    delegate = chainer.Variable(np.zeros(0, np.float32))
+    return type(chainermn.functions.pseudo_connect(delegate, variable(comm.rank)))
 
 
 @case
@@ -138,7 +149,7 @@ def pseudo_connect_nothing(chainermn, comm):
 @case
 def pseudo_connect_to_none(chainermn, comm):
     x = variable(comm.rank)
-    y = chainermn.functions.pseudo_connect(None, x)
+    y = one(chainermn.functions.pseudo_connect(None, x))
     return y, y is x
 
 
@@ -155,14 +166,14 @@ def pseudo_connect_nothing_to_none(chainermn, comm):
 @case
 def pseudo_connect_arrays(chainermn, comm):
     delegate = chainer.Variable(np.zeros(0, np.float32))
-    return chainermn.functions.pseudo_connect(delegate, np.ones(2, np.float32))
+    return one(chainermn.functions.pseudo_connect(delegate, np.ones(2, np.float32)))
 
 
 @each(float16=np.float16, float64=np.float64)
 def pseudo_connect_dtypes(chainermn, comm, dtype):
     delegate = chainer.Variable(np.zeros(0, np.float32))
     x = variable(comm.rank, dtype=dtype)
-    y = chainermn.functions.pseudo_connect(delegate, x)
+    y = one(chainermn.functions.pseudo_connect(delegate, x))
     F.sum(y).backward()
     return y, x.grad
 
