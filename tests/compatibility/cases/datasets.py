@@ -1,0 +1,190 @@
+"""Data sets divided among ranks."""
+
+from __future__ import annotations
+
+import chainer
+import numpy as np
+from mpi4py import MPI
+
+from .table import case, each, outcome
+
+KINDS = {
+    "list": list(range(7)),
+    "tuple": tuple(range(7)),
+    "range": range(7),
+    "array": np.arange(14, dtype=np.float32).reshape(7, 2),
+    "TupleDataset": chainer.datasets.TupleDataset(
+        np.arange(14, dtype=np.float32).reshape(7, 2), np.arange(7, dtype=np.int32)
+    ),
+    "DictDataset": chainer.datasets.DictDataset(
+        x=np.arange(14, dtype=np.float32).reshape(7, 2), t=np.arange(7, dtype=np.int32)
+    ),
+    "SubDataset": chainer.datasets.SubDataset(list(range(20)), 3, 10),
+    "ConcatenatedDataset": chainer.datasets.ConcatenatedDataset([1, 2, 3], [4, 5]),
+    "list of tuples": [(np.full(2, n, np.float32), np.int32(n)) for n in range(7)],
+    "texts": list("abcdefg"),
+    "one": [5],
+    "two": [5, 6],
+    "none": [],
+}
+
+
+class Squares(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 7
+
+    def get_example(self, i):
+        return i * i
+
+
+def examples(part):
+    return {
+        "type": type(part).__name__,
+        "length": len(part),
+        "all": [part[n] for n in range(len(part))],
+    }
+
+
+@each(**KINDS)
+def scatter_dataset(chainermn, comm, dataset):
+    return examples(chainermn.scatter_dataset(dataset if comm.rank == 0 else None, comm))
+
+
+@case
+def scatter_a_dataset_of_a_class(chainermn, comm):
+    return examples(chainermn.scatter_dataset(Squares() if comm.rank == 0 else None, comm))
+
+
+@case
+def scatter_a_transformed_dataset(chainermn, comm):
+    whole = chainer.datasets.TransformDataset(list(range(5)), str)
+    return examples(chainermn.scatter_dataset(whole if comm.rank == 0 else None, comm))
+
+
+@each(0, 1, 2**31, None)
+def shuffled(chainermn, comm, seed):
+    whole = list(range(9)) if comm.rank == 0 else None
+    np.random.seed(5)
+    part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=seed)
+    if seed is not None:
+        return examples(part)
+    return len(part), sorted({*MPI.COMM_WORLD.bcast([*part]), *MPI.COMM_WORLD.bcast([*part], 1)})
+
+
+@case
+def shuffle_leaves_the_state_of_random(chainermn, comm):
+    np.random.seed(5)
+    chainermn.scatter_dataset(
+        list(range(9)) if comm.rank == 0 else None, comm, shuffle=True, seed=3
+    )
+    return float(np.random.rand())
+
+
+@each(True, False)
+def equal_length(chainermn, comm, force):
+    whole = list(range(7)) if comm.rank == 0 else None
+    return examples(chainermn.scatter_dataset(whole, comm, force_equal_length=force))
+
+
+@each(True, False)
+def equal_length_of_few(chainermn, comm, force):
+    whole = [1] if comm.rank == 0 else None
+    return examples(chainermn.scatter_dataset(whole, comm, force_equal_length=force))
+
+
+@case
+def scatter_of_the_other_rank(chainermn, comm):
+    return examples(chainermn.scatter_dataset([comm.rank] * 4, comm, root=1))
+
+
+@case
+def scatter_by_position(chainermn, comm):
+    whole = list(range(5)) if comm.rank == 0 else None
+    return examples(chainermn.scatter_dataset(whole, comm, 0, True, 3, 1024))
+
+
+@case
+def scatter_over_an_mpi_communicator(chainermn, comm):
+    whole = list(range(5)) if comm.rank == 0 else None
+    return examples(chainermn.scatter_dataset(whole, comm.mpi_comm))
+
+
+@each(0, 2**31)
+def scatter_with_max_buf_len(chainermn, comm, length):
+    whole = list(range(5)) if comm.rank == 0 else None
+    return examples(chainermn.scatter_dataset(whole, comm, max_buf_len=length))
+
+
+@each("array", "TupleDataset", "list of tuples")
+def examples_can_be_written_to(chainermn, comm, kind):
+    part = chainermn.scatter_dataset(KINDS[kind] if comm.rank == 0 else None, comm)
+    first = part[0] if isinstance(part[0], np.ndarray) else part[0][0]
+    first[...] = 100
+    return first
+
+
+@each("array", "TupleDataset", "list")
+def slices(chainermn, comm, kind):
+    part = chainermn.scatter_dataset(KINDS[kind] if comm.rank == 0 else None, comm)
+    return part[1:3]
+
+
+@case
+def iterated_twice(chainermn, comm):
+    part = chainermn.scatter_dataset(list(range(6)) if comm.rank == 0 else None, comm)
+    iterator = chainer.iterators.SerialIterator(part, 2, repeat=False, shuffle=False)
+    return [*iterator]
+
+
+@each(0, 1, 2, 7, 100)
+def scatter_index(chainermn, comm, count):
+    return chainermn.scatter_index(count, comm)
+
+
+@each(True, False)
+def scatter_index_of_equal_length(chainermn, comm, force):
+    return chainermn.scatter_index(7, comm, force_equal_length=force)
+
+
+@case
+def scatter_index_of_the_other_rank(chainermn, comm):
+    return chainermn.scatter_index(5 if comm.rank else 3, comm, 1)
+
+
+@case
+def scatter_index_by_keywords(chainermn, comm):
+    return chainermn.scatter_index(n_total_samples=5, comm=comm, root=0)
+
+
+@each("list", "array", "TupleDataset", "DictDataset")
+def create_empty_dataset(chainermn, comm, kind):
+    return examples(chainermn.datasets.create_empty_dataset(KINDS[kind]))
+
+
+@case
+def batches_of_an_empty_dataset(chainermn, comm):
+    batch = chainermn.datasets.create_empty_dataset([1, 2, 3])[:2]
+    return outcome(lambda: chainer.dataset.concat_examples(batch))
+
+
+# -- the module's other names
+
+
+@each(0, 1, 7, 8)
+def iterations_of_an_epoch(chainermn, comm, count):
+    from chainermn.datasets.scatter import get_n_iterations_for_one_epoch
+
+    return get_n_iterations_for_one_epoch(list(range(count)), 2, comm)
+
+
+@each(1, 3)
+def epoch_trigger(chainermn, comm, epochs):
+    from chainermn.datasets.scatter import get_epoch_trigger
+
+    return get_epoch_trigger(epochs, list(range(7 + comm.rank)), 2, comm)
+
+
+@case
+def data_size_error(chainermn, comm):
+    kind = chainermn.DataSizeError
+    return [base.__name__ for base in kind.__mro__], kind is chainermn.datasets.DataSizeError

@@ -1,0 +1,209 @@
+"""What scripts do with several of the parts: whole runs and their files."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from pathlib import Path
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from chainer.training import extensions
+
+from .models import Loss, backward, inputs, linear, state, trainer, training
+from .table import case, each, outcome
+
+
+@case
+def data_parallel(chainermn, comm):
+    """Scattered data, an evaluator, and reports of rank 0: the examples' usual shape."""
+    rows = [(row, np.int32(n % 2)) for n, row in enumerate(np.arange(24.0).reshape(8, 3))]
+    rows = [(row.astype(np.float32) / 10, label) for row, label in rows]
+    model = chainer.links.Classifier(linear(0.5))
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    optimizer.setup(model)
+    model.cleargrads()
+    optimizer.update()
+    part = chainermn.scatter_dataset(rows if comm.rank == 0 else None, comm, shuffle=True, seed=1)
+    run = trainer(optimizer, part, length=(2, "epoch"))
+    once = chainer.iterators.SerialIterator(part, 2, repeat=False, shuffle=False)
+    evaluator = chainermn.create_multi_node_evaluator(extensions.Evaluator(once, model), comm)
+    run.extend(evaluator)
+    if comm.rank == 0:
+        run.extend(extensions.LogReport())
+        run.extend(extensions.snapshot(filename="snapshot"))
+        run.extend(extensions.snapshot_object(model, "model"))
+    run.run()
+    files = sorted(os.listdir("result")) if comm.rank == 0 else None
+    log = json.loads(Path("result/log").read_text())[-1] if comm.rank == 0 else {}
+    means = {key: float(value) for key, value in log.items() if "main" in key}
+    return files, means, state(model), run.updater.epoch
+
+
+@case
+def hybrid(chainermn, comm):
+    """Each rank is the only one of its group."""
+    group = comm.split(comm.rank, 0)
+    model = linear(comm.rank + 1.0)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.001), group)
+    optimizer.setup(model)
+    for _ in range(2):
+        backward(model, comm.rank)
+        optimizer.update()
+    return state(model)
+
+
+class Front(chainer.Chain):
+    def __init__(self, comm, functions):
+        super().__init__(inner=linear(0.1))
+        self.comm, self.functions = comm, functions
+
+    def forward(self, x):
+        return self.functions.send(self.inner(x), self.comm, rank=1)
+
+
+class Back(chainer.Chain):
+    def __init__(self, comm, functions):
+        super().__init__(inner=chainer.links.Linear(2, 1, initialW=0.5))
+        self.comm, self.functions = comm, functions
+
+    def forward(self):
+        return F.sum(self.inner(self.functions.recv(self.comm, rank=0)) ** 2)
+
+
+@case
+def model_parallel(chainermn, comm):
+    """Inputs on one rank, the loss on the other, which has an empty data set."""
+    kind = Back if comm.rank else Front
+    model = kind(comm, chainermn.functions)
+    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    examples = [*inputs(), *inputs(1)]
+    if comm.rank:
+        examples = chainermn.datasets.create_empty_dataset(examples)
+    run = trainer(optimizer, examples, iterations=3)
+    run.run()
+    return state(model)
+
+
+SHIFTS = {
+    "ExponentialShift": lambda optimizer: extensions.ExponentialShift("lr", 0.5),
+    "of the optimizer": lambda optimizer: extensions.ExponentialShift(
+        "lr", 0.5, optimizer=optimizer
+    ),
+    "LinearShift": lambda optimizer: extensions.LinearShift("lr", (0.1, 0.01), (0, 2)),
+}
+
+
+@each(**SHIFTS)
+def learning_rates(chainermn, comm, shift):
+    run, _ = training(chainermn, comm)
+    optimizer = run.updater.get_optimizer("main")
+    run.extend(shift(optimizer), trigger=(1, "iteration"))
+    run.extend(extensions.observe_lr(), trigger=(1, "iteration"))
+    run.run()
+    return optimizer.lr, run.observation["lr"]
+
+
+@each("use_cleargrads", "use_fp32_update", "reallocate_cleared_grads", "call_hooks", "new_epoch")
+def methods_of_the_optimizer(chainermn, comm, name):
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    optimizer.setup(linear())
+    arguments = ("pre",) if name == "call_hooks" else ()
+    return getattr(optimizer, name)(*arguments)
+
+
+@case
+def hooks_by_name(chainermn, comm):
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    optimizer.setup(linear())
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.5), "decay")
+    return optimizer.remove_hook("decay")
+
+
+@case
+def a_hook_that_a_script_wrote(chainermn, comm):
+    """It is called with the optimizer; here with which one."""
+    model = linear()
+    actual = chainer.optimizers.SGD(0.001)
+    optimizer = chainermn.create_multi_node_optimizer(actual, comm)
+    optimizer.setup(model)
+    seen = []
+    optimizer.add_hook(lambda each: seen.append((each is actual, each.t)), "see")
+    for _ in range(3):
+        backward(model, comm.rank)
+        optimizer.update()
+    return seen
+
+
+@each("optimizer", "updater", "trainer")
+def saved_and_loaded(chainermn, comm, what):
+    def made():
+        run, _ = training(chainermn, comm, optimizer=chainer.optimizers.MomentumSGD(0.001))
+        updater = run.updater
+        return run, {"optimizer": updater.get_optimizer("main"), "updater": updater, "trainer": run}
+
+    run, parts = made()
+    run.run()
+    again, others = made()
+    # A trainer that hasn't begun can't be saved, but loaded.
+    chainer.serializers.save_npz("file", parts[what])
+    chainer.serializers.load_npz("file", others[what])
+    target = again.updater.get_optimizer("main").target
+    return state(target), again.updater.get_optimizer("main").t, again.updater.iteration
+
+
+@each("deepcopy", "copy", "pickle")
+def models_are_copied(chainermn, comm, how):
+    model = chainermn.links.create_mnbn_model(
+        chainer.Chain(a=linear(), b=chainer.links.BatchNormalization(2)), comm
+    )
+    ways = {
+        "deepcopy": copy.deepcopy,
+        "copy": lambda link: link.copy("copy"),
+        "pickle": lambda link: pickle.loads(pickle.dumps(link)),
+    }
+    made = outcome(lambda: ways[how](model))
+    return made if isinstance(made, Exception) else made.b.comm is comm
+
+
+@case
+def an_evaluator_that_overrides_the_call(chainermn, comm):
+    class Own(extensions.Evaluator):
+        def __call__(self, trainer=None):
+            return {"own": 1.0 + comm.rank}
+
+    once = chainer.iterators.SerialIterator([*inputs()], 2, repeat=False, shuffle=False)
+    return chainermn.create_multi_node_evaluator(Own(once, Loss()), comm)(None)
+
+
+@case
+def an_extension_of_one_rank(chainermn, comm):
+    run, _ = training(chainermn, comm)
+    seen = []
+    if comm.rank == 0:
+        run.extend(lambda each: seen.append(each.updater.iteration), trigger=(1, "iteration"))
+    run.run()
+    return seen
+
+
+@case
+def an_updater_that_a_script_wrote(chainermn, comm):
+    class Own(chainer.training.StandardUpdater):
+        def update_core(self):
+            optimizer = self.get_optimizer("main")
+            loss = optimizer.target(np.stack(self.get_iterator("main").next()))
+            optimizer.target.cleargrads()
+            loss.backward()
+            optimizer.update()
+
+    model = Loss(comm.rank + 1.0)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.001), comm)
+    optimizer.setup(model)
+    iterator = chainer.iterators.SerialIterator([*inputs(comm.rank)], 2, shuffle=False)
+    updater = Own(iterator, optimizer)
+    for _ in range(3):
+        updater.update()
+    return state(model), updater.iteration

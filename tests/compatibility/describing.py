@@ -1,0 +1,75 @@
+"""Describes values in JSON: types by name, shapes, dtypes, values; and tells descriptions apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import chainer
+import numpy as np
+
+# Means of float32 that are added up in another order.
+CLOSE = {"rel_tol": 1e-5, "abs_tol": 1e-6}
+
+
+def describe(value: Any) -> Any:
+    """What JSON can hold of it; an object of another class is its class's name."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray):
+        return {
+            "type": "ndarray",
+            "dtype": value.dtype.name,
+            "shape": list(value.shape),
+            "writable": value.flags.writeable,
+            "values": value.tolist() if value.dtype.kind in "biuf" else list(map(str, value.flat)),
+        }
+    if isinstance(value, np.generic):
+        return {"type": value.dtype.name, "value": value.item()}
+    if isinstance(value, chainer.Variable):
+        array = describe(value.array)
+        return {"type": "Variable", "array": array, "requires_grad": value.requires_grad}
+    if type(value) in (list, tuple, set):
+        items = sorted(value) if isinstance(value, set) else value
+        return {"type": type(value).__name__, "items": [describe(item) for item in items]}
+    if isinstance(value, Mapping):
+        items = {str(key): describe(item) for key, item in value.items()}
+        return {"type": type(value).__name__, "items": items}
+    if isinstance(value, type):
+        return {"class": value.__name__}
+    if isinstance(value, BaseException):
+        return {"raises": [kind.__name__ for kind in type(value).__mro__]}
+    return {"type": type(value).__name__}
+
+
+def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """Where two descriptions differ. What is raised now may be derived from what was raised."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        if "raises" in before and "raises" in now:
+            if before["raises"][0] not in now["raises"]:
+                yield f"{where}: before {said(before)}, now {said(now)}"
+        elif before.keys() != now.keys() or before.get("type") != now.get("type"):
+            yield f"{where}: before {said(before)}, now {said(now)}"
+        else:
+            for key in before:
+                yield from differences(before[key], now[key], f"{where}.{key}")
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for number, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from differences(one, other, f"{where}[{number}]")
+    elif type(before) is not type(now) or not same(before, now):
+        yield f"{where}: before {said(before)}, now {said(now)}"
+
+
+def same(before: Any, now: Any) -> bool:
+    if isinstance(before, float):
+        return math.isclose(before, now, **CLOSE) or (math.isnan(before) and math.isnan(now))
+    return bool(before == now)
+
+
+def said(description: Any) -> str:
+    """In a line."""
+    if isinstance(description, dict) and "raises" in description:
+        return f"{description['raises'][0]}({description.get('text', '')!r})"
+    text = str(description)
+    return text if len(text) < 300 else f"{text[:300]}..."

@@ -1,0 +1,49 @@
+"""The list of differences from older versions, each told by a row of docs/moving.md."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LIST = Path(__file__).parent / "given" / "differences.toml"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An entry; cases and signatures are patterns, in which only ``*`` has a meaning."""
+
+    row: str  # words of docs/moving.md that tell it
+    why: str
+    cases: tuple[str, ...] = ()
+    signatures: tuple[str, ...] = ()
+    hung: tuple[str, ...] = ()  # cases in which the older one hangs or dies; it isn't asked
+    pending: bool = False  # being mended, or told: it may agree already, and have no row yet
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return self.cases + self.signatures + self.hung
+
+
+def load() -> list[Difference]:
+    with LIST.open("rb") as file:
+        entries = tomllib.load(file)["difference"]
+    return [
+        Difference(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
+        for entry in entries
+    ]
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether the name, or that of a signature without its table's, is of one of the patterns."""
+    names = {name, name.partition(" ")[2] or name} if "[" not in name else {name}
+    return any(
+        fnmatchcase(each, pattern.replace("[", "[[]")) for pattern in patterns for each in names
+    )

@@ -1,0 +1,73 @@
+"""Every public function, called with Chainer 7's `chainermn` and with ours, by two ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compatibility import listed
+from tests.compatibility.cases import CASES
+from tests.compatibility.describing import differences
+from tests.support import jobs
+from tests.support.scripts import ROOT
+
+RANKS = 2
+BUNDLED = {"CHAINERMN_USE_BUNDLED": "1"}
+LIST = [each for each in listed.load() if each.cases or each.hung]
+HUNG = [pattern for each in LIST for pattern in each.hung]
+
+
+@dataclass(frozen=True, repr=False)
+class Called:
+    """What each rank got of each case; those from which the job ended on are missing."""
+
+    ranks: list[dict[str, Any]]
+    job: jobs.Job
+
+
+def called(folder: Path, names: list[str], environment: dict[str, str]) -> Called:
+    quiet = {"PYTHONWARNINGS": "ignore", **environment}
+    where = ("-m", "tests.compatibility.calls", folder, *names)
+    job = jobs.run(RANKS, *where, environment=quiet, cwd=ROOT)
+    texts = [path.read_text() if (path := folder / str(n)).exists() else "" for n in range(RANKS)]
+    lines = [[line.split("\t") for line in text.splitlines() if "\t" in line] for text in texts]
+    found = [{json.loads(name): json.loads(result) for name, result in pairs} for pairs in lines]
+    return Called(found, job)
+
+
+@pytest.fixture(scope="session")
+def before(tmp_path_factory):
+    asked = [name for name in CASES if not listed.matches(name, HUNG)]
+    return called(tmp_path_factory.mktemp("before"), asked, BUNDLED)
+
+
+@pytest.fixture(scope="session")
+def now(tmp_path_factory):
+    return called(tmp_path_factory.mktemp("now"), list(CASES), {})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_gives_what_it_gave(name, before, now):
+    entries = [each for each in LIST if listed.matches(name, each.cases + each.hung)]
+    assert len(entries) <= 1
+    assert all(name in got for got in now.ranks), now.job
+    if listed.matches(name, HUNG):
+        return
+    assert all(name in got for got in before.ranks), before.job
+    found = [
+        f"rank {rank}{line}"
+        for rank in range(RANKS)
+        for line in differences(before.ranks[rank][name], now.ranks[rank][name])
+    ]
+    pending = any(each.pending for each in entries)
+    assert pending or bool(found) == bool(entries), "\n".join(found) or "this differs no more"
+
+
+@pytest.mark.parametrize("which", ["before", "now"])
+def test_the_jobs_end_well(which, request):
+    job = request.getfixturevalue(which).job
+    assert job.returncode == 0, job
