@@ -107,6 +107,26 @@ def returning(result, comm, main=None):
     return multi_node(Returns({"main": main}, Model()), comm)()
 
 
+def test_means_have_the_types_of_the_values(comm):
+    """As in Chainer 7."""
+    values = {
+        "float": 1.0,
+        "int": 1,
+        "float32": np.float32(1),
+        "array": np.ones(2, np.float16),
+        "variable": chainer.Variable(np.ones((), np.float32)),
+    }
+    result = returning(values, comm)
+    assert {key: type(value) for key, value in result.items()} == {
+        "float": float,
+        "int": float,
+        "float32": np.float32,
+        "array": np.ndarray,
+        "variable": chainer.Variable,
+    }
+    assert (result["array"].dtype, result["variable"].dtype) == (np.float16, np.float32)
+
+
 def test_an_evaluator_that_iterates_by_itself_counts_ranks_equally(comm):
     assert returning({"score": float(comm.rank)}, comm) == {"score": (comm.size - 1) / 2}
 

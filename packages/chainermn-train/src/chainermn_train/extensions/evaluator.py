@@ -12,7 +12,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.watchdog import alone
 
 from ..collective_errors import add_mismatch_hint, require_communicator, run_on_all_ranks
-from ..host_arrays import as_number
+from ..host_arrays import as_number, mean_of
 from ..wrappers import UnpicklableMixin
 
 
@@ -24,7 +24,9 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     data set of its ``'main'`` iterator. A rank without examples counts nothing, and the
     original ``evaluate()`` is not called there. Where no rank's main iterator has a
     ``dataset`` (an evaluator class that iterates by itself), ranks count equally. A value
-    that only some ranks report is the mean over those.
+    that only some ranks report is the mean over those. It has the type that the ranks' values
+    have: a float, a NumPy scalar or array on the host, or a variable, of the same dtype (float64
+    for integers).
 
     ``evaluate()`` raises on all ranks what fails on one of them: the error itself there, a
     :class:`~chainermn_comm.errors.PeerError` that names the rank on the others. Copies of the
@@ -117,6 +119,8 @@ def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
                 f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
                 "mean: " + ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
             )
-        terms = [(count, values[key]) for count, values in weighted if key in values]
-        means[key] = sum(count * value for count, value in terms) / sum(n for n, _ in terms)
+        counts, terms = zip(
+            *((n, values[key]) for n, values in weighted if key in values), strict=True
+        )
+        means[key] = mean_of(terms, counts)
     return means
