@@ -5,6 +5,7 @@ from importlib.metadata import version
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_modelparallel import MultiNodeChainList
 from chainermn_train import (
+    DataSizeError,
     create_empty_dataset,
     create_multi_node_checkpoint,
     create_multi_node_checkpointer,
@@ -29,6 +30,7 @@ __version__ = version("chainermn")
 
 __all__ = [
     "CommunicatorBase",
+    "DataSizeError",
     "MultiNodeChainList",
     "__version__",
     "communicators",
