@@ -9,6 +9,8 @@ import numpy as np
 from chainer import Variable
 from chainer.backends import cuda
 
+_PLAIN = (bool, int, float, complex)  # exactly: NumPy's float64 is a Python float, too
+
 
 def to_host(value: Any) -> Any:
     """Return ``value`` with its variables and GPU arrays as NumPy arrays; it may be nested."""
@@ -28,7 +30,7 @@ def to_host(value: Any) -> Any:
 def as_number(key: str, value: Any, reporter: str) -> Any:
     """Return a number or array on the host, in the type it has; TypeError for anything else.
 
-    A variable is given a copy on the host, without its graph.
+    A variable becomes one on the host, without its graph.
     """
     host = to_host(value)
     if np.asarray(host).dtype.kind not in "biufc":
@@ -47,21 +49,14 @@ def mean_of(values: Sequence[Any], weights: Sequence[int]) -> Any:
     """
     hosts = [to_host(value) for value in values]
     arrays = [np.asarray(host) for host in hosts]
-    wide = np.result_type(np.float64, *arrays)
+    wide = np.result_type(np.float64, *(array.dtype for array in arrays))
     terms = zip(weights, arrays, strict=True)
     total = sum(weight * array.astype(wide) for weight, array in terms)
     mean = np.asarray(total / sum(weights))
-    # NumPy's float64 is a Python float, too.
     dtypes = [a.dtype for host, a in zip(hosts, arrays, strict=True) if type(host) not in _PLAIN]
     if not dtypes:
         return mean.item()
     narrow = np.result_type(*dtypes)
     mean = mean.astype(narrow if narrow.kind in "fc" else wide)
-    return Variable(mean, requires_grad=False) if _any_variable(values) else mean[()]
-
-
-_PLAIN = (bool, int, float, complex)
-
-
-def _any_variable(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, Variable) for value in values)
+    is_variable = any(isinstance(value, Variable) for value in values)
+    return Variable(mean, requires_grad=False) if is_variable else mean[()]
