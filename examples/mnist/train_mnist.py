@@ -84,7 +84,7 @@ def main():
         trainer.extend(extensions.LogReport())
         trainer.extend(extensions.PrintReport(["epoch", *columns, "elapsed_time"]))
     checkpointer = chainermn.create_multi_node_checkpointer("mnist", comm)
-    trainer.extend(checkpointer)
+    trainer.extend(checkpointer, trigger=(1, "epoch"))
     if args.resume:
         checkpointer.maybe_load(trainer, optimizer)
     trainer.run()

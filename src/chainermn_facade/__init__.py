@@ -6,6 +6,7 @@ from importlib.metadata import version
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_modelparallel import MultiNodeChainList
 from chainermn_train import (
+    DataSizeError,
     create_empty_dataset,
     create_multi_node_checkpoint,
     create_multi_node_checkpointer,
@@ -26,6 +27,7 @@ __getattr__ = importing(__name__, "evaluators", "nccl", "testing")
 
 __all__ = [
     "CommunicatorBase",
+    "DataSizeError",
     "MultiNodeChainList",
     "__version__",
     "create_communicator",

@@ -24,7 +24,10 @@ SOURCES = {
     "communicators.two_dimensional_communicator": _NAMED + "TwoDimensionalCommunicator",
     "datasets": "from chainermn_train.datasets import *",
     "datasets.empty_dataset": "from chainermn_train.datasets import create_empty_dataset",
-    "datasets.scatter": "from chainermn_train.datasets import scatter_dataset, scatter_index",
+    "datasets.scatter": (
+        "from chainermn_train.datasets import DataSizeError, get_epoch_trigger, "
+        "get_n_iterations_for_one_epoch, scatter_dataset, scatter_index"
+    ),
     "datasets.scatter_dataset": (
         "from chainermn_train.datasets import scatter_dataset, scatter_index"
     ),

@@ -26,7 +26,8 @@ PATHS = {
     "communicators.dummy_communicator": "DummyCommunicator",
     "datasets": "create_empty_dataset scatter_dataset scatter_index",
     "datasets.scatter_dataset": "scatter_dataset",
-    "datasets.scatter": "scatter_dataset scatter_index",
+    "datasets.scatter": "DataSizeError get_epoch_trigger get_n_iterations_for_one_epoch "
+    "scatter_dataset scatter_index",
     "datasets.empty_dataset": "create_empty_dataset",
     "extensions": "AllreducePersistent GenericMultiNodeEvaluator MultiNodeEarlyStoppingTrigger "
     "ObservationAggregator create_multi_node_checkpointer create_multi_node_evaluator "

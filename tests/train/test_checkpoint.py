@@ -86,6 +86,28 @@ def test_extension_may_have_any_name_and_chainers_own_loader_takes_the_model_out
     assert bits(alone) == bits(model)
 
 
+def test_by_default_its_name_is_the_run_s_and_it_saves_at_every_iteration(naive, folder):
+    """As in Chainer 7."""
+    trainer, _, checkpointer = make_trainer(naive, folder, every=0)
+    trainer.extend(checkpointer)
+    assert trainer.get_extension("run") is checkpointer
+    run_until(trainer, 3)
+    assert files(naive, folder) == generation(naive, 1, 2, 3)
+
+
+def test_statistics_are_of_what_was_saved(naive, folder, monkeypatch):
+    trainer, _, checkpointer = make_trainer(naive, folder, every=0, path=folder)
+    assert checkpointer.get_stats() == "no checkpoint has been saved"
+    clock = iter([1.0, 2.0, 10.0, 13.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    checkpointer.save(trainer.updater)
+    checkpointer.save(trainer.updater)  # which is saved already
+    checkpointer.save(trainer.updater, 1)
+    monkeypatch.undo()
+    expected = "avg=2.000000, min=1.000000, max=3.000000"
+    assert checkpointer.get_stats().endswith(": " + expected)
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_triggers_that_fire_at_once_save_once(naive, folder, monkeypatch, background):
     written = []

@@ -22,7 +22,7 @@ from chainer.datasets import (
 from chainer.iterators import SerialIterator
 
 from chainermn_comm import PeerError
-from chainermn_train import create_empty_dataset, scatter_dataset, scatter_index
+from chainermn_train import DataSizeError, create_empty_dataset, scatter_dataset, scatter_index
 from tests.support.pickles import Awkward
 
 pytestmark = pytest.mark.world
@@ -84,6 +84,28 @@ def test_each_example_goes_to_exactly_one_rank_unless_lengths_are_made_equal(nai
         received = everything(naive, equal)
         assert all(example in received for example in examples(whole))
         assert len(received) - count < naive.size
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_seed_gives_ranks_the_examples_that_chainer_7_gave_them(naive):
+    """The first ranks have the longer parts; these are what Chainer 7.8.1 answered."""
+    parts = {
+        2: ([3, 4, 1], [0, 2]),
+        3: ([3, 4], [1, 0], [2]),
+        4: ([3, 4], [1], [0], [2]),
+    }[naive.size]
+    part = scatter_dataset(range(5), naive, shuffle=True, seed=3, force_equal_length=False)
+    assert examples(part) == parts[naive.rank]
+    ends = np.cumsum([0, *map(len, parts)]).tolist()
+    found = scatter_index(5, naive, force_equal_length=False)
+    assert found == (ends[naive.rank], ends[naive.rank + 1])
+    equal = {
+        2: ([2, 1, 4], [0, 3, 5]),
+        3: ([2, 1], [4, 0], [3, 5]),
+        4: ([2, 1], [1, 4], [0, 3], [3, 5]),
+    }[naive.size]
+    part = scatter_dataset(range(6), naive, shuffle=True, seed=1)
+    assert examples(part) == equal[naive.rank]
 
 
 def test_an_mpi4py_communicator_scatters(world, naive):
@@ -323,3 +345,7 @@ def test_an_empty_data_set_calls_the_model_without_arguments(naive):
     assert calls == [((), {})]
     part = scatter_dataset(at(naive, 0, empty), naive)
     assert part[0] == ()
+
+
+def test_nothing_raises_what_scripts_may_catch():
+    assert issubclass(DataSizeError, RuntimeError)

@@ -62,6 +62,27 @@ def test_it_stops_where_one_process_that_observes_the_mean_would(comm, stopped_a
     assert trigger.get_training_length() == (10, "epoch")
 
 
+@pytest.mark.parametrize("suffix", [None, "/mean"])
+def test_the_mean_that_is_compared_is_in_the_observation(comm, trainer_for, suffix):
+    how = {} if suffix is None else {"suffix": suffix}
+    trigger = EarlyStopping(comm, (2, "iteration"), max_trigger=(5, "iteration"), **how)
+    seen = []
+
+    def stop(trainer):
+        ends = trigger(trainer)
+        seen.append({k: v for k, v in trainer.observation.items() if k.startswith("score")})
+        return ends
+
+    stop.get_training_length = trigger.get_training_length
+    values = {1: float(comm.rank), 2: 2.0, 3: 3.0, 4: 4.0}
+    trainer_for(comm, stop, reporting(values)).run()
+    key = "score" + (suffix or "_aggregated")
+    mean = ((comm.size - 1) / 2 + 2.0) / 2
+    own = [{"score": value} for value in values.values()]
+    # The trainer asks before it begins, too.
+    assert seen == [{}, own[0], {**own[1], key: mean}, own[2], {**own[3], key: 3.5}, {}]
+
+
 def test_a_rank_that_observes_nothing_counts_nothing(comm, stopped_at):
     """Rank 0 alone evaluates, once an epoch: the others stop with it."""
     trigger = EarlyStopping(comm, patients=2, max_trigger=(8, "epoch"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import chainer
 import numpy as np
 import pytest
-from chainer import reporter
+from chainer import reporter, training
 from chainer.iterators import SerialIterator
 from chainer.training import extensions
 
@@ -107,8 +109,54 @@ def returning(result, comm, main=None):
     return multi_node(Returns({"main": main}, Model()), comm)()
 
 
+def test_means_have_the_types_of_the_values(comm):
+    """As in Chainer 7."""
+    values = {
+        "float": 1.0,
+        "int": 1,
+        "float32": np.float32(1),
+        "array": np.ones(2, np.float16),
+        "variable": chainer.Variable(np.ones((), np.float32)),
+    }
+    result = returning(values, comm)
+    assert {key: type(value) for key, value in result.items()} == {
+        "float": float,
+        "int": float,
+        "float32": np.float32,
+        "array": np.ndarray,
+        "variable": chainer.Variable,
+    }
+    assert (result["array"].dtype, result["variable"].dtype) == (np.float16, np.float32)
+
+
 def test_an_evaluator_that_iterates_by_itself_counts_ranks_equally(comm):
     assert returning({"score": float(comm.rank)}, comm) == {"score": (comm.size - 1) / 2}
+
+
+def test_anything_with_evaluate_becomes_multi_node(comm, trainer_for):
+    """As in Chainer 7: an extension that is no Evaluator."""
+
+    class Score(training.Extension):
+        trigger = (1, "epoch")
+
+        def __call__(self, trainer):
+            chainer.report({f"{self.name}/{key}": each for key, each in self.evaluate().items()})
+
+        def evaluate(self):
+            return {"score": float(comm.rank)}
+
+    score = multi_node(Score(), comm)
+    assert isinstance(score, Score)
+    (entry,) = logged(trainer_for(comm, (1, "epoch"), score), (1, "epoch"))
+    assert entry["Score/score"] == (comm.size - 1) / 2
+
+
+def test_an_evaluate_of_the_instance_is_averaged(comm):
+    evaluator = extensions.Evaluator({}, Model())
+    evaluator.evaluate = lambda: {"score": float(comm.rank)}
+    multi_node(evaluator, comm)
+    for each in evaluator, copy.deepcopy(evaluator):
+        assert each.evaluate() == {"score": (comm.size - 1) / 2}
 
 
 def test_a_key_that_some_ranks_report_is_the_mean_over_those(comm):

@@ -221,6 +221,7 @@ def test_attributes_are_forwarded_both_ways(comm, create):
     iterator = create(own, comm)
     assert isinstance(iterator, Iterator)
     assert iterator.dataset is own.dataset
+    assert iterator.actual_iterator is own  # Chainer 7's name
     assert iterator.order_sampler is None
     iterator.order_sampler = "mine"
     assert own.order_sampler == "mine"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import chainer
 import numpy as np
 import pytest
@@ -152,15 +154,22 @@ def test_ranks_that_differ_are_told_so(comm):
             create_synchronized_iterator(iterator, comm)
 
 
+def test_an_order_sampler_of_the_user_s_own_is_replaced_with_a_warning(comm):
+    """As in Chainer 7, which didn't warn."""
+    iterator = serial(np.arange(N), order_sampler=lambda order, _: np.arange(N))
+    warned = pytest.warns(RuntimeWarning, match="shuffles, and doesn't use function, its order")
+    with warned if comm.rank == 0 else contextlib.nullcontext():
+        iterator = create_synchronized_iterator(iterator, comm)
+    order = the_same_on_all_ranks(comm, epoch(iterator))
+    assert order != sorted(order)
+
+
 def test_bad_arguments_are_told_on_all_ranks(comm):
     last = comm.size - 1
     error = TypeError if comm.rank == last else PeerError
     for bad in (None, [1, 2], np.arange(3), chainer.dataset.Iterator()):
         with pytest.raises(error, match="needs a SerialIterator, MultiprocessIterator or Multi"):
             create_synchronized_iterator(bad if comm.rank == last else serial([1]), comm)
-    own = serial([1, 2], order_sampler=lambda order, _: order)
-    with pytest.raises(error, match="can't make function draw the same order"):
-        create_synchronized_iterator(own if comm.rank == last else serial([1, 2]), comm)
     ended = processes([1, 2])
     ended.finalize()
     with pytest.raises(NotImplementedError if comm.rank == last else PeerError, match="finalized"):

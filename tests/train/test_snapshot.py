@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_resumed_training_ends_with_the_bits_of_uninterrupted_training(comm, fol
 
 
 def test_one_file_where_all_have_the_same_state(comm, folder):
-    for stop, there in (4, names("2", "4")), (6, names("2", "4", "6")):
+    for stop, there in (4, names("2.0", "4.0")), (6, names("2.0", "4.0", "6.0")):
         run(comm, folder, stop, [], log=False)
         assert files(comm, folder) == there
 
@@ -79,7 +80,7 @@ def test_one_file_where_all_have_the_same_state(comm, folder):
 @pytest.mark.parametrize(
     ("sets", "first", "suffixes"),
     [
-        ([], [0, 0, 0], [""]),
+        ([], [0, 0, 0], [".0"]),
         ([0], [0, 1, 1], [".0", ".1"]),
         ([0, 1], [0, 1, 2], [".0", ".1", ".2"]),
         ([[0, 2], [1]], [0, 1, 0], [".0", ".1"]),
@@ -204,7 +205,7 @@ def test_snapshots_that_are_all_damaged_are_an_error_on_all_ranks(naive, folder)
 
 def test_snapshot_of_one_process_is_not_unpickled(naive, folder):
     trap = np.array([Awkward()], dtype=object)
-    on_rank_0(naive, lambda: save(folder / "snapshot_iter_2", trap))
+    on_rank_0(naive, lambda: save(folder / "snapshot_iter_2.0", trap))
     with pytest.raises((ValueError, RuntimeError), match=r"can't be read.*allow_pickle=False"):
         run(naive, folder, 4, [])
 
@@ -237,7 +238,7 @@ def test_error_of_a_writer_is_raised_on_all_ranks(naive, folder):
 
 
 def test_wrong_arguments(naive):
-    snapshot, on_error = extensions.snapshot(), extensions.snapshot(snapshot_on_error=True)
+    snapshot = extensions.snapshot()
     for comm, extension, sets, error, words in [
         (naive, snapshot, [99], ValueError, rf"\[99\] must name .* ranks 0 to {naive.size - 1}$"),
         (naive, snapshot, [-1], ValueError, "must name"),
@@ -246,11 +247,28 @@ def test_wrong_arguments(naive):
         (naive, snapshot, ["a"], TypeError, "'a'"),
         (naive, snapshot, [None], TypeError, "None"),
         (naive, extensions.LogReport(), [], TypeError, "not LogReport"),
-        (naive, on_error, [], ValueError, "snapshot_on_error"),
         (None, snapshot, [], TypeError, "create_communicator"),
     ]:
         with pytest.raises(error, match=words):
             multi_node_snapshot(comm, extension, sets)
+
+
+def test_a_snapshot_on_errors_is_warned_of_and_not_taken(naive, folder):
+    snapshot = extensions.snapshot(snapshot_on_error=True)
+    warned = pytest.warns(RuntimeWarning, match="can't be taken on an error")
+    with warned if naive.rank == 0 else contextlib.nullcontext():
+        extension = multi_node_snapshot(naive, snapshot, [])
+    trainer, *_ = make(naive, folder, 4, sets=None)
+
+    @training.make_extension(trigger=(3, "iteration"))
+    def fail(trainer):
+        raise ZeroDivisionError("no luck")
+
+    trainer.extend(extension, trigger=(2, "iteration"))
+    trainer.extend(fail)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(show_loop_exception_msg=False)
+    assert files(naive, folder) == names("2.0")
 
 
 @pytest.mark.sizes(2, 3, 4)

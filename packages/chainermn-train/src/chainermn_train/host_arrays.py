@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from chainer import Variable
 from chainer.backends import cuda
+
+_PLAIN = (bool, int, float, complex)  # exactly: NumPy's float64 is a Python float, too
 
 
 def to_host(value: Any) -> Any:
@@ -25,11 +28,35 @@ def to_host(value: Any) -> Any:
 
 
 def as_number(key: str, value: Any, reporter: str) -> Any:
-    """Return a number or array in float64 or wider on the host; TypeError for anything else."""
-    array = np.asarray(to_host(value))
-    if array.dtype.kind not in "biufc":
+    """Return a number or array on the host, in the type it has; TypeError for anything else.
+
+    A variable becomes one on the host, without its graph.
+    """
+    host = to_host(value)
+    if np.asarray(host).dtype.kind not in "biufc":
         raise TypeError(
             f"{reporter} reports {key!r} as {type(value).__name__}, which has no mean over ranks"
         )
-    array = array.astype(np.result_type(array.dtype, np.float64))
-    return array.item() if array.ndim == 0 else array
+    return Variable(host, requires_grad=False) if isinstance(value, Variable) else host
+
+
+def mean_of(values: Sequence[Any], weights: Sequence[int]) -> Any:
+    """Return the weighted mean of what :func:`as_number` returned, in the type that it has.
+
+    Python's numbers give a float (or complex), NumPy's a scalar or an array of their dtype, or of
+    float64 where that is none of floats, and variables a variable. All is added in float64 or
+    wider.
+    """
+    hosts = [to_host(value) for value in values]
+    arrays = [np.asarray(host) for host in hosts]
+    wide = np.result_type(np.float64, *(array.dtype for array in arrays))
+    terms = zip(weights, arrays, strict=True)
+    total = sum(weight * array.astype(wide) for weight, array in terms)
+    mean = np.asarray(total / sum(weights))
+    dtypes = [a.dtype for host, a in zip(hosts, arrays, strict=True) if type(host) not in _PLAIN]
+    if not dtypes:
+        return mean.item()
+    narrow = np.result_type(*dtypes)
+    mean = mean.astype(narrow if narrow.kind in "fc" else wide)
+    is_variable = any(isinstance(value, Variable) for value in values)
+    return Variable(mean, requires_grad=False) if is_variable else mean[()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,12 +42,12 @@ class MultiNodeCheckpointer(Extension):
 
     ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background`` are as there,
     where they are checked. Making one is not collective; its methods are, but for
-    :meth:`initialize` and :meth:`on_error`. Copying or pickling it raises TypeError.
+    :meth:`initialize`, :meth:`get_stats` and :meth:`on_error`. Copying or pickling it raises
+    TypeError.
     """
 
-    trigger = (1, "epoch")
+    trigger = (1, "iteration")
     priority = -200  # after all others, also after Chainer's snapshots, so their state is saved
-    default_name = "multi_node_checkpointer"
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class MultiNodeCheckpointer(Extension):
         path: str | None,
         background: bool,
     ) -> None:
-        self.run_name = name  # not `name`, which a trainer sets
+        self.run_name = self.name = name  # a trainer may change `name`, which is the extension's
         self.comm = comm
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
@@ -71,6 +72,7 @@ class MultiNodeCheckpointer(Extension):
         self._iterators_checked = False
         self._failed = False
         self._handled = sys.exc_info()[1]
+        self._seconds: list[float] = []  # that each save took
 
     def __call__(self, trainer: Any) -> None:
         """Save the trainer; Chainer calls it when the trigger fires (collective)."""
@@ -109,6 +111,7 @@ class MultiNodeCheckpointer(Extension):
         )
         if all(saved for saved, _ in views):
             return
+        began = time.perf_counter()
         self.flush()
         with raise_on_all_ranks(self.comm, OPERATION):
             register_writer(self, self._paths_for(target))
@@ -133,6 +136,21 @@ class MultiNodeCheckpointer(Extension):
 
             self._writing = number, self._writer.start(delete_and_write, state)
         self._saved = (target if updater_of(target) is not None else None), number
+        self._seconds.append(time.perf_counter() - began)
+
+    def get_stats(self) -> str:
+        """Return in words how long saves have held this rank, in seconds (not collective).
+
+        The numbers follow ``avg=``, ``min=`` and ``max=``. What is written in the background
+        counts only where training waits for it.
+        """
+        times = self._seconds
+        if not times:
+            return "no checkpoint has been saved"
+        mean = sum(times) / len(times)
+        return (
+            f"seconds that a checkpoint took: avg={mean:f}, min={min(times):f}, max={max(times):f}"
+        )
 
     def flush(self) -> None:
         """Wait for what is being written in the background, and commit it (collective).

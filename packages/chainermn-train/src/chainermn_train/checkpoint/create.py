@@ -33,6 +33,9 @@ def create_multi_node_checkpointer(
         checkpointer.maybe_load(trainer, optimizer)  # after all other extensions are there
         trainer.run()
 
+    Without a ``trigger`` it saves at every iteration. In the trainer it is an extension of the
+    run's name.
+
     A ``MultiprocessIterator`` that shuffles draws orders ahead of time, which no checkpoint knows
     of: give it a :class:`ResumableOrderSampler`, or a resumed run may see other batches.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ def multi_node_snapshot(
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
         trainer.extend(snapshot, trigger=(1, "epoch"))  # files of rank 0, and of all others
 
-    Files are called as the snapshot says, and ``.<number of the set>``, unless
-    ``replica_sets`` is empty. Nothing is pickled, nor unpickled.
+    Files are called as the snapshot says, and ``.<number of the set>``. Nothing is pickled, nor
+    unpickled.
 
     Args:
         comm: the ranks that train together.
@@ -56,8 +57,11 @@ def multi_node_snapshot(
 
     Raises:
         TypeError: an argument is of the wrong type.
-        ValueError: a rank doesn't exist or is named twice; or the snapshot would also be taken
-            on errors, which the other ranks may not have.
+        ValueError: a rank doesn't exist or is named twice.
+
+    Warns:
+        RuntimeWarning: on rank 0, if ``snapshot`` is to be taken on errors, too: none is then, as
+            the other ranks, which may have no error, can't take part.
     """
     comm = require_communicator(comm, "multi_node_snapshot")
     if not isinstance(snapshot, _Snapshot):
@@ -65,10 +69,12 @@ def multi_node_snapshot(
             "multi_node_snapshot needs what chainer.training.extensions.snapshot returns, not "
             f"{type(snapshot).__name__}"
         )
-    if snapshot._snapshot_on_error:
-        raise ValueError(
-            "a snapshot of several ranks can't be taken on an error (snapshot_on_error=True): "
-            "the others may not have one; create_multi_node_checkpointer keeps what it saved"
+    if snapshot._snapshot_on_error and comm.rank == 0:
+        warnings.warn(
+            "a snapshot of several ranks can't be taken on an error, as snapshot_on_error=True "
+            "asks for, because the others may not have one; those taken before are kept",
+            RuntimeWarning,
+            stacklevel=2,
         )
     named = [_ranks(each, comm.size) for each in replica_sets]
     return MultiNodeSnapshot(comm, snapshot, named)
@@ -123,7 +129,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         }
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
-        self._suffix = f".{self._set_index}" if named else ""
+        self._suffix = f".{self._set_index}"
         name = snapshot.filename
         if callable(name):
             self._snapshot.filename = lambda trainer: name(trainer) + self._suffix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ def scatter_dataset(
         force_equal_length: give all ranks the same number of examples, so that they do the
             same number of iterations in an epoch; if the number of examples is not divisible
             by the number of ranks, up to one example a rank then goes to two ranks.
-            False gives each example to exactly one rank.
+            False gives each example to exactly one rank, and one more to the first ranks than
+            to the others.
 
     Returns:
         This rank's part, a :class:`chainer.datasets.SubDataset`.
@@ -176,10 +178,12 @@ def _require_dataset(dataset: Any, root: int) -> None:
 
 def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
     """Return (begin, end) of each rank's share of ``range(count)``."""
-    # Equal shares are all as long as the longest; each runs into the next where it must.
-    begins = [count * rank // size for rank in range(size + 1)]
-    longest = -(-count // size)
-    return [
-        (begins[rank], begins[rank] + longest if equal else begins[rank + 1])
-        for rank in range(size)
-    ]
+    # Equal shares are all as long as the longest; each runs into the next where it must. Of others,
+    # the first are the longer ones. Seeds give the ranks the same examples as in Chainer 7.
+    if equal:
+        longest = -(-count // size)
+        begins = [count * rank // size for rank in range(size)]
+        return [(begin, begin + longest) for begin in begins]
+    shortest, longer = divmod(count, size)
+    ends = [shortest * rank + min(rank, longer) for rank in range(size + 1)]
+    return list(pairwise(ends))

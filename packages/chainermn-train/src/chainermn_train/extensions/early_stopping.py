@@ -41,6 +41,8 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
             ``monitor`` has ``accuracy`` in it.
         verbose: print on rank 0 when training stops early.
         max_trigger: when to stop in any case.
+        suffix: what is added to ``monitor`` for the name under which the mean that was compared
+            is put into the observation.
 
     Raises:
         TypeError: ``comm`` is not a communicator.
@@ -57,12 +59,14 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         mode: str = "auto",
         verbose: bool = False,
         max_trigger: Any = (100, "epoch"),
+        suffix: str = "_aggregated",
         **kwargs: Any,
     ) -> None:
         comm = require_communicator(comm, "MultiNodeEarlyStoppingTrigger")
         verbose = verbose and comm.rank == 0
         super().__init__(check_trigger, monitor, patience, mode, verbose, max_trigger, **kwargs)
         self.comm = comm
+        self.suffix = suffix
         self._observed = 0  # values in the summary
         self._seen: Any = None  # the observation that was added last
         self._trainer: Any = lambda: None  # a weak reference to the trainer
@@ -85,7 +89,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
             return True
         if not any(check for _, check in ranks):
             return False
-        stop = self._check()
+        stop = self._check(trainer.observation)
         if stop and self.verbose:
             print(f"Epoch {trainer.updater.epoch}: early stopping")
         return stop
@@ -97,7 +101,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
             self._observed += 1
             self._seen = observation
 
-    def _check(self) -> bool:
+    def _check(self, observation: dict[str, Any]) -> bool:
         """Compare the mean over ranks with the best so far (collective)."""
         ranks = run_on_all_ranks(self.comm, "MultiNodeEarlyStoppingTrigger", self._mean_here)
         found = [each for each in ranks if each is not None]
@@ -107,6 +111,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
             return False
         # All ranks add up the same list in the same order, so they get the same bits.
         current = sum(mean * count for mean, count in found) / sum(count for _, count in found)
+        observation[self.monitor + self.suffix] = current
         self._init_summary()
         self._observed = 0
         if self._compare(current, self.best):

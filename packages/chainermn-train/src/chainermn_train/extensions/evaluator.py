@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from chainer.training.extensions import Evaluator
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.watchdog import alone
 
 from ..collective_errors import add_mismatch_hint, require_communicator, run_on_all_ranks
-from ..host_arrays import as_number
+from ..host_arrays import as_number, mean_of
 from ..wrappers import UnpicklableMixin
 
 
@@ -24,7 +23,9 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     data set of its ``'main'`` iterator. A rank without examples counts nothing, and the
     original ``evaluate()`` is not called there. Where no rank's main iterator has a
     ``dataset`` (an evaluator class that iterates by itself), ranks count equally. A value
-    that only some ranks report is the mean over those.
+    that only some ranks report is the mean over those. It has the type that the ranks' values
+    have: a float, a NumPy scalar or array on the host, or a variable, of the same dtype (float64
+    for integers).
 
     ``evaluate()`` raises on all ranks what fails on one of them: the error itself there, a
     :class:`~chainermn_comm.errors.PeerError` that names the rank on the others. Copies of the
@@ -32,7 +33,8 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
 
     Args:
         actual_evaluator: an instance of :class:`chainer.training.extensions.Evaluator` or a
-            subclass, which may have its own ``evaluate``.
+            subclass, which may have its own ``evaluate``; or any other extension or object whose
+            ``evaluate()`` returns a dict of numbers or arrays.
         communicator: the ranks that evaluate together.
 
     Returns:
@@ -40,15 +42,15 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
 
     Raises:
         TypeError: an argument is not an evaluator or not a communicator, or the evaluator
-            is a multi-node evaluator already.
+            is a multi-node evaluator already, or of a class whose instances have no ``__dict__``.
     """
     communicator = require_communicator(communicator, "create_multi_node_evaluator")
     if isinstance(actual_evaluator, _MultiNodeEvaluator):
         raise TypeError("the evaluator is already a multi-node evaluator; use it as it is")
-    if not isinstance(actual_evaluator, Evaluator):
+    if not callable(getattr(actual_evaluator, "evaluate", None)):
         raise TypeError(
-            "create_multi_node_evaluator needs a chainer.training.extensions.Evaluator or an "
-            f"instance of a subclass, not {type(actual_evaluator).__name__}"
+            "create_multi_node_evaluator needs a chainer.training.extensions.Evaluator, or another "
+            f"object with evaluate(), not {type(actual_evaluator).__name__}"
         )
     # The same object has to come back, so composition is out. A subclass made for the
     # evaluator's own class, under the same name, rather than a method put into the
@@ -57,20 +59,24 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     actual_evaluator.__class__ = type(cls.__name__, (_MultiNodeEvaluator, cls), names)
     actual_evaluator._mn_communicator = communicator
+    # A function that was put into the instance would go before the subclass's.
+    actual_evaluator._mn_evaluate = vars(actual_evaluator).pop("evaluate", None)
     return actual_evaluator
 
 
-class _MultiNodeEvaluator(UnpicklableMixin, Evaluator):
+class _MultiNodeEvaluator(UnpicklableMixin):
     """The base class that precedes an evaluator's own, whose ``evaluate`` it calls on each rank."""
 
     _mn_communicator: CommunicatorBase
+    _mn_evaluate: Callable[[], Any] | None  # the instance's own
 
     def evaluate(self) -> dict[str, Any]:
         """Return the mean over all ranks of what ``evaluate`` returns on each (collective)."""
-        evaluate = super().evaluate
+        evaluate = self._mn_evaluate or super().evaluate  # type: ignore[misc]
+        iterators: Callable[[], dict[str, Any]] = getattr(self, "get_all_iterators", dict)
 
         def evaluate_here() -> tuple[int | None, dict[str, Any]]:
-            dataset = getattr(self.get_all_iterators().get("main"), "dataset", None)
+            dataset = getattr(iterators().get("main"), "dataset", None)
             count = None if dataset is None else len(dataset)
             if count == 0:
                 return count, {}
@@ -117,6 +123,8 @@ def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
                 f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
                 "mean: " + ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
             )
-        terms = [(count, values[key]) for count, values in weighted if key in values]
-        means[key] = sum(count * value for count, value in terms) / sum(n for n, _ in terms)
+        counts, terms = zip(
+            *((n, values[key]) for n, values in weighted if key in values), strict=True
+        )
+        means[key] = mean_of(terms, counts)
     return means

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Generator, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Generator, Mapping
+from numbers import Number
 from typing import Any
 
 import chainer
+import numpy as np
 from chainer import training
 from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import SharedFailure, bcast_checked, require_communicator, require_integer
+from ..collective_errors import (
+    SharedFailure,
+    bcast_checked,
+    raise_on_all_ranks,
+    require_communicator,
+    require_integer,
+)
 from ..host_arrays import to_host
 from ..wrappers import UnpicklableMixin
 
@@ -38,12 +45,12 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
                 score, truth = map(np.concatenate, zip(*results))
                 return {"auc": roc_auc_score(truth, score)}
 
-    Results are sent batch by batch. A rank other than ``root`` holds no more than one; nor
-    does ``root`` hold more than one of each rank, unless ``aggregate`` keeps them. Ranks may
-    have different numbers of examples, or none.
+    Results are sent batch by batch. A rank other than ``root`` holds no more than one; ``root``
+    holds those of all batches of all ranks at once, so return no more from ``calc_local`` than
+    ``aggregate`` needs. Ranks may have different numbers of examples, or none.
 
-    All ranks get what ``aggregate`` returns. If that is a dict, each entry is also reported
-    on all ranks, as ``<name of the extension>/<key>``. What the model itself reports is not.
+    If ``aggregate`` returns a dict, each number or array in it is also reported on all ranks, as
+    ``<name of the extension>/<key>``. What the model itself reports is not.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time. By
     default that is once an epoch, under the name ``validation``.
@@ -51,14 +58,18 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     Args:
         comm: the ranks.
         iterator: the iterator over this rank's examples, with ``repeat=False``.
-        target: the model, or any function, that the default ``calc_local`` calls.
+        target: the model, or any function, that the default ``calc_local`` calls. A class with
+            a ``calc_local`` of its own may use it for anything.
         device: where the converter puts the batches; None to leave them.
         converter: makes a batch of examples arrays.
         root: the rank that aggregates; the same on all ranks.
+        progress_hook: called on ``root`` after each of its own batches with the batch, a list of
+            examples.
 
     Raises:
         TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, ``root`` not an
-            integer, or ``target`` can't be called.
+            integer; or ``progress_hook``, or the ``target`` of the default ``calc_local``, can't
+            be called.
         ValueError: there is no rank ``root``, or the iterator repeats without end.
     """
 
@@ -70,14 +81,19 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         self,
         comm: CommunicatorBase,
         iterator: Any,
-        target: Callable[..., Any],
+        target: Any,
         device: Any = None,
         converter: Callable[..., Any] = concat_examples,
         root: int = 0,
+        *,
+        progress_hook: Callable[[Any], Any] | None = None,
     ) -> None:
         comm = require_communicator(comm, "GenericMultiNodeEvaluator")
-        if not callable(target):
+        calls_target = type(self).calc_local is GenericMultiNodeEvaluator.calc_local
+        if calls_target and not callable(target):
             raise TypeError(f"target must be a model or a function, not {type(target).__name__}")
+        if progress_hook is not None and not callable(progress_hook):
+            raise TypeError(f"progress_hook must be a function, not {type(progress_hook).__name__}")
         if not hasattr(iterator, "__next__"):
             raise TypeError(f"iterator must be an iterator, not {type(iterator).__name__}")
         if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
@@ -88,6 +104,12 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         self.device = None if device is None else chainer.get_device(device)
         self.converter = converter
         self.root = require_integer("root", root, 0, comm.size - 1)
+        self._progress_hook = progress_hook
+
+    @property
+    def _targets(self) -> dict[str, Any]:
+        """Where subclasses that were written for Chainer 7 find the model."""
+        return {"main": self.target}
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
         """Compute this rank's result of one batch; override it. By default what ``target`` returns.
@@ -99,86 +121,67 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             kwargs: the same, where the converter returns a dict.
 
         Returns:
-            Any picklable object. Variables and GPU arrays in it (or in tuples, lists and
-            dicts in it) are sent as NumPy arrays.
+            Any picklable object, of which ``aggregate`` gets a copy.
         """
         return self.target(*args, **kwargs)
 
-    def aggregate(self, results: Iterator[Any]) -> Any:
-        """Combine all ranks' results at ``root``; override it. By default a list of them.
+    def aggregate(self, results: list[Any]) -> Any:
+        """Combine all ranks' results at ``root``; override it. By default it returns them.
 
-        Called once, on ``root`` only. Results that it doesn't read are discarded.
+        Called once, on ``root`` only.
 
         Args:
-            results: gives what ``calc_local`` returned for the first batch of each rank that
-                has one, in rank order, then for the second batches, and so on.
+            results: what ``calc_local`` returned for the first batch of each rank that has
+                one, in rank order, then for the second batches, and so on.
 
         Returns:
-            Any picklable object, which all ranks get.
+            Anything.
         """
-        return list(results)
+        return results
 
     def __call__(self, trainer: Any = None) -> Any:
-        """Evaluate, report the result if it is a dict, and return it (collective).
+        """Evaluate, report the numbers in the result if it is a dict, and return it (collective).
 
         ``trainer`` is not used.
+
+        Returns:
+            What ``aggregate`` returns on ``root``, and None on the other ranks.
 
         Raises:
             BaseException: whatever failed on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names it on the others).
             RankMismatchError: on all ranks, when they were given different ``root``.
         """
-        result = self.evaluate()
-        if isinstance(result, Mapping):
-            prefix = "" if self.name is None else f"{self.name}/"
-            chainer.report({f"{prefix}{key}": value for key, value in result.items()})
+        result = self._aggregate_at_root()
+        numbers = bcast_checked(self.comm, _OPERATION, lambda: _numbers(result), self.root)
+        prefix = "" if self.name is None else f"{self.name}/"
+        chainer.report({f"{prefix}{key}": value for key, value in numbers.items()})
         return result
 
     def evaluate(self) -> Any:
-        """Return what ``aggregate`` returns on ``root`` (collective); raise as a call does."""
-        self.comm.handshake(_OPERATION, (("root", self.root),))
-        failures: list[BaseException] = []
-        rounds = self._rounds(failures)
+        """Return on all ranks what ``aggregate`` returns (collective); raise as a call does.
 
-        def finish_rounds() -> None:
-            for _ in rounds:  # on root: those that `aggregate` left, since other ranks send them
-                pass
-            if failures:  # known to all ranks; what `aggregate` made of it means nothing
-                raise failures.pop()  # no frame in its traceback may refer to it
-
-        def fail(operation: str, error: BaseException) -> None:
-            finish_rounds()
-            self.comm.handshake(operation, error=error)
-
-        result: Any = None
-        if self.comm.rank == self.root:
-            # Unpickled outside the generator: an error in there would end the rounds on this
-            # rank alone. `chain` has no `close` for `aggregate` to end them with.
-            results = map(pickle.loads, chain.from_iterable(rounds))
-            with SharedFailure(fail, _OPERATION):
-                result = to_host(self.aggregate(results))
-        finish_rounds()
-        return bcast_checked(self.comm, _OPERATION, lambda: result, self.root)
-
-    def _rounds(self, failures: list[BaseException]) -> Generator[list[bytes], None, None]:
-        """Yield the pickled results of each round on root, empty lists elsewhere (collective).
-
-        Ends on all ranks at once, when none has a batch left or one fails; see ``failures`` then.
+        It has to be picklable. Variables and GPU arrays in it (or in tuples, lists and dicts in
+        it) are NumPy arrays on all ranks.
         """
+        result = self._aggregate_at_root()
+        return bcast_checked(self.comm, _OPERATION, lambda: to_host(result), self.root)
+
+    def _aggregate_at_root(self) -> Any:
+        self.comm.handshake(_OPERATION, (("root", self.root),))
         local = self._local()
+        results: list[Any] = []
+        gathered: list[bytes | None] = []  # on root: the pickled results of a batch of each rank
         while True:
-            try:
-                with SharedFailure(self.comm.handshake, _OPERATION):
-                    content = next(local, None)
-                payload = b"" if content is None else _HAS_BATCH
-                present = self.comm.handshake(_OPERATION, payload=payload)
-            except BaseException as exception:
-                failures.append(exception)
-                return
-            if not any(present):
-                return
+            with SharedFailure(self.comm.handshake, _OPERATION):
+                results += [pickle.loads(each) for each in gathered if each is not None]
+                content = next(local, None)
+            payload = b"" if content is None else _HAS_BATCH
+            if not any(self.comm.handshake(_OPERATION, payload=payload)):
+                break
             gathered = self.comm.gather_obj(content, root=self.root) or []
-            yield [content for content in gathered if content is not None]
+        with raise_on_all_ranks(self.comm, _OPERATION):
+            return self.aggregate(results) if self.comm.rank == self.root else None
 
     def _local(self) -> Generator[bytes, None, None]:
         """Yield the pickled result of each of this rank's batches."""
@@ -205,9 +208,19 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
                     output = self.calc_local(**arrays)
                 else:
                     output = self.calc_local(arrays)
-            yield pickle.dumps(to_host(output), protocol=5)
+            if self._progress_hook is not None and self.comm.rank == self.root:
+                self._progress_hook(batch)
+            yield pickle.dumps(output, protocol=5)
 
     def finalize(self) -> None:
         """Release what the iterator holds."""
         if hasattr(self.iterator, "finalize"):
             self.iterator.finalize()
+
+
+def _numbers(result: Any) -> dict[str, Any]:
+    """Return what is a number or an array in the result, if that is a dict."""
+    if not isinstance(result, Mapping):
+        return {}
+    kinds = (Number, np.bool_, np.ndarray)
+    return {key: host for key in result if isinstance(host := to_host(result[key]), kinds)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from chainer import training
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import bcast_checked, require_communicator, run_on_all_ranks
-from ..host_arrays import as_number
+from ..host_arrays import as_number, mean_of, to_host
 from ..wrappers import UnpicklableMixin
 
 
@@ -33,13 +34,15 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
 
     Args:
         comm: the ranks.
-        original_key: the observation to combine, such as ``'main/loss'``: a number, or an
-            array of numbers.
+        original_key: the observation to combine, such as ``'main/loss'``: a number, an array of
+            numbers, or a variable; anything picklable where there is an ``aggregator``.
         aggregated_key: the name of the result; ``original_key`` if None.
         comm_trigger: when to combine: a trigger, or a tuple such as ``(1, 'epoch')``.
         aggregator: called on rank 0 with a list of each rank's list of values, in rank
-            order, oldest first, in float64 or wider; it returns the result, any picklable
-            object. None for the mean of all values.
+            order, oldest first, as they were observed (variables and GPU arrays as NumPy
+            arrays); it returns the result, any picklable object. None for the mean of all
+            values, in the type that they have: a float, a NumPy scalar or array on the host, or
+            a variable, of the same dtype (float64 for integers).
 
     Raises:
         TypeError: ``comm`` is not a communicator, or ``aggregator`` can't be called.
@@ -71,8 +74,9 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
         """Keep this iteration's value; combine those kept if it is time (collective then).
 
         Raises:
-            TypeError: this rank observed something that is neither a number nor an array of
-                them (a :class:`~chainermn_comm.errors.PeerError` on the others).
+            TypeError: there is no aggregator, and this rank observed something that is neither
+                a number nor an array of them (a :class:`~chainermn_comm.errors.PeerError` on the
+                others).
             BaseException: whatever the aggregator raises, on rank 0 (a ``PeerError`` elsewhere).
         """
         observation = trainer.observation
@@ -83,19 +87,21 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
         if not self.comm_trigger(trainer):
             return
         try:
-            ranks = run_on_all_ranks(self.comm, "ObservationAggregator", self._numbers)
+            ranks = run_on_all_ranks(self.comm, "ObservationAggregator", self._on_host)
         finally:
             self._values = []
         if any(ranks):
             observation[self.aggregated_key] = self._combine(ranks)
 
-    def _numbers(self) -> list[Any]:
+    def _on_host(self) -> list[Any]:
+        if self.aggregator is not None:
+            return [to_host(value) for value in self._values]
         return [as_number(self.original_key, value, "the training loop") for value in self._values]
 
     def _combine(self, ranks: list[list[Any]]) -> Any:
         if self.aggregator is None:  # all ranks add up the same list: they get the same bits
             values = [value for rank in ranks for value in rank]
-            return sum(values) / len(values)
+            return mean_of(values, [1] * len(values))
         aggregator = self.aggregator
         return bcast_checked(self.comm, "ObservationAggregator", lambda: aggregator(ranks))
 
@@ -106,8 +112,8 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
         kept = serializer["values"]
         if isinstance(serializer, chainer.Serializer):
             serializer("count", len(self._values))
-            for index, value in enumerate(self._numbers()):
-                kept(str(index), np.asarray(value))
+            for index, value in enumerate(self._values):
+                kept(str(index), np.asarray(to_host(value)))
         else:
             self._values = [kept(str(index), None) for index in range(serializer("count", 0))]
 
@@ -115,5 +121,5 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
 def _copy(value: Any) -> Any:
     """Return a copy, which stays as it is when the user's array changes."""
     if isinstance(value, chainer.Variable):
-        value = value.array
-    return value.copy() if hasattr(value, "copy") else value
+        return chainer.Variable(value.array.copy(), requires_grad=False)
+    return copy.copy(value)

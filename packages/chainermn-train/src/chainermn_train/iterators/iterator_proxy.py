@@ -21,6 +21,11 @@ class IteratorProxy(AttributeProxy, UnpicklableMixin, Iterator):
         super().__init__(actual)
         self.communicator = communicator
 
+    @property
+    def actual_iterator(self) -> Any:
+        """Chainer 7's name of ``actual`` (not collective)."""
+        return self.actual
+
     def __copy__(self) -> Any:
         twin = super().__copy__()
         twin.actual = copy.copy(self.actual)

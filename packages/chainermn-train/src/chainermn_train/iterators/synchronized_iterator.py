@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from typing import Any
 
 import chainer
@@ -34,7 +35,7 @@ def create_synchronized_iterator(
     No batch is sent: every rank reads its own data set, which should have the same examples, or
     those parts of the same examples that the rank needs. The iterator starts again from the
     beginning. Where it shuffles, the order is drawn from rank 0's generator, and goes on as with
-    a :class:`ResumableOrderSampler`.
+    a :class:`ResumableOrderSampler`. This replaces the iterator's own order sampler, if any.
 
     Args:
         actual_iterator: a ``SerialIterator``, ``MultiprocessIterator`` or
@@ -46,26 +47,40 @@ def create_synchronized_iterator(
         An iterator that is used like ``actual_iterator``; see :class:`SynchronizedIterator`.
 
     Raises:
-        TypeError: the iterator is none of the above, or has an order sampler of the user's own;
-            raised on that rank, and a :class:`~chainermn_comm.errors.PeerError` on the others.
+        TypeError: the iterator is none of the above; raised on that rank, and a
+            :class:`~chainermn_comm.errors.PeerError` on the others.
         RankMismatchError: on all ranks, if the number of examples, the batch size, ``repeat``
             or whether to shuffle differ between ranks.
         TypeError: ``communicator`` is not a communicator; raised at once on this rank only.
 
     Warns:
-        RuntimeWarning: once, on rank 0, if ``actual_iterator`` is a ``MultiprocessIterator`` that
-            would fork this process; see :func:`use_forkserver`.
+        RuntimeWarning: on rank 0, if an order sampler of the user's own is replaced; and once, if
+            ``actual_iterator`` is a ``MultiprocessIterator`` that would fork this process; see
+            :func:`use_forkserver`.
     """
     communicator = require_communicator(communicator, "create_synchronized_iterator")
     with SharedFailure(communicator.handshake, "create_synchronized_iterator"):
         terms = _terms(actual_iterator)
     communicator.handshake("create_synchronized_iterator", terms.items())
+    sampler = actual_iterator.order_sampler
+    is_known = sampler is None or type(sampler) in (ShuffleOrderSampler, ResumableOrderSampler)
     if communicator.rank == 0:
         warn_of_fork(actual_iterator)
+        if not is_known:
+            warnings.warn(
+                f"the synchronized iterator shuffles, and doesn't use {type(sampler).__name__}, "
+                "its order sampler, which may differ between ranks; if it is the same function on "
+                "all ranks, use the iterator as it is",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def draw_seed() -> list[int]:  # on all ranks, so that their generators stay in step
-        sampler = actual_iterator.order_sampler
-        return [] if sampler is None else sampler(np.arange(SEED_NUMBERS), 0).tolist()
+        if sampler is None:
+            return []
+        draw = sampler if is_known else ShuffleOrderSampler()
+        numbers: list[int] = draw(np.arange(SEED_NUMBERS), 0).tolist()
+        return numbers
 
     seeds = run_on_all_ranks(communicator, _OPERATION, draw_seed)
     with raise_on_all_ranks(communicator, _OPERATION):
@@ -122,18 +137,11 @@ def _terms(iterator: Any) -> dict[str, Any]:
             "create_synchronized_iterator needs a SerialIterator, MultiprocessIterator or "
             f"MultithreadIterator of Chainer, not {type(iterator).__name__}"
         )
-    sampler = iterator.order_sampler
-    if sampler is not None and type(sampler) not in (ShuffleOrderSampler, ResumableOrderSampler):
-        raise TypeError(
-            f"create_synchronized_iterator can't make {type(sampler).__name__} draw the same order "
-            "on all ranks; give the iterator shuffle=True instead of an order_sampler, or, if "
-            "yours is the same function on all ranks, use the iterator as it is"
-        )
     return {
         "number of examples": len(iterator.dataset),
         "batch_size": int(iterator.batch_size),
         "repeat": bool(iterator.repeat),
-        "shuffles": sampler is not None,
+        "shuffles": iterator.order_sampler is not None,
     }
 
 
