@@ -25,7 +25,6 @@ class Difference:
     cases: tuple[str, ...] = ()
     signatures: tuple[str, ...] = ()
     hung: tuple[str, ...] = ()  # cases in which the older one hangs or dies; it isn't asked
-    pending: bool = False  # being mended, or told: it may agree already, and have no row yet
 
     @property
     def patterns(self) -> tuple[str, ...]:

@@ -34,8 +34,7 @@ def problems(line: str) -> list[str]:
 def test_it_can_be_called_as_before(name):
     entries = [each for each in DIFFERENCES if listed.matches(name, each.signatures)]
     found = [problem for line in LINES[name] for problem in problems(line)]
-    pending = any(each.pending for each in entries)
-    assert pending or bool(found) == bool(entries), "; ".join(found) or "this differs no more"
+    assert bool(found) == bool(entries), "; ".join(found) or "this differs no more"
 
 
 @pytest.mark.parametrize("path", TWOFOLD)
@@ -44,8 +43,7 @@ def test_a_function_stays_where_a_module_of_its_name_is_imported(path):
     holder = importlib.import_module(package)
     function = getattr(holder, name)
     assert callable(function)
-    if not any(each.pending and listed.matches(path, each.signatures) for each in DIFFERENCES):
-        assert getattr(importlib.import_module(path), name) is function
+    assert getattr(importlib.import_module(path), name) is function
     assert getattr(holder, name) is function
 
 
