@@ -188,7 +188,7 @@ def test_an_optimizer_that_is_a_mock_is_told_to_step():
     assert actual.update.mock_calls == [mock.call(None)]
 
 
-@pytest.mark.parametrize("kind", set(DOUBLES) - {"mock of several"})
+@pytest.mark.parametrize("kind", [kind for kind in DOUBLES if kind != "mock of several"])
 def test_everything_else_of_one_rank_needs_nobody(kind, tmp_path):
     comm, model = DOUBLES[kind](), L.Linear(3, 2)
     part = scatter_dataset(np.arange(6), comm)
