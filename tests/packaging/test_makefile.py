@@ -17,8 +17,9 @@ def repository(tmp_path):
     """What the Makefile's set-up looks at, without an environment."""
     for file in (ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "build-constraints.txt"):
         shutil.copy(file, tmp_path)
-    (tmp_path / "packages" / "one").mkdir(parents=True)
-    (tmp_path / "packages" / "one" / "pyproject.toml").touch()
+    for name in ["packages/one/pyproject.toml", "hatch_build.py", "src/chainermn_facade/_table.py"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     return tmp_path
 
 

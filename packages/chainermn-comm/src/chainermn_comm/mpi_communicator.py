@@ -213,7 +213,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Send ``root``'s array to every rank (collective), and raise as the base does.
+        """Send ``root``'s ``data`` to every rank (collective), and raise as the base does.
 
         A ``max_buf_len`` that is less than ``size`` is the root: older communicators had that in
         its place. No other has an effect, since what MPI can't count is split.
