@@ -8,6 +8,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
 
+from . import _table
 from ._table import SOURCES
 
 
@@ -19,7 +20,9 @@ class Modules(InspectLoader):
         cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         own = name.removeprefix("chainermn.")
-        return None if own == name or own not in SOURCES else spec_from_loader(name, cls())
+        if own == name or own not in SOURCES:
+            return None
+        return spec_from_loader(name, cls(), origin=_table.__file__)
 
     def is_package(self, fullname: str) -> bool:
         return any(_children(fullname.removeprefix("chainermn.")))

@@ -7,6 +7,10 @@ this table; type checkers read stubs that `hatch_build.py` writes from it.
 _NAMED = "from chainermn_comm.named_communicators import "
 _COMMUNICATOR_BASE = "from chainermn_comm import CommunicatorBase"
 _EVALUATOR = "from chainermn_train import create_multi_node_evaluator"
+_SCATTER = (
+    "from chainermn_train.datasets import DataSizeError, get_epoch_trigger, "
+    "get_n_iterations_for_one_epoch, scatter_dataset, scatter_index"
+)
 
 # What stands in each.
 SOURCES = {
@@ -24,13 +28,8 @@ SOURCES = {
     "communicators.two_dimensional_communicator": _NAMED + "TwoDimensionalCommunicator",
     "datasets": "from chainermn_train.datasets import *",
     "datasets.empty_dataset": "from chainermn_train.datasets import create_empty_dataset",
-    "datasets.scatter": (
-        "from chainermn_train.datasets import DataSizeError, get_epoch_trigger, "
-        "get_n_iterations_for_one_epoch, scatter_dataset, scatter_index"
-    ),
-    "datasets.scatter_dataset": (
-        "from chainermn_train.datasets import scatter_dataset, scatter_index"
-    ),
+    "datasets.scatter": _SCATTER,
+    "datasets.scatter_dataset": _SCATTER,
     "evaluators": _EVALUATOR,
     "extensions": (
         "from chainermn_train.checkpoint import *\nfrom chainermn_train.extensions import *"

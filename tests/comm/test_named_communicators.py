@@ -69,11 +69,12 @@ def test_ranks_that_make_different_ones_are_told(world):
         (NaiveCommunicator, FlatCommunicator)[world.rank % 2](world)
 
 
-def test_an_unknown_argument_is_refused_on_all_ranks(world):
+@pytest.mark.parametrize("make", [lambda **k: create_communicator("naive", **k), NaiveCommunicator])
+def test_an_unknown_argument_is_refused_on_all_ranks(make, world):
     told: Any = TypeError if world.rank == 0 else PeerError
     keywords: Any = {"speed": 3} if world.rank == 0 else {}
-    with pytest.raises(told, match=r"no argument 'speed'; there are communicator_name, mpi_comm"):
-        create_communicator("naive", **keywords)
+    with pytest.raises(told, match=r"no argument 'speed'; there are mpi_comm, allreduce_grad"):
+        make(**keywords)
 
 
 class Counting(NaiveCommunicator):

@@ -25,7 +25,8 @@ PATHS = {
     "communicators.pure_nccl_communicator": "PureNcclCommunicator",
     "communicators.dummy_communicator": "DummyCommunicator",
     "datasets": "create_empty_dataset scatter_dataset scatter_index",
-    "datasets.scatter_dataset": "scatter_dataset",
+    "datasets.scatter_dataset": "DataSizeError get_epoch_trigger get_n_iterations_for_one_epoch "
+    "scatter_dataset scatter_index",
     "datasets.scatter": "DataSizeError get_epoch_trigger get_n_iterations_for_one_epoch "
     "scatter_dataset scatter_index",
     "datasets.empty_dataset": "create_empty_dataset",
@@ -124,19 +125,18 @@ def test_nothing_else_is_found():
 
 
 def test_type_checkers_see_them_all(tmp_path):
-    imports, told = [], []
-    for number, (path, names) in enumerate(PATHS.items()):
-        if names:
-            words = names.split()
-            imports.append(f"from chainermn.{path} import {words[0]} as x{number}")
-            imports.append(f"reveal_type(x{number})")
-            told.append(words[0])
-    (tmp_path / "script.py").write_text("\n".join(imports) + "\n")
+    lines = ["import chainermn.nccl"]
+    for path, names in PATHS.items():
+        for name in names.split():
+            lines += [f"from chainermn.{path} import {name} as x{len(lines)}"]
+            lines += [f"reveal_type(x{len(lines) - 1})"]
+    lines += [f"reveal_type(chainermn.nccl.{name})" for name in ("_available", "get_version")]
+    (tmp_path / "script.py").write_text("\n".join(lines) + "\n")
     done = commands.run(
         sys.executable, "-m", "mypy", "--strict", "--config-file=", "script.py", cwd=tmp_path
     )
     assert "error:" not in done.stdout, done.stdout
-    assert done.stdout.count("Revealed type") == len(told)
+    assert done.stdout.count("Revealed type") == sum(map(len, map(str.split, PATHS.values()))) + 2
     assert 'Revealed type is "Any"' not in done.stdout, done.stdout
 
 

@@ -79,9 +79,8 @@ def create_communicator(
         PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
-    return make_communicator(
-        communicator_name, mpi_comm, allreduce_grad_dtype, batched_copy, unknown=tuple(unknown)
-    )
+    kind = _class_of(communicator_name)
+    return kind(mpi_comm, allreduce_grad_dtype, batched_copy, **unknown)
 
 
 def make_communicator(
@@ -91,20 +90,17 @@ def make_communicator(
     batched_copy: bool = False,
     topology: Topology | None = None,
     timeout: watchdog.Timeout | None = None,
-    unknown: tuple[str, ...] = (),
 ) -> MpiCommunicator:
     """:func:`create_communicator` for tests, which may impose a topology and a time-out."""
+    asked = mpi_comm, allreduce_grad_dtype, batched_copy
+    return _class_of(name)(*asked, _topology=topology, _timeout=timeout)
+
+
+def _class_of(name: str) -> type[MpiCommunicator]:
     from .mpi_communicator import MpiCommunicator
     from .named_communicators import CLASSES
 
-    kind = CLASSES.get(name) if isinstance(name, str) else None
-    if kind is None:  # a name of the user's own, or one that is refused
-        kind = type("MpiCommunicator", (MpiCommunicator,), {"communicator_name": name})
-    return kind(
-        mpi_comm,
-        allreduce_grad_dtype,
-        batched_copy,
-        topology=topology,
-        timeout=timeout,
-        unknown=unknown,
-    )
+    if isinstance(name, str) and name in CLASSES:
+        return CLASSES[name]
+    # A name of the user's own in the registry, or one that all ranks refuse together.
+    return type("MpiCommunicator", (MpiCommunicator,), {"communicator_name": name})

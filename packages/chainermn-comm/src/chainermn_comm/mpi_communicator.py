@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
 from .allreduce import AlgorithmCache, Factory, reduce_arrays
-from .arrays import integer_between
+from .arrays import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
 from .errors import CommunicationError, FinalizedError
@@ -62,19 +62,18 @@ class MpiCommunicator(CommunicatorBase):
         allreduce_grad_dtype: Any = None,
         batched_copy: bool = False,
         *,
-        topology: Topology | None = None,
-        timeout: Timeout | None = None,
-        unknown: tuple[str, ...] = (),
+        _topology: Topology | None = None,
+        _timeout: Timeout | None = None,
+        **unknown: NoReturn,
     ) -> None:
         """Make it from ``mpi_comm``, ``allreduce_grad_dtype`` and ``batched_copy`` (collective).
 
-        It takes and raises what ``create_communicator`` does. A ``topology``, the same on all
-        ranks, is imposed instead of asking MPI, and a ``timeout`` instead of asking the
-        environment. What is ``unknown`` is refused, on all ranks.
+        It takes and raises what ``create_communicator`` does; what is ``unknown`` is refused on all
+        ranks. Tests may impose a topology, the same on all ranks, and a time-out.
         """
         asked = mpi_comm, allreduce_grad_dtype, batched_copy
-        with agreeing(self.communicator_name, *asked, timeout, unknown) as agreed:
-            self._open(agreed.comm, agreed.factories, agreed.settings, topology)
+        with agreeing(self.communicator_name, *asked, _timeout, tuple(unknown)) as agreed:
+            self._open(agreed.comm, agreed.factories, agreed.settings, _topology)
         if agreed.entry.single_node and self.inter_size > 1:
             self.finalize()
             raise ValueError(
@@ -218,8 +217,9 @@ class MpiCommunicator(CommunicatorBase):
         A ``max_buf_len`` that is less than ``size`` is the root: older communicators had that in
         its place. No other has an effect, since what MPI can't count is split.
         """
-        if root == 0 and type(max_buf_len) is int and 0 < max_buf_len < self._size:
-            root = max_buf_len
+        second = as_integer(max_buf_len)
+        if root == 0 and second is not None and 0 < second < self._size:
+            root = second
         return collectives.bcast(self._context, "bcast", data, self._of_array, root).value()
 
     @watched

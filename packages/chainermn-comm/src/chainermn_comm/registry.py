@@ -116,8 +116,8 @@ def agreeing(
 def _refuse(unknown: tuple[str, ...]) -> None:
     if unknown:
         raise TypeError(
-            f"create_communicator has no argument {', '.join(map(repr, unknown))}; there are "
-            "communicator_name, mpi_comm, allreduce_grad_dtype and batched_copy"
+            f"a communicator has no argument {', '.join(map(repr, unknown))}; there are mpi_comm, "
+            "allreduce_grad_dtype and batched_copy"
         )
 
 
