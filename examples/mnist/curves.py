@@ -2,12 +2,14 @@
 
 
 def draw(log, path):
-    """Write the picture; without matplotlib a line is printed instead.
+    """Write the picture, of entries if there are any; without matplotlib a line is printed instead.
 
     Args:
         log: the entries of a LogReport.
         path: of the PNG file.
     """
+    if not log:
+        return
     try:
         from matplotlib.figure import Figure
     except ImportError:

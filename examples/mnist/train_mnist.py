@@ -93,7 +93,8 @@ def main():
         chainer.serializers.save_npz(os.path.join(args.out, "model.npz"), model)
         log = trainer.get_extension("LogReport").log
         draw(log, os.path.join(args.out, "curves.png"))
-        print(f"validation accuracy {log[-1]['validation/main/accuracy']:.4f}; see {args.out}")
+        if log:  # `--epoch -1` trains nothing
+            print(f"validation accuracy {log[-1]['validation/main/accuracy']:.4f}; see {args.out}")
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def test_wrong_components_are_refused_by_name(comm):
     with pytest.raises(ValueError, match="one output"):
         model.add_link(chainer.Chain())
     assert len(model) == 1
-    with pytest.raises(TypeError, match="create_communicator, not str"):
+    with pytest.raises(TypeError, match="comm must be a communicator, got str"):
         MultiNodeChainList("naive")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import chainer
 import numpy as np
@@ -157,6 +158,70 @@ def test_an_evaluate_of_the_instance_is_averaged(comm):
     multi_node(evaluator, comm)
     for each in evaluator, copy.deepcopy(evaluator):
         assert each.evaluate() == {"score": (comm.size - 1) / 2}
+
+
+class Intercepting(training.Extension):
+    """Assignments go elsewhere, as to an object that it wraps; so does what isn't found."""
+
+    def __init__(self, score):
+        vars(self)["elsewhere"] = {"evaluate": lambda: {"score": score}}
+
+    def __setattr__(self, name, value):
+        self.elsewhere[name] = value
+
+    def __getattr__(self, name):
+        try:
+            return vars(self)["elsewhere"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Slots(training.Extension):
+    __slots__ = ("score",)
+
+    def __init__(self, score):
+        self.score = score
+
+    def evaluate(self):
+        return {"score": self.score}
+
+
+class NoWeakReferences:
+    __slots__ = ("__dict__",)
+    __init__, evaluate = Slots.__init__, Slots.evaluate
+
+
+OF_ANY_CLASS = {
+    "mock": lambda score: mock.MagicMock(evaluate=lambda: {"score": score}),
+    "mock of a mock": lambda score: mock.Mock(**{"evaluate.return_value": {"score": score}}),
+    "mock of a class": lambda score: mock.MagicMock(
+        spec=extensions.Evaluator, evaluate=lambda: {"score": score}
+    ),
+    "own __setattr__": Intercepting,
+    "slots": Slots,  # which aren't copied
+    "no weak references": NoWeakReferences,
+}
+
+
+@pytest.mark.parametrize("kind", OF_ANY_CLASS)
+def test_a_class_that_takes_no_other_class_is_averaged_too(comm, kind):
+    evaluator = OF_ANY_CLASS[kind](float(comm.rank))
+    cls = evaluator.__class__
+    multi_node(evaluator, comm)
+    for each in (evaluator, *[copy.copy(evaluator)] * (cls is not Slots)):
+        assert each.evaluate() == {"score": (comm.size - 1) / 2}
+        assert isinstance(each, cls)
+
+
+def test_an_object_without_a_dict_is_told(naive):
+    class Bare:
+        __slots__ = ()
+
+        def evaluate(self):
+            return {"score": 1.0}
+
+    with pytest.raises(TypeError, match=r"Bare can't become .*__slots__ and no __dict__"):
+        create_multi_node_evaluator(Bare(), naive)
 
 
 def test_a_key_that_some_ranks_report_is_the_mean_over_those(comm):

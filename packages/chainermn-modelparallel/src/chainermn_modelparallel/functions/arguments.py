@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import chainer
 from chainer import Variable
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_comm.arrays import as_integer
 
 # Cached, since of an abstract class it is slow for what each send does before it sends.
 _issubclass = lru_cache(maxsize=256)(issubclass)
 
 
-def check_communicator(comm: Any, name: str = "comm") -> None:
-    """Raise TypeError unless it is a communicator; other ranks can't learn of that error."""
+def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
+    """Return what is to communicate; raise TypeError unless it is a communicator (not collective).
+
+    An object of any class is one if it wraps one, as by ``__getattr__``: its ``handshake`` is that
+    of a communicator. For a double of one rank, such as a mock in a user's test, whose answers
+    can't be relied on, it is a communicator of this process alone.
+    """
     kind: type = type(comm)
-    if not _issubclass(kind, CommunicatorBase):
-        raise TypeError(f"{name} must be a communicator, got {kind.__name__}")
+    if _issubclass(kind, CommunicatorBase):
+        return comm  # type: ignore[no-any-return]
+    handshake = getattr(comm, "handshake", None)
+    if isinstance(getattr(handshake, "__self__", None), CommunicatorBase):
+        return comm  # type: ignore[no-any-return]
+    place = as_integer(getattr(comm, "rank", None)), as_integer(getattr(comm, "size", None))
+    if place == (0, 1) and callable(getattr(comm, "bcast_data", None)):
+        return _alone()
+    raise TypeError(f"{name} must be a communicator, got {kind.__name__}")
+
+
+@cache
+def _alone() -> CommunicatorBase:
+    from mpi4py import MPI  # which starts MPI
+
+    return create_communicator("naive", MPI.COMM_SELF)
 
 
 def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:

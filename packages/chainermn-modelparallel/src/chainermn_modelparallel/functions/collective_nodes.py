@@ -107,7 +107,7 @@ def apply_collective(
         TypeError: ``comm`` is no communicator.
         PeerError, RankMismatchError: as for :func:`handshake`, also for ``forward_id``.
     """
-    check_communicator(comm)
+    comm = check_communicator(comm)
     operation = operation or op
     with SharedFailure(partial(handshake, comm), operation):
         variables, control_inputs, root, signature = make_inputs()

@@ -17,6 +17,7 @@ from chainer.backends import cuda
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import SharedFailure
 
+from .arguments import check_communicator
 from .call_handshake import handshake, without_graph_error
 from .collectives import allreduce
 from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
@@ -68,6 +69,7 @@ def sync_batch_norm(
     x's without the axes. Returns y, of x's shape and dtype, and the function, which knows the
     statistics.
     """
+    comm = check_communicator(comm)
     with SharedFailure(partial(handshake, comm), NAME):
         x, gamma, beta, axis = make_inputs()
     node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")

@@ -12,7 +12,14 @@ from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from ..functions import check_integer, check_peer, connect_outputs, recv_variables, send
+from ..functions import (
+    check_communicator,
+    check_integer,
+    check_peer,
+    connect_outputs,
+    recv_variables,
+    send,
+)
 
 # The ranks to which a component sends, or from which it receives, in order; None stands for the
 # model's arguments or output.
@@ -50,11 +57,7 @@ class MultiNodeChainList(chainer.ChainList):
     """
 
     def __init__(self, comm: CommunicatorBase) -> None:
-        if not isinstance(comm, CommunicatorBase):
-            raise TypeError(
-                "MultiNodeChainList needs a communicator made by create_communicator, "
-                f"not {type(comm).__name__}"
-            )
+        check_communicator(comm)
         super().__init__()
         self._comm = comm
         self._routes: list[tuple[Route, Route]] = []

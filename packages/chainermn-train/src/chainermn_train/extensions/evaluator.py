@@ -45,49 +45,70 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
             is a multi-node evaluator already, or of a class whose instances have no ``__dict__``.
     """
     communicator = require_communicator(communicator, "create_multi_node_evaluator")
-    if isinstance(actual_evaluator, _MultiNodeEvaluator):
+    if "_mn_communicator" in getattr(actual_evaluator, "__dict__", ()):
         raise TypeError("the evaluator is already a multi-node evaluator; use it as it is")
-    if not callable(getattr(actual_evaluator, "evaluate", None)):
+    evaluate = getattr(actual_evaluator, "evaluate", None)
+    if not callable(evaluate):
         raise TypeError(
             "create_multi_node_evaluator needs a chainer.training.extensions.Evaluator, or another "
             f"object with evaluate(), not {type(actual_evaluator).__name__}"
+        )
+    if not hasattr(actual_evaluator, "__dict__"):
+        raise TypeError(
+            f"a {type(actual_evaluator).__name__} can't become a multi-node evaluator, since its "
+            "class has __slots__ and no __dict__; derive a class from it without __slots__"
         )
     # The same object has to come back, so composition is out. A subclass made for the
     # evaluator's own class, under the same name, rather than a method put into the
     # instance: `super()`, copies (see wrappers.py) and `isinstance` all go on working.
     cls = type(actual_evaluator)
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    actual_evaluator.__class__ = type(cls.__name__, (_MultiNodeEvaluator, cls), names)
-    actual_evaluator._mn_communicator = communicator
+    # Not by assignments, which a mock, or a class with `__setattr__`, takes for something else.
+    vars(object)["__class__"].__set__(actual_evaluator, _multi_node_class(cls))
     # A function that was put into the instance would go before the subclass's.
-    actual_evaluator._mn_evaluate = vars(actual_evaluator).pop("evaluate", None)
+    in_class = None if hasattr(cls, "evaluate") else evaluate
+    own = vars(actual_evaluator)
+    own.update(_mn_evaluate=own.pop("evaluate", in_class), _mn_communicator=communicator)
     return actual_evaluator
 
 
-class _MultiNodeEvaluator(UnpicklableMixin):
-    """The base class that precedes an evaluator's own, whose ``evaluate`` it calls on each rank."""
+def _multi_node_class(cls: Any) -> Any:
+    """Return a subclass, of the same name, whose ``evaluate`` calls the class's on each rank.
 
-    _mn_communicator: CommunicatorBase
-    _mn_evaluate: Callable[[], Any] | None  # the instance's own
+    Instances can change to it, since it has one base and adds no slots. ``_mn_evaluate`` of an
+    instance, if it isn't None, goes before the class's.
+    """
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self: Any) -> dict[str, Any]:
         """Return the mean over all ranks of what ``evaluate`` returns on each (collective)."""
-        evaluate = self._mn_evaluate or super().evaluate  # type: ignore[misc]
-        iterators: Callable[[], dict[str, Any]] = getattr(self, "get_all_iterators", dict)
+        own = vars(self)["_mn_evaluate"]
+        return _evaluate_on_all_ranks(self, own or super(multi_node, self).evaluate)
 
-        def evaluate_here() -> tuple[int | None, dict[str, Any]]:
-            dataset = getattr(iterators().get("main"), "dataset", None)
-            count = None if dataset is None else len(dataset)
-            if count == 0:
-                return count, {}
-            with alone("evaluate"):
-                return count, _checked(evaluate())
+    about = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    copied = {name: value for name, value in vars(UnpicklableMixin).items() if callable(value)}
+    members = {**copied, **about, "__slots__": (), "evaluate": evaluate}
+    multi_node: Any = type(cls.__name__, (cls,), members)
+    return multi_node
 
-        try:
-            return _mean(run_on_all_ranks(self._mn_communicator, "evaluate", evaluate_here))
-        except RankMismatchError as error:
-            add_mismatch_hint(error, "a multi-node evaluator")
-            raise
+
+def _evaluate_on_all_ranks(evaluator: Any, evaluate: Callable[[], Any]) -> dict[str, Any]:
+    get_iterators: Callable[[], Any] = getattr(evaluator, "get_all_iterators", dict)
+
+    def evaluate_here() -> tuple[int | None, dict[str, Any]]:
+        iterators = get_iterators()  # a mock makes another one
+        main = iterators.get("main") if isinstance(iterators, Mapping) else None
+        dataset = getattr(main, "dataset", None)
+        count = None if dataset is None else len(dataset)
+        if count == 0:
+            return count, {}
+        with alone("evaluate"):
+            return count, _checked(evaluate())
+
+    try:
+        communicator = vars(evaluator)["_mn_communicator"]
+        return _mean(run_on_all_ranks(communicator, "evaluate", evaluate_here))
+    except RankMismatchError as error:
+        add_mismatch_hint(error, "a multi-node evaluator")
+        raise
 
 
 def _checked(result: Any) -> dict[str, Any]:
