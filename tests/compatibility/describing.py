@@ -44,13 +44,16 @@ def describe(value: Any) -> Any:
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """Where two descriptions differ. What is raised now may be derived from what was raised."""
+    """Where two descriptions differ: ``PATH: BEFORE -> NOW``.
+
+    What is raised now may be derived from what was raised.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         if "raises" in before and "raises" in now:
             if before["raises"][0] not in now["raises"]:
-                yield f"{where}: before {said(before)}, now {said(now)}"
+                yield told(where, before, now)
         elif before.keys() != now.keys() or before.get("type") != now.get("type"):
-            yield f"{where}: before {said(before)}, now {said(now)}"
+            yield told(where, before, now)
         else:
             for key in before:
                 yield from differences(before[key], now[key], f"{where}.{key}")
@@ -58,7 +61,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
         for number, (one, other) in enumerate(zip(before, now, strict=True)):
             yield from differences(one, other, f"{where}[{number}]")
     elif type(before) is not type(now) or not same(before, now):
-        yield f"{where}: before {said(before)}, now {said(now)}"
+        yield told(where, before, now)
 
 
 def same(before: Any, now: Any) -> bool:
@@ -67,9 +70,37 @@ def same(before: Any, now: Any) -> bool:
     return bool(before == now)
 
 
+def told(where: str, before: Any, now: Any) -> str:
+    return f"{where}: {said(before)} -> {said(now)}"
+
+
 def said(description: Any) -> str:
-    """In a line."""
-    if isinstance(description, dict) and "raises" in description:
+    """In a line, as Python would write it, but for NumPy's and Chainer's: ``float32[1.0, 2.0]``."""
+    if isinstance(description, float):
+        return f"{description:.6}"
+    if isinstance(description, list):
+        return f"[{', '.join(map(said, description))}]"
+    if not isinstance(description, dict):
+        return repr(description)
+    if "raises" in description:
         return f"{description['raises'][0]}({description.get('text', '')!r})"
-    text = str(description)
-    return text if len(text) < 300 else f"{text[:300]}..."
+    if "class" in description:
+        return str(description["class"])
+    if "dtype" in description:
+        return f"{description['dtype']}{said(description['values'])}"
+    if "array" in description:
+        return f"Variable({said(description['array'])})"
+    if "value" in description:
+        return f"{description['type']}({said(description['value'])})"
+    if "items" in description:
+        items = description["items"]
+        return (
+            f"{description['type']}({mapping(items) if isinstance(items, dict) else said(items)})"
+        )
+    if "type" in description:
+        return str(description["type"])
+    return mapping(description)
+
+
+def mapping(items: Mapping[str, Any]) -> str:
+    return f"{{{', '.join(f'{key}: {said(value)}' for key, value in sorted(items.items()))}}}"

@@ -18,13 +18,14 @@ LIST = Path(__file__).parent / "given" / "differences.toml"
 
 @dataclass(frozen=True)
 class Difference:
-    """An entry; cases and signatures are patterns, in which only ``*`` has a meaning."""
+    """An entry; all but its row and why are patterns, in which only ``*`` has a meaning."""
 
     row: str  # words of docs/moving.md that tell it
     why: str
     cases: tuple[str, ...] = ()
     signatures: tuple[str, ...] = ()
     hung: tuple[str, ...] = ()  # cases in which the older one hangs or dies; it isn't asked
+    where: tuple[str, ...] = ()  # the differences inside these cases, as `fits` takes them
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -43,6 +44,14 @@ def load() -> list[Difference]:
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether the name, or that of a signature without its table's, is of one of the patterns."""
     names = {name, name.partition(" ")[2] or name} if "[" not in name else {name}
-    return any(
-        fnmatchcase(each, pattern.replace("[", "[[]")) for pattern in patterns for each in names
-    )
+    return any(fnmatchcase(each, plain(pattern)) for pattern in patterns for each in names)
+
+
+def fits(difference: str, pattern: str) -> bool:
+    """Whether a line of `differences` is of the pattern: of a path, or with both values."""
+    path, colon, values = difference.partition(": ")
+    return fnmatchcase(path + colon + values if colon in pattern else path, plain(pattern))
+
+
+def plain(pattern: str) -> str:
+    return pattern.replace("[", "[[]").replace("?", "[?]")

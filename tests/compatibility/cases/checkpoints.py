@@ -146,7 +146,7 @@ def attributes(chainermn, comm):
     return extension.trigger, extension.priority, extension.name, extension.default_name
 
 
-@each("name", "cp_interval", "gc_interval", "path")
+@each("name", "cp_interval", "gc_interval", "path", "files", "stats")
 def attribute(chainermn, comm, name):
     return getattr(make(chainermn, comm), name)
 

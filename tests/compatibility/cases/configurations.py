@@ -86,6 +86,11 @@ def set_config(chainermn, comm, given):
 
 
 @case
+def batched_copy_attribute(chainermn, comm):
+    return comm.batched_copy
+
+
+@case
 def set_config_without_a_value(chainermn, comm):
     return comm.set_config("batched_copy"), comm.get_config("batched_copy")
 

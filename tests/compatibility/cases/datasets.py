@@ -56,6 +56,11 @@ def scatter_a_dataset_of_a_class(chainermn, comm):
 
 
 @case
+def scatter_a_dict(chainermn, comm):
+    return type(chainermn.scatter_dataset({"a": 1, "b": 2} if comm.rank == 0 else None, comm))
+
+
+@case
 def scatter_a_transformed_dataset(chainermn, comm):
     whole = chainer.datasets.TransformDataset(list(range(5)), str)
     return examples(chainermn.scatter_dataset(whole if comm.rank == 0 else None, comm))
@@ -121,6 +126,15 @@ def examples_can_be_written_to(chainermn, comm, kind):
     first = part[0] if isinstance(part[0], np.ndarray) else part[0][0]
     first[...] = 100
     return first
+
+
+@each(array=lambda: np.zeros((4, 2), np.float32), arrays=lambda: [*np.zeros((4, 2), np.float32)])
+def the_roots_examples_after_a_change(chainermn, comm, make):
+    """Of the part, which is of the root's own array or list."""
+    whole = make() if comm.rank == 0 else None
+    part = chainermn.scatter_dataset(whole, comm)
+    part[0][...] = 1
+    return whole
 
 
 @each("array", "TupleDataset", "list")

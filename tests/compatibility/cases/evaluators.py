@@ -47,6 +47,12 @@ def actual_evaluator_afterwards(chainermn, comm):
 
 
 @case
+def create_multi_node_evaluator_twice(chainermn, comm):
+    once = chainermn.create_multi_node_evaluator(evaluator(comm), comm)
+    return chainermn.create_multi_node_evaluator(once, comm)()
+
+
+@case
 def evaluator_attributes(chainermn, comm):
     actual = evaluator(comm)
     actual.name = "test"

@@ -122,6 +122,12 @@ def observation_aggregator_now_and_then(chainermn, comm):
 
 
 @case
+def observation_aggregator_of_one_key_now_and_then(chainermn, comm):
+    how = {"comm_trigger": (2, "iteration")}
+    return observed(chainermn, comm, VALUES["float"], iterations=4, **how)
+
+
+@case
 def observation_aggregator_of_an_aggregator(chainermn, comm):
     how = {"aggregator": lambda values: values}
     return observed(chainermn, comm, VALUES["float"], target="b", **how)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -124,6 +126,17 @@ def batch_normalization_is_a_link(chainermn, comm):
 
 
 @case
+def batch_normalization_is_chainers(chainermn, comm):
+    return isinstance(normalization(chainermn, comm), L.BatchNormalization)
+
+
+@each("auto", "mpi", "nccl", "unknown")
+def get_communication_backend(chainermn, comm, name):
+    module = importlib.import_module("chainermn.functions.batch_normalization")
+    return module.get_communication_backend(comm, name)
+
+
+@case
 def batch_normalization_saved(chainermn, comm):
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(normalization(chainermn, comm))
@@ -162,6 +175,18 @@ def kinds(link):
 def create_mnbn_model(chainermn, comm, make):
     model = chainermn.links.create_mnbn_model(make(), comm)
     return kinds(model), state(model)
+
+
+class Own(L.BatchNormalization):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+@case
+def create_mnbn_model_of_a_class(chainermn, comm):
+    """That computes something of its own."""
+    model = chainermn.links.create_mnbn_model(chainer.Sequential(linear(), Own(2)), comm)
+    return kinds(model), isinstance(model[1], Own)
 
 
 @case

@@ -12,9 +12,12 @@ from .table import case, each
 
 PATHS = {
     "CommunicatorBase": "chainermn.communicators.communicator_base",
+    "DummyCommunicator": "chainermn.communicators.dummy_communicator",
     "NaiveCommunicator": "chainermn.communicators.naive_communicator",
     "FlatCommunicator": "chainermn.communicators.flat_communicator",
     "MpiCommunicatorBase": "chainermn.communicators.mpi_communicator_base",
+    "NonCudaAwareCommunicator": "chainermn.communicators.non_cuda_aware_communicator",
+    "PureNcclCommunicator": "chainermn.communicators.pure_nccl_communicator",
 }
 
 
@@ -23,7 +26,7 @@ def communicator_is_a(chainermn, comm, name):
     return isinstance(comm, getattr(importlib.import_module(PATHS[name]), name))
 
 
-@each("NaiveCommunicator", "FlatCommunicator")
+@each(*[name for name in PATHS if "Base" not in name])
 def made_by_its_class(chainermn, comm, name):
     made = getattr(importlib.import_module(PATHS[name]), name)(MPI.COMM_WORLD.Dup())
     return made.rank, made.size, made.allreduce_obj(1)
