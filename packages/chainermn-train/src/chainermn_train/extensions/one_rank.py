@@ -45,7 +45,8 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
     comm = require_communicator(comm, "on_rank")
     if not callable(extension):
         raise TypeError(f"on_rank needs an extension, not {type(extension).__name__}")
-    if isinstance(extension, UnpicklableMixin):
+    is_evaluator = "_mn_communicator" in getattr(extension, "__dict__", ())
+    if is_evaluator or isinstance(extension, UnpicklableMixin):
         raise TypeError(
             f"{type(extension).__name__} communicates, so it has to run on all ranks: give it to "
             "Trainer.extend as it is"
