@@ -53,9 +53,8 @@ def main():
     args = parser.parse_args()
 
     comm = chainermn.create_communicator(args.communicator)
-    device = -1
+    device = comm.intra_rank if args.gpu else -1
     if args.gpu:
-        device = comm.intra_rank
         chainer.cuda.get_device_from_id(device).use()
 
     np.random.seed(0)  # a run can be repeated
