@@ -16,6 +16,7 @@ from chainermn_train import (
     create_multi_node_checkpointer,
     create_multi_node_evaluator,
     create_multi_node_optimizer,
+    get_epoch_trigger,
     scatter_dataset,
     scatter_index,
 )
@@ -194,6 +195,7 @@ def test_everything_else_of_one_rank_needs_nobody(kind, tmp_path):
     part = scatter_dataset(np.arange(6), comm)
     assert part[:] == list(range(6))
     assert scatter_index(6, comm) == (0, 6)
+    assert get_epoch_trigger(2, part, 4, comm) == (4, "iteration")
     iterator = chainer.iterators.SerialIterator(THREE, 2, repeat=False, shuffle=False)
 
     def loss(x):

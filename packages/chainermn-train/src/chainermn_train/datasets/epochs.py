@@ -28,7 +28,7 @@ def get_n_iterations_for_one_epoch(
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     operation = "get_n_iterations_for_one_epoch"
-    require_communicator(comm, operation)
+    comm = require_communicator(comm, operation)
 
     def count() -> int:
         return -(-len(dataset) // require_integer("local_batch_size", local_batch_size, 1))
