@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that run beside others take longer, and what is `alone` must be.
 .NOTPARALLEL:
-.PHONY: train test test-full has-second-python test-everything test-openmpi test-second-python test-doubles test-gpu chaos mutation coverage lint docs bench bench-modelparallel bench-scatter bench-hosts hosts dist release clean
+.PHONY: train test test-full has-second-python test-everything test-openmpi test-second-python test-doubles test-gpu chaos mutation coverage lint docs bench bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
 train: $(READY)
 	@case '$(N)' in 0|''|*[!0-9]*) \
 	    echo "N is the number of ranks, 1 or more; got '$(N)'" >&2; exit 2;; esac
@@ -112,18 +112,14 @@ coverage: $(READY)
 	cd .coverage && COVERAGE_FOLDER=. $(BIN)/coverage combine -q --rcfile=../pyproject.toml
 	cd .coverage && COVERAGE_FOLDER=. $(BIN)/coverage report --rcfile=../pyproject.toml --precision=2
 
-# On a machine with GPUs: their tests and benchmark, with as many ranks as there are devices.
+# On a machine with GPUs: the doctor, their tests and benchmark, with as many ranks as there are
+# devices. What came of it is in result/gpu-report.txt, for a report.
 test-gpu: export CHAINERMN_FORCE_ABORT_ON_EXCEPTION = 0
 test-gpu: $(READY)
 	$(if $(filter-out 0,$(GPUS)),,$(error nvidia-smi lists no GPU; name their number with GPUS=))
 	$(BIN)/python -m pip install -q -e 'packages/chainermn-comm[$(MPI),cuda$(CUDA)]' \
 	    'cupy-cuda$(CUDA)x[ctk]' nvidia-nccl-cu$(CUDA)
-	$(BIN)/python -m pytest --full tests/gpu
-	set -e; for n in $(sort 1 2 $(GPUS)); do \
-	    timeout -k 10 $(SECONDS_PER_WORLD) \
-	    $(BIN)/mpiexec -n $$n $(BIN)/python -m pytest --world --full -m gpu -p no:cacheprovider tests/gpu; \
-	    done
-	timeout -k 10 $(SECONDS_PER_WORLD) $(BIN)/mpiexec -n $(GPUS) $(BIN)/python benchmarks/gpu.py
+	$(BIN)/python -m tests.gpu.report --ranks $(GPUS) --launcher $(BIN)/mpiexec
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -157,6 +153,11 @@ bench-scatter: $(READY)
 bench-hosts: $(READY)
 	$(BIN)/python benchmarks/hosts.py
 	$(BIN)/python benchmarks/step.py --hosts
+
+# Costs measured over two to eight hosts of this machine, as root, and simulated to 1,024.
+bench-scaling: $(READY)
+	$(BIN)/python benchmarks/scaling_hosts.py
+	$(BIN)/python benchmarks/scaling.py
 
 # Debian packages with which tests/cluster makes hosts of namespaces; it skips without them.
 hosts:

@@ -121,7 +121,7 @@ def on_device(cases: Cases) -> dict[str, np.ndarray]:
             for _ in range(LAUNCHES):
                 launch()
             stop.record(stream)
-            while not stop.done:
+            while not devices.is_done(stop):
                 pass
             if turn >= 0:
                 ms[name][turn] = cupy.cuda.get_elapsed_time(start, stop) / LAUNCHES
@@ -186,7 +186,7 @@ def call_and_wait(call: Callable[[], Any]) -> None:
     call()
     event = devices.new_event()
     event.record(devices.current_stream())
-    while not event.done:
+    while not devices.is_done(event):
         pass
 
 

@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> bool:
     gradients = Gradients(MODELS[args.model], comm)
     communicators: list[tuple[str, str, Any]] = [
         (peers.BUNDLED, "bundled", peers.bundled(comm)),
-        *[(name, "ours", create_communicator(name, comm)) for name in ("naive", "flat", *STREAMS)],
+        *[
+            (name, "ours", peers.ours(name, comm))
+            for name in ("naive", "flat", *STREAMS, peers.REPRODUCIBLE)
+        ],
         *[
             (as_float16(name), "ours", create_communicator(name, comm, "float16"))
             for name in STREAMS

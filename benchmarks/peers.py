@@ -13,7 +13,7 @@ import numpy as np
 from gradients import Gradients
 from mpi4py import MPI
 
-from chainermn_comm import RankMismatchError
+from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.config import Settings
 from chainermn_comm.gradients import gradient_call as gradient_call
 from chainermn_comm.messaging import Handshake
@@ -26,6 +26,7 @@ ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"
 ONE_COUNTS, ALL_COUNT = "arithmetic, one rank", "arithmetic, all ranks"
 HANDOFF, BUNDLED, GLOO = "handoff", "bundled naive", "PyTorch gloo"
 RAW, HANDSHAKE, BARRIER = "MPI_Allreduce", "handshake alone", "barrier alone"
+REPRODUCIBLE = "reproducible=True"  # by whatever name
 LINK = "two ranks swap the bytes"  # of two hosts
 
 
@@ -188,6 +189,13 @@ def communicator(name: str, kind: str, communicator: Any, gradients: Gradients) 
         partial(communicator.allreduce_grad, gradients.model),
         lambda: wanted([param.grad for param in gradients.params]),
     )
+
+
+def ours(name: str, comm: MPI.Intracomm) -> Any:
+    """One of our communicators (collective)."""
+    if name == REPRODUCIBLE:
+        return create_communicator(mpi_comm=comm, reproducible=True)
+    return create_communicator(name, comm)
 
 
 def bundled(comm: MPI.Intracomm, name: str = "naive", **settings: Any) -> Any:

@@ -24,7 +24,7 @@ from shapes import MODELS, QUICK, QUICK_SIZES, SIZES, elements
 from chainermn_comm import create_communicator
 from chainermn_comm.registry import REGISTRY
 
-MEASURED = [name for name in REGISTRY if name not in ("pure_nccl", "dummy")]
+MEASURED = [name for name in REGISTRY if name not in ("pure_nccl", "dummy")] + [peers.REPRODUCIBLE]
 # Does all that the others do before gradients move.
 IDLE = "dummy"
 # Calls that are counted. They go through each way that a communicator has.
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> bool:
     args.realtime &= comm.size <= len(mine)  # else ranks that wait would keep the others from work
     names = args.communicator or MEASURED
     communicators: Communicators = {peers.BUNDLED: ("bundled", peers.bundled(comm))}
-    communicators |= {name: ("ours", create_communicator(name, comm)) for name in names}
+    communicators |= {name: ("ours", peers.ours(name, comm)) for name in names}
     communicators[IDLE] = "part", create_communicator(IDLE, comm)
     handoff = peers.Handoff(comm)
     which: Iterable[str] = [] if args.only == "sizes" else QUICK if args.quick else MODELS

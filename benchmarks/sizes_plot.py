@@ -27,6 +27,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "two_dimensional": {"color": "#56b4e9", "marker": "o", "lw": 3, "ms": 6.5},
     "single_node": {"color": "#009e73", "marker": "o", "lw": 1.8, "ms": 4.5},
     "non_cuda_aware": {"color": "#d55e00", "marker": "o", "lw": 0.8, "ms": 2.5},
+    "reproducible=True": {"color": "#7a3e9d", "marker": "x", "ls": ":", "lw": 1.6},
 }
 PANELS = "time, milliseconds", "bytes of the gradient a second, GB/s"
 

@@ -30,6 +30,7 @@ ORDER = {
         "trace",
         "messaging",
         "config",
+        "staging",
         "watchdog runtime mean_in_progress",
         "arrays devices errors topology",
     ],

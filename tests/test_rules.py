@@ -48,6 +48,10 @@ IMPORTS = re.compile(r"^[ \t]*((?:from|import) chainermn_\w.*)", re.M)  # in a s
 NAMING = ("import_module", "setattr", "patch", "patch.object", "patch.dict", "getattr")
 # Tests of several subjects on GPUs.
 ON_DEVICES = "gpu"
+# There, fixtures that give the double and a device in turn, and what one of them is needed for.
+ON_BOTH = {"gpu", "one_each"}
+USES_GPUS = re.compile(r"import cupy|\bgpus\.(?!why_none)|\b(?:put|assert_mean|mean_of)\(")
+AGAINST_CUPY = "test_doubles_against_cupy.py"  # it compares the double's names with CuPy's
 # They read clocks: the adapters, the program of chaos, the promises of time, and skewed clocks.
 CLOCKS = {"support", "chaos", "test_promises_of_time.py", "test_trace_of_jobs.py"}
 CLOCK = re.compile(
@@ -184,6 +188,41 @@ def test_no_function_is_written_twice() -> None:
                 if len("".join(map(ast.unparse, node.body))) > long:
                     where.setdefault(body, []).append(f"{path}:{node.lineno}: {node.name}")
     wrong = [" = ".join(places) for places in where.values() if len(places) > 1]
+    assert not wrong, "\n".join(wrong)
+
+
+def parameters_of(function: ast.FunctionDef) -> list[str]:
+    return [each.arg for each in function.args.args]
+
+
+def test_bodies_on_gpus_run_on_the_double_and_on_a_device() -> None:
+    """But those that use what one of them alone has, and those that use neither."""
+    wrong = []
+    for path, tree in trees():
+        if path.parts[0] != ON_DEVICES or path.name in ("conftest.py", AGAINST_CUPY):
+            continue
+        functions = {
+            node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+        }
+        assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+        module_marks = [each for each in assigned if ast.unparse(each.targets[0]) == "pytestmark"]
+        for test in (each for each in functions.values() if each.name.startswith("test_")):
+            names = parameters_of(test)
+            for name in names:  # grows by what fixtures of this file ask for
+                if name in functions:
+                    names += [each for each in parameters_of(functions[name]) if each not in names]
+            body = " ".join(map(ast.unparse, test.body))
+            marks = " ".join(map(ast.unparse, (*test.decorator_list, *module_marks)))
+            if not ON_BOTH.isdisjoint(names):
+                continue
+            if "double" in names and not re.search(r"\bdouble\b", body):
+                wrong.append(
+                    f"{path}:{test.lineno}: uses nothing that only the double has: take gpu"
+                )
+            if "double" not in names and "mark.gpu" not in marks and USES_GPUS.search(body):
+                wrong.append(f"{path}:{test.lineno}: uses a GPU that no fixture gives: take gpu")
+            if "device" in names and "mark.gpu" not in marks:
+                wrong.append(f"{path}:{test.lineno}: takes a device without the mark gpu")
     assert not wrong, "\n".join(wrong)
 
 

@@ -16,7 +16,8 @@ from tests.support.scripts import ROOT
 
 FOLDER = ROOT / "benchmarks"
 PEERS = ["memcpy, one rank", "memcpy, all ranks", "handoff", "MPI_Allreduce", "bundled naive"]
-OURS = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
+NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
+OURS = [*NAMES, "reproducible=True"]
 
 
 def run(*arguments: object) -> commands.Done:

@@ -7,6 +7,7 @@ wrong result on one rank doesn't leave the others waiting.
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import json
 import signal
 import sys
@@ -57,6 +58,21 @@ def part_of(comm) -> list[int]:
         return part.allgather_obj(comm.rank)
 
 
+def reproducible_bits(name: str, size: int) -> list[str]:
+    """Digests of means, in float32 and as float16, that no topology changes."""
+    random, digests = np.random.default_rng(WORLD.rank), []
+    grads = {
+        key: (random.standard_normal(count) * 10.0 ** random.uniform(-15, 1, count)).astype("f4")
+        for key, count in (("small", 100), ("large", size))
+    }
+    for wire in (None, "float16"):
+        with create_communicator(name, allreduce_grad_dtype=wire, reproducible=True) as comm:
+            comm.allreduce_grad(model := with_grads(**{key: g.copy() for key, g in grads.items()}))
+        means = [param.grad.tobytes() for param in model.params.values()]
+        digests.append(hashlib.sha1(b"".join(means)).hexdigest())
+    return digests
+
+
 def findings(name: str, size: int) -> dict[str, object]:
     try:
         comm = create_communicator(name)
@@ -72,6 +88,7 @@ def findings(name: str, size: int) -> dict[str, object]:
             "narrow": means(comm, size, "float16"),
             "operations": [complaint(operation, comm) for operation in OPERATIONS],
             "part": part_of(comm),
+            "bits": reproducible_bits(name, size),
         }
 
 

@@ -81,6 +81,25 @@ def test_the_mean_is_right_and_bit_identical_and_goes_over_the_network(world, na
                 assert mine[name][wire]["sent"] <= HEADERS * share * nbytes
 
 
+@pytest.fixture(scope="module")
+def on_one_host(cluster):
+    """The findings of four ranks that share memory."""
+    arguments = ("-m", "tests.cluster.every_communicator", VALUES, "hierarchical", "flat")
+    job = cluster.job({"alpha": 4}, *arguments, seconds=JOB_SECONDS)
+    assert job.returncode == 0, job
+    return json.loads(job.out)
+
+
+@pytest.mark.full
+def test_reproducible_means_have_the_bits_that_they_have_on_one_host(world, on_one_host):
+    if len(world[0]) != len(on_one_host):
+        pytest.skip("another number of ranks has other sums")
+    expected = on_one_host[0]["hierarchical"]["bits"]
+    assert len(set(expected)) == 2  # float16 rounds
+    for mine in (*world[1], *on_one_host):
+        assert {tuple(mine[name]["bits"]) for name in MEAN if name in mine} == {tuple(expected)}
+
+
 def test_dummy_leaves_gradients_alone_and_the_network_too(world):
     for mine in world[1]:
         assert mine["dummy"]["wide"]["untouched"]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.jobs import PRELUDE
 from tests.support.processes import soon
+from tests.support.virtual_hosts import Cluster, missing
 
 SCRIPT = f"""{PRELUDE}
 import sys, time
@@ -109,3 +110,45 @@ def ranks_of(cluster, path):
             if {str(path), "chainermn_tools.rank"} <= set(process.cmdline()):
                 found.append(process)
     return found
+
+
+LOST = f"""{PRELUDE}
+import time
+import numpy as np
+from tests.support.watchdog import communicator_within
+
+comm = communicator_within("naive", seconds=28.0, silence=8.0)
+comm.allreduce(np.ones(10))
+if comm.rank == 1:  # so that all others' calls wait for the host that is lost
+    time.sleep(1000)
+comm.allreduce(np.ones(10))
+"""
+
+
+@pytest.mark.full
+def test_of_a_host_that_is_lost_one_speaks_and_those_behind_it_are_heard_of(path):
+    """The monitors of host 0, its parent, and of host 5, its child, both miss it."""
+    lacking = missing()
+    if lacking:
+        pytest.skip(f"no hosts can be made here: {lacking}")
+    path.write_text(LOST)
+    hosts, waiting = [f"h{number}" for number in range(6)], {0, 2, 3, 4, 5}
+    with Cluster(hosts) as many:
+
+        def watch(_, said):  # for their warnings the monitors have asked one another
+            if all(f"rank {rank} has waited" in said()[1] for rank in waiting):
+                many.run("h1", "ip", "link", "set", "eth0", "down")
+            if said()[1].count("The ranks go on waiting.") >= 1 + 5:
+                for process in many.processes():
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+
+        job = many.job(dict.fromkeys(hosts, 1), path, meanwhile=watch)
+    assert job.err.count("nothing was heard of h1 for 8.0 s") == 1, job
+    reports = re.split(r"ChainerMN: ranks wait for others", job.err)[1:]
+    assert reports, job
+    for report in reports:
+        assert "rank 1 on h1 didn't answer" in report, job
+        found = re.findall(r"^  rank (\d) \(process \d+ on h\1\) waits", report, re.M)
+        assert set(map(int, found)) == waiting, job
+        assert "not heard of: 1 of the 6 ranks" in report, job

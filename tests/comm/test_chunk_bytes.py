@@ -92,8 +92,11 @@ def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wir
         found = gpus.means_of(comm, list(own.values()))
         for mean, first in zip(found, whole_numbers(0).values(), strict=True):
             np.testing.assert_array_equal(mean, first + 12 * (world.size - 1) / 2)
-        assert sum(gpu.packed) == sum(g.size * (2 if wire else g.itemsize) for g in own.values())
-        assert max(gpu.packed) <= chunk_bytes
+        # What MPI sums first is not packed where it lies well.
+        if wire or name != "flat":
+            nbytes = [grad.size * (2 if wire else grad.itemsize) for grad in own.values()]
+            assert sum(gpu.packed) == sum(nbytes)
+        assert 0 < max(gpu.packed) <= chunk_bytes
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.support.jobs import run_text
 
 # The functions that call MPI.
 HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer _move"
+# Where a call agrees a second time, that all ranks have its memory.
+MEMORY = "memory"
+NAMES = ["allreduce", "multi_node_mean", "alltoall", "allgather", "bcast", "bcast_data"]
 REFUSED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
 # What rank 0 does after an interruption: no later call waits for rank 1.
 CHECK = """
@@ -34,15 +39,19 @@ def check(comm, what, reason):
     MPI.COMM_WORLD.Abort(0)
 """
 
-# Rank 0's timer interrupts a call in its handshake or while its data move; rank 1 stays in that
-# call or the next.
+# Rank 0's timer interrupts a call in a handshake or while its data move; rank 1 stays in that call
+# or the next.
 SCRIPT = (
     CHECK
     + """
 import signal, time
+from chainermn_comm.messaging.context import Context
 
 def interrupt(_, frame):
-    if frame.f_code.co_name in where.split():
+    place = frame.f_code.co_name
+    if place == "__call__" and frame.f_locals["operation"].endswith(", memory"):
+        place = "memory"
+    if place in where.split():
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise InterruptedError("by a timer")
 
@@ -52,6 +61,9 @@ array = np.ones(16 << 20, "f4")
 model = with_grads(v=array, w=array)
 data = {"bcast_data": model, "alltoall": [array] * comm.size}.get(name, array)
 rank = MPI.COMM_WORLD.rank
+if rank and where == "memory":
+    run = Context.run_on_all_ranks
+    Context.run_on_all_ranks = lambda *args: time.sleep(0.02) or run(*args)
 if rank == 0:
     signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
@@ -67,9 +79,8 @@ check(comm, name, "by a timer")
 )
 
 
-@pytest.mark.parametrize("where", [HANDSHAKE, DATA])
 @pytest.mark.parametrize(
-    "name", ["allreduce", "multi_node_mean", "alltoall", "allgather", "bcast", "bcast_data"]
+    ("name", "where"), [*product(NAMES, (HANDSHAKE, DATA)), ("allgather", MEMORY)]
 )
 def test_after_a_call_was_interrupted_every_call_says_so(name, where, tmp_path):
     path = tmp_path / "told"

@@ -55,8 +55,9 @@ def test_a_class_makes_the_communicator(name, world):
 
 def test_classes_take_what_create_communicator_takes(world):
     with FlatCommunicator(
-        mpi_comm=world, allreduce_grad_dtype="float16", batched_copy=True
+        mpi_comm=world, allreduce_grad_dtype="float16", batched_copy=True, reproducible=True
     ) as comm:
+        assert comm.get_config("reproducible") is True
         assert comm.get_config("allreduce_grad_dtype") == np.float16
         assert comm.get_config("batched_copy") is True
     with pytest.raises(TypeError, match="mpi_comm must be an mpi4py intracommunicator, got str"):

@@ -111,6 +111,94 @@ def test_bcast_data_fills_parameters_where_they_lie(comm):
     same(here, sample(0, "float16"))
 
 
+def params(rank: int) -> list:
+    """Arrays of a model here and there, of all layouts; some pass through several buffers."""
+    there = [on_gpu(rank, "float32", layout) for layout in LAYOUTS]
+    long = [gpus.put(np.arange(n, dtype="f8") + rank) for n in (500, 3000)]
+    here = [sample(rank, "float16").copy(), sample(rank, "float32", "read-only")]
+    return [*there, *long, *here, np.asfortranarray(sample(rank, "float64")), np.zeros(9999) + rank]
+
+
+def test_bcast_data_fills_parameters_of_any_layout_and_size(comm):
+    arrays, given = params(comm.rank), params(0)
+    model = Model(**{f"p{i:02}": Param(array) for i, array in enumerate(arrays)})
+    with gpus.small_buffers():
+        comm.bcast_data(model)
+    for param, array, root in zip(model.params.values(), arrays, given, strict=True):
+        if gpus.on_gpu(array):
+            assert param.data is array
+            check(array, gpus.to_host(root))
+        else:
+            same(param.data, root)
+
+
+def test_bcast_data_where_ranks_hold_parameters_here_and_there(comm):
+    """And where some have none yet; what comes is put where theirs lie."""
+    odd = comm.rank % 2
+    a, b = sample(comm.rank, "float32"), sample(comm.rank, "float64")
+    model = Model(
+        a=Param(a.copy() if odd else gpus.put(a)),
+        b=Param(gpus.put(b) if odd else b.copy()),
+        c=Param(None if comm.rank == 0 else gpus.put(a)),
+    )
+    comm.bcast_data(model)
+    check_either(model["a"].data, sample(0, "float32"), here=odd)
+    check_either(model["b"].data, sample(0, "float64"), here=not odd)
+    if comm.size > 1:
+        check_either(model["c"].data, sample(1, "float32"), here=comm.rank == 0)
+
+
+def check_either(actual, expected: np.ndarray, here: bool) -> None:
+    same(actual, expected) if here else check(actual, expected)
+
+
+def test_large_arrays_pass_through_several_buffers(comm):
+    mine = [np.arange(n, dtype="f4") + comm.rank for n in (1, 0, 5000, 7, 1024)]
+    with gpus.small_buffers():
+        for rank, arrays in enumerate(comm.allgather([gpus.put(each) for each in mine])):
+            for array, own in zip(arrays, mine, strict=True):
+                check(array, own + rank - comm.rank)
+
+
+def test_arrays_are_sent_as_the_current_stream_leaves_them(comm):
+    import cupy
+
+    array, host = gpus.put(np.zeros(50_000, "f4")), gpus.pinned(200_000)
+    host.view("f4")[:] = comm.rank + 1
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        gpus.copy_to_device(host, array, stream)  # later
+        found = comm.allgather(array)
+        comm.bcast_data(Model(w=Param(array)))
+    for rank, other in enumerate(found):
+        check(other, np.full(50_000, rank + 1, "f4"))
+    check(array, np.full(50_000, 1, "f4"))
+
+
+def test_many_arrays_take_one_wait_each_way(world, double):
+    """And one page-locked buffer, whatever their number."""
+    with create_communicator("naive") as comm:
+        many = [on_gpu(comm.rank, dtype) for dtype in DTYPES * 3]
+        model = Model(**{f"p{i:02}": Param(on_gpu(comm.rank)) for i in range(30)})
+        last = comm.size - 1
+        for call, waits in {
+            lambda: comm.allgather(many): 2,
+            lambda: comm.alltoall([many] * comm.size): 2,
+            lambda: comm.allreduce(many): 2,
+            lambda: comm.bcast(many, root=last): 2 if comm.rank == last else 1,
+            lambda: comm.scatter([many] * comm.size): 2 if comm.rank == 0 else 1,
+            lambda: comm.bcast_data(model): 1,
+        }.items():
+            double.made.clear()
+            call()
+            assert double.made.count("eventRecord") == waits
+            assert double.made.count("hostAlloc") == waits
+        with gpus.small_buffers():
+            double.made.clear()
+            comm.allgather(gpus.put(np.zeros(10_000)))
+            assert double.made.count("hostAlloc") == 4
+        assert not double.pinned
+
+
 @pytest.mark.sizes(2, 3, 4)
 def test_other_libraries_gpu_arrays_are_told(comm):
     class Foreign:

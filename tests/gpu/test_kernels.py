@@ -49,7 +49,8 @@ template <typename Row, typename Wire> static void run(
         const Row* rows, i64 count, void* wire, i64 size, double divisor) { \\
         run(NAME, first, blocks, rows, count, wire, size, divisor); \\
     }
-#define RUN_ALL(LETTER) RUN(pack_##LETTER, Part) RUN(unpack_##LETTER, Part) RUN(sum_##LETTER, i64)
+#define RUN_ALL(LETTER) RUN(pack_##LETTER, Part) RUN(unpack_##LETTER, Part) \\
+    RUN(sum_##LETTER, i64) RUN(cast_##LETTER, float)
 RUN_ALL(e) RUN_ALL(f) RUN_ALL(d) RUN_ALL(b)
 """
 
@@ -234,3 +235,15 @@ def test_sums_on_gpus_have_the_bits_of_cpus(gpu, dtype):
     table = gpus.put(np.array([gpus.address(row) for row in there]))
     kernels.launch("sum", np.dtype(dtype), table, 3, out, out.size, 3)
     np.testing.assert_array_equal(gpus.to_host(out), mean_on_cpus(rows, 3.0))
+
+
+@needs_compiler
+@pytest.mark.parametrize("letter", WIRE_DTYPES)
+def test_a_cast_rounds_once(compiled, letter):
+    source = interesting(np.random.default_rng(0), 5000, "f4")
+    found = np.full(5001, 7, WIRE_DTYPES[letter])
+    table = source.view(np.int64)[: source.size // 2]  # the kernel takes it for float32
+    compiled(f"cast_{letter}", 0, 3, table, found.ctypes.data, source.size)
+    expected = cast(source, found.dtype)
+    np.testing.assert_array_equal(found[:-1], expected)
+    assert found[-1] == found.dtype.type(7)

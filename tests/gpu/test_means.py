@@ -105,7 +105,7 @@ def test_any_model_over_any_topology(world, gpu, name, at_length):
 
 @BETWEEN_NODES
 def test_any_model_through_a_cuda_aware_mpi(world, double, name):
-    with gpus.mpi_says(True):
+    with gpus.nccl_between_nodes(False), gpus.mpi_says(True):
         check_models(world, name, 12)
     assert double.copied_to_host == 0
     assert gpus.memory_in_use() == (0, 0)
@@ -152,7 +152,8 @@ def test_a_cuda_aware_mpi_gets_gpu_memory_and_gives_the_same_bits(world, double,
         array[9:12] = np.inf, np.nan, np.finfo(array.dtype).smallest_subnormal
     for says in (False, True):
         double.copied_to_host = 0
-        with gpus.mpi_says(says), on_two_nodes(world, name) as comm:
+        nccl = gpus.nccl_between_nodes(False)
+        with nccl, gpus.mpi_says(says), on_two_nodes(world, name) as comm:
             found.append(means_of(comm, arrays))
             # Of a node those exchange that own a shard: as many as the smallest node has ranks.
             owners = {"hierarchical": 1, "two_dimensional": comm.size // 2}.get(name, comm.size)
@@ -176,9 +177,9 @@ NCCL_CALLS = {
     "flat": set(),
     "pure_nccl": {"allReduce"},
     "single_node": {"allReduce"},
-    "hierarchical": {"reduce", "broadcast"},
+    "hierarchical": {"reduce", "allReduce", "broadcast"},
     "non_cuda_aware": {"reduce", "broadcast"},
-    "two_dimensional": {"reduceScatter", "allGather"},
+    "two_dimensional": {"reduceScatter", "allReduce", "allGather"},
 }
 
 
@@ -187,9 +188,12 @@ NCCL_CALLS = {
 def test_each_name_makes_the_nccl_calls_that_it_promises(world, double, name):
     nodes = (0, 0, 0, 0) if name == "single_node" else (0, 1, 0, 1)
     with on_nodes(nodes, name) as comm:
-        assert_mean(comm)
+        means_of(comm, [np.ones(3, "f4"), np.ones(5, "f4")])
         kernels = [call for call in double.calls if call.endswith("_f")]
-        assert {*double.calls} - {*kernels} == NCCL_CALLS[name]
+        leads = name != "hierarchical" or comm.intra_rank == 0
+        assert {*double.calls} - {*kernels} == NCCL_CALLS[name] - (
+            set() if leads else {"allReduce"}
+        )
         assert [kernels[0], kernels[-1]] == ["pack_f", "unpack_f"]
     assert (double.calls[-1] == "destroy") == bool(NCCL_CALLS[name])
 
@@ -226,9 +230,13 @@ def test_the_double_shows_when_streams_are_not_ordered(world, double):
     wrong = 0
     with create_communicator("pure_nccl") as comm:
         for call in range(20):
-            mean = mean_of(comm, np.full(3, comm.rank + call, "f4"))
-            wrong += not np.array_equal(mean, np.full(3, call + (world.size - 1) / 2, "f4"))
-            double.drain(double.streams[1])
+            # No rank's own number is the mean. It lives until all is over.
+            grad = put(np.full(3, comm.rank**2 + call, "f4"))
+            comm.allreduce_grad(Model(w=Param(grad, grad)))
+            mean = gpus.to_host(grad)
+            wrong += not np.allclose(mean, call + np.mean(np.arange(world.size) ** 2))
+            for stream in double.streams:
+                double.drain(stream)
     assert wrong
 
 
@@ -274,6 +282,9 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
             mean.reduce_planned(2)
+        over = cupy.cuda.Event(disable_timing=True)
+        over.record(stream)
+        null.wait_event(over)
         mean.agree()
         assert a.grad is grads[0]
         assert b.grad is grads[1]
@@ -308,6 +319,25 @@ def test_a_gradient_is_averaged_in_place_or_replaced(world, one_each):
         assert model[name].grad.flags.c_contiguous
         np.testing.assert_allclose(gpus.to_host(model[name].grad), (world.size - 1) / 2)
     assert gpus.address(model["one"].grad) != gpus.address(model["two"].grad)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_new_gradients_lie_on_their_parameters_device_whichever_is_current(world, double):
+    import cupy
+
+    double.count = 2
+    with create_communicator("pure_nccl") as comm:
+        for zero_fill in (False, True):
+            turned = put(np.full((2, 3), comm.rank, "f4")).T
+            missing = put(np.ones(2, "f4")) if comm.rank or not zero_fill else None
+            data = [put(np.zeros((3, 2), "f4")), put(np.zeros(2, "f4"))]
+            model = Model(a=Param(data[0], turned), b=Param(data[1], missing))
+            comm.allreduce_grad(Model(a=Param(data[0], put(np.ones((3, 2), "f4")))))
+            with cupy.cuda.Device(1):
+                comm.allreduce_grad(model, zero_fill)
+            assert [model[name].grad.device.id for name in "ab"] == [0, 0]
+            mean = gpus.to_host(model["a"].grad)
+            np.testing.assert_allclose(mean, (world.size - 1) / 2, rtol=1e-6)
 
 
 def test_a_split_takes_the_same_way_and_keeps_settings(world, one_each):
@@ -349,7 +379,8 @@ def test_communicators_leave_nothing_behind(world, gpu, name, times):
             with on_two_nodes(world, name) as comm, comm.split(0, comm.rank) as part:
                 assert_mean(comm, 100)
                 assert_mean(part, 100)
-                in_nccl.update({"pure_nccl": comm.size, "two_dimensional": comm.intra_size})
+                between = (comm.intra_size > 1) + (comm.inter_size > 1)
+                in_nccl.update(pure_nccl=comm.size > 1, two_dimensional=between)
             own = world.Dup()
             numbers.add(own.py2f())
             own.Free()
@@ -369,8 +400,7 @@ def test_communicators_leave_nothing_behind(world, gpu, name, times):
     else:
         assert after == (0, 0)
         assert not gpu.pinned
-        made = 2 * times + 2 if in_nccl.get(name, 1) > 1 else 0
-        assert gpu.calls.count("destroy") == made
+        assert gpu.calls.count("destroy") == (2 * times + 2) * in_nccl.get(name, 0)
     assert len(numbers) < 100  # MPI's communicators were freed, too
 
 

@@ -1,20 +1,14 @@
 """A stand-in for CuPy and its NCCL on NumPy and MPI, as strict as a GPU and able to misbehave.
 
-Device memory is host memory that NumPy can't read as an array. Work on a stream happens later, in
-the stream's order and no other, while the host polls events; every piece of work can be delayed.
-NCCL's operations travel by MPI, and its sums are rounded at each step and not in rank order.
+The device is that of `device_double`. NCCL's operations travel by MPI, and its sums are rounded at
+each step and not in rank order.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
-import random
 import sys
-import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
@@ -24,86 +18,18 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from tests.support.device_double import (
+    MEMORY_BYTES,
+    Allocation,
+    CUDARuntimeError,
+    Event,
+    Gpu,
+    Stream,
+    allocate_pinned,
+    current_stream,
+)
 from tests.support.kernel_double import WIRE_DTYPES, run_kernel
 from tests.support.nccl_double import make_nccl
-
-MEMORY_BYTES = 1 << 34
-
-
-class Gpu:
-    """The state of one process's device: its memory, its streams, and how it misbehaves."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.count = 1  # devices that CUDA finds
-        self.bus_id = f"0000:{rank:02x}:00.0"
-        self.current_device = 0
-        self.delay = 3  # a piece of work is put off up to so many times
-        self.version = 22203  # NCCL's
-        self.nccl_fails = False  # work of NCCL never ends, and it says that there is an error
-        self.group_fails = False  # breaks a rule: a group's operations are lost, and it says so
-        self.ignores_events = False  # breaks a rule: streams don't wait for events
-        self.random = random.Random(rank)
-        self.memory: dict[int, int] = {}  # device allocations: address and bytes
-        self.pinned: dict[int, int] = {}
-        self.streams: list[Stream] = []
-        self.calls: list[str] = []  # NCCL's operations, and kernels by name
-        self.copied_to_host = 0  # bytes
-        self.packed: list[int] = []  # bytes of each chunk
-        self.current: list[Stream] = []  # streams made current, the last one first
-
-    def step(self) -> None:
-        """Try one piece of work of some stream."""
-        busy = [stream for stream in self.streams if stream.queue]
-        if busy:
-            stream = self.random.choice(busy)
-            if stream.queue[0]():
-                stream.queue.popleft()
-
-    def drain(self, stream: Stream) -> None:
-        while stream.queue:
-            self.step()
-
-    def put(self, stream: Stream, work: Callable[[], bool]) -> None:
-        """Add work that is tried again until it returns True."""
-        left = self.random.randint(0, self.delay)
-
-        def later() -> bool:
-            nonlocal left
-            if left > 0:
-                left -= 1
-                return False
-            return work()
-
-        stream.queue.append(later)
-
-    def bytes_at(self, address: int, nbytes: int, pinned: bool = False) -> np.ndarray:
-        """Memory that must have been allocated, and still be."""
-        known, kind = (self.pinned, "pinned") if pinned else (self.memory, "device")
-        inside = [start <= address <= start + size - nbytes for start, size in known.items()]
-        assert any(inside), f"{nbytes} bytes at {address:#x} are no {kind} memory"
-        return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
-
-
-class Stream:
-    def __init__(self, gpu: Gpu, ptr: int) -> None:
-        self.gpu, self.ptr = gpu, ptr
-        self.queue: deque[Callable[[], bool]] = deque()
-        gpu.streams.append(self)
-
-    def wait_event(self, event: Event) -> None:
-        version = event.recorded
-        self.queue.append(lambda: self.gpu.ignores_events or event.happened >= version)
-
-    def synchronize(self) -> None:
-        raise AssertionError("a blind wait: poll an event instead")
-
-    def __enter__(self) -> Stream:
-        self.gpu.current.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.gpu.current.pop()
 
 
 class CudaDevice:
@@ -130,44 +56,10 @@ class CudaDevice:
         return isinstance(other, CudaDevice) and self.id == other.id
 
 
-class Event:
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.recorded = self.happened = 0
-        self.time = 0.0  # in seconds, when it happened
-
-    def record(self, stream: Stream) -> None:
-        self.recorded += 1
-        version = self.recorded
-
-        def happen() -> bool:
-            self.happened, self.time = version, time.perf_counter()
-            return True
-
-        self.gpu.put(stream, happen)
-
-    @property
-    def done(self) -> bool:
-        for _ in range(4):
-            self.gpu.step()
-        return self.happened == self.recorded
-
-    def synchronize(self) -> None:
-        raise AssertionError("a blind wait: poll `done` instead")
-
-
-class _Allocation:
-    def __init__(self, gpu: Gpu, nbytes: int) -> None:
-        self.bytes = np.full(max(nbytes, 1), 0xCD, np.uint8)
-        address = self.bytes.ctypes.data
-        gpu.memory[address] = max(nbytes, 1)
-        weakref.finalize(self, gpu.memory.pop, address, None)
-
-
 class ndarray:
     """An array on the device: a view of an allocation that NumPy doesn't take for an array."""
 
-    def __init__(self, gpu: Gpu, memory: _Allocation, host: np.ndarray, device: int) -> None:
+    def __init__(self, gpu: Gpu, memory: Allocation, host: np.ndarray, device: int) -> None:
         self._gpu, self._memory, self._host = gpu, memory, host
         self.device = CudaDevice(gpu, device)
 
@@ -204,16 +96,12 @@ class ndarray:
         return self._like(self._host[slices])
 
     def __setitem__(self, slices: Any, value: Any) -> None:
-        self._gpu.drain(_current(self._gpu))
+        self._gpu.drain(current_stream(self._gpu))
         self._host[slices] = value._host if isinstance(value, ndarray) else value
 
     def _like(self, host: np.ndarray) -> ndarray:
         assert host.size == 0 or np.shares_memory(host, self._host), "CuPy would copy here"
         return ndarray(self._gpu, self._memory, host, self.device.id)
-
-
-def _current(gpu: Gpu) -> Stream:
-    return gpu.current[-1] if gpu.current else gpu.streams[0]
 
 
 def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
@@ -224,7 +112,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
         shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
         nbytes = int(np.prod(shape)) * dtype.itemsize
-        memory = _Allocation(gpu, nbytes)
+        memory = Allocation(gpu, nbytes)
         flat = memory.bytes[:nbytes].view(dtype)
         return ndarray(gpu, memory, flat.reshape(shape, order=order), gpu.current_device)
 
@@ -248,13 +136,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         used = sum(gpu.memory.values())
         return SimpleNamespace(used_bytes=lambda: used, free_all_blocks=lambda: None)
 
-    def alloc_pinned_memory(size: int) -> Any:
-        memory = np.full(size, 0xAB, np.uint8)
-        gpu.pinned[memory.ctypes.data] = size
-        weakref.finalize(memory, gpu.pinned.pop, memory.ctypes.data, None)
-        return memory
-
     def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        gpu.reach(f"memcpyAsync to {'host' if kind == 2 else 'device'}")
         gpu.copied_to_host += size if kind == 2 else 0
 
         def copy() -> bool:
@@ -263,7 +146,10 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                 there[...] = gpu.bytes_at(src, size, pinned=kind == 1)
             return True
 
-        gpu.put(next(s for s in gpu.streams if s.ptr == stream), copy)
+        gpu.put(gpu.stream_at(stream), "copy", copy)
+
+    def event_query(event: int) -> int:
+        return gpu.query(gpu.events[event])
 
     def device_count() -> int:
         if gpu.count < 0:
@@ -279,8 +165,11 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
             assert 'extern "C"' in code
 
         def get_function(self, name: str) -> Callable[..., None]:
+            gpu.reach("compile")
+
             def launch(grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
                 assert grid[0] > 0, "CUDA refuses a launch without blocks"
+                gpu.reach("launchKernel")
                 table, count, buffer, size, divisor = args
                 gpu.calls.append(name)
                 if name.startswith("pack"):
@@ -292,18 +181,20 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                     run_kernel(name, gpu.bytes_at, rows, int(count), wire, int(size), divisor)
                     return True
 
-                gpu.put(_current(gpu), work)
+                gpu.put(current_stream(gpu), name, work)
 
             return launch
 
     cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
     cuda.nccl = make_nccl(gpu)
     cuda.runtime = SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=device_count,
         getDeviceProperties=properties,
         driverGetVersion=lambda: 12090,
         runtimeGetVersion=lambda: 12090,
         memGetInfo=lambda: (MEMORY_BYTES - sum(gpu.memory.values()), MEMORY_BYTES),
+        eventQuery=event_query,
         memcpyAsync=memcpy_async,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
@@ -313,8 +204,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     cuda.Stream = lambda *, non_blocking=False: Stream(gpu, next(numbers))
     cuda.Event = lambda *, disable_timing=False: Event(gpu)
     cuda.get_elapsed_time = lambda start_event, end_event: 1e3 * (end_event.time - start_event.time)
-    cuda.get_current_stream = lambda: _current(gpu)
-    cuda.alloc_pinned_memory = alloc_pinned_memory
+    cuda.get_current_stream = lambda: current_stream(gpu)
+    cuda.alloc_pinned_memory = lambda size: allocate_pinned(gpu, size)
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
     cupy.empty, cupy.asarray, cupy.asnumpy = empty, asarray, asnumpy
     cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
@@ -330,4 +221,7 @@ def installed() -> Iterator[Gpu]:
         names = "cupy", "cupy.cuda", "cupy.cuda.nccl"
         for name, module in zip(names, make_cupy(gpu), strict=True):
             patch.setitem(sys.modules, name, module)
-        yield gpu
+        try:
+            yield gpu
+        finally:
+            gpu.closed = True

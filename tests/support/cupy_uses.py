@@ -42,8 +42,12 @@ class _Reader(ast.NodeVisitor):
             return self.known.get(ast.unparse(node)) if inner is None else f"{inner}.{node.attr}"
         if isinstance(node, ast.Call):
             inner = self.path(node.func)
-            name = ast.unparse(node.func).removeprefix("devices.")
-            return self.returns.get(name) if inner is None else f"{inner}()"
+            name = ast.unparse(node.func).removeprefix("devices.").removeprefix("self.")
+            if inner is not None:
+                return f"{inner}()"
+            # What is given a function to call may return what that makes.
+            made = [self.path(arg.body) for arg in node.args if isinstance(arg, ast.Lambda)]
+            return self.returns.get(name) or next(filter(None, made), None)
         if isinstance(node, ast.IfExp):  # CuPy or NumPy
             return self.path(node.body) or self.path(node.orelse)
         return self.known.get(node.id) if isinstance(node, ast.Name) else None
@@ -62,14 +66,18 @@ class _Reader(ast.NodeVisitor):
         self.known |= {arg.arg: "cupy" for arg in node.args.args if arg.arg == "cupy"}
         self.generic_visit(node)
         for inner in ast.walk(node):
-            if isinstance(inner, ast.Return) and (path := self.path(inner.value)) is not None:
+            if (
+                isinstance(inner, ast.Return | ast.Yield)
+                and (path := self.path(inner.value)) is not None
+            ):
                 self.returns[node.name] = path
         ours = {name: path for name, path in self.known.items() if name.startswith("self.")}
         self.known = before | ours
 
     def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
         self.generic_visit(node)
-        self._bind(node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value)
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            self._bind(target, node.value)
 
     visit_AnnAssign = visit_Assign
 
@@ -79,6 +87,12 @@ class _Reader(ast.NodeVisitor):
                 self._bind(one, other)
         elif (path := self.path(value)) is not None:
             self.known[ast.unparse(target)] = path
+
+    def visit_With(self, node: ast.With) -> None:
+        for item in node.items:
+            if item.optional_vars is not None:
+                self._bind(item.optional_vars, item.context_expr)
+        self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self.generic_visit(node)
@@ -103,6 +117,6 @@ def uses() -> Uses:
     files = [file for file in every if re.search("devices|cupy", file.read_text())]
     for file in sorted(files, key=lambda file: file.name != "devices.py"):
         own = returns if file.name == "devices.py" else dict(returns)
-        for _ in range(2):  # functions are used before they are read
+        for _ in range(3):  # functions are used before they are read, and use such themselves
             _Reader(found, file, own).visit(ast.parse(file.read_text()))
     return found

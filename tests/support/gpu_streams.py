@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,10 +35,10 @@ class Streams:
         self.main: list[str] = []
         self.thread: list[str] = []
         self.event, self.stream = mock.MagicMock(), mock.MagicMock()
+        self.query = mock.Mock(side_effect=self.recording("stream done"), return_value=0)
         self.event.record.side_effect = self.recording("recorded")
         self.stream.__enter__.side_effect = self.recording("stream entered")
         self.stream.wait_event.side_effect = self.recording("stream waits for event")
-        self.stream.synchronize.side_effect = self.recording("stream done")
         self.stream.__exit__.side_effect = self.recording("stream left")
         self.make_stream = mock.Mock(return_value=self.stream)
         self.using_device = mock.MagicMock(side_effect=self.recording("device"))
@@ -60,12 +61,21 @@ class Streams:
             side_effect=self.recording("event made"), return_value=self.event
         )
         cupy.cuda.Stream = self.make_stream
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("chainer.backends.cuda.cupy", cupy, raising=False)
-            patch.setattr("chainer.backends.cuda.GpuDevice", Device)
-            patch.setattr(chainer.backend, "get_device_from_array", lambda *_: Device())
+        cupy.cuda.get_current_stream.return_value = self.stream
+        cupy.cuda.runtime.eventQuery = self.query
+        with pytest.MonkeyPatch.context() as patch, all_arrays_on_one_gpu():
+            patch.setitem(sys.modules, "cupy", cupy)
             patch.setattr(chainer, "using_device", self.using_device)
             yield
+
+
+@contextlib.contextmanager
+def all_arrays_on_one_gpu() -> Iterator[None]:
+    """Chainer takes all arrays, which are NumPy's, for those of one GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("chainer.backends.cuda.GpuDevice", Device)
+        patch.setattr(chainer.backend, "get_device_from_array", lambda *_: Device())
+        yield
 
 
 @contextlib.contextmanager

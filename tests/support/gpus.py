@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from chainermn_comm import CommunicatorBase, devices
+from chainermn_comm import CommunicationError, CommunicatorBase, devices, staging
 from chainermn_comm.allreduce import Chunk, plan_chunks
-from chainermn_comm.gpu import inter_node, kernels
+from chainermn_comm.gpu import inter_node, kernels, links, pipeline
+from chainermn_comm.messaging import Handshake
 from tests.support.models import Model, Param
 
 # Those that go through NCCL where a node has several ranks, and those that MPI serves alone.
@@ -106,6 +108,52 @@ def mpi_says(takes_gpu_memory: bool) -> Iterator[None]:
     """What MPI answers; the double's device memory is host memory, which any MPI takes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inter_node, "mpi_takes_gpu_memory", lambda: takes_gpu_memory)
+        yield
+
+
+@contextlib.contextmanager
+def nccl_between_nodes(works: bool) -> Iterator[None]:
+    """Whether NCCL can connect nodes; where it can't, it is MPI that does."""
+
+    def refuse(comm: Any) -> Any:
+        raise CommunicationError("NCCL was told not to")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not works:
+            patch.setattr(links, "connect_leaders", refuse)
+        yield
+
+
+@contextlib.contextmanager
+def slots(number: int) -> Iterator[None]:
+    """So many buffers serve for the chunks of a call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "NCCL_SLOTS", number)
+        yield
+
+
+def watchers() -> int:
+    """How many threads look after work on devices, those of communicators that were left, too."""
+    return sum(thread.name == "chainermn-gpu-watcher" for thread in threading.enumerate())
+
+
+def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
+    """How often ranks agree from now on, in a list of one number."""
+    count, call = [0], Handshake.__call__
+
+    def counting(self: Handshake, *args: Any, **how: Any) -> Any:
+        count[0] += 1
+        return call(self, *args, **how)
+
+    patch.setattr(Handshake, "__call__", counting)
+    return count
+
+
+@contextlib.contextmanager
+def small_buffers(nbytes: int = 4096) -> Iterator[None]:
+    """Arrays pass through page-locked buffers of so many bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "BUFFER_BYTES", nbytes)
         yield
 
 

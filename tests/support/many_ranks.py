@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from functools import lru_cache
+from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -102,6 +103,15 @@ def wrong_means(comm: CommunicatorBase, wire: str | None, larger: int) -> list[s
     return wrong
 
 
+def report(wrong: list[str], means: int) -> NoReturn:
+    """Print what was wrong on all ranks, and how many means were taken; exit with 1 if any was."""
+    everywhere = WORLD.gather(wrong)
+    if everywhere is not None:
+        print("\n".join(line for lines in everywhere for line in lines))
+        print("MEANS", means)
+    sys.exit(bool(wrong))
+
+
 if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     wrong, means = [], 0
@@ -114,8 +124,4 @@ if __name__ == "__main__":
         where = f"rank {WORLD.rank}: {name}, nodes {nodes}, wire {wire}"
         wrong += [f"{where}: {one}" for one in found]
         means += CALLS + 1
-    everywhere = WORLD.gather(wrong)
-    if everywhere is not None:
-        print("\n".join(line for lines in everywhere for line in lines))
-        print("MEANS", means)
-    sys.exit(bool(wrong))
+    report(wrong, means)

@@ -1,10 +1,12 @@
-"""The double of `cupy.cuda.nccl`: operations that travel by MPI while the host polls events."""
+"""The double of `cupy.cuda.nccl`: operations that travel by MPI while somebody asks for events."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import operator
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
 DTYPES = {6: np.dtype("f2"), 7: np.dtype("f4"), 8: np.dtype("f8"), 9: np.dtype("u2")}
 BIRTHS = 30_000  # the tag of the messages by which ranks find each other
 ID_BYTES = 128
+POLL_SECONDS = 1e-3
+ABORT_SECONDS = 5.0  # after which an abort that waits is taken for one that never ends
 SENT: list[MPI.Request] = []  # by communicators that were aborted
+NUMBERS = itertools.count()  # of the communicators of this process, over all its doubles
 
 
 class NcclError(RuntimeError):
-    pass
+    __module__ = "cupy_backends.cuda.libs.nccl"
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,13 @@ class Launch:
     def __init__(self, communicator: Any, operations: list[Operation], number: int) -> None:
         self.communicator, self.operations, self.number = communicator, operations, number
         self.requests: list[MPI.Request] | None = None
+        self.cancelled = False
 
     def __call__(self) -> bool:
         gpu, comm = self.communicator.gpu, self.communicator.mpi
+        if self.cancelled:
+            self.communicator.queued.discard(self)
+            return True
         if gpu.nccl_fails:
             return False
         if self.requests is None:
@@ -69,48 +78,59 @@ class Launch:
         gpu.random.shuffle(todo)
         for operation, start in todo:
             operation.write([row[start : start + operation.nbytes] for row in self.rows])
+        self.communicator.pending.remove(self)
+        self.communicator.queued.discard(self)
         return True
 
     def cancel(self) -> None:
         """End what was begun; a send can't be cancelled, and keeps its buffer to the job's end."""
+        self.cancelled = True
         others = len(self.requests or ()) // 2
         for request in (self.requests or ())[:others]:
             if not request.Test():
                 request.Cancel()
                 request.Wait()
         SENT.extend((self.requests or ())[others:])
+        self.requests = []
 
 
 def make_nccl(gpu: Gpu) -> ModuleType:
     """The module of that device."""
     world = MPI.COMM_WORLD
-    numbers = itertools.count()
-    group: list[tuple[Any, Any, Operation]] | None = None
+    mine = threading.local()  # `group`: what the thread's open group holds; None without one
 
     def put(communicator: Any, stream: int, operation: Operation) -> None:
+        gpu.reach(operation.name.split()[0])
         gpu.calls.append(operation.name.split()[0])
+        group = getattr(mine, "group", None)
         if group is not None:
             group.append((communicator, stream, operation))
         else:
             launch(communicator, stream, [operation])
 
     def launch(communicator: Any, stream: int, operations: list[Operation]) -> None:
-        number = communicator.launches = (communicator.launches + 1) % BIRTHS
-        work = Launch(communicator, operations, number)
-        communicator.pending.append(work)
-        gpu.put(next(s for s in gpu.streams if s.ptr == stream), work)
+        with gpu.lock:
+            number = communicator.launches = (communicator.launches + 1) % BIRTHS
+            work = Launch(communicator, operations, number)
+            communicator.pending.append(work)
+            communicator.queued.add(work)
+            gpu.put(gpu.stream_at(stream), operations[0].name, work)
 
     def group_start() -> None:
-        nonlocal group
-        assert group is None, "groups of one thread don't nest here"
-        group = []
+        assert getattr(mine, "group", None) is None, "groups of one thread don't nest here"
+        gpu.reach("groupStart")
+        mine.group, mine.aborted = [], []
 
     def group_end() -> None:
-        nonlocal group
-        assert group, "an empty group"
-        calls, group = group, None
+        assert mine.group is not None, "no group was begun"
+        calls, mine.group = mine.group, None
+        for communicator in mine.aborted:
+            communicator._end()
+        gpu.reach("groupEnd")
         if gpu.group_fails:
             raise NcclError("NCCL_ERROR_INVALID_USAGE: group")
+        if not calls:
+            return
         assert len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
         launch(calls[0][0], calls[0][1], [operation for _, _, operation in calls])
 
@@ -127,26 +147,45 @@ def make_nccl(gpu: Gpu) -> ModuleType:
                     result = result + term
         return result.view(np.uint8)
 
+    def until(done: Callable[[], Any]) -> Any:
+        """Wait as NCCL does, which nobody can interrupt but the end of the test."""
+        while not (found := done()):
+            if gpu.closed:
+                raise NcclError("the test is over")
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def receive(source: int, tag: int) -> Any:
+        message = until(lambda: world.improbe(source=source, tag=tag))
+        return message.recv()
+
+    def meet(root: int, tag: int, rank: int, ndev: int) -> list[int]:
+        """The world's ranks of the members, once all are there."""
+        if rank:
+            SENT.append(world.isend((rank, world.rank), root, tag))
+            members: list[int] = receive(root, tag)
+            return members
+        found = [receive(MPI.ANY_SOURCE, tag) for _ in range(ndev - 1)]
+        members = [member for _, member in sorted([(0, root), *found])]
+        SENT.extend([world.isend(members, member, tag) for member in members[1:]])
+        return members
+
     class NcclCommunicator:
         def __init__(self, ndev: int, commId: bytes, rank: int) -> None:
             assert len(commId) == ID_BYTES
             root, tag = map(int, np.frombuffer(commId, np.int64)[:2])
-            assert ndev > 1
-            if rank:
-                world.send((rank, world.rank), root, BIRTHS + tag)
-                members = world.recv(source=root, tag=BIRTHS + tag)
-            else:
-                found = [world.recv(tag=BIRTHS + tag) for _ in range(ndev - 1)]
-                members = [member for _, member in sorted([(0, root), *found])]
-                for member in members[1:]:
-                    world.send(members, member, BIRTHS + tag)
+            gpu.reach("commInitRank")
+            until(lambda: not gpu.init_hangs)
+            members = [world.rank] * (ndev == 1) or meet(root, BIRTHS + tag, rank, ndev)
             chosen = world.group.Incl(members)
             self.mpi = world.Create_group(chosen, BIRTHS + tag)
             chosen.Free()
-            self.gpu, self.launches, self.pending = gpu, 0, []
+            self.gpu, self.launches, self.pending, self.aborted = gpu, 0, [], False
+            self.queued: set[Launch] = set()  # also those that were cancelled
 
         def _put(self, name, stream, sendbuf, count, recvbuf, datatype, result) -> None:
             """Put an operation that sends so many elements and writes a result of all rows."""
+            assert not self.aborted, "it was aborted"
 
             def write(rows: list[np.ndarray]) -> None:
                 found = result(rows)
@@ -180,31 +219,47 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             self._put(f"broadcast {root}", stream, sendbuff, count, recvbuff, datatype, found)
 
         def check_async_error(self) -> None:
+            gpu.reach("getAsyncError")
             if gpu.nccl_fails:
                 raise NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
 
         def abort(self) -> None:
-            gpu.calls.append("abort")
-            for work in self.pending:
-                work.cancel()
-            for stream in gpu.streams:
-                stream.queue.clear()
-            # Not freed: a later communicator in its place would get messages meant for this one.
-            self.pending.clear()
+            with gpu.lock:
+                gpu.calls.append("abort")
+                self.aborted = True
+                for work in self.pending:
+                    work.cancel()
+                # Not freed: a later communicator in its place would get messages meant for this.
+                self.pending.clear()
+            if getattr(mine, "group", None) is None:
+                self._end()
+            else:
+                mine.aborted.append(self)
+
+        def _end(self) -> None:
+            """Wait, as an abort does, until the streams have come past all of its work."""
+            end = time.monotonic() + ABORT_SECONDS
+            while self.queued and not gpu.status and not gpu.closed:
+                if time.monotonic() > end:
+                    gpu.calls.append("stuck abort")
+                    return
+                gpu.step()
 
         def destroy(self) -> None:
             gpu.calls.append("destroy")
-            assert not any(stream.queue for stream in gpu.streams), "work is under way"
-            self.pending.clear()
+            assert not self.pending, "work is under way"
             self.mpi.Free()
+
+    def get_unique_id() -> bytes:
+        gpu.reach("getUniqueId")
+        number = next(NUMBERS) % 100_000
+        return np.array([world.rank, number], np.int64).tobytes().ljust(ID_BYTES, b"\0")
 
     nccl = ModuleType("cupy.cuda.nccl")
     nccl.available, nccl.NCCL_SUM = True, 0
     nccl.NCCL_FLOAT16, nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_BFLOAT16 = 6, 7, 8, 9
     nccl.NcclError, nccl.NcclCommunicator = NcclError, NcclCommunicator
     nccl.get_version = lambda: gpu.version
-    nccl.get_unique_id = lambda: (
-        np.array([world.rank, next(numbers) % 1000], np.int64).tobytes().ljust(ID_BYTES, b"\0")
-    )
+    nccl.get_unique_id = get_unique_id
     nccl.groupStart, nccl.groupEnd = group_start, group_end
     return nccl

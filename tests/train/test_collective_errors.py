@@ -19,7 +19,12 @@ from chainermn_train import (
     create_multi_node_optimizer,
     scatter_dataset,
 )
-from chainermn_train.collective_errors import bcast_checked, run_on_all_ranks
+from chainermn_train.collective_errors import (
+    bcast_checked,
+    gather_checked,
+    run_on_all_ranks,
+    values_of_first_holders,
+)
 from chainermn_train.extensions import (
     AllreducePersistent,
     GenericMultiNodeEvaluator,
@@ -211,3 +216,49 @@ def test_epochs_of_different_lengths_are_told(naive, trainer_for):
     with pytest.raises(RankMismatchError, match=words):
         trainer.run(show_loop_exception_msg=False)
     assert naive.allreduce_obj(1) == naive.size
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_what_a_rank_lacks_comes_from_the_first_that_has_it_and_no_other(comm):
+    def give(name):
+        given.append(name)
+        return f"{name} of rank {comm.rank}"
+
+    given: list[str] = []
+    held = {"a", "b"} if comm.rank else {"b", "c"}
+    lacking = {"a", "nobody has it"} if comm.rank == 0 else set()
+    found = values_of_first_holders(comm, "exchange", lacking, held, give)
+    assert found == {"a": "a of rank 1"}
+    assert given == ["a"] * (comm.rank == 1)
+    assert values_of_first_holders(comm, "exchange", set(), held, give) == {}
+    assert len(given) == (comm.rank == 1)
+
+
+UNPICKLED: list[int] = []
+
+
+def unpickle(rank, _):
+    UNPICKLED.append(rank)
+    return rank
+
+
+class Noticed:
+    """So many bytes of a rank, which is noted where they are unpickled."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+    def __reduce__(self):
+        return unpickle, (self.rank, bytes(self.size))
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("size", [10, 100_000], ids=["small", "large"])
+def test_what_is_for_the_root_or_from_it_is_unpickled_there_or_alone(comm, size):
+    root, is_root = comm.size - 1, comm.rank == comm.size - 1
+    UNPICKLED.clear()
+    found = gather_checked(comm, "gather", lambda: Noticed(comm.rank, size), root)
+    assert found == UNPICKLED == (list(range(comm.size)) if is_root else [])
+    UNPICKLED.clear()
+    bcast_checked(comm, "bcast", lambda: Noticed(comm.rank, size), root)
+    assert ([] if is_root else [root]) == UNPICKLED

@@ -288,8 +288,8 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
     assert streams.main[-3:] == ["device", "event made", "recorded"]
     assert set(streams.main[:-3]) == {"device"}  # where copies of the first gradients are made
     assert streams.thread == [
-        *("device", "stream entered", "stream waits for event"),
-        *("exchange", "stream done", "stream left"),
+        *("device", "stream entered", "stream waits for event", "exchange"),
+        *("event made", "recorded", "stream done", "stream left"),
     ]
     streams.stream.wait_event.assert_called_once_with(streams.event)
     streams.make_stream.assert_called_once_with(non_blocking=True)

@@ -13,6 +13,7 @@ import pytest
 from chainermn_comm.watchdog import monitor
 from tests.support import events, jobs
 from tests.support.explained import explained
+from tests.support.monitors import machine, place
 from tests.support.processes import is_gone
 from tests.support.watchdog import clock, description, record
 
@@ -76,7 +77,8 @@ def start_rank() -> Iterator:
 
 def make_monitor(ranks, others=(), ends_job=True):
     config = {"timeout": {"seconds": 2.0, "ends_job": ends_job, "silence": 20.0}}
-    config |= {"launch": events.LAUNCH, "listeners": [], "secret": None, "others": list(others)}
+    tree = place(0, [machine("near", [0]), *others]) if others else None
+    config |= {"launch": events.LAUNCH, "listeners": [], "tree": tree}
     return monitor.Monitor(config, [monitor.MonitoredRank(each) for each in ranks])
 
 
@@ -96,8 +98,7 @@ def watching(monkeypatch, ranks, others=(), ends_job=True):
 
 def test_each_nodes_own_report_is_printed_when_others_cannot_be_reached(monkeypatch, mine):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        where = {"host": "far", "endpoints": [silent.getsockname()]}
-        far = {**where, "secret": "x", "ranks": [1]}
+        far = machine("far", [1], [silent])
         watched, said, ended, told = watching(monkeypatch, [description(0)], [far])
         mine.collective("allreduce", 7, nbytes=400)
         assert watched.check_calls(clock() + 2.5)
@@ -134,22 +135,33 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
 
 @pytest.mark.parametrize("ends_job", [False, True])
 def test_a_machine_that_is_silent_ends_the_job_only_where_a_time_out_was_set(monkeypatch, ends_job):
-    where = {"host": "far", "endpoints": [], "secret": "x", "ranks": [1]}
-    watched, said, ended, told = watching(monkeypatch, [description(0)], [where], ends_job)
-    watched.peers[0].last_heartbeat = clock()
-    assert not watched.check_next_host(clock() + 19)
+    far = machine("far", [1])
+    watched, said, ended, told = watching(monkeypatch, [description(0)], [far], ends_job)
+    watched.tree.neighbours[1].last_heartbeat = clock()
+    assert not watched.check_neighbours(clock() + 19)
     assert (said, ended) == ([], [])
     for turn in range(2):
-        assert watched.check_next_host(clock() + 21 + turn) == ends_job
+        assert watched.check_neighbours(clock() + 21 + turn) == ends_job
     assert len(ended) == 2 * ends_job
+    (text,) = said  # once, until it is heard again
     if not ends_job:
-        (text,) = said  # once, until it is heard again
         assert "nothing was heard of far for 20.0 s" in text
         assert "The ranks go on waiting. CHAINERMN_TIMEOUT=2 would end the job" in text
         assert explained(text) == ["link-silent"]
     event = events.sent(b"".join(told).decode())[0]
     assert (event["event"], event["host"], event["ends_job"]) == ("host_lost", "far", ends_job)
     assert event["reason"] == "far has not answered for 20.0 s"
+
+
+def test_of_two_silent_machines_the_one_is_reported_that_no_other_monitor_reports(monkeypatch):
+    lost = [machine("a", [1]), machine("b", [2])]
+    watched, said, *_ = watching(monkeypatch, [description(0)], lost)
+    for peer in watched.tree.neighbours.values():
+        peer.last_heartbeat = clock()
+    monkeypatch.setattr(watched.tree, "is_first_to_find_silent", lambda number: number == 2)
+    assert watched.check_neighbours(clock() + 21)
+    (text,) = said
+    assert "b has not answered for 20.0 s" in text
 
 
 def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start_rank):

@@ -11,24 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_comm.watchdog import network
-from chainermn_comm.watchdog.network import Peer, query_all, serve
+from chainermn_comm.watchdog.network import Peer, serve
+from tests.support.monitors import machine
 
 
-def where_of(listener, host="near"):
-    return {"host": host, "endpoints": [listener.getsockname()[:2]]}
-
-
-def peer(host, rank, listener):
-    return Peer({**where_of(listener, host), "ranks": [rank], "secret": "x"})
-
-
-def test_only_machines_that_gave_no_answer_are_said_to_be_silent():
-    here = ("127.0.0.1", 0)
-    with socket.create_server(here) as one, socket.create_server(here) as other:
-        work = (one, "x", lambda kind: {"queried": kind})
-        threading.Thread(target=serve, args=work, daemon=True).start()
-        replies = query_all([peer("near", 0, one), peer("far", 1, other)], "calls", 5.0, dict)
-        assert replies() == ([{"queried": "calls"}], ["rank 1 on far"])
+def peer(listener, secret="x"):
+    return Peer(machine("near", [0], [listener]), secret)
 
 
 def test_no_core_is_kept_busy_while_no_connection_can_be_taken(monkeypatch):
@@ -57,8 +45,8 @@ def listening():
 
 def test_who_does_not_know_the_secret_gets_no_answer(listening):
     listener, queried = listening
-    assert peer("near", 0, listener).query("calls", 5.0) == {"yes": "calls"}
-    stranger = Peer({**where_of(listener), "ranks": [0], "secret": "y"})
+    assert peer(listener).query("calls", 5.0) == {"yes": "calls"}
+    stranger = peer(listener, "y")
     with pytest.raises(OSError, match="near doesn't answer"):
         stranger.query("stacks", 5.0)
     with socket.create_connection(listener.getsockname()) as connection:
@@ -79,7 +67,7 @@ def test_the_secret_does_not_travel_and_who_does_not_know_it_can_not_answer():
     heard: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=take, args=(listener,), daemon=True).start()
-        liar = Peer({**where_of(listener), "ranks": [0], "secret": "the secret"})
+        liar = peer(listener, "the secret")
         with pytest.raises(OSError, match="a line without proof"):
             liar.query("alive", 5.0)
     assert json.loads(heard[0])[2] == "alive"
@@ -107,15 +95,4 @@ def test_where_there_is_ipv6_alone_monitors_listen_and_query_there():
     (listener,) = network.listen(["::1"])
     with listener:
         threading.Thread(target=serve, args=(listener, "x", lambda _: {}), daemon=True).start()
-        assert peer("near", 0, listener).query("calls", 5.0) == {}
-
-
-@pytest.mark.parametrize("reply", [{}, {"failed": "x"}, {"failed": []}])
-def test_a_reply_that_can_not_be_read_is_none(reply):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        work = (listener, "x", lambda _: reply)
-        threading.Thread(target=serve, args=work, daemon=True).start()
-        replies = query_all(
-            [peer("near", 0, listener)], "failed", 5.0, lambda it: float(it["failed"])
-        )
-        assert replies() == ([], ["rank 0 on near"])
+        assert peer(listener).query("calls", 5.0) == {}

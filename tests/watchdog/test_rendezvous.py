@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from chainermn_comm.watchdog import rendezvous
+from tests.support import monitors
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2), pytest.mark.ranks(2)]
 
@@ -31,4 +32,7 @@ def test_a_machine_that_can_not_be_asked_is_warned_of_and_keeps_nobody_waiting(w
     assert [unheard in str(one.message) for one in said] == [True] * world.rank
     (config,) = started
     assert len(config["listeners"]) == len(addresses)
-    assert [peer["ranks"] for peer in config["others"]] == {0: [], 1: [[0]]}[world.rank]
+    assert config["tree"]["number"] == world.rank
+    machines = monitors.machines_of(config["tree"])
+    assert [one.ranks for one in machines] == [(0,), (1,)]
+    assert [len(one.endpoints) for one in machines] == [1, 0]

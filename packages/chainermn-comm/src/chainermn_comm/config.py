@@ -31,18 +31,26 @@ class Settings:
     batched_copy: bool = False
     # The size of the chunks in which gradients travel; None for each algorithm's default.
     chunk_bytes: int | None = None
+    reproducible: bool = False  # the bits of a mean depend on no topology and no name
     timeout: Timeout = NO_TIMEOUT  # how long a call may wait
     trace: str | None = None  # the folder where calls are traced; None where they aren't
+    # The dtype in which NCCL sums what travels in 16 bits; None for those 16 bits.
+    reduce_dtype: np.dtype | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
         """Return these settings with one changed; raise ValueError if that can't be."""
+        if name in _FIXED:
+            raise ValueError(
+                f"setting {name!r} stays as the communicator was made; make another one on all "
+                f"ranks: create_communicator(..., {name}={value!r})"
+            )
         if name not in _CHECKS:
             raise ValueError(f"no setting {name!r}; there are {', '.join(_CHECKS)}")
         return replace(self, **{name: _CHECKS[name](value)})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings that `get_config` shows, by name."""
-        return {name: getattr(self, name) for name in _CHECKS}
+        return {name: getattr(self, name) for name in (*_CHECKS, *_FIXED)}
 
 
 def wire_dtype(value: Any) -> np.dtype | None:
@@ -63,6 +71,20 @@ def wire_dtype(value: Any) -> np.dtype | None:
             return dtype
     known = f"None, {', '.join(_WIRE_DTYPES)} or a bfloat16"
     raise ValueError(f"allreduce_grad_dtype must be {known}, got {value!r}")
+
+
+def reproducible(value: Any) -> bool:
+    """Return whether a user asks for it; raise ValueError if that can't be told."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"reproducible must be True or False, got {value!r}")
+    return bool(value)
+
+
+def _reduce_dtype(value: Any) -> np.dtype | None:
+    with contextlib.suppress(TypeError):
+        if value is None or np.dtype(value) == np.float32:
+            return None if value is None else np.dtype(np.float32)
+    raise ValueError(f"reduce_dtype must be None or float32, got {value!r}")
 
 
 def chunk_bytes() -> int | None:
@@ -92,5 +114,8 @@ def _checked_bytes(name: str, value: Any) -> int:
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "allreduce_grad_dtype": wire_dtype,
     "batched_copy": bool,
+    "reduce_dtype": _reduce_dtype,
     "chunk_bytes": lambda value: None if value is None else _checked_bytes("chunk_bytes", value),
 }
+# What they choose when they make the communicator.
+_FIXED = ("reproducible",)

@@ -20,6 +20,8 @@ def create_communicator(
     mpi_comm: MPI.Intracomm | None = None,
     allreduce_grad_dtype: Any = None,
     batched_copy: bool = False,
+    *,
+    reproducible: bool = False,
     **unknown: NoReturn,
 ) -> MpiCommunicator:
     """Create a communicator (collective over ``mpi_comm``).
@@ -39,6 +41,13 @@ def create_communicator(
             GPUs also the mean of a gradient outside of it. Communicators that share memory on one
             node send nothing there, and round to no dtype narrower than a gradient's.
         batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
+        reproducible: whether, on the same number of ranks, the bits of means and sums follow from
+            the numbers alone: neither from which rank is on which node, nor from
+            ``communicator_name``, nor from buckets or chunks. All is summed in the order of ranks.
+            It costs nothing where all ranks are on one node, unless ``allreduce_grad_dtype`` is
+            narrower than the gradients, which are then rounded to it there, too. Over several nodes
+            no rank exchanges for others, so one of k ranks sends k times the bytes. Gradients on
+            GPUs take the way of ``flat``, through MPI.
         **unknown: there are no others.
 
     ==================  ==================================================================
@@ -53,9 +62,12 @@ def create_communicator(
     ``dummy``           nowhere, to measure everything else
     ==================  ==================================================================
 
-    Gradients on GPUs go through NCCL in a node, and between nodes through MPI; those of ``flat``
-    and ``naive`` through MPI only. MPI gets GPU memory where it is CUDA-aware on all ranks
-    (``MPIX_Query_cuda_support``), except by ``non_cuda_aware``; else host memory.
+    Gradients on GPUs go through NCCL in a node and between nodes. Where NCCL doesn't connect the
+    nodes, rank 0 says so once, and MPI does; always by ``non_cuda_aware``. Those of ``flat`` and
+    ``naive`` go through MPI only. MPI gets GPU memory where it is CUDA-aware on all ranks
+    (``MPIX_Query_cuda_support``), except by ``non_cuda_aware``; else host memory. Where NCCL takes
+    all sums, a mean is enqueued, and the current stream waits for it; what fails then is raised by
+    the next call, or by ``finalize``.
 
     Gradients travel in chunks, whose default size depends on the algorithm. The environment
     variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a number of bytes, a
@@ -75,12 +87,14 @@ def create_communicator(
     Raises:
         TypeError: ``mpi_comm`` is no mpi4py intracommunicator, or there is another argument.
         ValueError: there is no such communicator, dtype, size of chunks or time-out;
+            ``reproducible`` is no bool, or asked of an algorithm that isn't the library's own;
             ``single_node`` on several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
         PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     kind = _class_of(communicator_name)
-    return kind(mpi_comm, allreduce_grad_dtype, batched_copy, **unknown)
+    asked = mpi_comm, allreduce_grad_dtype, batched_copy
+    return kind(*asked, reproducible=reproducible, **unknown)
 
 
 def make_communicator(
@@ -90,10 +104,12 @@ def make_communicator(
     batched_copy: bool = False,
     topology: Topology | None = None,
     timeout: watchdog.Timeout | None = None,
+    reproducible: bool = False,
 ) -> MpiCommunicator:
     """:func:`create_communicator` for tests, which may impose a topology and a time-out."""
     asked = mpi_comm, allreduce_grad_dtype, batched_copy
-    return _class_of(name)(*asked, _topology=topology, _timeout=timeout)
+    kind = _class_of(name)
+    return kind(*asked, reproducible=reproducible, _topology=topology, _timeout=timeout)
 
 
 def _class_of(name: str) -> type[MpiCommunicator]:

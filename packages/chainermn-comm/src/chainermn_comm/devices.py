@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from .errors import CommunicationError, describe_exception
+
+# Of cudaEventQuery.
+_SUCCESS, _NOT_READY = 0, 600
 
 
 def on_gpu(array: Any) -> bool:
@@ -34,6 +40,11 @@ def unavailable_reason() -> str | None:
     return None if count else "CUDA finds no device"
 
 
+def device_of(array: Any) -> Any:
+    """Return the number of the device that holds the array; None of host memory."""
+    return array.device.id if on_gpu(array) else None
+
+
 def current_device() -> int:
     """Return the number of the current device, which the user chose."""
     return int(_cupy().cuda.Device().id)
@@ -50,6 +61,23 @@ def bus_id() -> str:
     return str(_cupy().cuda.Device().pci_bus_id)
 
 
+def empty_like(array: Any) -> Any:
+    """Return a new array in C order, of the array's kind, shape, dtype and device."""
+    with using_device_of(array):
+        return module_of(array).empty(array.shape, array.dtype)
+
+
+def zeros_like(array: Any) -> Any:
+    """Return zeros in C order, of the array's kind, shape, dtype and device."""
+    with using_device_of(array):
+        return module_of(array).zeros_like(array, order="C")
+
+
+def using_device_of(array: Any) -> AbstractContextManager[Any]:
+    """Return a context manager within which an array's device, if it has one, is the current."""
+    return use(array.device.id) if on_gpu(array) else nullcontext()
+
+
 def address(array: Any) -> int:
     """Return the address of a GPU array's first element."""
     return int(array.data.ptr)
@@ -58,6 +86,11 @@ def address(array: Any) -> int:
 def empty(nbytes: int) -> Any:
     """Return memory of the current device: (nbytes,) uint8."""
     return _cupy().empty(nbytes, np.uint8)
+
+
+def new_array(shape: tuple[int, ...], dtype: np.dtype, order: str) -> Any:
+    """Return an array on the current device that is to be filled."""
+    return _cupy().empty(shape, dtype, order)
 
 
 def pinned(nbytes: int) -> np.ndarray:
@@ -114,9 +147,54 @@ def new_event() -> Any:
     return _cupy().cuda.Event(disable_timing=True)
 
 
+def recorded_event() -> Any:
+    """Return an event that happens after what the current stream was given so far."""
+    event = new_event()
+    event.record(current_stream())
+    return event
+
+
+def is_done(event: Any) -> bool:
+    """Return whether the work before the event is over; raise CUDA's error where it failed.
+
+    CuPy's own ``done`` says no for ever after an error.
+    """
+    runtime = _cupy().cuda.runtime
+    try:
+        status = runtime.eventQuery(event.ptr)
+    except runtime.CUDARuntimeError as error:  # a CuPy that raises what 14 returns
+        status = error.status
+    if status in (_SUCCESS, _NOT_READY):
+        return bool(status == _SUCCESS)
+    raise runtime.CUDARuntimeError(status)
+
+
+@contextmanager
+def errors_told(what: str) -> Iterator[None]:
+    """Raise CommunicationError, with CUDA's or NCCL's words, where one of them fails inside.
+
+    ``what`` failed then, for the message. Other exceptions go through as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("cupy", "cupy_backends"):
+            raise
+        raise CommunicationError(f"{what} failed: {describe_exception(error)}") from error
+
+
 def kernel(source: str, name: str) -> Any:
-    """Return the compiled kernel: ``kernel(grid, block, arguments)``, on the current stream."""
-    return _module(_cupy(), source).get_function(name)
+    """Return the compiled kernel: ``kernel(grid, block, arguments)``, on the current stream.
+
+    It is compiled once; ``source`` is to be the same string object each time, which is then found
+    without being hashed or compared.
+    """
+    return _kernel(_cupy(), source, name)
+
+
+@lru_cache(maxsize=64)
+def _kernel(cupy: Any, source: str, name: str) -> Any:
+    return _module(cupy, source).get_function(name)
 
 
 @lru_cache(maxsize=4)

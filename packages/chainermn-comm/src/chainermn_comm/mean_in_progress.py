@@ -56,7 +56,8 @@ class MeanInProgress:
             NotImplementedError: ``planned``, on a communicator that can't, or on a mean that was
                 not started ``through`` another one.
             TypeError: as :meth:`CommunicatorBase.allreduce_grad` does; PeerError on the ranks that
-                agree.
+                agree, unless it is ``planned``: the caller tells those.
+            CommunicationError: likewise, where CUDA fails.
         """
         if planned:
             raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")

@@ -10,6 +10,7 @@ from functools import reduce
 from operator import add
 from typing import Any, NoReturn
 
+import numpy as np
 from mpi4py import MPI
 
 from .allreduce import AlgorithmCache, Factory, reduce_arrays
@@ -35,11 +36,13 @@ class MpiCommunicator(CommunicatorBase):
 
     Made by :func:`chainermn_comm.create_communicator`, or by its class, which raises the same.
     Where a subclass defines ``multi_node_mean_grad`` or ``allreduce_grad``, optimizers call that.
-    Its settings (:meth:`set_config`) are
-    ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``. Arrays received are new ones;
+    Its settings (:meth:`set_config`) are ``allreduce_grad_dtype``, ``batched_copy``,
+    ``chunk_bytes`` and ``reduce_dtype``. Arrays received are new ones;
     what a rank sends to itself is copied, except by ``bcast``, whose root gets its own array back.
-    CuPy's arrays travel through host memory (gradients needn't), and arrive on the receiver's
-    current device; ``bcast``'s root gets a copy of them.
+    CuPy's arrays travel through host memory (gradients needn't), in the order of the current
+    streams, and arrive on the receiver's current device; ``bcast``'s root gets a copy of them.
+    Where CUDA fails on a rank, a collective method raises ``CommunicationError`` on all ranks;
+    ``send`` does on its rank, and the receiver's ``recv`` raises ``PeerError``.
 
     All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
     operations or pass arguments that don't fit; where one rank's argument is wrong in itself,
@@ -62,16 +65,18 @@ class MpiCommunicator(CommunicatorBase):
         allreduce_grad_dtype: Any = None,
         batched_copy: bool = False,
         *,
+        reproducible: bool = False,
         _topology: Topology | None = None,
         _timeout: Timeout | None = None,
         **unknown: NoReturn,
     ) -> None:
-        """Make it from ``mpi_comm``, ``allreduce_grad_dtype`` and ``batched_copy`` (collective).
+        """Make it from ``mpi_comm`` (collective).
 
-        It takes and raises what ``create_communicator`` does; what is ``unknown`` is refused on all
+        ``allreduce_grad_dtype``, ``batched_copy`` and ``reproducible`` are what they are of
+        ``create_communicator``, and so is what it raises; what is ``unknown`` is refused on all
         ranks. Tests may impose a topology, the same on all ranks, and a time-out.
         """
-        asked = mpi_comm, allreduce_grad_dtype, batched_copy
+        asked = mpi_comm, allreduce_grad_dtype, batched_copy, reproducible
         with agreeing(self.communicator_name, *asked, _timeout, tuple(unknown)) as agreed:
             self._open(agreed.comm, agreed.factories, agreed.settings, _topology)
         if agreed.entry.single_node and self.inter_size > 1:
@@ -121,7 +126,14 @@ class MpiCommunicator(CommunicatorBase):
         handshake, tag = traced.handshake(own, self._record), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
         context = Context(
-            own, handshake, tag, self._topology, abort_if_desynchronized, settings.chunk_bytes
+            own,
+            handshake,
+            tag,
+            self._topology,
+            abort_if_desynchronized,
+            settings.chunk_bytes,
+            settings.reproducible,
+            settings.reduce_dtype,
         )
         self._open_context: Context | None = context
         self._algorithms = AlgorithmCache(*factories, context)
@@ -168,7 +180,9 @@ class MpiCommunicator(CommunicatorBase):
             ),
         )
         part = MPI.Intracomm(context.comm.Split(*numbers))
-        topology = self._topology.restrict(part.allgather(self._rank))
+        members = np.empty(part.size, np.int32)
+        part.Allgather(np.array([self._rank], np.int32), members)
+        topology = self._topology.restrict(members.tolist())
         made = type(self).__new__(type(self))
         vars(made).update(vars(self))  # what a subclass of the user's has of its own stays
         made._open(part, self._factories, self._settings, topology, owns_mpi_comm=True)
@@ -178,7 +192,12 @@ class MpiCommunicator(CommunicatorBase):
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest", self._max_tag)
-        point_to_point.send("send", messages.of_array(data, self._rank), peer, self._record)
+        try:
+            message = messages.of_array(data, self._rank)
+        except CommunicationError as error:  # of its GPU
+            self._send_error(error, peer)
+            raise
+        point_to_point.send("send", message, peer, self._record)
 
     def recv(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source", self._max_tag)
@@ -200,6 +219,9 @@ class MpiCommunicator(CommunicatorBase):
         try:
             message = messages.with_metadata(data, self._rank)
             point_to_point.send("send", message, peer, self._record, label, metadata, message_id)
+        except CommunicationError as error:  # of its GPU
+            self._send_error(error, peer, label)
+            raise
         except struct.error:
             check_metadata(metadata, data, message_id, self._rank)
             raise
@@ -220,25 +242,25 @@ class MpiCommunicator(CommunicatorBase):
         second = as_integer(max_buf_len)
         if root == 0 and second is not None and 0 < second < self._size:
             root = second
-        return collectives.bcast(self._context, "bcast", data, self._of_array, root).value()
+        return collectives.bcast(self._context, "bcast", data, self._of_arrays, root).value()
 
     @watched
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
-        found = collectives.gather(self._context, "gather", data, self._of_array, root)
+        found = collectives.gather(self._context, "gather", data, self._of_arrays, root)
         return None if found is None else tuple(message.value() for message in found)
 
     @watched
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        found = collectives.alltoall(self._context, "alltoall", xs, self._of_array)
+        found = collectives.alltoall(self._context, "alltoall", xs, self._of_arrays)
         return tuple(message.value() for message in found)
 
     @watched
     def allreduce(self, data: Any) -> Any:
-        return reduce_arrays(self._context, self._algorithms.pairwise.allreduce, data)
+        return reduce_arrays(self._context, self._algorithms.through_mpi.allreduce, data)
 
     @watched
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        found = collectives.allgather(self._context, "allgather", x, self._of_array)
+        found = collectives.allgather(self._context, "allgather", x, self._of_arrays)
         return tuple(message.value() for message in found)
 
     def handshake(
@@ -263,7 +285,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        return collectives.scatter(self._context, "scatter", xs, self._of_array, root).value()
+        return collectives.scatter(self._context, "scatter", xs, self._of_arrays, root).value()
 
     # Objects.
 
@@ -284,19 +306,19 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        message = collectives.bcast(self._context, "bcast_obj", obj, messages.of_object, root)
+        message = collectives.bcast(self._context, "bcast_obj", obj, messages.of_objects, root)
         received = self._unpickle("bcast_obj", [] if self._rank == root else [message])
         return received[0] if received else obj
 
     @watched
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        found = collectives.gather(self._context, "gather_obj", obj, messages.of_object, root)
+        found = collectives.gather(self._context, "gather_obj", obj, messages.of_objects, root)
         objs = self._unpickle("gather_obj", found or [])
         return None if found is None else objs
 
     @watched
     def allreduce_obj(self, obj: Any) -> Any:
-        found = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_object)
+        found = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_objects)
         objs = self._unpickle("allreduce_obj", found)
         try:
             return reduce(add, objs)
@@ -308,17 +330,17 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def allgather_obj(self, obj: Any) -> list[Any]:
-        found = collectives.allgather(self._context, "allgather_obj", obj, messages.of_object)
+        found = collectives.allgather(self._context, "allgather_obj", obj, messages.of_objects)
         return self._unpickle("allgather_obj", found)
 
     @watched
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        message = collectives.scatter(self._context, "scatter_obj", objs, messages.of_object, root)
+        message = collectives.scatter(self._context, "scatter_obj", objs, messages.of_objects, root)
         return self._unpickle("scatter_obj", [message])[0]
 
     @watched
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        found = collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_object)
+        found = collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_objects)
         return self._unpickle("alltoall_obj", found)
 
     # Models.
@@ -403,27 +425,35 @@ class MpiCommunicator(CommunicatorBase):
             ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        allreduce = self._algorithms.pairwise.allreduce
+        allreduce = self._algorithms.through_mpi.allreduce
         return reduce_arrays(self._context, allreduce, data, mean=True, out=recvbuf)
 
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change ``allreduce_grad_dtype``, ``batched_copy`` or ``chunk_bytes``, on all ranks alike.
+        """Change a setting, on all ranks alike.
 
-        ``chunk_bytes``, the size of the chunks in which gradients travel (see
-        :func:`chainermn_comm.create_communicator`; None for the default), can't be changed any
-        more once gradients have travelled. ValueError is raised unless there is a setting ``name``
-        that can have this ``value``. Not collective.
+        They are ``allreduce_grad_dtype``, ``batched_copy``, ``chunk_bytes`` and ``reduce_dtype``.
+        The last two can't be changed any more once gradients have travelled. ``chunk_bytes`` is the
+        size of the chunks in which they do (see :func:`chainermn_comm.create_communicator`; None
+        for the default). With ``reduce_dtype`` float32, NCCL sums what travels in 16 bits in
+        float32, and the mean is rounded once, before ranks get it; sums then are twice as many
+        bytes. By default (None) it sums in 16 bits. On CPUs sums are in float32 anyway.
+
+        ValueError is raised unless there is a setting ``name`` that can have this ``value``. Not
+        collective.
         """
         settings = self._settings.changed(name, value)
-        if settings.chunk_bytes != self._settings.chunk_bytes:
+        before = self._settings.chunk_bytes, self._settings.reduce_dtype
+        if (settings.chunk_bytes, settings.reduce_dtype) != before:
             if self._algorithms.made:
                 raise ValueError(
-                    f"rank {self._rank}: chunk_bytes can't be changed any more, since gradients "
+                    f"rank {self._rank}: {name} can't be changed any more, since gradients "
                     "have travelled; change it right after making the communicator"
                 )
-            context = replace(self._context, chunk_bytes=settings.chunk_bytes)
+            context = replace(
+                self._context, chunk_bytes=settings.chunk_bytes, reduce_dtype=settings.reduce_dtype
+            )
             self._open_context = context
             self._algorithms = AlgorithmCache(*self._factories, context)
         self._settings = settings
@@ -441,7 +471,8 @@ class MpiCommunicator(CommunicatorBase):
         """Free this communicator's MPI resources (collective); later calls raise.
 
         The communicator that the user gave stays theirs. A second call does nothing, nor does
-        one in a process that the rank forked.
+        one in a process that the rank forked. Where a GPU or NCCL failed after the last call that
+        gave it work, CommunicationError is raised once all is freed.
         """
         context = self._releasable
         if context is None:
@@ -449,10 +480,12 @@ class MpiCommunicator(CommunicatorBase):
             return
         context.handshake("finalize")
         self._open_context = None
-        self._algorithms.close()
-        for comm in self._comms:
-            comm.Free()
-        self._record.release()
+        try:
+            self._algorithms.close()
+        finally:
+            for comm in self._comms:
+                comm.Free()
+            self._record.release()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -495,8 +528,15 @@ class MpiCommunicator(CommunicatorBase):
         stays = self._interruptions or MPI.Is_finalized() or os.getpid() != self._process
         return None if stays else self._open_context
 
-    def _of_array(self, data: Any) -> messages.Message:
-        return messages.of_array(data, self._rank)
+    def _of_arrays(self, values: Sequence[Any]) -> list[messages.Message]:
+        return messages.of_arrays(values, self._rank)
+
+    def _send_error(
+        self, error: CommunicationError, peer: point_to_point.Peer, label: str = ""
+    ) -> None:
+        """Tell the receiver of a message, who waits for it, why it doesn't come."""
+        message = messages.of_error(error, self._rank)
+        point_to_point.send("send", message, peer, self._record, label)
 
     def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Peer:
         """Return MPI's communicator, the other rank, and the tag of a message."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import faults, runtime, watchdog
-from .config import CHUNK_VARIABLE, Settings, chunk_bytes, wire_dtype
+from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
 from .trace import TRACE_VARIABLE, trace_folder
 
 # mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
@@ -40,6 +40,10 @@ REGISTRY = {
 }
 
 
+# Algorithms that refuse, or sum nothing.
+_WITHOUT_SUMS = ("gpus_only", "no_op")
+
+
 class Agreed(NamedTuple):
     """What ranks have agreed on to make a communicator."""
 
@@ -55,6 +59,7 @@ def agreeing(
     mpi_comm: MPI.Intracomm | None,
     allreduce_grad_dtype: Any,
     batched_copy: bool,
+    wants_reproducible: bool,
     timeout: watchdog.Timeout | None,
     unknown: tuple[str, ...],
 ) -> Iterator[Agreed]:
@@ -77,7 +82,9 @@ def agreeing(
         wait = timeout or watchdog.timeout_from_env()
     # As ranks of MPI.COMM_WORLD, this process first.
     ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
-    members = MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
+    members = ranks
+    if comm != MPI.COMM_WORLD:  # some MPIs look for each rank among all
+        members = MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
     with (
         watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
@@ -92,13 +99,17 @@ def agreeing(
                     wire_dtype(allreduce_grad_dtype),
                     bool(batched_copy),
                     chunk_bytes(),
+                    reproducible(wants_reproducible),
                     timeout or watchdog.timeout_from_env(),
                     trace_folder(),
                 )
+                if settings.reproducible:
+                    entry = _reproducible(name, entry)
             signature = (
                 ("communicator", name),
                 ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
                 (CHUNK_VARIABLE, settings.chunk_bytes),
+                ("reproducible", settings.reproducible),
                 (watchdog.TIMEOUT_VARIABLE, str(settings.timeout)),
                 (TRACE_VARIABLE, "set" if settings.trace else "unset"),
             )
@@ -117,8 +128,19 @@ def _refuse(unknown: tuple[str, ...]) -> None:
     if unknown:
         raise TypeError(
             f"a communicator has no argument {', '.join(map(repr, unknown))}; there are mpi_comm, "
-            "allreduce_grad_dtype and batched_copy"
+            "allreduce_grad_dtype, batched_copy and reproducible"
         )
+
+
+def _reproducible(name: str, entry: Entry) -> Entry:
+    """Return the entry with algorithms whose bits depend on no topology and no name."""
+    if not (isinstance(entry.host, str) and isinstance(entry.gpu, str)):
+        raise ValueError(
+            f"communicator {name!r} has an algorithm of its own, of which it isn't known whether "
+            "it is reproducible; take another name, or leave reproducible out"
+        )
+    host = entry.host if entry.host in _WITHOUT_SUMS else "rank_ordered"
+    return replace(entry, host=host, gpu=entry.gpu if entry.gpu in _WITHOUT_SUMS else "mpi")
 
 
 def _resolve(factory: str | Factory, named: dict[str, Factory]) -> Factory:

@@ -38,14 +38,18 @@ def run_on_all_ranks(
     names the ranks that failed and says why. If some call another ``operation``, and none has an
     error, all raise RankMismatchError.
     """
-    with SharedFailure(communicator.handshake, operation):
-        content = pickle.dumps(action(), protocol=5)
-    payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""  # a pickle is never empty
-    payloads = communicator.handshake(operation, payload=payload)
-    if all(payloads):
-        return [pickle.loads(each) for each in payloads]
-    arrays = communicator.allgather(np.frombuffer(content, np.uint8))
-    return [pickle.loads(each.data) for each in arrays]
+    return list(map(pickle.loads, _run_and_pickle(communicator, operation, action)))
+
+
+def gather_checked(
+    communicator: CommunicatorBase, operation: str, action: Callable[[], Any], root: int
+) -> list[Any]:
+    """Return what :func:`run_on_all_ranks` does at ``root``, elsewhere nothing (collective).
+
+    It is for what only the root needs: the others unpickle nothing.
+    """
+    found = _run_and_pickle(communicator, operation, action)
+    return list(map(pickle.loads, found)) if communicator.rank == root else []
 
 
 def bcast_checked(
@@ -56,8 +60,53 @@ def bcast_checked(
     with SharedFailure(communicator.handshake, operation):
         if communicator.rank == root:
             value = make()
-    received = run_on_all_ranks(communicator, operation, lambda: value)[root]
-    return value if communicator.rank == root else received
+    found = _run_and_pickle(communicator, operation, lambda: value)
+    return value if communicator.rank == root else pickle.loads(found[root])
+
+
+def values_of_first_holders(
+    communicator: CommunicatorBase,
+    operation: str,
+    lacking: set[str],
+    held: set[str],
+    give: Callable[[str], Any],
+) -> dict[str, Any]:
+    """Return by name what some rank lacks, as the first rank that has it gives it (collective).
+
+    Each value comes from that rank alone, however many have it. ``lacking`` and ``held`` name what
+    this rank lacks and has; errors are those of :func:`run_on_all_ranks`.
+    """
+    everywhere = run_on_all_ranks(communicator, operation, lambda: lacking)
+    wanted = sorted(set().union(*everywhere))
+    if not wanted:
+        return {}
+    holders = communicator.handshake(operation, payload=bytes(name in held for name in wanted))
+    first = {
+        name: next((rank for rank, holds in enumerate(holders) if holds[index]), None)
+        for index, name in enumerate(wanted)
+    }
+
+    def give_own() -> dict[str, Any]:
+        return {name: give(name) for name in wanted if first[name] == communicator.rank}
+
+    values: dict[str, Any] = {}
+    for given in run_on_all_ranks(communicator, operation, give_own):
+        values |= given
+    return values
+
+
+def _run_and_pickle(
+    communicator: CommunicatorBase, operation: str, action: Callable[[], Any]
+) -> list[Any]:
+    """Return what ``action`` returns on every rank as pickles; see `run_on_all_ranks`."""
+    with SharedFailure(communicator.handshake, operation):
+        content = pickle.dumps(action(), protocol=5)
+    payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""  # a pickle is never empty
+    payloads = communicator.handshake(operation, payload=payload)
+    if all(payloads):
+        return payloads
+    arrays = communicator.allgather(np.frombuffer(content, np.uint8))
+    return [each.data for each in arrays]
 
 
 def add_mismatch_hint(error: RankMismatchError, where: str) -> None:

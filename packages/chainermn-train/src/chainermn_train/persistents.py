@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_errors import raise_on_all_ranks, run_on_all_ranks
+from .collective_errors import raise_on_all_ranks, values_of_first_holders
 from .host_arrays import to_host
 
 
@@ -39,16 +39,15 @@ def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) ->
     operation = "broadcast of persistent values"
     here = {each.name: each for each in persistents(model)}
     lacking = {name for name, each in here.items() if each.value is None}
-    wanted = set().union(*run_on_all_ranks(communicator, operation, lambda: lacking))
-    if not wanted:
+    values = values_of_first_holders(
+        communicator,
+        operation,
+        lacking,
+        here.keys() - lacking,
+        lambda name: to_host(here[name].value),
+    )
+    if not values:
         return
-
-    def give() -> dict[str, Any]:
-        return {name: to_host(here[name].value) for name in wanted & here.keys() - lacking}
-
-    values: dict[str, Any] = {}
-    for given in run_on_all_ranks(communicator, operation, give):
-        values = given | values
     with raise_on_all_ranks(communicator, operation):
         for name in lacking & values.keys():
             link, attribute, *_ = here[name]

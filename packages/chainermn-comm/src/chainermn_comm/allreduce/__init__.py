@@ -3,13 +3,18 @@
 from .algorithm import Algorithm
 from .algorithm import Bucket as Bucket
 from .algorithm import Factory as Factory
+from .algorithm import NextBucket as NextBucket
 from .bucketed import Bucketed
+from .casts import BLOCK_ELEMENTS as BLOCK_ELEMENTS
 from .chunks import Chunk as Chunk
 from .chunks import plan_chunks as plan_chunks
 from .factories import FACTORIES as FACTORIES
 from .factories import AlgorithmCache as AlgorithmCache
-from .pairwise import PairwiseAllreduce as PairwiseAllreduce
+from .pairwise import shard_slice as shard_slice
+from .pairwise import start_allgather as start_allgather
+from .pairwise import start_reduce_scatter as start_reduce_scatter
 from .summation import overflow_errstate as overflow_errstate
+from .summation import sum_rows as sum_rows
 from .user_arrays import reduce_arrays as reduce_arrays
 
 # What users may use; the other names are for the folders above.

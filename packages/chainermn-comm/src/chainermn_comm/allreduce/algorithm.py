@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from itertools import compress
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -66,6 +67,16 @@ class Algorithm(ABC):
 
     def release_local(self) -> None:  # noqa: B027  (likewise)
         """Release what needs no other rank, and tell ranks that wait for this (not collective)."""
+
+
+def mean_apart(
+    first: Algorithm, chosen: Sequence[bool], rest: Algorithm, *arrays_and_dtypes: Sequence[Any]
+) -> None:
+    """Take the mean of the chosen arrays by one algorithm, then of the rest (collective)."""
+    for algorithm, wanted in ((first, True), (rest, False)):
+        which = [is_chosen == wanted for is_chosen in chosen]
+        if any(which):
+            algorithm.mean(*[list(compress(each, which)) for each in arrays_and_dtypes])
 
 
 # Makes an algorithm for the ranks of a context (collective).

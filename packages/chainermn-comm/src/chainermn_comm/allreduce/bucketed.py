@@ -12,7 +12,7 @@ from .casts import cast_into
 from .chunks import Chunk, plan_chunks
 from .pairwise import Allreduce
 from .summation import overflow_errstate
-from .wire_format import absmax, choose_wire_format, ldexp_into
+from .wire_format import absmax_each, fit_each, ldexp_each
 
 # A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
 PACKED_CHUNK_BYTES = 1 << 20
@@ -69,21 +69,36 @@ class Bucketed(Algorithm):
     def _mean_narrowed(self, chunk: Chunk, inputs: Arrays, outputs: Arrays) -> None:
         """Take the mean of numbers too large or too small for the 16-bit dtype of a message.
 
-        They travel divided by a power of two, or in a wider dtype: see :mod:`wire_format`.
+        They travel divided by a power of two, or in a wider dtype: see :mod:`wire_format`. Each
+        segment has a format of its own, so that its bits don't depend on what it is packed with.
         """
         wide = np.empty(chunk.size, accumulator(chunk.dtype))
         chunk.pack(inputs, wide)
+        sizes = [stop - start for _, start, stop in chunk.segments]
         # The sum of all ranks' largest magnitudes bounds each number, and also any sum of them.
-        bound = np.array([absmax(wide, chunk.dtype)])
-        self._allreduce([bound], 1)
-        wire_format = choose_wire_format(float(bound[0]), 0, chunk.dtype)
-        ldexp_into(wide, -wire_format.exponent, wide)
-        wire = wide
-        if wire_format.dtype != wide.dtype:
-            wire = np.empty(chunk.size, wire_format.dtype)
-            cast_into(wide, wire)
-        self._allreduce([wire], self._size)
-        if wire is not wide:
-            cast_into(wire, wide)
-        ldexp_into(wide, wire_format.exponent, wide)
+        bounds = absmax_each(wide, sizes)
+        self._allreduce([bounds], 1)
+        is_own = [outputs[index].dtype == chunk.dtype for index, _, _ in chunk.segments]
+        bounds[is_own] = 0  # they travel as they are
+        is_narrow, exponents = fit_each(bounds, chunk.dtype)
+        ldexp_each(wide, -exponents, sizes)
+        for dtype, chosen in ((chunk.dtype, is_narrow), (wide.dtype, ~is_narrow)):
+            if chosen.all():
+                self._mean_as(dtype, wide)
+            elif chosen.any():
+                mask = np.repeat(chosen, sizes)
+                terms = wide[mask]
+                self._mean_as(dtype, terms)
+                wide[mask] = terms
+        ldexp_each(wide, exponents, sizes)
         chunk.unpack(wide, outputs)
+
+    def _mean_as(self, dtype: np.dtype, terms: np.ndarray) -> None:
+        """Overwrite ``terms`` by their mean, which travels as ``dtype``."""
+        wire = terms
+        if dtype != terms.dtype:
+            wire = np.empty(terms.size, dtype)
+            cast_into(terms, wire)
+        self._allreduce([wire], self._size)
+        if wire is not terms:
+            cast_into(wire, terms)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from ..messaging import Context
 from .algorithm import Algorithm, Factory, NoOp
 from .autotuner import Autotuner
 from .bucketed import Bucketed
+from .halving import HalvingAllreduce, default_chunk_bytes, is_halved
 from .hierarchical import HierarchicalAllreduce
 from .in_place import LargeInPlace
-from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce, Pipeline
+from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce
+from .rank_ordered import RankOrdered
 from .shared_memory import (
     MOST_REDUNDANT_BYTES,
     REDUNDANT_BYTES,
@@ -26,7 +29,18 @@ WAYS = ((4, REDUNDANT_BYTES), (8, REDUNDANT_BYTES), (8, MOST_REDUNDANT_BYTES))
 
 def bucketed(context: Context) -> Algorithm:
     """Small arrays packed together, through MPI."""
-    return Bucketed(_pairwise(context).allreduce, context.size, context.chunk_bytes)
+    return _bucketed(context)
+
+
+def rank_ordered(context: Context) -> Algorithm:
+    """In the order of ranks: bits depend on nothing but the number of ranks."""
+    is_shared = context.topology.inter_size == 1
+    pipeline = BLOCKING if is_shared else OVERLAPPED
+    pairwise = PairwiseAllreduce(context.comm, context.tag, pipeline, context.chunk_bytes)
+    # What is narrowed has an exponent for so many numbers as users don't set.
+    packed = Bucketed(pairwise.allreduce, context.size)
+    by_messages = LargeInPlace(pairwise, context.size, packed)
+    return RankOrdered(by_messages, single_leader(context)) if is_shared else by_messages
 
 
 def single_leader(context: Context) -> Algorithm:
@@ -50,12 +64,11 @@ def gpus_only(context: Context) -> Algorithm:
 
 FACTORIES: dict[str, Factory] = {
     # Every array by itself, through MPI.
-    "per_tensor": lambda context: Bucketed(
-        _pairwise(context).allreduce, context.size, context.chunk_bytes, per_tensor=True
-    ),
+    "per_tensor": lambda context: _bucketed(context, per_tensor=True),
     "bucketed": bucketed,
     "single_leader": single_leader,
     "multi_leader": multi_leader,
+    "rank_ordered": rank_ordered,
     "gpus_only": gpus_only,
     "no_op": lambda _: NoOp(),
 }
@@ -66,7 +79,7 @@ class AlgorithmCache:
 
     Attributes:
         made: by whether it is for GPUs; each algorithm is here on all ranks or on none.
-        pairwise: for the arrays that users pass.
+        through_mpi: for the arrays that users pass.
         stays_in_memory: whether gradients in host memory go through no network.
     """
 
@@ -75,7 +88,7 @@ class AlgorithmCache:
         self._factories = {False: host, True: gpu}
         self._context = context
         self.made: dict[bool, Algorithm] = {}
-        self.pairwise = _pairwise(context)
+        self.through_mpi = through_mpi(context)
         is_shared = host in (single_leader, multi_leader)
         self.stays_in_memory = is_shared and context.topology.inter_size == 1
 
@@ -90,21 +103,34 @@ class AlgorithmCache:
 
     def close(self) -> None:
         """Release what the algorithms own (collective)."""
-        self.pairwise.close()
-        for algorithm in self.made.values():
-            algorithm.close()
-        self.made.clear()
+        with contextlib.ExitStack() as stack:  # whatever one of them raises
+            stack.callback(self.made.clear)
+            for algorithm in self.made.values():
+                stack.callback(algorithm.close)
+            stack.callback(self.through_mpi.close)
 
     def release_local(self) -> None:
         """Release what needs no other rank (not collective)."""
-        self.pairwise.close()
+        self.through_mpi.close()
         for algorithm in self.made.values():
             algorithm.release_local()
         self.made.clear()
 
 
-def _pairwise(context: Context, pipeline: Pipeline = BLOCKING) -> PairwiseAllreduce:
+def through_mpi(context: Context) -> PairwiseAllreduce | HalvingAllreduce:
+    """Return the sum over all ranks by messages: pairwise if few, or to keep their order."""
+    if is_halved(context.size) and not context.reproducible:
+        return HalvingAllreduce(context.comm, context.tag, context.chunk_bytes)
+    apart = context.topology.inter_size == context.size
+    pipeline = OVERLAPPED if apart else BLOCKING
     return PairwiseAllreduce(context.comm, context.tag, pipeline, context.chunk_bytes)
+
+
+def _bucketed(context: Context, per_tensor: bool = False) -> Algorithm:
+    chunk_bytes = context.chunk_bytes
+    if chunk_bytes is None and is_halved(context.size):
+        chunk_bytes = default_chunk_bytes(context.size)
+    return Bucketed(through_mpi(context).allreduce, context.size, chunk_bytes, per_tensor)
 
 
 def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
@@ -121,10 +147,10 @@ def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
         if 1 < topology.inter_size < comm.size:
             return shared
         # Either all ranks share memory, or none do.
-        pipeline = LATE_GATHER if topology.inter_size == 1 else OVERLAPPED
-        pairwise = _pairwise(context, pipeline)
         if topology.inter_size > 1:
-            return LargeInPlace(pairwise, comm.size, shared)
+            return LargeInPlace(through_mpi(context), comm.size, shared)
+        # Of any number of ranks, since all ways give the bits of the order of ranks.
+        pairwise = PairwiseAllreduce(comm, context.tag, LATE_GATHER, context.chunk_bytes)
         # With two ranks both sum all.
         ways = [SharedMemoryWay(shared, *way) for way in WAYS[: 2 if comm.size == 2 else 3]]
         in_place = LargeInPlace(pairwise, comm.size, ways[1])

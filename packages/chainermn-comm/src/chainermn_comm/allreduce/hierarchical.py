@@ -5,7 +5,7 @@ chunks before and after it are packed, summed and unpacked. A node's sum travels
 and everything else is done in the dtype in which sums are accumulated.
 
 Some ranks of each node, its leaders, exchange with other nodes: each sends and receives an equal
-share of every chunk.
+share of every chunk; pairwise up to 16 nodes, by :mod:`halving` among more.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..topology import Topology
 from .algorithm import Arrays
 from .casts import cast_into
 from .chunks import Chunk
+from .halving import HalvingSum, InFlight, Numbers, is_halved, skips
 from .pairwise import shard_slice, start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage, slot_of
 from .summation import scaled_sum, sum_rows
@@ -29,6 +30,10 @@ from .wire_format import WireFormat, absmax, choose_wire_format, ldexp_into
 # Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is waited for at the
 # next.
 INTER_NODE_SLOTS, IN_FLIGHT = 4, 2
+# Among many nodes a chunk's rounds are divided among so many ticks, so that among the chunks in
+# flight there is always a large message; and a chunk is longer, since Python takes its time for
+# each round.
+EXCHANGE_TICKS, ROUNDS_PER_MIB = 4, 4
 # The widest numbers that are summed: complex256.
 WIDEST_BYTES = 32
 # Tags of messages between nodes.
@@ -59,6 +64,13 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         color = self._leader_index if self._leader_index < leaders else MPI.UNDEFINED
         self._inter = MPI.Intracomm(comm.Split(color, self._node))
         self._requests: dict[int, list[MPI.Request]] = {}
+        self._halving = HalvingSum(self._inter) if self._inter != MPI.COMM_NULL else None
+        # By chunk; and whose turns a tick has.
+        self._exchanges: dict[int, InFlight] = {}
+        self._turns: list[int] = []
+        self._is_halved = is_halved(self._nodes)
+        if self._is_halved:
+            self.default_chunk_bytes *= -(-len(skips(self._nodes)) // ROUNDS_PER_MIB)
         super().__init__(comm, topology, chunk_bytes)
 
     def _window_bytes(self) -> tuple[int, list[int]]:
@@ -70,6 +82,8 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
 
     def _allocate(self) -> None:
         super()._allocate()
+        if self._is_halved:
+            return
         # Shards differ by an element, and rows are as long as this node's.
         nbytes = 2 * self._chunk_bytes + WIDEST_BYTES * self._nodes
         self._received = np.empty(IN_FLIGHT * nbytes, np.uint8)
@@ -78,7 +92,12 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         self._formats = np.zeros((IN_FLIGHT, self._nodes, 2), np.int64)
 
     def _stages(self, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
-        between = [self._sum, self._quantize, self._scatter, self._combine, self._collect]
+        exchange: list[Stage] = [self._scatter, self._combine, self._collect]
+        if self._is_halved:
+            # Not more ticks than rounds: means are written in their slot after half of them.
+            ticks = min(EXCHANGE_TICKS, 2 * len(skips(self._nodes)))
+            exchange = [self._begin_exchange, *[self._exchange] * ticks]
+        between = [self._sum, self._quantize, *exchange]
         return [partial(self._pack, inputs), *between, partial(self._unpack, flats)]
 
     def _sum(self, number: int, chunk: Chunk) -> None:
@@ -133,6 +152,41 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         if self._inter != MPI.COMM_NULL:
             wait_all(self._requests.pop(number))
 
+    def _begin_exchange(self, number: int, chunk: Chunk) -> None:
+        """Start the first round of this leader's share of the chunk."""
+        if self._halving is None:
+            return
+        wire_format = self._wire_format(number, chunk)
+        exponent = int(self._shard_stats(number)[:, 0].max())
+        sent, own, mean = (
+            self._leader_share(whole)
+            for whole in (
+                self._wire_view(number, chunk, wire_format),
+                self._sums(number, chunk),
+                self._means(number, chunk),
+            )
+        )
+        self._exchanges[number] = self._halving.begin(
+            Numbers(sent, wire_format.exponent), Numbers(own, exponent), mean, self._size
+        )
+
+    def _exchange(self, number: int, chunk: Chunk) -> None:
+        """Take this tick's rounds, in turn, of all chunks that are exchanged."""
+        if self._halving is None or number not in self._exchanges:
+            return
+        # Of the chunks of a tick the oldest comes last.
+        self._turns.insert(0, number)
+        if number != min(self._exchanges):
+            return
+        for _ in range(-(-self._halving.rounds // EXCHANGE_TICKS)):
+            for each in [turn for turn in self._turns if turn in self._exchanges]:
+                exchange = self._exchanges[each]
+                wait_all(exchange.requests)
+                exchange.advance()
+                if exchange.is_over:
+                    del self._exchanges[each]
+        self._turns.clear()
+
     def _operands(self, number: int, chunk: Chunk, own: np.ndarray) -> tuple[list[np.ndarray], int]:
         """Return every node's sums of the shard, all divided by 2**exponent, and the exponent."""
         formats = self._formats[number % IN_FLIGHT].tolist()
@@ -185,9 +239,12 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         exponent, largest = self._shard_stats(number).max(axis=0)  # NaN, if there is one
         return choose_wire_format(float(largest), int(exponent), chunk.dtype)
 
+    def _leader_share(self, whole: np.ndarray) -> np.ndarray:
+        return whole[shard_slice(whole.size, self._leaders, self._leader_index)]
+
     def _leader_shards(self, whole: np.ndarray) -> list[np.ndarray]:
         """Return this leader's share of a chunk, divided into a shard for each node."""
-        share = whole[shard_slice(whole.size, self._leaders, self._leader_index)]
+        share = self._leader_share(whole)
         return [share[shard_slice(share.size, self._nodes, node)] for node in range(self._nodes)]
 
     def _rows(self, number: int, like: np.ndarray) -> list[np.ndarray]:

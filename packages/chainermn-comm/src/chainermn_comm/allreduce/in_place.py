@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import compress
-
 import numpy as np
 
-from .algorithm import Algorithm, Arrays, Bucket, Dtypes, NextBucket
+from .algorithm import Algorithm, Arrays, Bucket, Dtypes, NextBucket, mean_apart
 from .bucketed import Bucketed
+from .halving import HalvingAllreduce
 from .pairwise import PairwiseAllreduce
 from .summation import overflow_errstate
 
@@ -18,24 +17,19 @@ IN_PLACE_BYTES = 1 << 20
 class LargeInPlace(Algorithm):
     """Takes the means of large arrays in place, and of all others by another algorithm."""
 
-    def __init__(self, pairwise: PairwiseAllreduce, size: int, small: Algorithm) -> None:
+    def __init__(
+        self, through_mpi: PairwiseAllreduce | HalvingAllreduce, size: int, small: Algorithm
+    ) -> None:
         """Own the algorithm for small arrays; ``size`` is the number of ranks."""
-        self._pairwise, self._size, self._small = pairwise, size, small
-        self._large = Bucketed(pairwise.allreduce, size, per_tensor=True)
+        self._through_mpi, self._size, self._small = through_mpi, size, small
+        self._large = Bucketed(through_mpi.allreduce, size, per_tensor=True)
 
     def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
         large = [
             target.nbytes >= IN_PLACE_BYTES and wire == target.dtype
             for target, wire in zip(targets, wire_dtypes, strict=True)
         ]
-        for algorithm, which in ((self._large, True), (self._small, False)):
-            chosen = [is_large == which for is_large in large]
-            if any(chosen):
-                algorithm.mean(
-                    list(compress(sources, chosen)),
-                    list(compress(targets, chosen)),
-                    list(compress(wire_dtypes, chosen)),
-                )
+        mean_apart(self._large, large, self._small, sources, targets, wire_dtypes)
 
     def mean_each(self, next_bucket: NextBucket) -> None:
         """Buckets are one stream, in which there is always something under way."""
@@ -53,8 +47,8 @@ class LargeInPlace(Algorithm):
             return None
 
         with overflow_errstate():
-            self._pairwise.stream(next_buffer, self._size)
+            self._through_mpi.stream(next_buffer, self._size)
 
     def close(self) -> None:
-        self._pairwise.close()
+        self._through_mpi.close()
         self._small.close()

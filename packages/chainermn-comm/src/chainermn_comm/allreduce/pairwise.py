@@ -1,9 +1,9 @@
 """The sum over ranks by messages: ranks exchange shards, each sums its own, and all get the sums.
 
-Every algorithm sums this way where it doesn't go through shared memory; between nodes,
-:mod:`hierarchical` uses the two exchanges and takes the sum itself. MPI's own reduction promises
-neither the order of a sum nor 16-bit types. As many bytes are moved as by a ring allreduce
-(Patarasuk and Yuan, 2009). See docs/decisions/sums.md.
+Up to 16 ranks (:mod:`halving` has more), every algorithm sums this way where it doesn't go through
+shared memory; between nodes, :mod:`hierarchical` uses the two exchanges and takes the sum itself.
+MPI's own reduction promises neither the order of a sum nor 16-bit types. As many bytes are moved as
+by a ring allreduce (Patarasuk and Yuan, 2009). See docs/decisions/sums.md.
 """
 
 from __future__ import annotations
@@ -70,13 +70,25 @@ def start_reduce_scatter(
 
     Once the requests are done, the caller takes the sum of the rows.
     """
-    return start_exchange(comm, enumerate(shards), enumerate(rows), tag)
+    return start_exchange(comm, _following(comm, shards), _preceding(comm, rows), tag)
 
 
 def start_allgather(comm: MPI.Intracomm, shards: Sequence[Buffer], tag: int) -> list[MPI.Request]:
     """Start to send this rank's shard to all ranks, and to receive theirs."""
     own = [shards[comm.rank]] * comm.size
-    return start_exchange(comm, enumerate(own), enumerate(shards), tag)
+    return start_exchange(comm, _following(comm, own), _preceding(comm, shards), tag)
+
+
+def _following(comm: MPI.Intracomm, buffers: Sequence[Buffer]) -> Iterator[tuple[int, Buffer]]:
+    """Yield the buffers for the ranks after this one, in their order: no two ranks' next is one."""
+    for rank in range(comm.rank + 1, comm.rank + comm.size):
+        yield rank % comm.size, buffers[rank % comm.size]
+
+
+def _preceding(comm: MPI.Intracomm, buffers: Sequence[Buffer]) -> Iterator[tuple[int, Buffer]]:
+    """Yield the buffers for the ranks before this one, in the order in which they send to it."""
+    for rank in range(comm.rank - 1, comm.rank - comm.size, -1):
+        yield rank % comm.size, buffers[rank % comm.size]
 
 
 class PairwiseAllreduce:

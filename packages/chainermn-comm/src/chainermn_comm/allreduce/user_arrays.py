@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices
+from .. import devices, staging
 from ..arrays import can_be_summed
 from ..messaging import Context, SharedFailure, messages
 from .pairwise import Allreduce
@@ -19,7 +19,8 @@ def reduce_arrays(
     """Return the sum or the mean of all ranks' arrays, on every rank (collective).
 
     Sums are of numbers of any dtype, means of floats; they are written into ``out``, which is then
-    returned, unless it is None.
+    returned, unless it is None. Where some rank has an array on a GPU, ranks check at the end that
+    all of them have their results.
     """
     operation, divisor = ("multi_node_mean", context.size) if mean else ("allreduce", 1)
     with SharedFailure(context.handshake, operation):
@@ -40,17 +41,26 @@ def reduce_arrays(
         buffers = [_copied(array) for array in message.arrays]
     specs = [("array", array.dtype, array.shape) for array in message.arrays]
     signature = (("chunk_bytes", context.chunk_bytes), *specs)
-    context.run_in_step(operation, context.handshake, operation, signature, b"", message.nbytes)
+    uses_gpu = bytes([bool(message.on_gpu) or devices.on_gpu(out)])
+    arguments = operation, signature, uses_gpu, message.nbytes
+    payloads = context.run_in_step(operation, context.handshake, *arguments)
     context.run_in_step(operation, _allreduce_each, allreduce, buffers, divisor)
     pairs = zip(buffers, message.arrays, strict=True)
     results = [buffer.astype(array.dtype, copy=False) for buffer, array in pairs]
-    result = message._replace(arrays=tuple(results)).value()
-    if out is None:
-        return result
-    if devices.on_gpu(out) != devices.on_gpu(result):
-        result = devices.to_device(result) if devices.on_gpu(out) else devices.to_host(result)
-    out[...] = result
-    return out
+    message = message._replace(arrays=tuple(results))
+
+    def hand_out() -> Any:
+        if out is None:
+            return messages.on_device([message], context.rank)[0].value()
+        if devices.on_gpu(out):
+            staging.assign(out, results[0], context.rank)
+        else:
+            out[...] = results[0]
+        return out
+
+    if not any(map(any, payloads)):
+        return hand_out()
+    return context.run_on_all_ranks(operation, "copying to GPUs", hand_out)
 
 
 def _allreduce_each(allreduce: Allreduce, buffers: list[np.ndarray], divisor: int) -> None:

@@ -15,17 +15,17 @@ from .device_allreduce import DeviceAllreduce
 
 def _through_mpi(context: Context) -> Algorithm:
     _check_on_all_ranks(context, devices.unavailable_reason)
-    return DeviceAllreduce(context, Topology(tuple(range(context.size))))
+    return DeviceAllreduce(context, Topology(tuple(range(context.size))), between="mpi")
 
 
 def _through_nccl(
-    context: Context, topology: Topology, leaders: int = 1, staged: bool = False
+    context: Context, topology: Topology, leaders: int = 1, between: str = "nccl"
 ) -> Algorithm:
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device."""
     several = context.size > 1
     _check_on_all_ranks(context, nccl.unavailable_reason if several else devices.unavailable_reason)
     nccl.check_devices(context.comm, context.topology.inter_rank(context.rank))
-    return DeviceAllreduce(context, topology, leaders, staged)
+    return DeviceAllreduce(context, topology, leaders, between)
 
 
 def _check_on_all_ranks(context: Context, unavailable_reason: Callable[[], str | None]) -> None:
@@ -44,10 +44,12 @@ FACTORIES: dict[str, Factory] = {
     "mpi": _through_mpi,
     # NCCL among all ranks, whatever their nodes.
     "nccl_only": lambda context: _through_nccl(context, Topology((0,) * context.size)),
-    # NCCL in each node; one rank of each exchanges with other nodes.
+    # NCCL in each node; one rank of each exchanges with other nodes, by NCCL too where it can.
     "single_leader": lambda context: _through_nccl(context, context.topology),
-    # The same; between nodes always through host memory, even if MPI is CUDA-aware.
-    "single_leader_staged": lambda context: _through_nccl(context, context.topology, staged=True),
+    # The same; between nodes always by MPI and through host memory.
+    "single_leader_staged": lambda context: _through_nccl(
+        context, context.topology, between="staged"
+    ),
     # NCCL in each node; as many ranks as possible exchange, each a shard.
     "multi_leader": lambda context: _through_nccl(
         context, context.topology, context.topology.least_intra_size

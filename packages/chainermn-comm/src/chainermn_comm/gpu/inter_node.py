@@ -1,30 +1,36 @@
 """Sums of GPU buffers between nodes by MPI: through pinned host memory, or as they are.
 
-Both are the pairwise sum of :mod:`chainermn_comm.allreduce`, whose requests are polled: in a
-blocking call of MPI a rank wouldn't notice that another has failed meanwhile.
+Where NCCL connects the nodes it takes these sums; this is for where it doesn't. Shards are
+exchanged pairwise as in :mod:`chainermn_comm.allreduce.pairwise`, several chunks at a time, and
+everything is polled: in a blocking call of MPI a rank wouldn't notice that another has failed.
 """
 
 from __future__ import annotations
 
 import ctypes
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from .. import devices
-from ..allreduce import PairwiseAllreduce, overflow_errstate
+from ..allreduce import (
+    BLOCK_ELEMENTS,
+    overflow_errstate,
+    shard_slice,
+    start_allgather,
+    start_reduce_scatter,
+    sum_rows,
+)
 from ..messaging import Buffer
 from . import kernels
 
-# Returns when the function that it is given returns True, or raises if that will never be.
-Poll: TypeAlias = Callable[[Callable[[], bool]], None]
-
-# MPI may read and write the memory of requests that nobody waits for any more, so they are kept.
-_orphaned_requests: list[Sequence[MPI.Request]] = []
+TAG = 0  # and the next one
+# The phases of an exchange: its data aren't there yet, terms are on their way, sums are.
+WAITS, SCATTERS, GATHERS, IS_OVER = range(4)
 
 
 @cache
@@ -42,107 +48,170 @@ def mpi_takes_gpu_memory() -> bool:
     return bool(query() == 1)
 
 
-class PolledAllreduce(PairwiseAllreduce):
-    """Sums GPU buffers, each of which is begun, and finished later."""
+class MpiExchange(ABC):
+    """Sums over the ranks of an mpi4py communicator, each on a node of its own.
 
-    gather_bytes = 0  # always shards, which are summed by `_sum`
-
-    def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
-        """Use ``comm``, which stays the caller's; its ranks are on different nodes.
-
-        At most ``slots`` buffers are begun and not yet finished; ``poll`` waits for events and
-        requests.
-        """
-        self._poll = poll
-        self._ready = [devices.new_event() for _ in range(slots)]
-        super().__init__(comm)
-
-    def begin(self, slot: int, buffer: Any, stream: Any) -> None:
-        """Record when ``buffer`` is ready in the stream's order; return at once."""
-        self._ready[slot].record(stream)
-
-    @abstractmethod
-    def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
-        """Overwrite ``buffer``, 1-D, by the sum over ranks of what was given to :meth:`begin`.
-
-        The sum is divided by ``divisor`` before it is rounded to ``dtype``, that of the numbers,
-        which the array may store as another one. The work before and after is in the stream's
-        order.
-        """
-
-    def _wait(self, requests: Sequence[MPI.Request]) -> None:
-        try:
-            self._poll(partial(MPI.Request.Testall, requests))  # makes MPI progress them
-        except BaseException:
-            _orphaned_requests.append(requests)
-            raise
-
-
-class CudaAwareAllreduce(PolledAllreduce):
-    """Gives MPI the GPU's memory; each rank sums its shard on its device.
-
-    Sums are taken in rank order and in float32 or wider: the same bits as by
-    :class:`StagedAllreduce`.
+    A slot holds one buffer at a time: first :meth:`begin`, then :meth:`run` to its end, then
+    :meth:`end`. Sums are taken in rank order and in float32 or wider: the same bits by each kind.
     """
 
-    def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
-        self._summed = devices.new_event()
-        # The addresses of the rows that are summed, here and on the device.
-        self._addresses = devices.pinned(8 * comm.size).view(np.int64)
-        self._table = devices.empty(8 * comm.size)
-        self._dtype, self._stream = np.dtype(np.float32), None
-        super().__init__(comm, slots, poll)
+    streams: tuple[Any, ...]  # that work is enqueued on
 
-    def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
-        self._poll(lambda: self._ready[slot].done)  # MPI knows nothing of streams
-        self._dtype, self._stream = dtype, stream
-        self.allreduce([buffer], divisor)
+    def __init__(self, comm: MPI.Intracomm, slots: int) -> None:
+        """Use ``comm``, which stays the caller's (not collective)."""
+        self._comm = comm
+        self._ready = [devices.new_event() for _ in range(slots)]
+        self._received: list[Buffer] = [self._allocate(0)] * slots  # the others' terms
+
+    @abstractmethod
+    def begin(self, slot: int, buffer: Any, after: Any) -> None:
+        """Enqueue what brings ``buffer``, 1-D, to where MPI takes it, after that event."""
+
+    def run(self, slot: int, buffer: Any, dtype: np.dtype, divisor: int) -> Iterator[int]:
+        """Overwrite what was begun by its sum over ranks, divided by ``divisor`` (collective).
+
+        Yields the phase in which it waits for something; the caller goes on with it later. Ranks
+        must enter each phase of their buffers in the same order. ``dtype`` is that of the numbers,
+        which the array may store as another one.
+        """
+        while not devices.is_done(self._ready[slot]):
+            yield WAITS
+        comm, size, rank = self._comm, self._comm.size, self._comm.rank
+        whole = self._view(slot, buffer, dtype)
+        shards = [whole[shard_slice(whole.size, size, other)] for other in range(size)]
+        own = shards[rank]
+        memory = self._received[slot][: (size - 1) * own.nbytes].view(own.dtype)
+        rows = [memory[i * own.size : (i + 1) * own.size] for i in range(size - 1)]
+        rows.insert(rank, own)
+        yield from _wait(start_reduce_scatter(comm, shards, rows, TAG), SCATTERS)
+        summed = self._sum(slot, rows, own, dtype, divisor)
+        while summed is not None and not devices.is_done(summed):
+            yield SCATTERS
+        yield from _wait(start_allgather(comm, shards, TAG + 1), GATHERS)
+
+    @abstractmethod
+    def end(self, slot: int, buffer: Any, stream: Any) -> None:
+        """Enqueue what brings the sum back to ``buffer``, before what follows on the stream."""
+
+    def reserve(self, nbytes: int) -> None:
+        """Allocate what buffers of so many bytes need; none may be begun."""
+        shard = -(-nbytes // self._comm.size) + 8  # shards differ by an element, of at most 8 bytes
+        if self._received[0].nbytes < (self._comm.size - 1) * shard:
+            count = len(self._received)
+            self._received = [self._allocate((self._comm.size - 1) * shard) for _ in range(count)]
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._received = []
+
+    @abstractmethod
+    def _allocate(self, nbytes: int) -> Buffer:
+        """Return memory of the kind that is summed: (nbytes,) uint8."""
+
+    @abstractmethod
+    def _view(self, slot: int, buffer: Any, dtype: np.dtype) -> Buffer:
+        """Return what MPI sends of a buffer that was begun."""
+
+    @abstractmethod
+    def _sum(
+        self, slot: int, rows: list[Buffer], out: Buffer, dtype: np.dtype, divisor: int
+    ) -> Any:
+        """Write the rows' sum, divided, into ``out``; return the event after it, if any."""
+
+
+def _wait(requests: Sequence[MPI.Request], phase: int) -> Iterator[int]:
+    yield phase  # the chunk after this one may enter the phase now
+    while not MPI.Request.Testall(requests):  # makes MPI progress them
+        yield phase
+
+
+class CudaAwareExchange(MpiExchange):
+    """Gives MPI the GPU's memory; each rank sums its shard on its device."""
+
+    def __init__(self, comm: MPI.Intracomm, slots: int) -> None:
+        super().__init__(comm, slots)
+        self._stream, self._summed = (
+            devices.new_stream(),
+            [devices.new_event() for _ in range(slots)],
+        )
+        self.streams = (self._stream,)
+        # The addresses of the rows that are summed, here and on the device.
+        self._addresses = devices.pinned(8 * comm.size * slots).view(np.int64).reshape(slots, -1)
+        self._tables = [devices.empty(8 * comm.size) for _ in range(slots)]
+
+    def begin(self, slot: int, buffer: Any, after: Any) -> None:
+        self._stream.wait_event(after)
+        self._ready[slot].record(self._stream)
+
+    def end(self, slot: int, buffer: Any, stream: Any) -> None:
+        pass  # MPI knows nothing of streams: all is over
 
     def close(self) -> None:
         super().close()
-        self._table = devices.empty(0)
-        self._addresses = np.empty(0, np.int64)
+        self._tables, self._addresses = [], np.empty((0, 0), np.int64)
 
     def _allocate(self, nbytes: int) -> Buffer:
         return devices.empty(nbytes)
 
-    def _sum(self, rows: list[Buffer], out: Buffer, divisor: int) -> None:
-        if out.size:
-            self._addresses[:] = [devices.address(row) for row in rows]
-            devices.copy_to_device(self._addresses, self._table, self._stream)
-            with self._stream:  # type: ignore[attr-defined]
-                kernels.launch("sum", self._dtype, self._table, len(rows), out, out.size, divisor)
-        self._summed.record(self._stream)
-        self._poll(lambda: self._summed.done)
+    def _view(self, slot: int, buffer: Any, dtype: np.dtype) -> Buffer:
+        return buffer
+
+    def _sum(
+        self, slot: int, rows: list[Buffer], out: Buffer, dtype: np.dtype, divisor: int
+    ) -> Any:
+        if not out.size:
+            return None
+        self._addresses[slot] = [devices.address(row) for row in rows]
+        devices.copy_to_device(self._addresses[slot], self._tables[slot], self._stream)
+        with self._stream:
+            kernels.launch("sum", dtype, self._tables[slot], len(rows), out, out.size, divisor)
+        self._summed[slot].record(self._stream)
+        return self._summed[slot]
 
 
-class StagedAllreduce(PolledAllreduce):
-    """Copies buffers to the host, sums them there by MPI, and copies them back.
+class StagedExchange(MpiExchange):
+    """Copies buffers to pinned host memory, sums them there, and copies them back.
 
-    The device can do other work while a buffer is copied to the host. Each slot holds one buffer at
-    a time.
+    Either direction has a stream of its own, so that both go on side by side.
     """
 
-    def __init__(self, comm: MPI.Intracomm, slots: int, poll: Poll) -> None:
+    def __init__(self, comm: MPI.Intracomm, slots: int) -> None:
+        super().__init__(comm, slots)
+        self._down, self._up = self.streams = devices.new_stream(), devices.new_stream()
+        self._uploaded = [devices.new_event() for _ in range(slots)]
         self._host = [np.empty(0, np.uint8)] * slots
-        super().__init__(comm, slots, poll)
 
     def reserve(self, nbytes: int) -> None:
         if self._host[0].nbytes < nbytes:
             self._host = [devices.pinned(nbytes) for _ in self._host]
         super().reserve(nbytes)
 
-    def begin(self, slot: int, buffer: Any, stream: Any) -> None:
-        devices.copy_to_host(buffer, self._host[slot][: buffer.nbytes], stream)
-        super().begin(slot, buffer, stream)
+    def begin(self, slot: int, buffer: Any, after: Any) -> None:
+        self._down.wait_event(after)
+        self._down.wait_event(self._uploaded[slot])
+        devices.copy_to_host(buffer, self._host[slot][: buffer.nbytes], self._down)
+        self._ready[slot].record(self._down)
 
-    def finish(self, slot: int, buffer: Any, dtype: np.dtype, stream: Any, divisor: int) -> None:
-        self._poll(lambda: self._ready[slot].done)
-        host = self._host[slot][: buffer.nbytes].view(dtype)
-        with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
-            self.allreduce([host], divisor)
-        devices.copy_to_device(host, buffer, stream)
+    def end(self, slot: int, buffer: Any, stream: Any) -> None:
+        devices.copy_to_device(self._host[slot][: buffer.nbytes], buffer, self._up)
+        self._uploaded[slot].record(self._up)
+        stream.wait_event(self._uploaded[slot])
 
     def close(self) -> None:
         super().close()
-        self._host = [np.empty(0, np.uint8)] * len(self._host)
+        self._host = []
+
+    def _allocate(self, nbytes: int) -> Buffer:
+        return np.empty(nbytes, np.uint8)
+
+    def _view(self, slot: int, buffer: Any, dtype: np.dtype) -> Buffer:
+        return self._host[slot][: buffer.nbytes].view(dtype)
+
+    def _sum(
+        self, slot: int, rows: list[Buffer], out: Buffer, dtype: np.dtype, divisor: int
+    ) -> Any:
+        with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
+            for start in range(0, out.size, BLOCK_ELEMENTS):
+                block = slice(start, start + BLOCK_ELEMENTS)
+                sum_rows([row[block] for row in rows], out[block], divisor)
+        return None

@@ -1,4 +1,4 @@
-"""The only CUDA source: one kernel packs all gradients of a chunk, one unpacks them, one sums.
+"""The only CUDA source: kernels that pack a chunk's gradients, unpack them, sum, and cast.
 
 The first two walk a table of a chunk's segments, and cast and divide on the way.
 """
@@ -6,6 +6,7 @@ The first two walk a table of a chunk's segments, and cast and divide on the way
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,12 @@ __device__ inline void sum(const i64* rows, i64 count, Wire* out, i64 size, doub
     }
 }
 
+template <typename Wire>
+__device__ inline void cast(const float* from, Wire* to, i64 size) {
+    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < size; i += (i64)gridDim.x * THREADS)
+        narrow(from[i], to[i]);
+}
+
 #define KERNELS(LETTER, Wire)                                                              \
     extern "C" __global__ void pack_##LETTER(                                              \
         const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
@@ -159,6 +166,10 @@ __device__ inline void sum(const i64* rows, i64 count, Wire* out, i64 size, doub
     extern "C" __global__ void sum_##LETTER(                                               \
         const i64* rows, i64 count, Wire* out, i64 size, double divisor) {                 \
         sum<Wire>(rows, count, out, size, divisor);                                        \
+    }                                                                                      \
+    extern "C" __global__ void cast_##LETTER(                                              \
+        const float* from, i64, Wire* to, i64 size, double) {                              \
+        cast<Wire>(from, to, size);                                                        \
     }
 KERNELS(e, Half)
 KERNELS(f, float)
@@ -167,8 +178,9 @@ KERNELS(b, Bfloat)
 """
 
 
+@cache
 def source() -> str:
-    """Return the CUDA source with its constants."""
+    """Return the CUDA source with its constants, the same string object each time."""
     return f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{SOURCE}"
 
 
@@ -204,17 +216,17 @@ def launch(
     """Run a kernel on the current stream; return at once.
 
     Args:
-        name: ``"pack"``; ``"unpack"``, which ignores ``divisor``; or ``"sum"``, of rows in their
-            order.
+        name: ``"pack"``; ``"unpack"``, which ignores ``divisor``; ``"sum"``, of rows in their
+            order; or ``"cast"``, of float32 numbers, which ignores ``count``, too.
         dtype: of the numbers in ``buffer``, one of ``DTYPE_CODES``.
         table: GPU memory: a chunk's :func:`segment_table`; for a sum the address of each row, of
-            which ``buffer`` may be one, (count,) int64.
+            which ``buffer`` may be one, (count,) int64; for a cast the numbers themselves.
         count: of the chunk's segments, or of the rows.
         buffer: GPU memory of at least ``size`` numbers.
         size: elements of the chunk or the sum.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
     kernel = devices.kernel(source(), f"{name}_{DTYPE_CODES[dtype.name]}")
-    blocks = min(-(-size // (THREADS if name == "sum" else TILE)), MAX_BLOCKS)
+    blocks = min(-(-size // (TILE if "pack" in name else THREADS)), MAX_BLOCKS)
     arguments = (table, np.int64(count), buffer, np.int64(size), np.float64(divisor))
     kernel((blocks,), (THREADS,), arguments)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from .. import devices
+from ..errors import CommunicationError
 from ..messaging import Handshake
+from .connecting import OPERATION, connect
+from .failures import on_all_ranks
 
 # The first version that reports asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)
 # The first version that knows bfloat16.
 OLDEST_WITH_BFLOAT16 = (2, 10)
+# How long `abort` waits for another thread that calls NCCL.
+ABORT_SECONDS = 1.0
 
 
 class NcclCommunicator:
@@ -26,8 +34,13 @@ class NcclCommunicator:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """Connect the current devices (collective over ``comm``, which stays the caller's)."""
+        """Connect the current devices (collective over ``comm``, which stays the caller's).
+
+        CommunicationError is raised on all ranks where NCCL fails on one, or takes longer than
+        ``connecting.CONNECT_SECONDS``.
+        """
         self._nccl = nccl = _nccl()
+        self._lock = threading.RLock()
         self.rank, self.size = comm.rank, comm.size
         self._dtypes = {
             "float16": nccl.NCCL_FLOAT16,
@@ -36,15 +49,22 @@ class NcclCommunicator:
         }
         if version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16 and hasattr(nccl, "NCCL_BFLOAT16"):
             self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
-        identity = Handshake(comm).run_on_all_ranks(
-            "making an NCCL communicator", lambda: nccl.get_unique_id() if comm.rank == 0 else None
+        identity = on_all_ranks(
+            Handshake(comm),
+            f"rank {comm.rank}: {OPERATION}",
+            lambda: nccl.get_unique_id() if comm.rank == 0 else None,
         )
-        self._comm: Any = nccl.NcclCommunicator(comm.size, comm.bcast(identity), comm.rank)
+        identity = comm.bcast(identity)
+        self._comm: Any = connect(
+            comm, lambda: nccl.NcclCommunicator(comm.size, identity, comm.rank)
+        )
 
     def allreduce(self, buffer: Any, stream: Any) -> None:
         """Overwrite ``buffer`` by the sum over ranks, in the stream's order (collective)."""
         at, sum_ = devices.address(buffer), self._nccl.NCCL_SUM
-        self._comm.allReduce(at, at, buffer.size, self.nccl_dtype(buffer.dtype), sum_, stream.ptr)
+        nccl_dtype = self.nccl_dtype(buffer.dtype)
+        with self._opened() as comm:
+            comm.allReduce(at, at, buffer.size, nccl_dtype, sum_, stream.ptr)
 
     def reduce_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Sum shard i over ranks into rank i's ``buffer``, for each shard (collective).
@@ -56,25 +76,42 @@ class NcclCommunicator:
         sum_ = self._nccl.NCCL_SUM
         if shards == self.size:
             own = at + self.rank * step
-            self._comm.reduceScatter(at, own, size, nccl_dtype, sum_, stream.ptr)
+            with self._opened() as comm:
+                comm.reduceScatter(at, own, size, nccl_dtype, sum_, stream.ptr)
             return
-        self._nccl.groupStart()  # the reductions may then run side by side
-        for root in range(shards):
-            shard = at + root * step
-            self._comm.reduce(shard, shard, size, nccl_dtype, sum_, root, stream.ptr)
-        self._nccl.groupEnd()
+        with self._opened() as comm, self._group():  # the reductions may then run side by side
+            for root in range(shards):
+                shard = at + root * step
+                comm.reduce(shard, shard, size, nccl_dtype, sum_, root, stream.ptr)
 
     def gather_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Copy rank i's shard i to all ranks, for each shard (collective)."""
         at, size, step, nccl_dtype = self._shards(buffer, shards)
         if shards == self.size:
-            self._comm.allGather(at + self.rank * step, at, size, nccl_dtype, stream.ptr)
+            with self._opened() as comm:
+                comm.allGather(at + self.rank * step, at, size, nccl_dtype, stream.ptr)
             return
+        with self._opened() as comm, self._group():
+            for root in range(shards):
+                shard = at + root * step
+                comm.broadcast(shard, shard, size, nccl_dtype, root, stream.ptr)
+
+    @contextlib.contextmanager
+    def _group(self) -> Iterator[None]:
+        """Run the operations inside as one; an open group would swallow all later ones."""
         self._nccl.groupStart()
-        for root in range(shards):
-            shard = at + root * step
-            self._comm.broadcast(shard, shard, size, nccl_dtype, root, stream.ptr)
-        self._nccl.groupEnd()
+        try:
+            yield
+        finally:
+            self._nccl.groupEnd()
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Give CuPy's communicator, which another thread doesn't abort meanwhile."""
+        with self._lock:
+            if self._comm is None:
+                raise CommunicationError(f"rank {self.rank}: NCCL was aborted, or closed")
+            yield self._comm
 
     def _shards(self, buffer: Any, shards: int) -> tuple[int, int, int, int]:
         """Return the buffer's address, a shard's elements and bytes, and NCCL's dtype."""
@@ -83,20 +120,37 @@ class NcclCommunicator:
         return devices.address(buffer), size, step, self.nccl_dtype(buffer.dtype)
 
     def check(self) -> None:
-        """Raise NCCL's asynchronous error, if there is one (not collective)."""
-        self._comm.check_async_error()
+        """Raise NCCL's asynchronous error, if there is one (not collective).
+
+        It doesn't wait for another thread that calls NCCL, and may itself wait for other ranks: it
+        raises nothing then.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._comm is not None:
+                    self._comm.check_async_error()
+            finally:
+                self._lock.release()
 
     def abort(self) -> None:
         """Abort what is in flight, whether or not the other ranks do; nothing works afterwards."""
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            comm.abort()
+        # A call of NCCL's in another thread returns at once, but for one that waits for a rank that
+        # is gone: then only this ends it.
+        locked = self._lock.acquire(timeout=ABORT_SECONDS)
+        try:
+            comm, self._comm = self._comm, None
+            if comm is not None:
+                comm.abort()
+        finally:
+            if locked:
+                self._lock.release()
 
     def close(self) -> None:
         """Release NCCL's resources; all work must be over."""
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            comm.destroy()
+        with self._lock:
+            comm, self._comm = self._comm, None
+            if comm is not None:
+                comm.destroy()
 
     def nccl_dtype(self, dtype: np.dtype) -> int:
         """Return NCCL's number for a buffer's dtype; raise ValueError where bfloat16 has none."""
@@ -109,6 +163,22 @@ class NcclCommunicator:
                 "float32 as allreduce_grad_dtype, or the communicator 'flat'"
             )
         return int(self._dtypes[dtype.name])
+
+
+def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
+    """Abort communicators whose work goes by one stream; what fails is ignored.
+
+    An abort returns when the work of its communicator is over, which may be behind that of another
+    one on the stream. In NCCL's group all are told before any is waited for.
+    """
+    with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+        if len(communicators) > 1:
+            with contextlib.suppress(Exception):
+                _nccl().groupStart()
+                stack.callback(_nccl().groupEnd)
+        for each in communicators:
+            with contextlib.suppress(Exception):
+                each.abort()
 
 
 def unavailable_reason() -> str | None:
@@ -133,8 +203,10 @@ def version(code: int) -> tuple[int, ...]:
 
 def check_devices(comm: MPI.Intracomm, node: int) -> None:
     """Raise on all ranks if those of one ``node`` share a device, which NCCL can't (collective)."""
+    operation = f"rank {comm.rank}: asking which device this is"
+    bus_id = on_all_ranks(Handshake(comm), operation, devices.bus_id)
     places: dict[tuple[int, str], list[int]] = {}
-    for rank, place in enumerate(comm.allgather((node, devices.bus_id()))):
+    for rank, place in enumerate(comm.allgather((node, bus_id))):
         places.setdefault(place, []).append(rank)
     shared = [
         f"ranks {ranks} use device {bus}" for (_, bus), ranks in places.items() if len(ranks) > 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from .. import devices
+from .. import devices, staging
 from ..errors import RankMismatchError
 from ..messaging import Context, SharedFailure, bcast_buffer
 from . import parameters
@@ -50,20 +53,70 @@ def bcast_parameters(context: Context, model: Any) -> None:
                     param.initialize(shape)
                 if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
                     param.data = np.empty(shape, dtype)
-    context.run_in_step(OPERATION, context.handshake, initialising)
-    context.run_in_step(OPERATION, _bcast, context, [each[:2] for each in sent])
+    uses_gpu = bytes([any(devices.on_gpu(param.data) for param, *_ in sent)])
+    payloads = context.run_in_step(OPERATION, context.handshake, initialising, (), uses_gpu)
+    if not any(map(any, payloads)):
+        context.run_in_step(OPERATION, _bcast, context, [each[:2] for each in sent])
+        return
+    for root in sorted({root for _, root, *_ in sent}):
+        _bcast_packed(context, [param for param, its, *_ in sent if its == root], root)
+
+
+def _bcast_packed(context: Context, params: list[Any], root: int) -> None:
+    """Overwrite parameters on all ranks by root's, many in each transfer (collective).
+
+    Before each transfer ranks check that none has failed, and once more at the end.
+    """
+    is_root = context.rank == root
+    # The same on all ranks, whose shapes and dtypes are equal.
+    batches = staging.cut([param.data.nbytes for param in params])
+    flats: list[Any] = []
+    buffer: Any = None
+    with contextlib.ExitStack() as stack:
+
+        def take_turn(arrived: Any, leaving: Any) -> None:
+            nonlocal buffer
+            with devices.errors_told(f"rank {context.rank}: copying parameters"):
+                if buffer is None:
+                    flats.extend([_flat(param.data, is_root) for param in params])
+                    buffer = stack.enter_context(staging.buffers(flats, count=1))[0]
+                if is_root and leaving:
+                    staging.wait(staging.start(leaving, flats, buffer, into_buffer=True))
+                if not is_root and arrived:
+                    staging.wait(staging.start(arrived, flats, buffer, into_buffer=False))
+                if not is_root and not leaving:
+                    _put_back(params, flats)
+
+        for arrived, leaving in pairwise([None, *batches, None]):
+            turn = partial(take_turn, arrived, leaving)
+            context.run_on_all_ranks(OPERATION, "copying parameters", turn)
+            if leaving:
+                filled = buffer[: leaving[-1].offset + leaving[-1].stop - leaving[-1].start]
+                context.run_in_step(OPERATION, bcast_buffer, context.comm, filled, root)
+
+
+def _flat(data: Any, is_root: bool) -> Any:
+    """Return the parameter's elements in C order, 1-D; memory for them if it is read-only."""
+    if is_root or devices.on_gpu(data) or data.flags.writeable:
+        return staging.flat(data)
+    return np.empty(data.size, data.dtype)
+
+
+def _put_back(params: list[Any], flats: list[Any]) -> None:
+    """Write what has come into the parameters that aren't contiguous; replace those on the host."""
+    for param, flat in zip(params, flats, strict=True):
+        data = param.data
+        if devices.on_gpu(data):
+            if not data.flags.c_contiguous:
+                staging.overwrite(data, flat.reshape(data.shape))
+        elif not (data.flags.c_contiguous and data.flags.writeable):
+            param.data = flat.reshape(data.shape)
 
 
 def _bcast(context: Context, sent: list[tuple[Any, int]]) -> None:
     """Overwrite each parameter on all ranks by that of the rank beside it (collective)."""
     for param, root in sent:
         data = param.data
-        if devices.on_gpu(data):
-            host = np.ascontiguousarray(devices.to_host(data))
-            bcast_buffer(context.comm, host.reshape(-1), root)
-            if context.rank != root:
-                data[...] = devices.to_device(host)
-            continue
         usable = data.flags.c_contiguous and (context.rank == root or data.flags.writeable)
         buffer = data if usable else np.array(data, order="C")
         bcast_buffer(context.comm, buffer.reshape(-1), root)

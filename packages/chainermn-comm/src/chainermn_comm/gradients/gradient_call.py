@@ -91,11 +91,11 @@ class GradientCall:
         On a GPU what follows on the current stream comes after the gradients.
         """
         like = [param.data for param in self.params]
-        on_gpu, module = self.on_gpu, devices.module_of(like[0])
+        on_gpu = self.on_gpu
         if self.ready is not None:
             devices.current_stream().wait_event(self.ready)
         sources = [
-            module.zeros_like(data, order="C") if grad is None else grad
+            devices.zeros_like(data) if grad is None else grad
             for data, grad in zip(like, self.grads, strict=True)
         ]
         dtypes = [data.dtype for data in like]
@@ -109,7 +109,7 @@ class GradientCall:
                 piece.reshape(data.shape) for piece, data in zip(pieces, like, strict=True)
             ]
         else:
-            self.targets = [module.empty(data.shape, data.dtype) for data in like]
+            self.targets = [devices.empty_like(data) for data in like]
         return Bucket(sources, self.targets, wire_dtypes, flat)
 
 
@@ -234,6 +234,7 @@ def _common_entries(settings: Settings, zero_fill: bool) -> list[tuple[Any, ...]
         ("zero_fill", zero_fill),
         ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
         ("chunk_bytes", settings.chunk_bytes),
+        ("reduce_dtype", str(settings.reduce_dtype)),
     ]
 
 
@@ -243,7 +244,4 @@ def _targets(grads: list[Any]) -> list[Any]:
     if all(usable):
         return grads
     own = iter(usable)
-    return [
-        grad if grad is None or next(own) else devices.module_of(grad).empty(grad.shape, grad.dtype)
-        for grad in grads
-    ]
+    return [grad if grad is None or next(own) else devices.empty_like(grad) for grad in grads]

@@ -28,13 +28,14 @@ _NO_PLAN = "what is planned goes through another communicator: start_mean(throug
 class GradientMean(MeanInProgress):
     """A mean of gradients on MPI communicators.
 
-    The first bucket is packed as it is handed in, if it has not been planned: ``agree`` then
-    also serves as the barrier that an algorithm needs between packing and summing.
+    The first bucket is packed (on GPUs prepared) as it is handed in, if it has not been planned:
+    ``agree`` then also serves as the barrier that an algorithm needs between packing and summing.
     """
 
     takes_plans = True
     _num_reduced = 0
     _finish_staged: Callable[[], None] | None = None
+    _staged_on_gpu = False
     # By call: which gradients some rank has; empty where no rank needs zeros.
     _present: Sequence[np.ndarray] = ()
     _handed_in: list[bool] = [False]  # noqa: RUF012  (replaced, never changed)
@@ -66,21 +67,21 @@ class GradientMean(MeanInProgress):
         if planned and self._data_context is context:
             raise NotImplementedError(_NO_PLAN)
         try:
-            call = call_of(
-                model,
-                context.rank,
-                bool(self._zero_fill),
-                self._settings,
-                algorithms.stays_in_memory,
-                planned,
-            )
-            algorithm = algorithms.made.get(False)
-            # With gradients on GPUs there are two algorithms, and the errors of the second
-            # belong after the agreement; what moves elsewhere needs a barrier there.
-            is_first = not (self._calls or planned) and self._data_context is context
-            if algorithm and call.wire_dtypes is not None and is_first:
-                self._finish_staged = algorithm.stage(*call.arrays(), call.wire_dtypes)
+            with devices.errors_told(f"rank {context.rank}: {self._operation}"):
+                call = call_of(
+                    model,
+                    context.rank,
+                    bool(self._zero_fill),
+                    self._settings,
+                    algorithms.stays_in_memory,
+                    planned,
+                )
+                # What moves elsewhere needs a barrier there.
+                if not (self._calls or planned) and self._data_context is context:
+                    self._stage(call)
         except BaseException as error:
+            if planned:  # the caller is somewhere in backward, and tells the others itself
+                raise
             try:
                 share_failure(context.handshake, self._operation, error)
             finally:
@@ -88,10 +89,29 @@ class GradientMean(MeanInProgress):
             raise
         self._calls.append(call)
         if planned:
-            if call.on_gpu:
-                call.ready = devices.new_event()
-                call.ready.record(devices.current_stream())
-            self._planned.put(call)
+            try:
+                if call.on_gpu:
+                    with (
+                        devices.errors_told(f"rank {context.rank}: {self._operation}"),
+                        devices.using_device_of(call.params[0].data),
+                    ):
+                        call.ready = devices.recorded_event()
+            finally:  # all ranks wait for this bucket
+                self._planned.put(call)
+
+    def _stage(self, call: GradientCall) -> None:
+        """Do what needs no other rank, where one algorithm, which exists, takes all gradients."""
+        on_gpu = call.wire_dtypes is None
+        algorithm = self._algorithms.made.get(on_gpu)
+        sources, targets = call.arrays()
+        if algorithm is None or (on_gpu and not all(map(devices.on_gpu, sources))):
+            return
+        wire_dtypes = call.wire_dtypes
+        if wire_dtypes is None:
+            dtypes = [source.dtype for source in sources]
+            wire_dtypes = wire_dtypes_of(dtypes, self._settings, False, on_gpu)
+        self._staged_on_gpu = on_gpu
+        self._finish_staged = algorithm.stage(sources, targets, wire_dtypes)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         context, handshake, calls = self._context, self._context.handshake, self._calls
@@ -187,6 +207,9 @@ class GradientMean(MeanInProgress):
                 finish_staged, self._finish_staged = self._finish_staged, None
                 if index < len(self._present):
                     self._add_zeros(call, self._present[index])
+                elif finish_staged is not None and self._staged_on_gpu:
+                    finish_staged()  # this algorithm sends failures to the other ranks itself
+                    continue
                 elif finish_staged is not None:
                     self._data_context.run_in_step(DESCRIPTION, finish_staged)
                     continue
@@ -242,7 +265,7 @@ def mean_gradients(mean: MeanInProgress, model: Any) -> None:
 def _zeros(call: GradientCall, present: np.ndarray) -> dict[int, Any]:
     """Return zeros, by index, for each gradient that is missing here and ``present`` somewhere."""
     return {
-        index: devices.module_of(param.data).zeros_like(param.data, order="C")
+        index: devices.zeros_like(param.data)
         for index, (param, grad) in enumerate(zip(call.params, call.grads, strict=True))
         if grad is None and present[index] and param.data is not None
     }

@@ -1,13 +1,14 @@
 """Collective operations on messages: a handshake that carries the headers, then the buffers.
 
-Each function is collective. ``make`` builds the message of a value; what it raises is raised on all
-ranks before any data move.
+Each function is collective. ``make`` builds the messages of values; what it raises is raised on all
+ranks before any data move. Where some rank sends arrays of a GPU, ranks check at the end that all
+of them could put on theirs what has come.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from mpi4py import MPI
@@ -23,9 +24,9 @@ from .messages import Message
 CONFIRMED_BYTES = 64 << 20
 # Up to so many bytes travel in the handshake's payload: copying them costs less than a transfer.
 SMALL_BYTES = 16 << 10
-_NBYTES = struct.Struct("<Q")
+_PREFIX = struct.Struct("<Q?")  # bytes of a rank's data; whether some come from a GPU
 
-Make: TypeAlias = Callable[[Any], Message]
+Make: TypeAlias = Callable[[Sequence[Any]], list[Message]]
 ByRank: TypeAlias = dict[int, Message]
 Value = TypeVar("Value")
 
@@ -36,22 +37,22 @@ def bcast(context: Context, operation: str, value: Any, make: Make, root: int) -
     with SharedFailure(context.handshake, operation):
         root = check_rank(context, root, "root")
         if context.rank == root:
-            message = make(value)
+            (message,) = make([value])
         payload = _describe(message)
     payloads = _handshake(context, operation, payload, root)
 
     def allocate() -> Message:
-        return message or messages.allocate(payloads[root][_NBYTES.size :])
+        return message or messages.allocate(payloads[root][_PREFIX.size :])
 
     incoming = _with_memory(context, operation, payloads, allocate)
     context.run_in_step(operation, _bcast_buffers, context, incoming, root)
-    return incoming
+    return _on_devices(context, operation, payloads, [incoming])[0]
 
 
 def allgather(context: Context, operation: str, value: Any, make: Make) -> list[Message]:
     """Return the message of every rank's value on every rank."""
     with SharedFailure(context.handshake, operation):
-        message = make(value)
+        (message,) = make([value])
         payload = _describe(message)
         if _size_of(payload) <= SMALL_BYTES:
             payload += message.packed()
@@ -59,7 +60,7 @@ def allgather(context: Context, operation: str, value: Any, make: Make) -> list[
     # Where the data of a small message begin in its payload.
     sizes = list(map(_size_of, payloads))
     starts = {rank: len(payloads[rank]) - n for rank, n in enumerate(sizes) if n <= SMALL_BYTES}
-    headers = {rank: each[_NBYTES.size : starts.get(rank)] for rank, each in enumerate(payloads)}
+    headers = {rank: each[_PREFIX.size : starts.get(rank)] for rank, each in enumerate(payloads)}
     outgoing = dict.fromkeys(range(context.size), message)
     incoming = _incoming(context, operation, payloads, outgoing, headers)
     for rank in starts.keys() - {context.rank}:
@@ -70,7 +71,7 @@ def allgather(context: Context, operation: str, value: Any, make: Make) -> list[
         context.run_in_step(
             operation, _move, context, sent, {rank: incoming[rank] for rank in sorted(large)}
         )
-    return list(incoming.values())
+    return _on_devices(context, operation, payloads, list(incoming.values()))
 
 
 def gather(
@@ -79,13 +80,14 @@ def gather(
     """Return the message of every rank's value at root; None elsewhere."""
     with SharedFailure(context.handshake, operation):
         root = check_rank(context, root, "root")
-        outgoing = {root: make(value)}
+        outgoing = dict(zip([root], make([value]), strict=True))
         payload = _describe(outgoing[root])
     payloads = _handshake(context, operation, payload, root)
     wanted = payloads if context.rank == root else []
-    headers = {rank: each[_NBYTES.size :] for rank, each in enumerate(wanted)}
+    headers = {rank: each[_PREFIX.size :] for rank, each in enumerate(wanted)}
     incoming = _incoming(context, operation, payloads, outgoing, headers)
     received = context.run_in_step(operation, _move, context, outgoing, incoming)
+    received = _on_devices(context, operation, payloads, received)
     return received if context.rank == root else None
 
 
@@ -94,22 +96,24 @@ def scatter(context: Context, operation: str, values: Any, make: Make, root: int
     with SharedFailure(context.handshake, operation):
         root = check_rank(context, root, "root")
         outgoing = _one_for_each(context, values, make) if context.rank == root else {}
-    payloads = _handshake(context, operation, _pack_size(outgoing.values()), root)
+    payloads = _handshake(context, operation, _prefix(outgoing.values()), root)
     headers = [message.header() for message in outgoing.values()] or None
     header = context.run_in_step(operation, context.comm.scatter, headers, root)
     incoming = _incoming(context, operation, payloads, outgoing, {root: header})
-    return context.run_in_step(operation, _move, context, outgoing, incoming)[0]
+    received = context.run_in_step(operation, _move, context, outgoing, incoming)
+    return _on_devices(context, operation, payloads, received)[0]
 
 
 def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[Message]:
     """Return the message of each rank's i-th value on rank i."""
     with SharedFailure(context.handshake, operation):
         outgoing = _one_for_each(context, values, make)
-    payloads = _handshake(context, operation, _pack_size(outgoing.values()))
+    payloads = _handshake(context, operation, _prefix(outgoing.values()))
     own = [message.header() for message in outgoing.values()]
     headers = context.run_in_step(operation, context.comm.alltoall, own)
     incoming = _incoming(context, operation, payloads, outgoing, dict(enumerate(headers)))
-    return context.run_in_step(operation, _move, context, outgoing, incoming)
+    received = context.run_in_step(operation, _move, context, outgoing, incoming)
+    return _on_devices(context, operation, payloads, received)
 
 
 def check_rank(context: Context, rank: Any, name: str) -> int:
@@ -129,30 +133,31 @@ def _one_for_each(context: Context, values: Any, make: Make) -> ByRank:
             f"rank {context.rank}: expected {context.size} values, one for each rank, got "
             f"{None if values is None else len(values)}"
         )
-    return {rank: make(value) for rank, value in enumerate(values)}
+    return dict(enumerate(make(values)))
 
 
 def _handshake(
     context: Context, operation: str, payload: bytes, root: int | None = None
 ) -> list[bytes]:
-    """Return every rank's payload, which begins with its data's size unless it is empty."""
+    """Return every rank's payload, which begins with a prefix unless it is empty."""
     signature = () if root is None else (("root", root),)
     arguments = operation, signature, payload, _size_of(payload)
     return context.run_in_step(operation, context.handshake, *arguments)
 
 
 def _describe(message: Message | None) -> bytes:
-    """Return the size of the message's data and its header; nothing for no message."""
-    return _pack_size([message]) + message.header() if message else b""
+    """Return the prefix and the header of a message; nothing for no message."""
+    return _prefix([message]) + message.header() if message else b""
 
 
 def _size_of(payload: bytes) -> int:
     """Return the size in bytes of the data that a payload describes."""
-    return int(_NBYTES.unpack_from(payload)[0]) if payload else 0
+    return int(_PREFIX.unpack_from(payload)[0]) if payload else 0
 
 
-def _pack_size(outgoing: Iterable[Message]) -> bytes:
-    return _NBYTES.pack(sum(message.nbytes for message in outgoing))
+def _prefix(outgoing: Collection[Message]) -> bytes:
+    nbytes = sum([message.nbytes for message in outgoing])
+    return _PREFIX.pack(nbytes, any([message.on_gpu for message in outgoing]))
 
 
 def _with_memory(
@@ -161,10 +166,18 @@ def _with_memory(
     """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
     if sum(map(_size_of, payloads)) < CONFIRMED_BYTES:
         return context.run_in_step(operation, allocate)
-    with SharedFailure(context.handshake, f"{operation}, memory"):
-        value = allocate()
-    context.run_in_step(operation, context.handshake, f"{operation}, memory")
-    return value
+    return context.run_on_all_ranks(operation, "memory", allocate)
+
+
+def _on_devices(
+    context: Context, operation: str, payloads: list[bytes], received: list[Message]
+) -> list[Message]:
+    """Return messages with their arrays on GPUs; raise on all ranks where that fails on one."""
+    if not any([payload and _PREFIX.unpack_from(payload)[1] for payload in payloads]):
+        return received
+    return context.run_on_all_ranks(
+        operation, "copying to GPUs", lambda: messages.on_device(received, context.rank)
+    )
 
 
 def _incoming(

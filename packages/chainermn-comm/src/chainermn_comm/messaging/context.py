@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from ..errors import CommunicationError, describe_exception
+from ..errors import CommunicationError, SharedFailure, describe_exception
 from ..topology import Topology
 from .handshake import Handshake
 
@@ -29,6 +29,8 @@ class Context:
     # Aborts the job because of the exception being handled, unless the user refused that.
     abort: Callable[[], None]
     chunk_bytes: int | None = None  # what the user asked for; None for each algorithm's default
+    reproducible: bool = False  # sums are taken in the order of ranks, however many there are
+    reduce_dtype: Any = None  # NumPy's dtype of the setting; see `chainermn_comm.config.Settings`
 
     @cached_property
     def rank(self) -> int:
@@ -58,3 +60,14 @@ class Context:
             )
             _orphaned_steps.append((step, args))
             raise
+
+    def run_on_all_ranks(self, operation: str, part: str, make: Callable[[], Value]) -> Value:
+        """Return what ``make`` returns, once it has returned on all ranks (collective).
+
+        It is a ``part`` of the operation. What it raises is raised on all ranks.
+        """
+        what = f"{operation}, {part}"
+        with SharedFailure(self.handshake, what):
+            value = make()
+        self.run_in_step(operation, self.handshake, what)
+        return value

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
-from .. import devices
+from .. import devices, staging
 from ..arrays import as_array, as_bytes
+from ..errors import CommunicationError, describe, describe_exception
 
-# What a message's arrays stand for: one array, one scalar, several, several sent with metadata, or
-# a pickle followed by its out-of-band buffers (pickle protocol 5).
+# What a message's arrays stand for: one array, one scalar, several, several sent with metadata, a
+# pickle followed by its out-of-band buffers (pickle protocol 5), or the text of an error because of
+# which the sender can't send what it meant to.
 ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT = "array", "scalar", "tuple", "with_metadata", "object"
+ERROR = "error"
 
 # What each of a communicator's ways to receive takes.
 ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, SCALAR, TUPLE), (WITH_METADATA,), (OBJECT,)
@@ -28,8 +32,9 @@ _new = tuple.__new__  # makes a named tuple in less time than its class does
 class Message(NamedTuple):
     """A value that travels."""
 
-    kind: str  # one of ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT
-    arrays: tuple[np.ndarray, ...]  # contiguous in C or Fortran order
+    kind: str  # one of ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT, ERROR
+    # Contiguous in C or Fortran order. Those of `on_gpu` are in host memory while they travel.
+    arrays: tuple[Any, ...]
     scalars: tuple[int, ...] = ()  # of several arrays, the indices of those that stand for scalars
     # The indices of arrays that came from a GPU, and shall be on one where they arrive.
     on_gpu: tuple[int, ...] = ()
@@ -68,17 +73,14 @@ class Message(NamedTuple):
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
-        if self.kind in (TUPLE, WITH_METADATA) and not self.scalars and not self.on_gpu:
+        if self.kind in (TUPLE, WITH_METADATA) and not self.scalars:
             return self.arrays  # nearly always
         if self.kind == ARRAY:
-            return devices.to_device(self.arrays[0]) if self.on_gpu else self.arrays[0]
-        values = tuple(
-            array[()]
-            if self.kind == SCALAR or index in self.scalars
-            else (devices.to_device(array) if index in self.on_gpu else array)
-            for index, array in enumerate(self.arrays)
-        )
-        return values[0] if self.kind == SCALAR else values
+            return self.arrays[0]
+        if self.kind == SCALAR:
+            return self.arrays[0][()]
+        pairs = enumerate(self.arrays)
+        return tuple([array[()] if index in self.scalars else array for index, array in pairs])
 
     def copy(self) -> Message:
         """Return the same message in memory of its own."""
@@ -88,23 +90,71 @@ class Message(NamedTuple):
 def of_array(data: Any, rank: int) -> Message:
     """Return the message that carries an array, a scalar, or a tuple or list of them.
 
-    Of anything else a TypeError is raised, whose text names ``rank``.
+    Of anything else a TypeError is raised, whose text names ``rank``; CommunicationError where
+    arrays can't be copied from a GPU.
     """
+    message = _of_array(data, rank)
+    return _on_host([message], rank)[0] if message.on_gpu else message
+
+
+def of_arrays(values: Sequence[Any], rank: int) -> list[Message]:
+    """Return :func:`of_array` of each value; all arrays on GPUs are copied together."""
+    return _on_host([_of_array(value, rank) for value in values], rank)
+
+
+def _of_array(data: Any, rank: int) -> Message:
+    """Return the message, whose arrays on GPUs are still there."""
     if isinstance(data, (tuple, list)):
         if all([_is_plain(item) for item in data]):  # nearly always
             return Message(TUPLE, tuple(data))
         others = [i for i, item in enumerate(data) if not isinstance(item, np.ndarray)]
         on_gpu = tuple(i for i in others if devices.on_gpu(data[i]))
         scalars = tuple(i for i in others if i not in on_gpu)
-        arrays = tuple(_to_host(item, i in on_gpu, rank) for i, item in enumerate(data))
+        pairs = enumerate(data)
+        arrays = tuple(item if i in on_gpu else _contiguous(item, rank) for i, item in pairs)
         return Message(TUPLE, arrays, scalars, on_gpu)
     if _is_plain(data):
         return Message(ARRAY, (data,))
     if isinstance(data, np.ndarray):
-        return Message(ARRAY, (_to_host(data, False, rank),))
+        return Message(ARRAY, (_contiguous(data, rank),))
     if devices.on_gpu(data):
-        return Message(ARRAY, (_to_host(data, True, rank),), on_gpu=(0,))
-    return Message(SCALAR, (_to_host(data, False, rank),))
+        return Message(ARRAY, (data,), on_gpu=(0,))
+    return Message(SCALAR, (_contiguous(data, rank),))
+
+
+def _on_host(found: list[Message], rank: int) -> list[Message]:
+    try:
+        return _moved(found, staging.to_host, rank)
+    except CommunicationError:
+        raise
+    except (
+        Exception
+    ) as error:  # no memory of the host's, say: a receiver is told of it all the same
+        text = f"rank {rank}: copying GPU arrays to host memory failed: {describe_exception(error)}"
+        raise CommunicationError(text) from error
+
+
+def on_device(found: list[Message], rank: int) -> list[Message]:
+    """Return messages that have come, with arrays on the current device that came from one.
+
+    CommunicationError is raised where CUDA fails, or this process can't use a GPU.
+    """
+    return _moved(found, staging.to_device, rank)
+
+
+def _moved(found: list[Message], move: Callable[..., list[Any]], rank: int) -> list[Message]:
+    """Return messages with all arrays of GPUs replaced by what one ``move`` gives."""
+    arrays = [message.arrays[index] for message in found for index in message.on_gpu]
+    if not arrays:
+        return found
+    copies = iter(move(arrays, rank))
+    moved = []
+    for message in found:
+        own = list(message.arrays)
+        for index in message.on_gpu:
+            own[index] = next(copies)
+        moved.append(message._replace(arrays=tuple(own)))
+    return moved
 
 
 def with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
@@ -114,6 +164,16 @@ def with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
             continue  # nearly always
         return of_array(arrays, rank)._replace(kind=WITH_METADATA)
     return _new(Message, (WITH_METADATA, arrays, (), ()))
+
+
+def of_error(error: BaseException, rank: int) -> Message:
+    """Return the message that tells its receiver why ``rank`` sends nothing else."""
+    return Message(ERROR, (np.frombuffer(describe(error, rank).encode(), np.uint8),))
+
+
+def of_objects(objs: Sequence[Any]) -> list[Message]:
+    """Return :func:`of_object` of each."""
+    return [of_object(obj) for obj in objs]
 
 
 def of_object(obj: Any) -> Message:
@@ -176,8 +236,8 @@ def _is_plain(item: Any) -> bool:
     return type(item) is np.ndarray and item.flags.c_contiguous and not item.dtype.hasobject
 
 
-def _to_host(item: Any, on_gpu: bool, rank: int) -> np.ndarray:
-    array = devices.to_host(item) if on_gpu else as_array(item, rank)
+def _contiguous(item: Any, rank: int) -> np.ndarray:
+    array = as_array(item, rank)
     flags = array.flags
     return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
 

@@ -22,9 +22,10 @@ import numpy as np
 from mpi4py import MPI
 
 from ..arrays import as_bytes
+from ..errors import PeerError
 from ..watchdog import CallRecorder
 from . import messages
-from .messages import OBJECT, TUPLE, WITH_METADATA, ArraySpec, Message
+from .messages import ERROR, OBJECT, TUPLE, WITH_METADATA, ArraySpec, Message, on_device
 from .transfer import discard, split_large
 
 # The size of the first of MPI's messages. Longer ones are faster out of line.
@@ -92,10 +93,12 @@ def recv(
     """Receive a message of :func:`send`: its metadata, value and message id.
 
     Raises:
+        CommunicationError: arrays that came from a GPU can't be put on one here.
         Exception: the header can't be decoded, as where this rank lacks the package of a dtype; the
             message is discarded.
         MemoryError: there is no memory for an array, or for long metadata; the message is discarded
             (unless its header alone is longer than ``INLINE_BYTES``).
+        PeerError: it tells an error of its sender instead.
         TypeError: the message is of none of these kinds; it is discarded.
     """
     comm, source, tag = peer
@@ -125,11 +128,15 @@ def recv(
             elif start:
                 array = np.ndarray(shape, dtype, memory, start, None, order)
                 arrays.insert(index, array.copy(order))
+        if kind == ERROR:
+            text = arrays[0].tobytes().decode(errors="replace")
+            raise PeerError(f"rank {comm.rank}: {method} failed because of rank {source}: {text}")
         if kind not in kinds:
             raise _wrong_kind(method, kind, kinds, peer)
         if is_plain:
             return metadata, tuple(arrays), message_id
-        return metadata, Message(kind, tuple(arrays), scalars, on_gpu).value(), message_id
+        (message,) = on_device([Message(kind, tuple(arrays), scalars, on_gpu)], comm.rank)
+        return metadata, message.value(), message_id
     finally:
         record.leave()
 

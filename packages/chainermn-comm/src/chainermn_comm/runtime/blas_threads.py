@@ -60,10 +60,13 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
         threadpoolctl.threadpool_limits(threads, user_api="blas")
         for name in LATE_VARIABLES:
             os.environ[name] = _set_by_us[name] = str(threads)
-    texts = mpi_comm.gather(
-        threads and f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"
-    )
-    if limits := "; ".join(dict.fromkeys(filter(None, texts or ()))):
+    texts = []
+    if threads is not None:
+        texts = [f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"]
+    # In a tree, in which equal texts become one: rank 0 hears from few.
+    distinct = mpi_comm.reduce(texts, lambda some, more: [*dict.fromkeys([*some, *more])])
+    if distinct:
+        limits = "; ".join(distinct)
         text = f"limited BLAS threads to {limits} (set OMP_NUM_THREADS to choose yourself)"
         print(f"ChainerMN: {text}", file=sys.stderr, flush=True)
 

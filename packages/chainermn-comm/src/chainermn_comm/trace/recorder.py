@@ -34,13 +34,13 @@ def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | No
         return watchdogs
     world = MPI.COMM_WORLD
     _num_traced += 1
-    everyone = comm.allgather((world.rank, _num_traced, file.run_name()))
-    first, number, run = everyone[0]
-    members = [rank for rank, *_ in everyone]
+    first, number, run = comm.bcast((world.rank, _num_traced, file.run_name()))
+    members = np.empty(comm.size, np.int32)
+    comm.Allgather(np.array([world.rank], np.int32), members)
     mine = file.begin(folder, run, world.rank, world.size)
     made = TracedCallRecorder(watchdogs, mine, f"{first}.{number}")
     # A process that was in another communicator before may have a file of that one's run.
-    about = {"communicator": made.name, "rank": comm.rank, "ranks": members, "run": run}
+    about = {"communicator": made.name, "rank": comm.rank, "ranks": members.tolist(), "run": run}
     mine.add_metadata(file.COMMUNICATOR, **about)
     made.compare_clocks(comm)
     return made
@@ -127,25 +127,34 @@ class TracedHandshake(Handshake):
 def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     """Return when clocks were compared (collective), how far rank 0's is ahead, the messages' time.
 
-    All are seconds; half of the last is the error at most.
+    All are seconds; half of the last is the error at most. In a binomial tree each rank asks its
+    parent for rank 0's time, as that knows it by then.
     """
     # Collective operations have this tag, too. Messages between two ranks keep their order, and all
     # ranks are here between the same two operations.
     tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
-    theirs = np.zeros(1)
-    if comm.rank == 0:
-        for rank in range(1, comm.size):
-            for _ in range(ROUND_TRIPS):
-                comm.Recv(theirs, rank, tag)
-                theirs[0] = now()
-                comm.Send(theirs, rank, tag)
-        return now(), 0.0, 0.0
+    rank, size = comm.rank, comm.size
+    theirs = np.zeros(2)  # rank 0's time, and the messages' time up to whom is asked
+    at, ahead, round_trip = now(), 0.0, 0.0
     found = []
-    for _ in range(ROUND_TRIPS):
+    for _ in range(ROUND_TRIPS if rank else 0):
         sent = now()
-        comm.Send(theirs, 0, tag)
-        comm.Recv(theirs, 0, tag)
+        comm.Send(theirs, rank & (rank - 1), tag)
+        comm.Recv(theirs, rank & (rank - 1), tag)
         received = now()
         middle = (sent + received) / 2
-        found.append((middle, float(theirs[0]) - middle, received - sent))
-    return min(found, key=itemgetter(2))
+        found.append((middle, float(theirs[0]) - middle, received - sent + float(theirs[1])))
+    if found:
+        at, ahead, round_trip = min(found, key=itemgetter(2))
+    for child in _children(rank, size):
+        for _ in range(ROUND_TRIPS):
+            comm.Recv(theirs, child, tag)
+            theirs[:] = now() + ahead, round_trip
+            comm.Send(theirs, child, tag)
+    return at, ahead, round_trip
+
+
+def _children(rank: int, size: int) -> list[int]:
+    """Return the children in a binomial tree, those with most descendants first."""
+    steps = [1 << bit for bit in range(size.bit_length())]
+    return [rank + step for step in reversed(steps) if not rank % (2 * step) and rank + step < size]

@@ -152,11 +152,11 @@ class WaitGraph:
         return found if others else []
 
     def extended(
-        self, stacks: dict[int, str], replies: Iterable[list[Rank]], unreachable: list[str]
+        self, stacks: dict[int, str], others: Iterable[Rank], unreachable: Iterable[str]
     ) -> WaitGraph:
         """Return a graph that has these ranks' stacks and the ranks of other machines, too."""
         ranks = (replace(rank, stacks=stacks.get(rank.world, "")) for rank in self.ranks.values())
-        return WaitGraph(itertools.chain(ranks, *replies), unreachable)
+        return WaitGraph(itertools.chain(ranks, others), unreachable)
 
 
 def _match(one: Call, other: Call) -> bool:

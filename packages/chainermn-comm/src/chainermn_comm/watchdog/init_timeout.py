@@ -67,11 +67,11 @@ def _local_ranks(members: list[int]) -> tuple[WaitGraph, Waits, bool]:
     """Return the members here, calls in which they wait, and if this is the first that has come."""
     now = time.monotonic()
     host = os.uname().nodename
-    pids = {**_pids_by_rank(), members[0]: os.getpid()}
+    pids, awaited = {**_pids_by_rank(), members[0]: os.getpid()}, set(members)
     graph = WaitGraph(
         Rank(world, host, pid, processes.state((pid, processes.start_time(pid))), _calls(pid, now))
         for world, pid in sorted(pids.items())
-        if world in members
+        if world in awaited
     )
     waiting = [(rank, call) for rank in graph.ranks.values() for call in rank.waits]
     return graph, waiting, bool(waiting) and waiting[0][0].world == members[0]

@@ -18,9 +18,9 @@ from _chainermn_events import event_frames
 
 from . import processes, report
 from .cleanup import Launcher, SharedFiles, clean
-from .diagnosis import WaitGraph, Waits, ranks_from_reply
+from .diagnosis import WaitGraph, Waits
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
-from .network import Peer, poll_heartbeat, query_all, serve
+from .monitor_tree import MonitorTree
 from .processes import GONE
 from .status_region import read_abort_time
 from .timeout import Timeout
@@ -37,8 +37,6 @@ TERM_SECONDS = 1.0
 REPLY_SECONDS = 2.2
 # Time for other monitors to say whether a rank of theirs failed, and for them to query this one.
 FAILED_SECONDS, LINGER_SECONDS = 1.0, 1.5
-# Time between two heartbeats.
-HEARTBEAT_SECONDS = 1.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
 PAUSE_SECONDS = 2.0
 # Time between MPI_Abort, which can't cross a cut link, and our own end of the ranks.
@@ -64,10 +62,9 @@ class Monitor:
         self.exempted: set[tuple[int, str]] = set()
         # When this process stood still, and the ranks with it, and for how long.
         self.pauses: list[tuple[float, float]] = []
-        # The next machine first, in a ring: it is the one whose heartbeat this monitor polls.
-        self.peers = [Peer(each) for each in config["others"]]
-        # The next machine's last heartbeat before it was reported to be silent.
-        self.silent_since: float | None = None
+        self.tree = MonitorTree(config["tree"], self.timeout.silence, self.reply)
+        # Whether a neighbour is silent that has been reported, or that another monitor reports.
+        self.knows_silence = False
         self.stacks_lock = threading.Lock()
         self.last_stacks: dict[int, str] = {}
         self.stacks_at = -FRESH_SECONDS
@@ -75,16 +72,9 @@ class Monitor:
         self.ended_job = False
 
     def start_network(self) -> None:
-        """Begin to reply to the monitors of other machines, and to poll the next one's heartbeat.
-
-        In a ring: a connection a machine, and whichever link is cut, either side notices.
-        """
-        for listener in self.config["listeners"]:
-            served = socket.socket(fileno=listener), self.config["secret"], self.reply
-            threading.Thread(target=serve, args=served, daemon=True).start()
-        if self.peers:
-            polled = self.peers[0], HEARTBEAT_SECONDS
-            threading.Thread(target=poll_heartbeat, args=polled, daemon=True).start()
+        """Begin to reply to the monitors of other machines, and to poll the neighbours'."""
+        self.tree.serve([socket.socket(fileno=one) for one in self.config["listeners"]])
+        self.tree.poll()
 
     def reply(self, kind: str) -> dict[str, Any]:
         """Reply to "alive", "failed", "calls", or "stacks", which asks for calls and stacks."""
@@ -113,7 +103,7 @@ class Monitor:
             if any(0 < since < now - ABORT_SECONDS for since in aborts):
                 self.end_ranks()
                 return
-            if self.check_next_host(now) or self.check_calls(now):
+            if self.check_neighbours(now) or self.check_calls(now):
                 return
 
     def report_first_failure(self) -> None:
@@ -121,37 +111,39 @@ class Monitor:
         rank, self.exits.first_failure = self.exits.first_failure, None
         if rank is None:
             return
-        replies = query_all(
-            self.peers, "failed", FAILED_SECONDS, lambda it: float(it["failed"] or 0)
-        )
-        ages, silent = replies()
+        others = self.tree.query("failed", FAILED_SECONDS)()
         now = time.monotonic()
         own = self.exits.since_failure(now) or 0.0
         # The end of a machine's last rank has reached the launcher before this one.
-        is_over = silent and any(peer.has_finished for peer in self.peers)
-        if not is_over and all(age <= own for age in ages):
+        if not others.has_finished and all(age <= own for age in others.failed):
             lost = rank.read(now)
             graph = WaitGraph([lost])
             how = report.describe_state(graph, lost).removeprefix("is ")
             event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
             self.print(f"{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
 
-    def check_next_host(self, now: float) -> bool:
-        """Report the next machine where it was heard and is silent; return whether it ends us."""
-        peer = next(iter(self.peers), None)
-        if peer is None or peer.last_heartbeat is None or peer.has_finished:
-            return False
-        if now - peer.last_heartbeat - self.paused(peer.last_heartbeat) <= self.timeout.silence:
-            return False
-        ends_job = self.timeout.ends_job
-        why, text = report.host_silent(peer.host, self.timeout)
-        event = self.event("host_lost", host=peer.host, reason=why, ends_job=ends_job)
-        if ends_job:
-            self.print(text, [*event, *self.event("watchdog_abort", reason=why)])
-            self.end_ranks()
-        elif self.silent_since != peer.last_heartbeat:  # else there was none since
-            self.silent_since = peer.last_heartbeat
+    def check_neighbours(self, now: float) -> bool:
+        """Report a neighbour that was heard and is silent; return whether that ends us."""
+        silent = [
+            (number, peer)
+            for number, peer in self.tree.neighbours.items()
+            if (last := peer.last_heartbeat) is not None
+            and not peer.has_finished
+            and now - last - self.paused(last) > self.timeout.silence
+        ]
+        # Others that fall silent meanwhile are no news: the job can't go on as it is.
+        is_news, self.knows_silence = bool(silent) and not self.knows_silence, bool(silent)
+        ends_job = bool(silent) and self.timeout.ends_job
+        # Of several one is enough, but not one that is left to another monitor.
+        mine = (peer for number, peer in silent if self.tree.is_first_to_find_silent(number))
+        if is_news and (peer := next(mine, None)) is not None:
+            why, text = report.host_silent(peer.host, self.timeout)
+            event = self.event("host_lost", host=peer.host, reason=why, ends_job=ends_job)
+            if ends_job:
+                event += self.event("watchdog_abort", reason=why)
             self.print(text, event)
+        if ends_job:
+            self.end_ranks()
         return ends_job
 
     def check_calls(self, now: float) -> bool:
@@ -162,12 +154,13 @@ class Monitor:
         if not stalled:
             for rank, call in self.stalled(graph, self.warned_at, seconds / 2, now)[:1]:
                 self.warned_at = now
-                replies = query_all(self.peers, "calls", REPLY_SECONDS, ranks_from_reply)
-                graph = graph.extended({}, *replies())
+                others = self.tree.query("calls", REPLY_SECONDS)()
+                graph = graph.extended({}, others.ranks, others.silent)
                 self.print(report.warning(graph, rank, call, seconds))
             return False
-        replies = query_all(self.peers, "stacks", REPLY_SECONDS, ranks_from_reply)
-        graph = graph.extended(self.stacks(), *replies())
+        replies = self.tree.query("stacks", REPLY_SECONDS)
+        stacks, others = self.stacks(), replies()
+        graph = graph.extended(stacks, others.ranks, others.silent)
         if ends_job and self.is_exempt(graph, stalled, now):
             return False
         text = report.report(graph, stalled, report.next_step(self.timeout))
@@ -232,7 +225,7 @@ class Monitor:
         """Leave nothing of the ranks, which have ended."""
         failed = self.ended_job or not all(rank.read(0.0).has_finished for rank in self.ranks)
         clean(self.files, self.launcher, [rank.process for rank in self.ranks], failed)
-        if self.peers and failed:
+        if self.tree.neighbours and failed:
             time.sleep(LINGER_SECONDS)
 
 

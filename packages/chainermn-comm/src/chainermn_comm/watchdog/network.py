@@ -20,19 +20,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from .roster import Machine
+
 CONNECT_SECONDS = 1.0
 # After a connection that could not be taken.
 REFUSED_SECONDS = 0.1
 LARGEST_QUERY, LARGEST_REPLY = 4096, 1 << 26
 # So that no side's proof is taken for the other's.
 QUERY, REPLY = "query", "reply"
-# Of a machine, in its name.
-MOST_RANKS = 8
 # Of Linux: the address of an interface; the scope of IPv6 addresses that are no link's or host's.
 SIOCGIFADDR, GLOBAL_SCOPE = 0x8915, "00"
+# What is raised where there is no reply, or a query or a reply can't be read.
+NO_REPLY = (OSError, LookupError, TypeError, ValueError, AttributeError)
 
 Reply = Callable[[str], dict[str, Any]]
-Parse = Callable[[dict[str, Any]], Any]
 
 
 def own_addresses() -> list[str]:
@@ -91,26 +92,23 @@ def listen(addresses: list[str]) -> list[socket.socket]:
 class Peer:
     """The monitor of another machine."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        """Know where it listens, as `rendezvous` describes it; nothing is sent yet."""
-        self.host: str = config["host"]
-        ranks = config["ranks"]
-        listed = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
-        # For reports.
-        self.name = f"rank{'s' * (len(ranks) > 1)} {listed} on {self.host}"
-        self._endpoints = [(str(name), int(port)) for name, port in config["endpoints"]]
-        self._secret: str = config["secret"]
+    def __init__(self, machine: Machine, secret: str) -> None:
+        """Know where it listens; nothing is sent yet."""
+        self.host, self.name = machine.host, machine.name
+        self._endpoints = list(machine.endpoints)
+        self._secret = secret
         self.last_heartbeat: float | None = None  # when it last replied
         # Whether its ranks have ended, or nobody listens there any more.
         self.has_finished = False
 
     def query(self, kind: str, seconds: float) -> dict[str, Any]:
-        """Return its reply; OSError where there is none."""
+        """Return its reply; OSError where there is none in time."""
+        deadline = time.monotonic() + seconds
         problem: Exception = OSError("no address")
         for endpoint in self._endpoints:
             try:
-                reply = self._query(endpoint, kind, seconds)
-            except (OSError, ValueError, TypeError, AttributeError) as error:
+                reply = self._query(endpoint, kind, deadline)
+            except NO_REPLY as error:
                 problem = error
                 continue
             # Others may be the same on several machines, such as a bridge's.
@@ -121,45 +119,28 @@ class Peer:
             self.has_finished = True
         raise OSError(f"{self.host} doesn't answer: {problem}")
 
-    def _query(self, endpoint: tuple[str, int], kind: str, seconds: float) -> dict[str, Any]:
-        with socket.create_connection(endpoint, CONNECT_SECONDS) as connection:
-            connection.settimeout(seconds)
+    def _query(self, endpoint: tuple[str, int], kind: str, deadline: float) -> dict[str, Any]:
+        seconds = min(CONNECT_SECONDS, _left(deadline))
+        with socket.create_connection(endpoint, seconds) as connection:
+            connection.settimeout(_left(deadline))
             nonce = os.urandom(16).hex()
             with connection.makefile("rb") as file:
                 challenge = file.readline(LARGEST_QUERY).decode().strip()
                 query = QUERY, challenge, nonce, kind
                 connection.sendall(_line(_proof(self._secret, *query), nonce, kind))
+                connection.settimeout(_left(deadline))
                 proof, text = json.loads(file.readline(LARGEST_REPLY))
         _check(proof, self._secret, REPLY, *query, text)
         reply: dict[str, Any] = json.loads(text)
         return reply
 
 
-def query_all(
-    peers: list[Peer], kind: str, seconds: float, parse: Parse
-) -> Callable[[], tuple[list[Any], list[str]]]:
-    """Query peers at once; a reply that takes longer, or that ``parse`` can't read, is none.
-
-    Return a function that waits for the parsed replies and the names of peers without one.
-    """
-    deadline = time.monotonic() + seconds
-    replies: dict[Peer, Any] = {}
-
-    def query(peer: Peer) -> None:
-        with contextlib.suppress(OSError, LookupError, TypeError, ValueError, AttributeError):
-            replies[peer] = parse(peer.query(kind, seconds))
-
-    threads = [threading.Thread(target=query, args=(peer,), daemon=True) for peer in peers]
-    for thread in threads:
-        thread.start()
-
-    def result() -> tuple[list[Any], list[str]]:
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        came = dict(replies)
-        return list(came.values()), sorted(peer.name for peer in peers if peer not in came)
-
-    return result
+def _left(deadline: float) -> float:
+    """Return the seconds until then; OSError where it is over."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError("the time is over")
+    return seconds
 
 
 def serve(listener: socket.socket, secret: str, reply: Reply) -> None:
@@ -179,7 +160,7 @@ def serve(listener: socket.socket, secret: str, reply: Reply) -> None:
 
 
 def _serve_one(connection: socket.socket, secret: str, reply: Reply) -> None:
-    with connection, contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+    with connection, contextlib.suppress(*NO_REPLY):
         connection.settimeout(CONNECT_SECONDS)
         challenge = os.urandom(16).hex()
         connection.sendall(f"{challenge}\n".encode())

@@ -1,7 +1,12 @@
-"""Brings the ranks of a communicator together, and starts the monitor of each machine."""
+"""Brings the ranks of a communicator together, and starts the monitor of each machine.
+
+Ranks describe themselves to the first one of their machine alone. Of other machines only that rank
+gets to know something, and that is a record of fixed length; see docs/decisions/start-up.md.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -10,6 +15,7 @@ import stat
 import subprocess
 import sys
 import warnings
+from array import array
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import active_job
 
-from . import recorder
+from . import recorder, roster
 from .network import addresses_towards, listen, own_addresses
 from .processes import start_time
 from .recorder import CallRecorder, StatusRegion
 from .timeout import Timeout
+from .tree import neighbours
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -49,60 +56,106 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     global _num_registered
     if not timeout.seconds or comm.size == 1:
         return CallRecorder()
+    from mpi4py import MPI
+
     _num_registered += 1
-    region = mine = None
+    region = None
     try:
         region = recorder.region()
     except OSError as problem:
         _warn(problem)
-    if region is not None and not region.is_monitored:
-        mine = _describe_process(world, region)
-    everyone = comm.allgather((world, _num_registered, mine))
-    machines: dict[Any, list[dict[str, Any]]] = {}  # the ranks that get a monitor now
-    for *_, it in everyone:
-        if it is not None:
-            machines.setdefault(it["machine"], []).append(it)
-    here = machines[mine["machine"]] if mine else []
-    leads = mine is not None and here[0]["world"] == world
-    listeners: list[socket.socket] = []
-    others: list[dict[str, Any]] = []
-    reached_at = None
-    if len(machines) > 1:
-        if leads:
-            elsewhere = [ranks[0]["addresses"] for ranks in machines.values() if ranks is not here]
-            listeners, reached_at = _listen(here, elsewhere)
-        monitors = comm.allgather(reached_at)
-        others = list(filter(None, monitors[comm.rank + 1 :] + monitors[: comm.rank]))
-    if region is not None:
-        region.is_monitored = True
-    if leads:
-        config = {
-            "ranks": here,
-            # Not in the environment, by which `chainermn launch` finds what it has to kill.
-            "launch": active_job(),
-            "timeout": asdict(timeout),
-            "listeners": [listener.fileno() for listener in listeners],
-            "secret": reached_at and reached_at["secret"],
-            "others": others,  # the next one first
-        }
-        _launch_monitor(config, listeners)
+    is_new = region is not None and not region.is_monitored
+    # Whether any rank is new, and rank 0's numbers, by which all call this communicator.
+    common = array("q", (is_new, *((world, _num_registered) if comm.rank == 0 else (-1, -1))))
+    comm.Allreduce(MPI.IN_PLACE, common, MPI.MAX)
+    if common[0]:
+        _start_monitors(comm, world, region if is_new else None, timeout)
     if region is None:
         return CallRecorder()
-    return recorder.allocate(everyone[0][:2], comm.rank, comm.size)
+    region.is_monitored = True
+    return recorder.allocate((common[1], common[2]), comm.rank, comm.size)
+
+
+def _start_monitors(
+    comm: MPI.Intracomm, world: int, region: StatusRegion | None, timeout: Timeout
+) -> None:
+    """Start a monitor on each machine for its ranks that have a ``region`` here (collective)."""
+    from mpi4py import MPI
+
+    description = None if region is None else _describe_process(world, region)
+    machine = _split_by_machine(comm, is_member=description is not None)
+    ranks = None
+    if machine != MPI.COMM_NULL:
+        ranks = machine.gather(description)
+        machine.Free()
+    leaders = comm.Split(MPI.UNDEFINED if ranks is None else 0)
+    if ranks is None:
+        return
+    listeners, tree = _join_tree(leaders, [rank["world"] for rank in ranks])
+    leaders.Free()
+    config = {
+        "ranks": ranks,
+        # Not in the environment, by which `chainermn launch` finds what it has to kill.
+        "launch": active_job(),
+        "timeout": asdict(timeout),
+        "listeners": [listener.fileno() for listener in listeners],
+        "tree": tree,
+    }
+    _launch_monitor(config, listeners)
+
+
+def _split_by_machine(comm: MPI.Intracomm, is_member: bool) -> MPI.Comm:
+    """Return a communicator of the members on this machine, or MPI.COMM_NULL (collective)."""
+    from mpi4py import MPI
+
+    machine = hashlib.blake2b(repr(_machine_id()).encode(), digest_size=16).digest()
+    color = int.from_bytes(machine[:4], "big") >> 1  # a C int
+    alike = comm.Split(color if is_member else MPI.UNDEFINED)
+    if alike == MPI.COMM_NULL:
+        return alike
+    # Several machines may have the same color.
+    part = alike.Split(alike.allgather(machine).index(machine))
+    alike.Free()
+    return part
+
+
+def _join_tree(
+    leaders: MPI.Comm, ranks: list[int]
+) -> tuple[list[socket.socket], dict[str, Any] | None]:
+    """Return sockets on which this machine's monitor is asked, and its place (collective).
+
+    ``leaders`` are a rank of each machine, and ``ranks`` those of this one, in MPI.COMM_WORLD.
+    """
+    from mpi4py import MPI
+
+    if leaders.size == 1:
+        return [], None
+    addresses, around = own_addresses(), neighbours(leaders.rank, leaders.size)
+    sent = [leaders.isend(addresses, other) for other in around]
+    listeners = _listen(addresses, [leaders.recv(source=other) for other in around])
+    for request in sent:
+        request.wait()
+    endpoints = [listener.getsockname()[:2] for listener in listeners]
+    record = roster.pack(os.uname().nodename, ranks, endpoints)
+    records = bytearray(len(record) * leaders.size)
+    leaders.Allgather([record, MPI.BYTE], [records, MPI.BYTE])
+    return listeners, {
+        "number": leaders.rank,
+        "roster": records.hex(),
+        "secret": leaders.bcast(secrets.token_hex(16)),
+    }
 
 
 def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
     """Return what a monitor must know of this process."""
     return {
         "world": world,
-        "machine": _machine_id(),
         "pid": os.getpid(),
         "start_time": start_time(os.getpid()),
         "region": region.file,
         "stacks": region.stacks,
         "liveness": region.liveness_pipe[0],
         "signal": region.signal,
-        "addresses": own_addresses(),
     }
 
 
@@ -115,21 +168,16 @@ def _machine_id() -> tuple[str, str, int]:
         return os.uname().nodename, "", 0
 
 
-def _listen(
-    here: list[dict[str, Any]], elsewhere: list[list[str]]
-) -> tuple[list[socket.socket], dict[str, Any] | None]:
-    """Return sockets on which this machine's monitor can be asked, and what peers must know."""
+def _listen(own: list[str], elsewhere: list[list[str]]) -> list[socket.socket]:
+    """Return sockets that the other hosts can reach; none, and a warning, where there can't be."""
     try:
-        listeners = listen(addresses_towards(here[0]["addresses"], elsewhere))
+        listeners = listen(addresses_towards(own, elsewhere))
     except OSError as problem:
         _warn(problem)
-        return [], None
-    return listeners, {
-        "host": os.uname().nodename,
-        "ranks": [it["world"] for it in here],
-        "endpoints": [listener.getsockname()[:2] for listener in listeners],
-        "secret": secrets.token_hex(16),
-    }
+        return []
+    for too_many in listeners[roster.MOST_ENDPOINTS :]:
+        too_many.close()
+    return listeners[: roster.MOST_ENDPOINTS]
 
 
 def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> None:

@@ -1,4 +1,4 @@
-"""What ranks try with messages, communicators and GPUs; every value that arrives is checked.
+"""What ranks try with messages and communicators; every value that arrives is checked.
 
 Only ranks may import it: that starts MPI.
 """
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
-from chainermn_comm.gpu import mpi_takes_gpu_memory
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation, Model
 from chainermn_tools.bench.timing import NAP_SECONDS, is_correct, time_all
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
 from chainermn_tools.doctor.agent import listen, read
+from chainermn_tools.doctor.gpu_tests import GPU_ONLY, own_device, own_gpu_problem
 from chainermn_tools.doctor.rank_job import overload_reason
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ TIMED_SECONDS = 0.2
 CHECKED = ("send", "bcast", "allreduce", MEAN_GRAD)
 # The communicator that exchanges nothing, and leaves gradients as they are.
 NO_OP = "dummy"
-GPU_ONLY = "pure_nccl"
 # Elements of a message between hosts: more than any switch or MPI sends at once.
 MESSAGE_COUNT = 1 << 20
 # Messages go there and back so often, unless that takes longer.
@@ -61,12 +60,12 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
     ``reason``: why it can't be made here; where a mean of large gradients is ``timed``, too, rates
     as of :func:`try_messages`.
     """
-    gpu_problem = _own_gpu_problem(world)
+    gpu_problem = own_gpu_problem(world)
     if name == GPU_ONLY and gpu_problem is not None:
         return {"reason": gpu_problem}
     with contextlib.ExitStack() as undo:
         if gpu_problem is None:
-            undo.enter_context(devices.use(_device(world)))
+            undo.enter_context(devices.use(own_device(world)))
         try:
             comm = undo.enter_context(create_communicator(name, world))
         except ValueError as error:  # on all ranks
@@ -95,28 +94,6 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
         if timed and succeeded and name not in (NO_OP, GPU_ONLY):
             found |= _time(world, comm, MEAN_GRAD)
     return found
-
-
-def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
-    """Sum arrays that lie on GPUs at rank 0, through MPI itself (collective).
-
-    Return ``aware``: whether MPI says, on all ranks, that it takes memory of GPUs; ``reason``: why
-    there is no GPU to try it with; ``correct``, where it was tried.
-    """
-    aware = all(world.allgather(mpi_takes_gpu_memory()))
-    problem = _gpu_problem(world)
-    if problem is not None:
-        return {"aware": aware, "reason": problem}
-    if not aware:
-        return {"aware": aware}
-    with devices.use(_device(world)):
-        sent = devices.to_device(np.full(CHECKED_COUNT, world.rank, np.float64))
-        total = devices.to_device(np.zeros(CHECKED_COUNT))
-        devices.current_stream().synchronize()  # MPI knows nothing of streams
-        world.Reduce(sent, total)
-        wanted = world.size * (world.size - 1) / 2
-        correct = world.rank != 0 or bool((devices.to_host(total) == wanted).all())
-    return {"aware": aware, "correct": all(world.allgather(correct))}
 
 
 def _time(world: MPI.Intracomm, comm: CommunicatorBase, name: str) -> dict[str, Any]:
@@ -153,28 +130,6 @@ def _mean_invocation(comm: CommunicatorBase, make: Callable[[], Any], mean: floa
         return np.allclose(devices.to_host(grad) if devices.on_gpu(grad) else grad, mean)
 
     return Invocation(prepare, call, is_mean)
-
-
-def _gpu_problem(world: MPI.Intracomm) -> str | None:
-    """Return why not every rank has a GPU, be it shared; None if it has."""
-    problems = world.allgather(devices.unavailable_reason())
-    return next(filter(None, problems), None)
-
-
-def _own_gpu_problem(world: MPI.Intracomm) -> str | None:
-    """Return why not every rank has a GPU to itself; None if it has."""
-    problem = _gpu_problem(world)
-    if problem is not None:
-        return problem
-    with devices.use(_device(world)):
-        ids = world.allgather((socket.gethostname(), devices.bus_id()))
-    return None if len(set(ids)) == len(ids) else "there are fewer GPUs than ranks"
-
-
-def _device(world: MPI.Intracomm) -> int:
-    import cupy
-
-    return int(world.rank % cupy.cuda.runtime.getDeviceCount())
 
 
 def exchange_messages(

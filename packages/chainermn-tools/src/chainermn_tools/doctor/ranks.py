@@ -38,6 +38,7 @@ TURN_SECONDS = 0.1
 # slower, something is in the way.
 SLOW_SHARE = 0.004
 START, ALLGATHER, MESSAGES = "ranks start", "ranks meet", "messages"
+GPU_MEANS = "means on gpus"
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
 HELLO_HINT = f"{HELLO}   # must print 0 and 1"
@@ -148,6 +149,13 @@ def _tests() -> ModuleType:
     return rank_tests
 
 
+def _gpu_tests() -> ModuleType:
+    """Import likewise what they try with GPUs."""
+    from chainermn_tools.doctor import gpu_tests
+
+    return gpu_tests
+
+
 @checks.add_step(
     MESSAGES,
     "Do messages arrive as they were sent, and how fast?",
@@ -209,10 +217,34 @@ def _format_rate(nbytes: float) -> str:
 
 
 @checks.add_step(
+    GPU_MEANS,
+    "Do ranks average gradients that lie on GPUs?",
+    (MESSAGES,),
+    lambda world: _gpu_tests().try_gpu_means(world),
+)
+def gpu_means(context: Context, job: RankJob) -> CheckResult:
+    found = job.results(GPU_MEANS)[0]
+    if "reason" in found:
+        return skipped(found["reason"])
+    ways: dict[str, str | None] = found["ways"]
+    right = [name for name, problem in ways.items() if problem is None]
+    wrong = {name: problem for name, problem in ways.items() if problem is not None}
+    if not wrong:
+        message = f"they do, by {', '.join(right)}"
+        if found["shared"]:
+            message += "; they share GPUs, which NCCL refuses: start no more ranks than GPUs"
+        return ok(message, ways=ways)
+    told = "; ".join(f"{name}: {problem}" for name, problem in wrong.items())
+    others = f"create_communicator({right[0]!r}) works meanwhile; " if right else ""
+    default = f"{others}NCCL_DEBUG=WARN chainermn doctor --report says more; {REPORT_IT}"
+    return failed(told, hint_for_output(told, default), ways=ways)
+
+
+@checks.add_step(
     "device reduce",
     "Does MPI take memory of GPUs, and sum it?",
     (MESSAGES,),
-    lambda world: _tests().try_device_reduce(world),
+    lambda world: _gpu_tests().try_device_reduce(world),
 )
 def device_reduce(context: Context, job: RankJob) -> CheckResult:
     found = job.results("device reduce")[0]

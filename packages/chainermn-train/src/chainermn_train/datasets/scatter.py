@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,8 @@ def scatter_dataset(
             count = len(dataset)
             # NumPy has frozen the stream of RandomState.
             order = np.random.RandomState(seed).permutation(count) if shuffle else np.arange(count)
-            shares = _shares(count, communicator.size, force_equal_length)
+            size = communicator.size
+            shares = [_share(count, rank, size, force_equal_length) for rank in range(size)]
             return ScatterPlan(dataset, [order[begin:end] for begin, end in shares], root)
 
         part = scatter_parts(communicator, root, make_plan, max_buf_len)
@@ -123,12 +123,11 @@ def scatter_index(
             index = require_integer("root", root, 0, communicator.size - 1)
         communicator.handshake("scatter_index", (("root", index),))
 
-        def divide() -> list[tuple[int, int]]:
-            count = require_integer("n_total_samples", n_total_samples, 0)
-            return _shares(count, communicator.size, force_equal_length)
+        def find_count() -> int:
+            return require_integer("n_total_samples", n_total_samples, 0)
 
-        shares: list[tuple[int, int]] = bcast_checked(communicator, "scatter_index", divide, root)
-        return shares[communicator.rank]
+        count = bcast_checked(communicator, "scatter_index", find_count, root)
+        return _share(count, communicator.rank, communicator.size, force_equal_length)
 
 
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
@@ -176,14 +175,13 @@ def _require_dataset(dataset: Any, root: int) -> None:
         )
 
 
-def _shares(count: int, size: int, equal: bool) -> list[tuple[int, int]]:
-    """Return (begin, end) of each rank's share of ``range(count)``."""
+def _share(count: int, rank: int, size: int, equal: bool) -> tuple[int, int]:
+    """Return (begin, end) of a rank's share of ``range(count)``."""
     # Equal shares are all as long as the longest; each runs into the next where it must. Of others,
     # the first are the longer ones. Seeds give the ranks the same examples as in Chainer 7.
     if equal:
-        longest = -(-count // size)
-        begins = [count * rank // size for rank in range(size)]
-        return [(begin, begin + longest) for begin in begins]
+        begin = count * rank // size
+        return begin, begin + -(-count // size)
     shortest, longer = divmod(count, size)
-    ends = [shortest * rank + min(rank, longer) for rank in range(size + 1)]
-    return list(pairwise(ends))
+    begin = shortest * rank + min(rank, longer)
+    return begin, begin + shortest + (rank < longer)

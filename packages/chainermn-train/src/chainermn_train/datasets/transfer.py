@@ -19,7 +19,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import watch_call
 
-from ..collective_errors import SharedFailure, raise_on_all_ranks, run_on_all_ranks
+from ..collective_errors import SharedFailure, bcast_checked, gather_checked, raise_on_all_ranks
 from .scatter_plan import BLOCK_BYTES, ScatterPlan, unpickle_part
 from .shared_arrays import SharedFile, write_blocks
 
@@ -43,10 +43,10 @@ def scatter_parts(
             pickles = [pickle.dumps(dataset, protocol=5) for dataset in plan.unsplittable]
             unsplittable = [np.frombuffer(each, np.uint8) for each in pickles]
     own = (plan.nbytes if plan else []), [len(each) for each in unsplittable], limit
-    sizes, lengths, limit = run_on_all_ranks(comm, _OPERATION, lambda: own)[root]
+    sizes, lengths, limit = bcast_checked(comm, _OPERATION, lambda: own, root)
     with SharedFailure(comm.handshake, _OPERATION):
         file = SharedFile.reserve(sizes[rank]) if sizes[rank] else None
-    handles = run_on_all_ranks(comm, _OPERATION, lambda: file and file.handle)
+    handles = gather_checked(comm, _OPERATION, lambda: file and file.handle, root)
     if rank != root:
         unsplittable = [np.empty(length, np.uint8) for length in lengths]
     for each in unsplittable:
@@ -55,11 +55,11 @@ def scatter_parts(
     with comm.split(0, rank) as messages, ExitStack() as locks:
         local: dict[int, int] = {}  # descriptors of the files that the root fills, by rank
         with SharedFailure(comm.handshake, _OPERATION):
-            for other, each in enumerate(handles if rank == root else ()):
+            for other, each in enumerate(handles):
                 if each is not None:
                     with suppress(OSError):  # it is on another machine
                         local[other] = locks.enter_context(each.open_locked())
-        is_local = rank in run_on_all_ranks(comm, _OPERATION, lambda: list(local))[root]
+        is_local = rank in bcast_checked(comm, _OPERATION, lambda: list(local), root)
         with raise_on_all_ranks(comm, _OPERATION):
             if plan is None:
                 return _receive(messages, root, file, unsplittable, is_local)

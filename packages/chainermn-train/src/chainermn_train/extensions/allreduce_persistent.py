@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
         with SharedFailure(self.comm.handshake, operation):
             found = {each.name: each for each in persistents(self.model)}
             own = {name: _kind_of(each.value) for name, each in found.items()}
-        kinds, counts = _merge_views(run_on_all_ranks(self.comm, operation, lambda: own))
+        kinds, counts = self._merged(operation, own)
         if not kinds:
             return
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
@@ -78,6 +79,14 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             if counts[name] < self.comm.size:  # those that have none gave zeros
                 part = part * (self.comm.size / counts[name])
             _replace(found[name], part.reshape(shape).astype(dtype))
+
+    def _merged(self, operation: str, own: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+        """Return the kinds of the floats, by name, and how many ranks have each (collective)."""
+        digest = hashlib.blake2b(repr(sorted(own.items())).encode(), digest_size=16).digest()
+        if len(set(self.comm.handshake(operation, payload=digest))) > 1:
+            return _merge_views(run_on_all_ranks(self.comm, operation, lambda: own))
+        kinds, counts = _merge_views([own])
+        return kinds, {name: self.comm.size * count for name, count in counts.items()}
 
 
 def _kind_of(value: Any) -> tuple[np.dtype, tuple[int, ...]] | str | None:

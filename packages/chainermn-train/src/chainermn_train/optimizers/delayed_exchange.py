@@ -10,11 +10,12 @@ import chainer
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
+from ..collective_errors import SharedFailure
 from ..profiling import region
 from .agreement import OPERATION
 from .background_thread import BackgroundThread, threads_may_use_mpi
 from .detached_gradients import DetachedGradients, copy_of, multiply_gradients
-from .gpus import device_of, own_stream, recorded_event
+from .gpus import device_of, new_stream, recorded_event, using_stream
 from .gradient_exchange import GradientExchange
 from .own_channel import make_channel
 from .parameter_set import ParameterSet
@@ -32,6 +33,10 @@ class DelayedExchange(GradientExchange):
         self._thread: BackgroundThread | None = None
         self._handed_in: tuple[MeanInProgress, DetachedGradients] | None = None
         self._under_way: DetachedGradients | None = None  # or their means, once they have come
+        # Where gradients are on a GPU: it, its stream for the thread, and when they are computed.
+        self._device: Any = None
+        self._stream: Any = None
+        self._computed: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DelayedExchange:
         twin = memo[id(self)] = DelayedExchange(self._communicator, self._zero_fill)
@@ -53,8 +58,17 @@ class DelayedExchange(GradientExchange):
 
     def ready(self, params: ParameterSet) -> MeanInProgress:
         mean = self._communicator.start_mean(self._zero_fill, OPERATION, self._own)
-        gradients = DetachedGradients.detach_from(params)
-        self._handed_in = mean, gradients
+        # All that can fail on one rank alone, before ranks agree; the thread finds it done.
+        with SharedFailure(self._communicator.handshake, OPERATION):
+            gradients = DetachedGradients.detach_from(params)
+            self._handed_in = mean, gradients
+            if self._under_way is None:
+                self._give_copies(gradients)
+            devices = [device_of(each.grad) for each in gradients.entries]
+            self._device = next(filter(None, devices), None)
+            if self._stream is None:
+                self._stream = new_stream(self._device)
+            self._computed = recorded_event(self._device)
         mean.add(gradients)
         return mean
 
@@ -63,14 +77,10 @@ class DelayedExchange(GradientExchange):
         mean, gradients = self._handed_in
         self._handed_in = None
         before = self._pop()
-        if before is None:
-            self._give_copies(gradients)
-        devices = [device_of(each.grad) for each in gradients.entries]
-        device = next(filter(None, devices), None)
-        event = None if device is None else recorded_event(device)
+        device, stream, computed = self._device, self._stream, self._computed
 
         def exchange(wait_requested: threading.Event) -> None:
-            with patient_waits(wait_requested), own_stream(device, event):
+            with patient_waits(wait_requested), using_stream(device, stream, computed):
                 mean.reduce()
                 mean.assign()
                 if factor != 1:

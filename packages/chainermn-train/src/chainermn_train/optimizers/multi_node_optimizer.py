@@ -286,7 +286,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             total = self._agree(call, flags, exchange.ready(params))
         accumulator.reset()
         size = self.communicator.size
-        are_means = exchange.finish(accumulator.steps * size / total.num_accumulated)
+        try:
+            are_means = exchange.finish(accumulator.steps * size / total.num_accumulated)
+        except BaseException:  # the others may step
+            synchronizer.mark_apart()
+            raise
         if total.can_plan == size:
             exchange.plan(params)
         return are_means

@@ -7,6 +7,7 @@ own, and ranks agree once, after backward.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,12 +17,13 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
+from ..collective_errors import SharedFailure
 from ..profiling import region
 from . import tracked_backward
 from .agreement import OPERATION
 from .background_thread import BackgroundThread, threads_may_use_mpi
 from .detached_gradients import DetachedGradient, DetachedGradients, multiply_gradients
-from .gpus import device_of, own_stream
+from .gpus import StreamError, device_of, new_stream, using_stream, wait_on_device
 from .own_channel import make_channel
 from .parameter_set import ParameterSet
 from .synchronous_exchange import SynchronousExchange
@@ -40,6 +42,7 @@ class _Plan(NamedTuple):
     bucket_of: dict[int, int]  # by the parameter's place
     like: list[Any]  # arrays of each parameter's shape and dtype, without memory of that size
     device: Any  # the GPU on which all of this is; None on CPUs
+    stream: Any  # of that GPU, for the thread
 
 
 @dataclass(eq=False)
@@ -63,7 +66,7 @@ class _Sending:
         self._gradients: list[DetachedGradients] = []  # handed in
 
         def reduce(wait_requested: threading.Event) -> None:
-            with patient_waits(wait_requested), own_stream(plan.device):
+            with patient_waits(wait_requested), using_stream(plan.device, plan.stream, wait=False):
                 mean.reduce_planned(len(plan.buckets))
 
         self.thread = BackgroundThread(reduce)
@@ -91,6 +94,12 @@ class _Sending:
         while len(self._gradients) < len(self._left):
             self._hand_in()
         return right
+
+    def end(self) -> None:
+        """Hand in all that is left, whatever fails meanwhile: other ranks wait for it."""
+        while len(self._gradients) < len(self._left):
+            with contextlib.suppress(Exception):
+                self._hand_in()
 
     def _hand_in(self) -> None:
         plan = self.plan
@@ -131,6 +140,8 @@ class OverlappedExchange(SynchronousExchange):
         self._order: list[int] = []  # of places, as this update's gradients became final
         self._is_given_up = not tracked_backward.is_available
         self.must_redo = False
+        # What has failed on this rank alone: the others are told in the next update.
+        self._untold: StreamError | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OverlappedExchange:
         twin = memo[id(self)] = OverlappedExchange(self._communicator, self._zero_fill)
@@ -168,7 +179,8 @@ class OverlappedExchange(SynchronousExchange):
             return mean
         is_outdated = self._is_outdated(params)
         sending = self._sending or self._start(self._plan)
-        is_right = sending.tell_rest(with_gradients=not is_outdated)
+        with SharedFailure(self._communicator.handshake, OPERATION):
+            is_right = sending.tell_rest(with_gradients=not is_outdated)
         self.must_redo = is_outdated or not is_right
         self._is_given_up = self._is_given_up or not (is_outdated or is_right)
         return sending.mean
@@ -187,27 +199,43 @@ class OverlappedExchange(SynchronousExchange):
         super().discard()
         if self._plan is not None:
             sending = self._sending or self._start(self._plan)
-            sending.tell_rest(with_gradients=False)
+            sending.end()
             # Other ranks may not update now.
             self._left_alone = sending.thread
             sending.thread.is_left_alone = True
         self._plan = self._sending = None
 
     def redo(self) -> None:
-        self._wait()
+        with contextlib.suppress(StreamError):  # told when ranks agree again
+            self._wait()
         self._plan = None
+
+    def error(self) -> BaseException | None:
+        return self._untold
+
+    def flush(self) -> bool:
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+        return False
+
+    def drop(self) -> None:
+        self._untold = None
 
     def forget(self, params: list[Any]) -> None:
         self._plan = None
 
     def plan(self, params: ParameterSet) -> None:
+        with SharedFailure(self._communicator.handshake, OPERATION):
+            like = [_without_memory(param.array) for param in params.params]
+            device = device_of(params.params[0].array)
+            stream = new_stream(device)
         order: list[int] = self._communicator.bcast_obj(self._order)
         self._settle()
         if self._own is None:
             self._own = make_channel(self._communicator, params)
         elif _wire_dtype(self._own) != _wire_dtype(self._communicator):
             self._own.set_config(_WIRE, _wire_dtype(self._communicator))
-        like = [_without_memory(param.array) for param in params.params]
         rest = set(range(len(like))) - set(order)
         buckets: list[list[int]] = []
         room, dtype = 0, None
@@ -218,8 +246,7 @@ class OverlappedExchange(SynchronousExchange):
             buckets[-1].append(place)
             room -= like[place].nbytes
         bucket_of = {place: number for number, each in enumerate(buckets) for place in each}
-        device = device_of(params.params[0].array)
-        self._plan = _Plan(params, buckets, bucket_of, like, device)
+        self._plan = _Plan(params, buckets, bucket_of, like, device, stream)
 
     def close(self) -> None:
         if self._own is None:
@@ -251,8 +278,13 @@ class OverlappedExchange(SynchronousExchange):
             with region("communication"):
                 error = sending.thread.wait()
             try:
-                if error is not None:
+                if error is None:
+                    error = _wait_on_device(sending.plan)
+                if isinstance(error, StreamError):  # the others keep their plans
+                    self._untold = StreamError(str(error))  # without a traceback's arrays
+                elif error is not None:
                     self._plan = None
+                if error is not None:
                     raise error
             finally:
                 del error  # else a cycle through its traceback would keep the gradients' memory
@@ -264,6 +296,14 @@ class OverlappedExchange(SynchronousExchange):
             self._left_alone = None
 
 
+def _wait_on_device(plan: _Plan) -> StreamError | None:
+    try:
+        wait_on_device(plan.device, plan.stream)
+    except StreamError as error:
+        return error
+    return None
+
+
 def _wire_dtype(communicator: CommunicatorBase) -> Any:
     return communicator.get_config(_WIRE)
 
@@ -271,8 +311,11 @@ def _wire_dtype(communicator: CommunicatorBase) -> Any:
 def _rounds_by_message(params: ParameterSet, communicator: CommunicatorBase) -> bool:
     """Return whether numbers may be rounded as those that travel in the same message ask.
 
-    They are where they become narrower for the wire; a node's sum of 16-bit numbers does.
+    They are where they become narrower for the wire; a node's sum of 16-bit numbers does. What is
+    reproducible is rounded alike in any message.
     """
+    if communicator.get_config("reproducible"):
+        return False
     widths = [param.array.dtype.itemsize for param in params.params]
     wire, nodes = _wire_dtype(communicator), communicator.inter_size
     if min(widths, default=4) < 4 and 1 < nodes < communicator.size:

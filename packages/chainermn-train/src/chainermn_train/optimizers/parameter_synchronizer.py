@@ -6,7 +6,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_on_all_ranks, run_on_all_ranks
+from ..collective_errors import raise_on_all_ranks, run_on_all_ranks, values_of_first_holders
 from ..persistents import broadcast_missing_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
@@ -100,9 +100,10 @@ class ParameterSynchronizer(UnpicklableMixin):
         """Initialise parameters whose shapes only ranks that had examples know (collective)."""
         named = list(target.namedparams())
         known = {name: param.shape for name, param in named if param.is_initialized}
-        shapes: dict[str, tuple[int, ...]] = {}
-        for others in run_on_all_ranks(self.communicator, OPERATION, lambda: known):
-            shapes = others | shapes
+        lacking = {name for name, _ in named} - known.keys()
+        shapes = values_of_first_holders(
+            self.communicator, OPERATION, lacking, {*known}, known.__getitem__
+        )
         with raise_on_all_ranks(self.communicator, OPERATION):
             for name, param in named:
                 if not param.is_initialized and name in shapes:

@@ -1,0 +1,341 @@
+"""The sum over many ranks by messages, in about log2(ranks) rounds each way.
+
+Reduce-scatter and all-gather on a circulant graph: J. L. Träff, "Optimal, Non-pipelined
+Reduce-scatter and Allreduce Algorithms", 2024, arXiv:2410.14234. For any number p of ranks each
+takes ceil(log2(p)) rounds, in which a rank sends and receives p - 1 of p blocks in all. Block i is
+summed on rank i, in an order that follows from p and i. See docs/decisions/scaling.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain, pairwise
+
+import numpy as np
+from mpi4py import MPI
+
+from ..arrays import accumulator
+from ..messaging import start_exchange
+from ..runtime import are_done, wait_any
+from .casts import BLOCK_ELEMENTS, cast_into
+from .summation import sum_rows
+from .wire_format import ldexp_into
+
+# Up to so many ranks exchange pairwise, which keeps the order of ranks and takes two rounds.
+PAIRWISE_RANKS = 16
+# A chunk has so many bytes for each round each way, so that neither latency nor Python's time
+# counts beside them; what has few such chunks is divided into shorter ones, whose rounds overlap.
+# See docs/decisions/scaling.md.
+BYTES_PER_ROUND, LEAST_BYTES_PER_ROUND, ENOUGH_CHUNKS = 512 << 10, 128 << 10, 8
+# The exponent of Numbers, and whether they have the wire's dtype.
+HEADER = struct.Struct("=qq")
+HEADER_BYTES = HEADER.size
+
+
+def is_halved(size: int) -> bool:
+    """Return whether sums over so many ranks are taken here, and not pairwise."""
+    return size > PAIRWISE_RANKS
+
+
+@cache
+def skips(size: int) -> tuple[tuple[int, int], ...]:
+    """Return for each round the distance to the peer, and the number of blocks held before it."""
+    found, held = [], size
+    while held > 1:
+        found.append((-(-held // 2), held))
+        held = -(-held // 2)
+    return tuple(found)
+
+
+def default_chunk_bytes(size: int) -> int:
+    """Return how many bytes at most are summed over so many ranks at a time."""
+    return max(1, len(skips(size))) * BYTES_PER_ROUND
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Contiguous numbers, divided by 2**exponent; 1-D.
+
+    They are looked at from ``start`` on, and after the end from the beginning.
+    """
+
+    array: np.ndarray
+    exponent: int = 0
+    start: int = 0
+
+    def parts(self, begin: int, end: int) -> list[np.ndarray]:
+        """Return elements ``range(begin, end)``, counted from ``start``, as one or two slices."""
+        size = self.array.size
+        begin, end = begin + self.start, end + self.start
+        if begin >= size:
+            begin, end = begin - size, end - size
+        if end <= size:
+            return [self.array[begin:end]]
+        return [self.array[begin:], self.array[: end - size]]
+
+
+class InFlight:
+    """A sum in progress.
+
+    Attributes:
+        requests: of the present round, for the caller to wait for.
+        rounds: how many are done.
+        is_over: whether all are.
+    """
+
+    def __init__(self, steps: Iterator[list[MPI.Request]]) -> None:
+        self._steps = steps
+        self.rounds, self.is_over = 0, False
+        self.requests = next(steps)
+
+    def advance(self) -> None:
+        """Begin the next round; the requests must be done."""
+        following = next(self._steps, None)
+        self.rounds += 1
+        self.requests, self.is_over = following or [], following is None
+
+
+class HalvingSum:
+    """One rank's part in sums over the ranks of an mpi4py communicator.
+
+    Several may be in progress. Rounds have memory, which sums use one after the other. So one may
+    end a round only if the sum begun before it is over or has done two rounds more, and may begin
+    only if the last but one has done a round.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, tag: int = 0) -> None:
+        """Use ``comm``, which stays the caller's (not collective).
+
+        No other messages have ``tag`` or the next one.
+        """
+        self._comm, self._tag = comm, tag
+        self._begun = 0
+        # Memory by its use and round.
+        self._memory: dict[tuple[str, int], np.ndarray] = {}
+
+    @property
+    def rounds(self) -> int:
+        """Of each sum."""
+        return 2 * len(skips(self._comm.size))
+
+    def begin(self, sent: Numbers, own: Numbers, out: np.ndarray, divisor: float) -> InFlight:
+        """Begin the sum of one chunk.
+
+        Args:
+            sent: this rank's term as the others get it, of ``out``'s dtype or that in which it is
+                accumulated. Unchanged before the first round has ended, and so is ``own``.
+            own: the same, as this rank itself adds it.
+            out: the sum over ranks, divided by ``divisor`` before it is rounded; it may be the
+                memory of the terms. All three are 1-D, contiguous and of one length on all ranks.
+            divisor: other than 1 for floats only. Partial sums that overflow are divided by a power
+                of two; that is noticed only within :func:`overflow_errstate`.
+        """
+        self._begun += 1
+        return InFlight(chain(self._scatter(sent, own, out, divisor), self._gather(out)))
+
+    def close(self) -> None:
+        """Release the memory; it is allocated again when needed."""
+        self._memory.clear()
+
+    def _scatter(
+        self, sent: Numbers, own: Numbers, out: np.ndarray, divisor: float
+    ) -> Iterator[list[MPI.Request]]:
+        rank, size = self._comm.rank, self._comm.size
+        wide = accumulator(out.dtype)
+        first, offset = self._offsets(out.size)
+        sent, own = (Numbers(each.array, each.exponent, first) for each in (sent, own))
+        memory = np.empty(0, np.uint8)  # of own numbers, after the first round
+        for index, (skip, held) in enumerate(skips(size)):
+            summed, begin, end = offset(held - skip), offset(skip), offset(held)
+            # Both sides divide the blocks alike: where the whole array ends.
+            places = [part.size for part in own.parts(0, summed)]
+            received = self._room("received", index, summed * wide.itemsize + HEADER_BYTES)
+            if index == 0:
+                header = np.empty(HEADER_BYTES, np.uint8)
+                HEADER.pack_into(header.data, 0, sent.exponent, sent.array.dtype != wide)
+                outgoing = [header, *sent.parts(begin, end)]
+                got = np.empty(HEADER_BYTES, np.uint8)
+                incoming = [got, *_cut(received, [n * wide.itemsize for n in places])]
+            else:  # the header follows the numbers
+                outgoing = [memory[begin * wide.itemsize :]]
+                incoming = [received]
+            yield start_exchange(
+                self._comm,
+                [((rank + skip) % size, each) for each in outgoing],
+                [((rank - skip) % size, each) for each in incoming],
+                self._tag,
+            )
+            if index:
+                incoming = [received[-HEADER_BYTES:], received[:-HEADER_BYTES]]
+            exponent, is_narrow = HEADER.unpack_from(incoming[0].data)
+            dtype = out.dtype if is_narrow else wide
+            terms = [each.view(dtype)[:n] for each, n in zip(incoming[1:], places, strict=True)]
+            memory = self._room("sums", index, begin * wide.itemsize + HEADER_BYTES)
+            total = memory[:-HEADER_BYTES].view(wide)
+            rest = own.parts(summed, begin)  # a block, where their number is odd
+            own = Numbers(total, self._sum(own, terms, exponent, rest, total))
+            HEADER.pack_into(memory.data, memory.size - HEADER_BYTES, own.exponent, False)
+        sum_rows([own.array], out[first : first + own.array.size], divisor / 2.0**own.exponent)
+
+    def _gather(self, out: np.ndarray) -> Iterator[list[MPI.Request]]:
+        """Send this rank's block to all others, and receive theirs."""
+        rank, size = self._comm.rank, self._comm.size
+        first, offset = self._offsets(out.size)
+        whole = Numbers(out, 0, first)
+        for skip, held in reversed(skips(size)):
+            outgoing = whole.parts(0, offset(held - skip))
+            incoming = whole.parts(offset(skip), offset(held))
+            yield start_exchange(
+                self._comm,
+                [((rank - skip) % size, each) for each in outgoing],
+                [((rank + skip) % size, each) for each in incoming],
+                self._tag + 1,
+            )
+
+    def _offsets(self, elements: int) -> tuple[int, Callable[[int], int]]:
+        """Return where this rank's block begins, and how many elements so many blocks from it have.
+
+        Blocks are nearly equal, and those of the ranks after this one follow its own.
+        """
+        rank, size = self._comm.rank, self._comm.size
+        first = elements * rank // size
+        return first, lambda blocks: elements * (rank + blocks) // size - first
+
+    def _sum(
+        self,
+        own: Numbers,
+        terms: list[np.ndarray],
+        exponent: int,
+        rest: list[np.ndarray],
+        out: np.ndarray,
+    ) -> int:
+        """Write own numbers and ``terms`` added, then the rest, into ``out``; return its exponent.
+
+        ``exponent`` is that of ``terms``, which are as long as the slices of ``own``.
+        """
+        common = max(own.exponent, exponent)
+        added = own.parts(0, sum(term.size for term in terms))
+        while True:
+            shifts = own.exponent - common, exponent - common
+            try:
+                done = 0
+                for mine, term in zip(added, terms, strict=True):
+                    self._add(mine, term, shifts, out[done : done + mine.size])
+                    done += mine.size
+                for mine in rest:
+                    _scale_into(mine, shifts[0], out[done : done + mine.size])
+                    done += mine.size
+            except FloatingPointError:  # halves of numbers that are in range have a sum in range
+                common += 1
+            else:
+                return common
+
+    def _add(
+        self, mine: np.ndarray, term: np.ndarray, shifts: tuple[int, int], out: np.ndarray
+    ) -> None:
+        if mine.dtype == term.dtype == out.dtype and shifts == (0, 0):
+            np.add(mine, term, out=out)
+            return
+        for start in range(0, out.size, BLOCK_ELEMENTS):
+            block = slice(start, start + BLOCK_ELEMENTS)
+            first, second = (
+                row[block] if row.dtype == out.dtype and not shift else _scaled(row[block], shift)
+                for row, shift in zip((mine, term), shifts, strict=True)
+            )
+            np.add(first, second, out=out[block])
+
+    def _room(self, use: str, index: int, nbytes: int) -> np.ndarray:
+        """Return memory of a round's numbers, which the next sum uses when this one has not to."""
+        # The next sum begins before the first round of the one before has ended.
+        turn = self._begun % 2 if use == "received" and index == 0 else 0
+        key = use, 2 * index + turn
+        found = self._memory.get(key)
+        if found is None or found.nbytes < nbytes:
+            found = self._memory[key] = np.empty(nbytes, np.uint8)
+        return found[:nbytes]
+
+
+class HalvingAllreduce:
+    """What :class:`PairwiseAllreduce` does, for many ranks: chunk after chunk, all under way."""
+
+    def __init__(self, comm: MPI.Intracomm, tag: int = 0, chunk_bytes: int | None = None) -> None:
+        """Use ``comm``, which stays the caller's (not collective).
+
+        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the default.
+        """
+        self._size = comm.size
+        self._chunk_bytes = chunk_bytes or default_chunk_bytes(comm.size)
+        self._least_bytes = chunk_bytes or len(skips(comm.size)) * LEAST_BYTES_PER_ROUND
+        self._sum = HalvingSum(comm, tag)
+
+    def allreduce(self, buffers: Sequence[np.ndarray], divisor: int = 1) -> None:
+        """Overwrite each buffer by the sum over ranks, divided by ``divisor`` (collective).
+
+        As :meth:`PairwiseAllreduce.allreduce`.
+        """
+        if self._size > 1:
+            todo = iter([buffer for buffer in buffers if buffer.size])
+            self.stream(lambda _: next(todo, None), divisor)
+
+    def stream(self, next_buffer: Callable[[bool], np.ndarray | None], divisor: int) -> None:
+        """Do what :meth:`allreduce` does, for buffers that come one by one (collective).
+
+        As :meth:`PairwiseAllreduce.stream`.
+        """
+        chunks: Iterator[np.ndarray] = iter(())
+        in_flight: list[InFlight] = []  # the oldest first
+        while True:
+            chunk = None
+            if len(in_flight) < 2 or in_flight[-2].rounds:
+                chunk = next(chunks, None)
+                while chunk is None and (buffer := next_buffer(not in_flight)) is not None:
+                    chunks = self._chunks(buffer)
+                    chunk = next(chunks, None)
+            if chunk is not None:  # on its way while others are waited for
+                numbers = Numbers(chunk)
+                in_flight.append(self._sum.begin(numbers, numbers, chunk, divisor))
+            elif not in_flight:
+                return
+            # None is waited for alone: another rank may not have its buffer yet.
+            able = in_flight[:1] + [
+                each for older, each in pairwise(in_flight) if older.rounds >= each.rounds + 2
+            ]
+            done = [each for each in able if are_done(each.requests)]
+            if not done and chunk is None:
+                wait_any([request for each in able for request in each.requests])
+            for each in done:
+                each.advance()
+            in_flight = [each for each in in_flight if not each.is_over]
+
+    def close(self) -> None:
+        """Release the memory; it is allocated again when needed."""
+        self._sum.close()
+
+    def _chunks(self, buffer: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield nearly equal parts of a buffer."""
+        few = min(ENOUGH_CHUNKS, buffer.nbytes // max(1, self._least_bytes))
+        parts = max(few, -(-buffer.nbytes // self._chunk_bytes))
+        for part in range(parts):
+            yield buffer[buffer.size * part // parts : buffer.size * (part + 1) // parts]
+
+
+def _cut(memory: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Return consecutive slices of so many bytes."""
+    ends = np.cumsum(sizes).tolist()
+    return [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _scaled(numbers: np.ndarray, exponent: int) -> np.ndarray:
+    """Return ``numbers * 2**exponent`` in the dtype in which they are accumulated."""
+    out = np.empty(numbers.size, accumulator(numbers.dtype))
+    _scale_into(numbers, exponent, out)
+    return out
+
+
+def _scale_into(numbers: np.ndarray, exponent: int, out: np.ndarray) -> None:
+    cast_into(numbers, out)
+    if exponent:
+        ldexp_into(out, exponent, out)

@@ -1,0 +1,143 @@
+"""What ranks try with arrays on GPUs; every value is checked.
+
+Only ranks may import it: that starts MPI.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from chainermn_comm import CommunicatorBase, create_communicator, devices
+from chainermn_comm.gpu import mpi_takes_gpu_memory
+from chainermn_tools.bench.operations import Model
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CHECKED_COUNT = 12345
+GPU_ONLY = "pure_nccl"
+# The ways that gradients on GPUs may take: NCCL in a node and what serves between nodes, NCCL
+# alone, host memory between nodes, and MPI alone, which needs no device for each rank.
+GPU_WAYS = ("hierarchical", GPU_ONLY, "non_cuda_aware", "flat")
+SHARED_GPU_WAYS = ("flat",)
+# Of the gradients on GPUs: dtypes and elements, one of them larger than a chunk.
+GPU_GRADIENTS = (("f4", 12345), ("f2", 999), ("f8", 1), ("f4", 9 << 20))
+GPU_CALLS = 3  # a call may return before its work is over, and tell its errors in the next one
+
+
+def try_gpu_means(world: MPI.Intracomm) -> dict[str, Any]:
+    """Average gradients on GPUs over all ranks by each way that there is (collective).
+
+    Return ``ways``: by the communicator's name what went wrong, None if nothing did; ``shared``:
+    whether ranks share a GPU, so that those with NCCL were left out; or ``reason``: why there are
+    no GPUs to try it with.
+    """
+    problem = gpu_problem(world)
+    if problem is not None:
+        return {"reason": problem}
+    shared = own_gpu_problem(world) is not None
+    ways: dict[str, str | None] = {}
+    with devices.use(own_device(world)):
+        for name in SHARED_GPU_WAYS if shared else GPU_WAYS:
+            found = None
+            try:
+                with create_communicator(name, world) as comm:
+                    found = _mean_problem(world, comm)
+            except Exception as error:  # which the last call has left to the communicator's end
+                found = found or _describe(world, error)
+            ways[name] = _first(world, found)
+    return {"ways": ways, "shared": shared}
+
+
+def _mean_problem(world: MPI.Intracomm, comm: CommunicatorBase) -> str | None:
+    """Return what is wrong with means of gradients on GPUs, if anything (collective)."""
+    model = _Several()
+
+    def prepare() -> None:
+        arrays = [np.full(size, world.rank, dtype) for dtype, size in GPU_GRADIENTS]
+        model.params = [Model(devices.to_device(array)) for array in arrays]
+
+    def look() -> None:
+        for each in model.params:
+            if not np.allclose(devices.to_host(each.grad), (world.size - 1) / 2, rtol=1e-3):
+                raise ValueError("the means are wrong")
+
+    # The mean of equal means is the same. Ranks may learn of a failure in different calls.
+    mean: Callable[[], None] = partial(comm.multi_node_mean_grad, model)
+    for step in (prepare, *[mean] * GPU_CALLS, look):
+        found = None
+        try:
+            step()
+        except Exception as error:
+            found = _describe(world, error)
+        told = _first(world, found)
+        if told is not None:
+            return told
+    return None
+
+
+def _describe(world: MPI.Intracomm, error: Exception) -> str:
+    return f"rank {world.rank}: {type(error).__name__}: {error}"
+
+
+def _first(world: MPI.Intracomm, problem: str | None) -> str | None:
+    """Return the problem of the lowest rank that has one (collective)."""
+    return next(filter(None, world.allgather(problem)), None)
+
+
+class _Several:
+    """A model of several parameters."""
+
+    params: Sequence[Model] = ()
+
+    def namedparams(self) -> list[tuple[str, Model]]:
+        return [(f"/{index}", each) for index, each in enumerate(self.params)]
+
+
+def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
+    """Sum arrays that lie on GPUs at rank 0, through MPI itself (collective).
+
+    Return ``aware``: whether MPI says, on all ranks, that it takes memory of GPUs; ``reason``: why
+    there is no GPU to try it with; ``correct``, where it was tried.
+    """
+    aware = all(world.allgather(mpi_takes_gpu_memory()))
+    problem = gpu_problem(world)
+    if problem is not None:
+        return {"aware": aware, "reason": problem}
+    if not aware:
+        return {"aware": aware}
+    with devices.use(own_device(world)):
+        sent = devices.to_device(np.full(CHECKED_COUNT, world.rank, np.float64))
+        total = devices.to_device(np.zeros(CHECKED_COUNT))
+        devices.current_stream().synchronize()  # MPI knows nothing of streams
+        world.Reduce(sent, total)
+        wanted = world.size * (world.size - 1) / 2
+        correct = world.rank != 0 or bool((devices.to_host(total) == wanted).all())
+    return {"aware": aware, "correct": all(world.allgather(correct))}
+
+
+def gpu_problem(world: MPI.Intracomm) -> str | None:
+    """Return why not every rank has a GPU, be it shared; None if it has."""
+    problems = world.allgather(devices.unavailable_reason())
+    return next(filter(None, problems), None)
+
+
+def own_gpu_problem(world: MPI.Intracomm) -> str | None:
+    """Return why not every rank has a GPU to itself; None if it has."""
+    problem = gpu_problem(world)
+    if problem is not None:
+        return problem
+    with devices.use(own_device(world)):
+        ids = world.allgather((socket.gethostname(), devices.bus_id()))
+    return None if len(set(ids)) == len(ids) else "there are fewer GPUs than ranks"
+
+
+def own_device(world: MPI.Intracomm) -> int:
+    import cupy
+
+    return int(world.rank % cupy.cuda.runtime.getDeviceCount())

@@ -1,0 +1,94 @@
+"""NCCL's communicators are made within a time, or a rank's failure ends the waiting of all."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from chainermn_comm import CommunicationError, create_communicator
+from chainermn_comm.gpu import connecting
+from tests.support import gpus
+from tests.support.nccl_double import NcclError
+from tests.support.topologies import on_nodes
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
+
+FAILURE = "NCCL_ERROR_SYSTEM_ERROR: unhandled system error"
+
+
+def test_a_rank_that_fails_inside_does_not_hang_the_others(world, double):
+    with create_communicator("pure_nccl") as comm:
+        if world.rank == 1:
+            double.plant("commInitRank", NcclError(FAILURE))
+        with pytest.raises(CommunicationError, match=FAILURE):
+            gpus.assert_mean(comm)
+        gpus.assert_mean(comm)
+
+
+@pytest.mark.parametrize("limit", ["constant", "variable"])
+def test_a_rank_that_never_gets_there_is_waited_for_so_long_and_no_longer(
+    world, double, monkeypatch, limit
+):
+    if limit == "variable":
+        monkeypatch.setenv("CHAINERMN_TIMEOUT", "1")
+        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 10_000)
+    else:
+        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.3)
+    with create_communicator("pure_nccl") as comm:
+        monkeypatch.delenv("CHAINERMN_TIMEOUT", raising=False)
+        if limit == "variable":
+            monkeypatch.setenv("CHAINERMN_TIMEOUT", "1")
+        double.init_hangs = world.rank == 1
+        seconds = "1" if limit == "variable" else "0.3"
+        told = f"not connected the ranks within {seconds} s.*NCCL_DEBUG"
+        with pytest.raises(CommunicationError, match=told):
+            gpus.assert_mean(comm)
+        # What comes late after all is aborted; the next attempt is one of its own.
+        double.init_hangs = False
+        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 60.0)
+        monkeypatch.delenv("CHAINERMN_TIMEOUT", raising=False)
+        gpus.assert_mean(comm)
+    assert set(double.calls) <= {"pack_f", "unpack_f", "allReduce", "abort", "destroy"}
+
+
+@pytest.mark.sizes(3, 4)
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
+def test_where_nccl_does_not_connect_nodes_rank_0_says_so_and_mpi_does(
+    world, double, capfd, name, aware
+):
+    nodes = (0, 0, 1, 1)[: world.size]
+    with gpus.mpi_says(aware), on_nodes(nodes, name) as comm:
+        if comm.intra_rank == 0 and comm.inter_rank == 1:
+            alone = comm.intra_size == 1  # then the first that it makes is that between nodes
+            double.plant("commInitRank", NcclError(FAILURE), after=0 if alone else 1)
+        means = gpus.means_of(comm, [np.full(5000, comm.rank, "f4")])
+        np.testing.assert_allclose(means[0], (world.size - 1) / 2, rtol=1e-6)
+        said = capfd.readouterr().err
+        way = "a CUDA-aware MPI" if aware else "host memory and MPI"
+        told = rf"ChainerMN: NCCL doesn't connect the nodes \(.*{FAILURE}.*{way}\n"
+        assert bool(re.search(told, said)) == (world.rank == 0)
+        gpus.assert_mean(comm)
+        assert not capfd.readouterr().err  # it is said once
+    assert not double.planted
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    ("name", "inits"), [("hierarchical", 1), ("non_cuda_aware", 0), ("flat", 0), ("pure_nccl", 1)]
+)
+def test_one_gpu_a_node_needs_nccl_between_nodes_alone(world, double, name, inits):
+    with on_nodes(range(world.size), name) as comm:
+        gpus.assert_mean(comm)
+    assert double.made.count("commInitRank") == inits
+
+
+@pytest.mark.sizes(1)
+@pytest.mark.parametrize("name", gpus.NCCL)
+def test_a_single_rank_needs_no_nccl(world, double, name):
+    with create_communicator(name) as comm:
+        means = gpus.means_of(comm, [np.arange(5, dtype="f4"), np.ones(3, "f8")])
+    np.testing.assert_array_equal(means[0], np.arange(5))
+    assert "commInitRank" not in double.made

@@ -1,0 +1,138 @@
+"""A CUDA or NCCL error at any call: all ranks raise with its words, none waits, the rest works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from chainermn_comm import CommunicationError
+from tests.support import gpus
+from tests.support.device_double import ILLEGAL_ADDRESS, OUT_OF_MEMORY
+from tests.support.models import Model, Param, with_grads
+from tests.support.nccl_double import NcclError
+from tests.support.topologies import on_nodes
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
+
+# Calls that are made when gradients first come, and in each step.
+FIRST = ("eventCreate", "streamCreate", "malloc", "hostAlloc", "compile", "memcpyAsync to device")
+EACH = ("eventRecord", "streamWaitEvent", "eventQuery", "launchKernel", "work")
+NCCL_FIRST, NCCL_EACH = ("getUniqueId", "commInitRank"), ("getAsyncError",)
+GROUPED = ("groupStart", "groupEnd")
+COPIES = ("memcpyAsync to host", "memcpyAsync to device")
+# Of each algorithm: how it is made, the nodes by number of ranks, and further calls of both kinds.
+ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "nccl_only": ("pure_nccl", (0, 0, 0, 0), NCCL_FIRST, (*NCCL_EACH, "allReduce")),
+    "single_leader": (
+        "hierarchical",
+        (0, 0, 1, 1),
+        NCCL_FIRST[:1],  # of the second, MPI serves where it is between nodes
+        (*NCCL_EACH, *GROUPED, "reduce", "broadcast", "allReduce"),
+    ),
+    "multi_leader": (
+        "two_dimensional",
+        (0, 0, 1, 1),
+        NCCL_FIRST[:1],
+        (*NCCL_EACH, "reduceScatter", "allGather", "allReduce"),
+    ),
+    "staged": (
+        "non_cuda_aware",
+        (0, 0, 1, 1),
+        NCCL_FIRST,
+        (*NCCL_EACH, *GROUPED, "reduce", "broadcast", *COPIES),
+    ),
+    "mpi": ("flat", (0, 0, 0, 0), (), COPIES),
+    "cuda_aware": ("flat", (0, 0, 0, 0), (), COPIES[1:]),
+}
+LEAST_RANKS = {"single_leader": 3, "staged": 3, "multi_leader": 4}
+LEADERS_ONLY = ("allReduce", *COPIES)  # in the algorithms by nodes
+
+
+def cases() -> list:
+    found = []
+    for algorithm, (_, _, first, each) in ALGORITHMS.items():
+        for when, calls in (("first", (*FIRST, *first)), ("later", (*EACH, *each))):
+            for call in calls:
+                for who in ("one", "all"):
+                    few = who == "all" or algorithm == "staged"
+                    ranks = LEAST_RANKS.get(algorithm, 2)
+                    sizes = [pytest.mark.sizes(*range(ranks, 5)), pytest.mark.ranks(ranks)]
+                    marks = [*sizes, *([pytest.mark.full] if few else [])]
+                    found.append(pytest.param(algorithm, when, call, who, marks=marks))
+    return found
+
+
+def error_of(call: Callable[..., None], *args: object) -> str:
+    """What it raises, which is a CommunicationError; empty where it raises nothing."""
+    try:
+        call(*args)
+    except CommunicationError as error:
+        return str(error)
+    return ""
+
+
+def fails_here(world, algorithm: str, call: str, who: str) -> bool:
+    """Whether it is planted on this rank, which makes that call."""
+    first = (algorithm in LEAST_RANKS and call in LEADERS_ONLY) or call == "getUniqueId"
+    return world.rank == 0 if first else who == "all" or world.rank == 1
+
+
+@pytest.mark.parametrize(("algorithm", "when", "call", "who"), cases())
+def test_an_error_at_any_call_raises_on_every_rank(world, double, algorithm, when, call, who):
+    name, nodes, _, _ = ALGORITHMS[algorithm]
+    models = []
+    for step in range(4):
+        grads = [gpus.put(np.full(size, step, "f4")) for size in (3, 2000)]
+        models.append(Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)}))
+    cuda = ILLEGAL_ADDRESS if call == "work" else OUT_OF_MEMORY
+    is_nccl = call[:5] in ("group", "getUn", "getAs", "commI") or call in (
+        *("allReduce", "reduce", "broadcast", "reduceScatter", "allGather"),
+    )
+    error = NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: it failed") if is_nccl else cuda
+    with gpus.mpi_says(algorithm == "cuda_aware"):
+        comm = on_nodes(nodes[: world.size], name)
+        if when == "later":
+            for model in models[:2]:
+                comm.allreduce_grad(model)
+            world.Barrier()  # a rank that is ahead must not fail while others are in there
+        fails = fails_here(world, algorithm, call, who)
+        if fails:
+            double.plant(call, error)
+        raised = [error_of(comm.allreduce_grad, model) for model in models[2:]]
+        assert comm.allreduce_obj(1) == world.size
+        if name != "pure_nccl":
+            on_host = with_grads(w=np.full(3, world.rank, "f4"))
+            comm.allreduce_grad(on_host)
+            np.testing.assert_array_equal(on_host["w"].grad, (world.size - 1) / 2)
+        raised.append(error_of(comm.finalize))
+    assert any(re.search("cudaError|NCCL_ERROR", text) for text in raised), raised
+    assert not double.planted
+    with on_nodes(nodes[: world.size], "flat") as comm:  # it was for this communicator alone
+        if call != "work":
+            gpus.assert_mean(comm)
+
+
+def test_an_error_of_a_cupy_that_raises_it_is_told_likewise(world, double, monkeypatch):
+    """Others than 14.2 raise what cudaEventQuery returns, also that work isn't over."""
+    from cupy.cuda import runtime
+
+    query = runtime.eventQuery
+
+    def raising(event: int) -> int:
+        status = query(event)
+        if status:
+            raise runtime.CUDARuntimeError(status)
+        return 0
+
+    monkeypatch.setattr(runtime, "eventQuery", raising)
+    with on_nodes([0] * world.size, "flat") as comm:
+        gpus.assert_mean(comm)
+        grad = gpus.put(np.ones(3, "f4"))
+        if world.rank == 1:
+            double.plant("eventQuery", ILLEGAL_ADDRESS)
+        for _ in range(2):
+            with pytest.raises(CommunicationError, match="cudaErrorIllegalAddress"):
+                comm.allreduce_grad(Model(w=Param(grad, grad)))

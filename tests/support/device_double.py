@@ -1,0 +1,313 @@
+"""A stand-in for a GPU: memory, streams and events, which can fail, and write down a time line.
+
+Device memory is host memory that NumPy can't read as an array. Work on a stream happens later, in
+the stream's order and no other, while some thread asks for an event; every piece of work can be
+delayed. Beside this each piece has a place on a time line of ticks, where streams run side by side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MEMORY_BYTES = 1 << 34
+# Within which all that is queued must happen, or be aborted: nothing may wait for ever.
+LIMIT_SECONDS = 100.0
+NOT_READY, OUT_OF_MEMORY, ILLEGAL_ADDRESS = 600, 2, 700
+WORDS = {
+    OUT_OF_MEMORY: "cudaErrorMemoryAllocation: out of memory",
+    NOT_READY: "cudaErrorNotReady: device not ready",
+    ILLEGAL_ADDRESS: "cudaErrorIllegalAddress: an illegal memory access was encountered",
+}
+
+
+class CUDARuntimeError(RuntimeError):
+    __module__ = "cupy_backends.cuda.api.runtime"
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(WORDS[status])
+
+
+class Piece(NamedTuple):
+    """A piece of work on the time line, in ticks."""
+
+    name: str
+    stream: int
+    start: int
+    end: int
+    after: Piece | None  # what ended last of all that it had to wait for
+
+
+class Gpu:
+    """The state of one process's device: its memory, its streams, and how it misbehaves."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.count = 1  # devices that CUDA finds
+        self.bus_id = f"0000:{rank:02x}:00.0"
+        self.delay = 3  # a piece of work is put off up to so many times
+        self.version = 22203  # NCCL's
+        self.nccl_fails = False  # work of NCCL never ends, and it says that there is an error
+        self.group_fails = False  # breaks a rule: a group's operations are lost, and it says so
+        self.ignores_events = False  # breaks a rule: streams don't wait for events
+        self.init_hangs = False  # the making of an NCCL communicator doesn't return
+        self.closed = False  # nobody uses it any more: what hangs ends
+        self.random = random.Random(rank)
+        self.memory: dict[int, int] = {}  # device allocations: address and bytes
+        self.pinned: dict[int, int] = {}
+        self.streams: list[Stream] = []
+        self.events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+        self.calls: list[str] = []  # NCCL's operations, and kernels by name
+        self.made: list[str] = []  # every call that can fail, in this order
+        self.copied_to_host = 0  # bytes
+        self.packed: list[int] = []  # bytes of each chunk
+        self.host_waits = 0  # times that a thread of the user's asked again for what wasn't done
+        self.ticks: dict[str, int] = {}  # that work takes, by the name's beginning; 1 by default
+        self.timeline: list[Piece] = []
+        self.status = 0  # CUDA's error of queued work, which all later calls get, too
+        self.lock = threading.RLock()
+        self._planted: dict[str, tuple[int, Exception]] = {}
+        self._numbers = itertools.count(1)
+        self._local = threading.local()
+
+    # What fails.
+
+    def plant(self, call: str, error: Exception | int = OUT_OF_MEMORY, after: int = 0) -> None:
+        """Let a call fail once it was made so many times more; of queued work `"work"`."""
+        error = CUDARuntimeError(error) if isinstance(error, int) else error
+        self._planted[call] = after, error
+
+    @property
+    def planted(self) -> list[str]:
+        """What was planted and has not happened yet."""
+        return list(self._planted)
+
+    def recover(self) -> bool:
+        """Let the device be right again; return whether all that was planted has happened."""
+        happened = not self._planted
+        self._planted.clear()
+        self.status = 0
+        return happened
+
+    def reach(self, call: str) -> None:
+        """Be at a call that can fail; raise what was planted there."""
+        with self.lock:
+            self._local.asked = None
+            self.made.append(call)
+            if self.status:
+                raise CUDARuntimeError(self.status)
+            after, error = self._planted.get(call, (0, None))
+            if error is not None:
+                del self._planted[call]
+                if after == 0:
+                    raise error
+                self._planted[call] = after - 1, error
+
+    def query(self, event: Event) -> int:
+        """CUDA's status of an event; a little work is done meanwhile."""
+        asked = getattr(self._local, "asked", None)
+        try:
+            self.reach("eventQuery")
+            for _ in range(4):
+                self.step()
+        except CUDARuntimeError as error:
+            return error.status
+        if self.status:
+            return self.status
+        if event.happened == event.recorded:
+            return 0
+        self._local.asked = event
+        if asked is event and threading.current_thread().name != "chainermn-gpu-watcher":
+            self.host_waits += 1
+        return NOT_READY
+
+    # What is current in a thread.
+
+    @property
+    def current(self) -> list[Stream]:
+        """Streams made current, the last one last."""
+        found: list[Stream] = self._local.__dict__.setdefault("streams", [])
+        return found
+
+    @property
+    def current_device(self) -> int:
+        return int(getattr(self._local, "device", 0))
+
+    @current_device.setter
+    def current_device(self, device: int) -> None:
+        self._local.device = device
+
+    # Work.
+
+    def step(self) -> None:
+        """Try one piece of work of some stream."""
+        with self.lock:
+            busy = [stream for stream in self.streams if stream.queue]
+            if not busy or self.status:
+                return
+            stream = self.random.choice(busy)
+            if stream.queue[0]():
+                stream.queue.popleft()
+                if "work" in self._planted:
+                    try:
+                        self.reach("work")
+                    except CUDARuntimeError as error:
+                        self.fail(error.status)
+
+    def fail(self, status: int) -> None:
+        """Do no work any more: each later call gets this error."""
+        self.status = status
+        for stream in self.streams:
+            stream.queue.clear()
+
+    def drain(self, stream: Stream) -> None:
+        end = time.monotonic() + LIMIT_SECONDS
+        while stream.queue:
+            assert time.monotonic() < end, f"it never ends: {stream.queue[0]}"
+            self.step()
+        if self.status:
+            raise CUDARuntimeError(self.status)
+
+    def put(self, stream: Stream, name: str, work: Callable[[], bool]) -> None:
+        """Add work that is tried again until it returns True."""
+        with self.lock:
+            left = self.random.randint(0, self.delay)
+
+            def later() -> bool:
+                nonlocal left
+                if left > 0:
+                    left -= 1
+                    return False
+                return work()
+
+            stream.queue.append(later)
+            ticks = next((n for key, n in self.ticks.items() if name.startswith(key)), 1)
+            start, after = stream.moment
+            piece = Piece(name, stream.ptr, start, start + ticks, after)
+            stream.moment = piece.end, piece
+            self.timeline.append(piece)
+
+    def stream_at(self, ptr: int) -> Stream:
+        return next(stream for stream in self.streams if stream.ptr == ptr)
+
+    def bytes_at(self, address: int, nbytes: int, pinned: bool = False) -> np.ndarray:
+        """Memory that must have been allocated, and still be."""
+        known, kind = (self.pinned, "pinned") if pinned else (self.memory, "device")
+        inside = [start <= address <= start + size - nbytes for start, size in known.copy().items()]
+        assert any(inside), f"{nbytes} bytes at {address:#x} are no {kind} memory"
+        return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
+
+    def number(self, event: Event) -> int:
+        ptr = next(self._numbers)
+        self.events[ptr] = event
+        return ptr
+
+
+def ticks_waited(pieces: list[Piece], waiting: tuple[str, ...], waited_for: str) -> int:
+    """Ticks in which a stream has none of such work, and the next of it waits for other such work.
+
+    It may wait through others: in each gap this follows what held the next piece up. Works are
+    given by how their names begin.
+    """
+    ticks, ends = 0, next((p.start for p in pieces if p.name.startswith(waiting)), 0)
+    for piece in pieces:
+        if not piece.name.startswith(waiting):
+            continue
+        cause = piece.after
+        while cause is not None and cause.end > ends:
+            if cause.name.startswith(waited_for):
+                ticks += cause.end - max(cause.start, ends)
+            cause = cause.after
+        ends = piece.end
+    return ticks
+
+
+class Stream:
+    def __init__(self, gpu: Gpu, ptr: int) -> None:
+        if ptr:
+            gpu.reach("streamCreate")
+        self.gpu, self.ptr = gpu, ptr
+        self.queue: deque[Callable[[], bool]] = deque()
+        self.moment: tuple[int, Piece | None] = (0, None)  # when its work so far ends
+        gpu.streams.append(self)
+
+    def wait_event(self, event: Event) -> None:
+        self.gpu.reach("streamWaitEvent")
+        with self.gpu.lock:
+            version = event.recorded
+            self.queue.append(lambda: self.gpu.ignores_events or event.happened >= version)
+            self.moment = max(self.moment, event.moment, key=lambda moment: moment[0])
+
+    def synchronize(self) -> None:
+        raise AssertionError("a blind wait: poll an event instead")
+
+    def __enter__(self) -> Stream:
+        self.gpu.current.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gpu.current.pop()
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        gpu.reach("eventCreate")
+        self.gpu, self.ptr = gpu, gpu.number(self)
+        self.recorded = self.happened = 0
+        self.time = 0.0  # in seconds, when it happened
+        self.moment: tuple[int, Piece | None] = (0, None)
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.gpu.reach("eventRecord")
+        stream = current_stream(self.gpu) if stream is None else stream
+        with self.gpu.lock:
+            self.recorded += 1
+            version = self.recorded
+            self.moment = stream.moment
+
+            def happen() -> bool:
+                self.happened, self.time = version, time.perf_counter()
+                return True
+
+            stream.queue.append(happen)
+
+    @property
+    def done(self) -> bool:
+        """As CuPy's: it doesn't tell an error from work that isn't over."""
+        return self.gpu.query(self) == 0
+
+    def synchronize(self) -> None:
+        raise AssertionError("a blind wait: poll `done` instead")
+
+
+class Allocation:
+    """Device memory, freed when nobody refers to it any more."""
+
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        gpu.reach("malloc")
+        self.bytes = np.full(max(nbytes, 1), 0xCD, np.uint8)
+        address = self.bytes.ctypes.data
+        gpu.memory[address] = max(nbytes, 1)
+        weakref.finalize(self, gpu.memory.pop, address, None)
+
+
+def current_stream(gpu: Gpu) -> Stream:
+    return gpu.current[-1] if gpu.current else gpu.streams[0]
+
+
+def allocate_pinned(gpu: Gpu, size: int) -> Any:
+    gpu.reach("hostAlloc")
+    memory = np.full(size, 0xAB, np.uint8)
+    gpu.pinned[memory.ctypes.data] = size
+    weakref.finalize(memory, gpu.pinned.pop, memory.ctypes.data, None)
+    return memory

@@ -1,0 +1,56 @@
+"""Few ranks that sum as many do; and whether the means of each communicator are then right.
+
+As a program, run under mpiexec, it takes means on all ranks as they are; rank 0 prints what is
+wrong, and how many means were taken.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any, NoReturn
+from unittest import mock
+
+from mpi4py import MPI
+
+from chainermn_comm import Topology
+from chainermn_comm.allreduce import factories, halving
+from tests.support.many_ranks import ALGORITHMS, CALLS, report, wrong_means
+from tests.support.one_of_many import rank_1_of
+from tests.support.topologies import on_nodes
+
+WORLD = MPI.COMM_WORLD
+
+
+def halved() -> AbstractContextManager[object]:
+    """Meanwhile, new communicators of any number of ranks and nodes take sums by halving."""
+    return mock.patch.object(halving, "PAIRWISE_RANKS", 1)
+
+
+def is_chosen_for(size: int) -> bool:
+    """Whether so many ranks, each on a node, sum so by themselves."""
+    topology = Topology.of(range(size))
+    context: Any = SimpleNamespace(
+        comm=rank_1_of(size),
+        size=size,
+        tag=0,
+        chunk_bytes=None,
+        topology=topology,
+        reproducible=False,
+    )
+    return isinstance(factories.through_mpi(context), halving.HalvingAllreduce)
+
+
+def main() -> NoReturn:
+    wrong, means = [], 0
+    for name in ALGORITHMS:
+        for larger in (0, 300_000):
+            with on_nodes(range(WORLD.size), name) as comm:
+                wrong += [f"rank {WORLD.rank}: {one}" for one in wrong_means(comm, None, larger)]
+            means += CALLS + 1
+    report(wrong, means)
+
+
+if __name__ == "__main__":
+    with nullcontext() if WORLD.size > halving.PAIRWISE_RANKS else halved():
+        main()

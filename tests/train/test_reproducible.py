@@ -1,0 +1,105 @@
+"""A whole training over `reproducible=True` ends with the same bits, whoever is on which node."""
+
+from __future__ import annotations
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.iterators import SerialIterator
+from chainer.optimizer_hooks import GradientClipping, WeightDecay
+from chainer.training.extensions import Evaluator
+
+from chainermn_modelparallel import MultiNodeBatchNormalization, allreduce
+from chainermn_train import create_multi_node_evaluator
+from chainermn_train.extensions import AllreducePersistent
+from tests.support.exchanges import KINDS, exchanging, states
+from tests.support.topologies import on_nodes
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(4)]
+
+PLACES = [
+    *(("flat", "0000"), ("single_node", "0000"), ("hierarchical", "0011"), ("naive", "0123")),
+    *(("two_dimensional", "0101"), ("hierarchical", "0001"), ("non_cuda_aware", "0111")),
+]
+UPDATES, WIDTH, CLASSES = 6, 40, 3
+
+
+class Model(chainer.Chain):
+    """Both batch normalizations, a sum over ranks within the loss, and a gradient clipped."""
+
+    def __init__(self, comm):
+        super().__init__()
+        self.comm = comm
+        with self.init_scope():
+            self.first, self.last = L.Linear(WIDTH, 300), L.Linear(300, CLASSES)
+            self.everyones = MultiNodeBatchNormalization(300, comm)
+            self.own = L.BatchNormalization(300)
+
+    def __call__(self, x, t):
+        h = self.own(F.tanh(self.everyones(self.first(x))))
+        loss = F.softmax_cross_entropy(self.last(h), t)
+        chainer.report({"loss": loss}, self)
+        return loss + 1e-3 * allreduce(self.comm, F.mean(h * h))
+
+
+def batch(rank, number):
+    random = np.random.RandomState((rank, number))
+    x = random.standard_normal((5 + rank, WIDTH)) * 10.0 ** random.uniform(-12, 2, WIDTH)
+    return x.astype("f4"), random.randint(0, CLASSES, len(x)).astype("i4")
+
+
+def trained(comm, kind, steps):
+    """The bits of all that training leaves behind, and of what an evaluator reports."""
+    np.random.seed(7)
+    model = Model(comm)
+    optimizer = exchanging(kind, comm, chainer.optimizers.Adam(alpha=0.01), model, steps)
+    optimizer.add_hook(WeightDecay(1e-3))
+    optimizer.add_hook(GradientClipping(0.05))
+    for number in range(UPDATES):
+        optimizer.update(model, *batch(comm.rank, number))
+    optimizer.flush()
+    optimizer.finalize()
+    AllreducePersistent(model, comm)()
+    found = states(optimizer)
+    found |= {name: np.asarray(value).tobytes() for name, value in statistics(model)}
+    x, t = batch(comm.rank, UPDATES)
+    iterator = SerialIterator(list(zip(x, t, strict=True)), 4, repeat=False, shuffle=False)
+    result = create_multi_node_evaluator(Evaluator(iterator, model), comm)()
+    return found | {name: np.asarray(value).tobytes() for name, value in result.items()}
+
+
+def statistics(model):
+    for link in (model.everyones, model.own):
+        yield f"{link.name} mean", link.avg_mean
+        yield f"{link.name} variance", link.avg_var
+
+
+def trainings(places, kinds, steps=1, **how):
+    found = {}
+    for name, nodes in places:
+        for kind in kinds:
+            with on_nodes(nodes, name, **how) as comm:
+                found[name, nodes, kind] = trained(comm, kind, steps)
+    return found
+
+
+@pytest.mark.parametrize("wire", [None, "float16"])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_training_ends_with_the_same_bits_over_all_topologies(world, wire, steps):
+    for kinds in (["synchronous", "overlap"], ["double buffering"]):
+        assert KINDS.keys() >= set(kinds)
+        how = {"allreduce_grad_dtype": wire, "reproducible": True}
+        found = trainings(PLACES, kinds, steps, **how)
+        first = next(iter(found.values()))
+        for case, bits in found.items():
+            assert [name for name in first if bits[name] != first[name]] == [], case
+        assert len(set(map(str, world.allgather(first)))) == 1
+
+
+@pytest.mark.parametrize("wire", [None, "float16"])
+def test_without_it_training_ends_with_other_bits(world, wire):
+    """Else the test above would tell nothing."""
+    found = trainings(PLACES[:3], ["synchronous"], allreduce_grad_dtype=wire)
+    assert len({str(bits) for bits in found.values()}) > 1

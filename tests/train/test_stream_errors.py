@@ -1,0 +1,90 @@
+"""Streams and events beside training: the host needn't wait, and CUDA's errors reach all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import chainer
+import pytest
+
+from chainermn_comm import CommunicationError, PeerError, create_communicator
+from chainermn_train import create_multi_node_optimizer
+from tests.support.cupy_double import Gpu, installed
+from tests.support.device_double import ILLEGAL_ADDRESS
+from tests.support.gpu_streams import all_arrays_on_one_gpu
+from tests.support.overlapped import Deep, batch
+from tests.support.training import same_everywhere
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
+
+WORDS = "cudaErrorIllegalAddress: an illegal memory access"
+FIRST, STEADY = 0, 3  # updates: the first makes the stream
+CASES = [
+    (kind, call, update, after)
+    for kind, calls in {
+        "overlap": ["eventCreate", "eventRecord", "streamWaitEvent"],
+        "double_buffering": ["eventCreate", "eventRecord", "eventQuery", "streamWaitEvent"],
+    }.items()
+    for call, update, after in [
+        ("streamCreate", FIRST, 0),
+        *((call, STEADY, 0) for call in calls),
+        # The main thread's comes first with double buffering, then the other one's.
+        *((call, STEADY, 1) for call in calls[:2] if kind == "double_buffering"),
+    ]
+]
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    """A double that has the streams; the arrays are NumPy's."""
+    with installed() as device, all_arrays_on_one_gpu():
+        yield device
+
+
+def error_of(call: Callable[[], None]) -> CommunicationError | None:
+    try:
+        call()
+    except CommunicationError as error:
+        return error
+    return None
+
+
+def test_the_host_waits_for_no_gpu_while_gradients_travel_beside_backward(world, gpu):
+    with create_communicator("naive") as comm:
+        model = Deep()
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=True)
+        optimizer.setup(model)
+        for number in range(STEADY):
+            optimizer.update(model, batch(comm.rank, number))
+        gpu.made.clear()
+        optimizer.update(model, batch(comm.rank, STEADY))
+        assert "streamWaitEvent" in gpu.made
+        assert "eventQuery" not in gpu.made
+        optimizer.finalize()
+
+
+@pytest.mark.parametrize(("kind", "call", "update", "after"), CASES)
+def test_an_error_is_raised_on_all_ranks_and_training_goes_on(
+    world, gpu, kind, call, update, after
+):
+    with create_communicator("naive") as comm:
+        model = Deep()
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.SGD(0.1), comm, **{"overlap": False, kind: True}
+        ).setup(model)
+        for number in range(update):
+            optimizer.update(model, batch(comm.rank, number))
+        if comm.rank == 1:
+            gpu.plant(call, ILLEGAL_ADDRESS, after)
+        outcomes = [
+            error_of(lambda n=number: optimizer.update(model, batch(comm.rank, n)))
+            for number in range(update, update + 8)
+        ]
+        raised = [error for error in outcomes if error is not None]
+        assert comm.rank != 1 or gpu.recover(), "the call isn't made"
+        assert WORDS in str(raised[0])
+        assert isinstance(raised[0], PeerError) != (comm.rank == 1)
+        # A rank that failed while the others stepped may raise twice: at once, and with them.
+        assert len(raised) <= 1 + (comm.rank == 1 and kind == "overlap")
+        assert same_everywhere(comm, model)
+        optimizer.finalize()
