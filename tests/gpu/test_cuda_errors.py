@@ -26,6 +26,7 @@ COPIES = ("memcpyAsync to host", "memcpyAsync to device")
 # Of each algorithm: how it is made, the nodes by number of ranks, and further calls of both kinds.
 ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]] = {
     "nccl_only": ("pure_nccl", (0, 0, 0, 0), NCCL_FIRST, (*NCCL_EACH, "allReduce")),
+    "float32_sums": ("pure_nccl", (0, 0, 0, 0), (), (*NCCL_EACH, "reduceScatter", "allGather")),
     "single_leader": (
         "hierarchical",
         (0, 0, 1, 1),
@@ -47,6 +48,7 @@ ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     "mpi": ("flat", (0, 0, 0, 0), (), COPIES),
     "cuda_aware": ("flat", (0, 0, 0, 0), (), COPIES[1:]),
 }
+WIRES = {"float32_sums": "float16"}
 LEAST_RANKS = {"single_leader": 3, "staged": 3, "multi_leader": 4}
 LEADERS_ONLY = ("allReduce", *COPIES)  # in the algorithms by nodes
 
@@ -74,6 +76,15 @@ def error_of(call: Callable[..., None], *args: object) -> str:
     return ""
 
 
+def error_at(call: str) -> BaseException:
+    """What that call may raise."""
+    if call[:5] in ("group", "getUn", "getAs", "commI") or call in (
+        *("allReduce", "reduce", "broadcast", "reduceScatter", "allGather"),
+    ):
+        return NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: it failed")
+    return ILLEGAL_ADDRESS if call == "work" else OUT_OF_MEMORY
+
+
 def fails_here(world, algorithm: str, call: str, who: str) -> bool:
     """Whether it is planted on this rank, which makes that call."""
     first = (algorithm in LEAST_RANKS and call in LEADERS_ONLY) or call == "getUniqueId"
@@ -87,13 +98,10 @@ def test_an_error_at_any_call_raises_on_every_rank(world, double, algorithm, whe
     for step in range(4):
         grads = [gpus.put(np.full(size, step, "f4")) for size in (3, 2000)]
         models.append(Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)}))
-    cuda = ILLEGAL_ADDRESS if call == "work" else OUT_OF_MEMORY
-    is_nccl = call[:5] in ("group", "getUn", "getAs", "commI") or call in (
-        *("allReduce", "reduce", "broadcast", "reduceScatter", "allGather"),
-    )
-    error = NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: it failed") if is_nccl else cuda
+    error = error_at(call)
     with gpus.mpi_says(algorithm == "cuda_aware"):
-        comm = on_nodes(nodes[: world.size], name)
+        comm = on_nodes(nodes[: world.size], name, allreduce_grad_dtype=WIRES.get(algorithm))
+        comm.set_config("reduce_dtype", "float32")  # of 16 bits
         if when == "later":
             for model in models[:2]:
                 comm.allreduce_grad(model)
@@ -113,6 +121,25 @@ def test_an_error_at_any_call_raises_on_every_rank(world, double, algorithm, whe
     with on_nodes(nodes[: world.size], "flat") as comm:  # it was for this communicator alone
         if call != "work":
             gpus.assert_mean(comm)
+
+
+@pytest.mark.parametrize("call", [*EACH, *NCCL_EACH, "allReduce"])
+def test_an_error_beside_backward_raises_on_every_rank(world, double, call):
+    grads = [gpus.put(np.full(2000, step, "f4")) for step in range(4)]
+    with on_nodes([0] * world.size, "pure_nccl") as comm:
+        channel, raised = comm.split(0, comm.rank), []
+        for step, grad in enumerate(grads):
+            mean = comm.start_mean(through=channel)
+            raised.append(error_of(mean.add, Model(w=Param(grad, grad)), True))
+            if step == 2 and world.rank == 1:
+                double.plant(call, error_at(call))
+            raised.append(error_of(mean.reduce_planned, 1))
+            world.Barrier()  # a rank that is ahead must not fail while others are in there
+        assert not any(raised[:4])
+        raised.append(error_of(channel.finalize))
+        assert any(re.search("cudaError|NCCL_ERROR", text) for text in raised), raised
+        assert not double.planted
+        assert comm.allreduce_obj(1) == world.size
 
 
 def test_an_error_of_a_cupy_that_raises_it_is_told_likewise(world, double, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def say_failing() -> None:
@@ -23,6 +23,19 @@ def fail_while_gradients_are_summed(error: BaseException) -> None:
     from chainermn_comm.allreduce import shared_memory
 
     shared_memory.sum_rows = _failing(error)
+
+
+def delay_second_handshakes(seconds: float) -> None:
+    """Be so late where a call agrees again, in its middle."""
+    from chainermn_comm.messaging import Context
+
+    run = Context.run_on_all_ranks
+
+    def late(*args: Any) -> Any:
+        time.sleep(seconds)
+        return run(*args)
+
+    Context.run_on_all_ranks = late  # type: ignore[method-assign]
 
 
 def abort_in_vain() -> None:
