@@ -13,12 +13,12 @@ SIZE = 64
 SECONDS = 30.0
 
 
-def ask_all(made, kind, machines=range(SIZE)):
+def ask_all(made, kind, machines=range(SIZE), seconds=SECONDS):
     """What these machines' monitors find out, all at the same time."""
     found = {}
 
     def ask(number):
-        found[number] = made.trees[number].query(kind, SECONDS)()
+        found[number] = made.trees[number].query(kind, seconds)()
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in machines]
     for thread in threads:
@@ -77,12 +77,11 @@ def test_without_some_machines_all_others_hear_of_one_another(gone):
 
 
 def test_a_machine_that_was_silent_before_is_passed_over_without_waiting_for_it():
-    """It has no time left for those behind it when they are asked only after it."""
+    """Those behind it are asked at the same time, once for all that ask."""
     with monitors(SIZE) as made:
         made.hang(1)
         made.heard(1, seconds_ago=10.0)
-        for number in (0, 5, 40, 63):
-            answers = made.trees[number].query("calls", 2.0)()
+        for number, answers in ask_all(made, "calls", (0, 5, 40, 63), 2.0).items():
             assert answers.silent == ["ranks 2, 3 on host1"]
             assert sorted(rank.world for rank in answers.ranks) == others(made, number, [1])
 
@@ -95,8 +94,7 @@ def test_several_machines_that_were_silent_before_are_passed_over(lost):
             made.hang(number)
         for number in lost:
             made.heard(number, seconds_ago=10.0)
-        for number in (3, 21, 63):
-            answers = made.trees[number].query("calls", 4.0)()
+        for number, answers in ask_all(made, "calls", (3, 21, 63), 4.0).items():
             assert answers.silent == sorted(made.machines[one].name for one in lost)
             assert sorted(rank.world for rank in answers.ranks) == others(made, number, lost)
 

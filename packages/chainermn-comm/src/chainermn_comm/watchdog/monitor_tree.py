@@ -212,8 +212,8 @@ class MonitorTree:
         sides: Callable[[], list[Reply]] = list
         seconds = deadline - now
         if is_suspect:  # it may be gone, or late: it and those behind it at the same time
-            seconds -= STEP_SECONDS
-            sides = self._sides(behind, number, kind, seconds)
+            sides = self._sides(behind, number, kind, seconds - STEP_SECONDS)
+            seconds /= 2  # others, who have come since and have less time, wait for this, too
         query = f"{kind} {number if is_suspect else beyond} {seconds:.3f}"
         try:
             found.append(_with_ages(_joined([peer.query(query, seconds)])))
