@@ -55,15 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)
         items[:] = [item for item in items if wanted(item)]
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
-
-
-def _group(item: pytest.Item) -> str:
-    """Tests of one group run one after the other: those that share what takes long to make."""
-    folder = item.path.parent.name
-    return folder if folder == "packaging" else f"{folder}/{item.path.name}"
 
 
 @pytest.fixture

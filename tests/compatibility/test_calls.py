@@ -15,6 +15,9 @@ from tests.compatibility.describing import differences, told
 from tests.support import jobs
 from tests.support.scripts import ROOT
 
+# One process of pytest has what the jobs found.
+pytestmark = pytest.mark.xdist_group("compatibility/test_calls.py")
+
 RANKS = 2
 BUNDLED = {"CHAINERMN_USE_BUNDLED": "1"}
 LIST = [each for each in listed.load() if each.cases or each.hung]

@@ -36,8 +36,7 @@ def make_communicator(nodes, world):
 @pytest.fixture(
     scope="module",
     params=[  # memory that ranks share, and the stream of messages
-        pytest.param("one node", marks=pytest.mark.ranks(2)),
-        pytest.param("a node a rank", marks=pytest.mark.ranks(3)),
+        pytest.param(nodes, marks=pytest.mark.ranks(2)) for nodes in ("one node", "a node a rank")
     ],
 )
 def comm(request):
