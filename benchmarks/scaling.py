@@ -51,7 +51,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--measured", type=Path, default=JSON, metavar="FILE")
     parser.add_argument("--json", type=Path, default=RESULT / "scaling.json", metavar="FILE")
     parser.add_argument("--plot", type=Path, default=RESULT / "scaling.png", metavar="FILE")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.gigabits <= 0 or args.microseconds < 0:
+        parser.error("--gigabits must be more than 0, and --microseconds not less")
+    return args
 
 
 def main() -> int:

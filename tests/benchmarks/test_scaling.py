@@ -111,6 +111,14 @@ def test_what_can_not_be_simulated_is_refused(simulated):
             simulated.simulate(name, nodes, nbytes, simulated.LINK_25G, ranks)
 
 
+@pytest.mark.parametrize("option", ["--gigabits=0", "--microseconds=-1"])
+def test_a_link_that_can_not_be_is_refused(tmp_path, option):
+    files = "--json", tmp_path / "all.json", "--plot", tmp_path / "all.png"
+    done = commands.run(sys.executable, ROOT / "benchmarks" / "scaling.py", option, *files)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "--gigabits must be more than 0" in done.stderr
+
+
 def test_what_was_measured_over_hosts_is_judged_round_by_round(load):
     cases = [
         {"name": "MPI_Allreduce", "kind": "mpi", "ms": [100.0, 200.0, 300.0]},
