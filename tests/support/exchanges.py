@@ -22,14 +22,14 @@ class Kind:
     # Of a mean on one node that is taken at once: barriers between what ranks write to its memory
     # and what they read there, beside an update's one agreement, which serves as one.
     barriers: int = 0
-    agrees_first: bool = True  # before data move
+    agreements: int = 1  # of an update, the first of which comes before data move
 
 
 KINDS = {
-    "synchronous": Kind(),
+    "synchronous": Kind({"overlap": False}),
     "double buffering": Kind({"double_buffering": True}, delay=1, barriers=1),
-    # Ranks have planned what moves.
-    "overlap": Kind({"overlap": True}, barriers=1, agrees_first=False),
+    # Before backward and after it.
+    "overlap": Kind({"overlap": True}, barriers=1, agreements=2),
 }
 
 # For tests whose `comm` needs be no third party's, too: it shares memory, where gradients lie that

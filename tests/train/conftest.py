@@ -11,6 +11,7 @@ import pytest
 
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_train import create_multi_node_optimizer
+from tests.support.compared import all_compared as all_compared
 from tests.support.linear import ScaledMean
 from tests.support.third_party import PlainCommunicator
 from tests.support.topologies import on_nodes

@@ -192,7 +192,7 @@ def test_the_cause_is_told_where_losses_leave_the_ranks_out_of_step(naive):
         naive.alltoall(tuple(range(naive.size)))
 
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
-    optimizer.setup(L.Linear(3, 1)).assume_synchronized()
+    optimizer.setup(L.Linear(3, 1, initialW=1)).assume_synchronized()
     with pytest.raises(PeerError if naive.rank else ValueError, match="planted") as raised:
         optimizer.update(loss)
     assert not naive.rank or "rank 0: ValueError: planted" in str(raised.value)

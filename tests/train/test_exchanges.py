@@ -186,6 +186,8 @@ def test_tied_weights_train_with_accumulation_as_without(comm, kind, steps):
     single = OneProcess(kind, chainer.optimizers.Adam().setup(expected))
     for step in range(8):
         if step == 4:
+            many.flush()  # what is in flight would be dropped
+            single.flush()
             tie(mine)
             tie(expected)
         numbers = range(step * steps, (step + 1) * steps)

@@ -29,8 +29,8 @@ def persistents(model: Any) -> list[Persistent]:
     ]
 
 
-def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) -> None:
-    """Give ranks whose value is None the value of the first rank that has one (collective).
+def broadcast_persistents(communicator: CommunicatorBase, model: Any) -> None:
+    """Give rank 0's values to all ranks; where rank 0 has None, the first other one (collective).
 
     A link learns the shapes of its statistics from its first examples, as its parameters'. A rank
     that has had none gets the parameters from others; without the statistics, a lazy
@@ -38,18 +38,14 @@ def broadcast_missing_persistents(communicator: CommunicatorBase, model: Any) ->
     """
     operation = "broadcast of persistent values"
     here = {each.name: each for each in persistents(model)}
-    lacking = {name for name, each in here.items() if each.value is None}
+    held = {name for name, each in here.items() if each.value is not None}
     values = values_of_first_holders(
-        communicator,
-        operation,
-        lacking,
-        here.keys() - lacking,
-        lambda name: to_host(here[name].value),
+        communicator, operation, {*here}, held, lambda name: to_host(here[name].value)
     )
     if not values:
         return
     with raise_on_all_ranks(communicator, operation):
-        for name in lacking & values.keys():
+        for name in here.keys() & values.keys():
             link, attribute, *_ = here[name]
             value = values[name]
             setattr(link, attribute, link.device.send(value) if hasattr(value, "ndim") else value)

@@ -16,12 +16,12 @@ from chainer.training import Extension
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import SharedFailure, raise_on_all_ranks, run_on_all_ranks
-from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .atomic_file import FileDigest, atomic_write
 from .background_writer import BackgroundWriter
 from .directory import CheckpointDirectory, has_other_writer, register_writer, release_writer
 from .files import CheckpointPaths
+from .mark_synchronized import mark_synchronized_if_equal
 from .recovery import OPERATION, explain, scan, select_latest
 from .state_dict import (
     RESERVED_PREFIX,

@@ -18,9 +18,9 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import raise_on_all_ranks, require_communicator, run_on_all_ranks
-from ..optimizers import mark_synchronized_if_equal
 from ..trainer_introspection import iterators_of
 from ..wrappers import UnpicklableMixin
+from .mark_synchronized import mark_synchronized_if_equal
 from .recovery import explain
 from .snapshot_files import TAKEN_BY, find, read
 from .state_dict import RESERVED_PREFIX, StateError, load_state_dict, state_dict

@@ -11,7 +11,8 @@ from .delayed_exchange import DelayedExchange
 from .gradient_exchange import GradientExchange
 from .multi_node_optimizer import MultiNodeOptimizer
 from .overlapped_exchange import OverlappedExchange
-from .synchronous_exchange import SynchronousExchange
+
+_ON_DRIFT = ("raise", "synchronize", "ignore")
 
 
 def create_multi_node_optimizer(
@@ -22,18 +23,17 @@ def create_multi_node_optimizer(
     *,
     accumulate_steps: int = 1,
     overlap: bool | None = None,
+    on_drift: str = "raise",
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks at once.
 
     Making it is no collective call; its ``update`` is (all ranks must call it).
-    Ranks may start from different weights, but the optimizer's own state (momenta, Adam's
-    moments, ``t``) and its hyperparameters must be equal on all ranks: only gradients and
-    parameters are exchanged. The first update compares class and hyperparameters. A state that is
-    loaded on one rank alone is not noticed, and parameters then drift apart; load it on every
-    rank, and change hyperparameters on every rank. So they do with hooks that draw random
-    numbers, such as ``chainer.optimizer_hooks.GradientNoise``, unless all ranks draw the same:
-    seed NumPy's generator (CuPy's on GPUs) alike on all ranks, and let nothing else, such as
-    shuffling or dropout, draw from it on some of them only.
+    Ranks may start from different weights and states: the first update gives rank 0's to all. It
+    compares class and hyperparameters, which must be equal on all ranks; change them on every
+    rank. Hooks that draw random numbers, such as ``chainer.optimizer_hooks.GradientNoise``, let
+    ranks drift apart, unless all draw the same: seed NumPy's generator (CuPy's on GPUs) alike on
+    all ranks, and let nothing else, such as shuffling or dropout, draw from it on some of them
+    only.
 
     Args:
         actual_optimizer: a Chainer optimizer, set up or not; or anything with its ``setup``,
@@ -56,14 +56,18 @@ def create_multi_node_optimizer(
             ``accumulate_steps``, another's communicator, an ``allreduce_grad_dtype`` narrower
             than a parameter, 16-bit parameters where only some ranks share a machine) gradients
             are sent after backward.
+        on_drift: what happens where ranks' parameters or optimizer states are found to differ. Each
+            update compares 4 KiB of them, or a thousandth if that is more, so that all is compared
+            once in 1,000 updates at least: ``"raise"`` RankMismatchError, give rank 0's state to
+            all (``"synchronize"``, with a warning), or ``"ignore"`` it and compare nothing.
 
     Returns:
         An optimizer that is used like ``actual_optimizer``; see :class:`MultiNodeOptimizer`.
 
     Raises:
         TypeError: an argument is not an optimizer, not a communicator or not an integer.
-        ValueError: ``accumulate_steps`` is less than 1, or both ``overlap`` and
-            ``double_buffering`` are on.
+        ValueError: ``accumulate_steps`` is less than 1, both ``overlap`` and
+            ``double_buffering`` are on, or ``on_drift`` is none of these.
     """
     communicator = require_communicator(
         communicator, "create_multi_node_optimizer", only_for_models=True
@@ -79,7 +83,9 @@ def create_multi_node_optimizer(
     steps = require_integer("accumulate_steps", accumulate_steps, 1)
     if overlap and double_buffering:
         raise ValueError("choose overlap or double_buffering: gradients can't travel twice")
-    kind: type[GradientExchange] = SynchronousExchange
+    if on_drift not in _ON_DRIFT:
+        raise ValueError(f"on_drift must be one of {', '.join(_ON_DRIFT)}, not {on_drift!r}")
+    kind: type[GradientExchange] = GradientExchange
     if double_buffering:
         kind = DelayedExchange
     elif overlap or (overlap is None and communicator.inter_size > 1):
@@ -89,11 +95,9 @@ def create_multi_node_optimizer(
         "accumulate_steps": steps,
         "zero_fill": bool(zero_fill),
         "overlap": overlap,
+        "on_drift": on_drift,
     }
-    zero_fill = bool(zero_fill)
-    exchange = kind(communicator, zero_fill)
-    decides = overlap is None and kind is SynchronousExchange
-    on_gpus = OverlappedExchange(communicator, zero_fill) if decides else None
-    return MultiNodeOptimizer(
-        actual_optimizer, communicator, zero_fill, exchange, settings, on_gpus
-    )
+    exchange = kind(communicator, bool(zero_fill))
+    decides = overlap is None and kind is GradientExchange
+    on_gpus = OverlappedExchange(communicator, bool(zero_fill)) if decides else None
+    return MultiNodeOptimizer(actual_optimizer, communicator, settings, exchange, on_gpus)

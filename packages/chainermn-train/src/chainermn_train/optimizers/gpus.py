@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicationError, devices, staging
 
-from .parameter_set import ParameterSet
+from ..parameter_set import ParameterSet
 
 
 def are_on_gpus(params: ParameterSet) -> bool:

@@ -2,56 +2,75 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import contextlib
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, MeanInProgress
 
+from ..parameter_set import ParameterSet
+from ..profiling import region
 from ..wrappers import UnpicklableMixin
-from .parameter_set import ParameterSet
+from .decision import OPERATION
+from .gpus import are_on_gpus
+from .gradient_set import GradientSet, multiply_gradients, rescale, set_scale
+
+# What is under way is four times as much: a link of 1 Gbit/s stays busy between two looks of a
+# thread that seldom has the interpreter, and small messages of others wait 4 ms behind it at most.
+# See docs/decisions/double_buffering.md.
+PIECE_BYTES = 125 << 10
 
 
-class GradientExchange(UnpicklableMixin, ABC):
-    """The exchange of one optimizer; each kind is a class.
+class GradientExchange(UnpicklableMixin):
+    """The exchange of one optimizer, which an update waits for; other kinds are subclasses.
 
     An update computes gradients and hands them in (:meth:`ready`), ranks agree by the mean that
-    this returns, and :meth:`finish` gives means to the parameters; or :meth:`discard` ends it
-    where nobody steps. Gradients belong to parameters, the objects, whatever
-    their paths are.
+    this returns, and :meth:`finish` gives means to the parameters; or :meth:`cancel` ends it where
+    nobody steps.
     """
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         """Exchange on ``communicator``; not collective."""
         self._communicator, self._zero_fill = communicator, zero_fill
+        self._handed_in: tuple[MeanInProgress, Any, float | None] | None = None
 
     #: Whether all is made that is made by all ranks together.
     is_prepared = True
-    #: Whether ranks send gradients before they agree, as they have planned together.
-    is_planned = False
-    #: Whether what was sent so is not what parameters have after backward.
-    must_redo = False
-    #: Whether this update's backward told what ranks need to plan that.
+    #: Whether gradients that no step has used yet are under way, or are means already.
+    has_flight = False
+    #: Whether what was sent during backward is not what parameters have now.
+    must_resend = False
+    #: Whether this update's backward told what ranks need to plan what they send during the next.
     can_plan = False
 
     def prepare(self, params: ParameterSet) -> None:
         """Make what all ranks make together (collective)."""
 
-    def begin(self) -> None:
-        """Begin an update of all ranks."""
+    def can_send(self, params: ParameterSet, loss: Any) -> bool:
+        """Return whether the gradients of this loss can leave during backward, as planned."""
+        return False
 
     def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
-        """Compute the gradients of an update's loss."""
+        """Compute gradients."""
         loss.backward(loss_scale=loss_scale)
 
+    def backward_and_send(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
+        """Compute gradients that leave meanwhile; all ranks have agreed to."""
+        raise NotImplementedError
+
     def error(self) -> BaseException | None:
-        """Wait for what is under way; return what made it fail, if anything."""
+        """Return what made the exchange under way fail, if anything, once it has ended."""
         return None
 
-    @abstractmethod
-    def ready(self, params: ParameterSet) -> MeanInProgress:
-        """Hand in the present gradients, which are final."""
+    def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
+        """Hand in the present gradients, which are final, with this loss scale."""
+        if scale is not None:
+            rescale(params, scale)
+        mean = self._communicator.start_mean(self._zero_fill, OPERATION)
+        # Who takes the mean by a method of its own is given the model, and may look at all of it.
+        mean.add(params if mean.takes_plans else params.target)
+        self._handed_in = mean, params, scale
+        return mean
 
-    @abstractmethod
     def finish(self, factor: float = 1.0) -> bool:
         """Exchange what was handed in (collective, after ranks have agreed on all of it).
 
@@ -61,38 +80,59 @@ class GradientExchange(UnpicklableMixin, ABC):
         Returns:
             Whether the parameters' gradients are means to step along, perhaps of an update before.
         """
+        assert self._handed_in is not None  # else nothing was ready
+        mean, params, scale = self._handed_in
+        self._handed_in = None
+        with region("communication"):
+            mean.reduce()
+            mean.assign()
+        if factor != 1:
+            multiply_gradients(params.params, factor)
+        if scale is not None:
+            set_scale(params, scale)
+        return True
 
-    @abstractmethod
-    def discard(self) -> None:
-        """Drop what was handed in, and plans: some rank raised, has no plan or nothing to hand in.
-
-        Not collective: ranks may be elsewhere.
-        """
-
-    def redo(self) -> None:
-        """Drop what was sent, since some rank must redo it: ``ready`` follows (collective)."""
+    def cancel(self) -> None:
+        """End what an update has begun, as nobody steps; all ranks do."""
+        self._handed_in = None
 
     def plan(self, params: ParameterSet) -> None:
-        """Plan what ranks send before they agree, after ``finish`` (collective): all can."""
+        """Plan what ranks send during backward, after ``finish`` (collective): all can."""
 
-    def drop(self) -> None:
-        """Wait for what is under way and drop it."""
+    def drop_plan(self) -> None:
+        """Send nothing during backward until there is another plan; all ranks do."""
 
-    def forget(self, params: list[Any]) -> None:
-        """Drop what is under way of these parameters, which have new values."""
+    def take_flight(self) -> GradientSet | None:
+        """Wait for the means under way and remove them; raise what made the exchange fail."""
+        return None
 
-    def flush(self) -> bool:
-        """Give means that no step has used yet to the parameters (collective); whether any are."""
-        return False
+    def flight(self) -> GradientSet | None:
+        """Wait for the means under way and return them; raise what made the exchange fail."""
+        return None
 
-    def serialize(self, serializer: Any, target: Any) -> None:
-        """Save or load what is under way.
+    def put_flight(self, means: GradientSet | None) -> None:
+        """Put means into the place of what is under way.
 
         Raises:
-            ValueError: a snapshot holds something that this kind has no use for.
+            ValueError: this kind has no use for them.
         """
-        if serializer("in_flight", False):
+        if means is not None:
             raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
 
     def close(self) -> None:
         """Release what :meth:`prepare` made (collective)."""
+
+
+def make_channel(communicator: CommunicatorBase, params: ParameterSet) -> CommunicatorBase:
+    """Return a communicator of the same ranks, for gradients in pieces (collective).
+
+    A thread exchanges gradients on it, beside the training. From GPU to GPU they travel in the
+    pieces that these want.
+    """
+    channel = communicator.split(0, communicator.rank)
+    if are_on_gpus(params):
+        return channel
+    with contextlib.suppress(KeyError, ValueError):  # a class of the user's may lack this setting
+        if channel.get_config("chunk_bytes") is None:
+            channel.set_config("chunk_bytes", PIECE_BYTES)
+    return channel

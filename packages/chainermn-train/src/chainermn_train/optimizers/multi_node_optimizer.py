@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
-from chainermn_comm import CommunicatorBase, MeanInProgress
+import chainer
 
-from ..collective_errors import raise_on_all_ranks, share_failure
+from chainermn_comm import CommunicatorBase, MeanInProgress, RankMismatchError
+
+from ..collective_errors import SharedFailure, raise_on_all_ranks, share_failure
+from ..parameter_set import ParameterSet
 from ..wrappers import AttributeProxy, UnpicklableMixin
-from .agreement import OPERATION, STEADY, Flags, agree, steady
+from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients, steady
+from .drift import DriftDetector
 from .gpus import are_on_gpus
-from .gradient_accumulator import GradientAccumulator
 from .gradient_exchange import GradientExchange
-from .mixed_precision import (
-    scale_missing_gradients,
-    serialize_loss_scale,
-    serialize_master_weights,
-    unscale_missing_gradients,
-)
-from .optimizer_state import is_missing, serialize_state
-from .parameter_synchronizer import ParameterSynchronizer
+from .gradient_set import GradientGroup, GradientSet
+from .optimizer_state import is_missing, serialize_mixed_precision, serialize_state
+from .replicated_state import ReplicatedState
 
 
 class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
@@ -43,33 +41,37 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         zero_fill: whether a missing gradient counts as zeros.
     """
 
-    _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill"})
-    _OWN |= {"_synchronizer", "_accumulator", "_exchange", "_exchange_on_gpus"}
+    _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"})
+    _OWN |= {"_group", "_drift", "_exchange", "_exchange_on_gpus"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
         self,
         actual_optimizer: Any,
         communicator: CommunicatorBase,
-        zero_fill: bool,
-        exchange: GradientExchange,
         settings: dict[str, Any],
+        exchange: GradientExchange,
         exchange_on_gpus: GradientExchange | None = None,
     ) -> None:
         """Use ``exchange``; ``settings`` must be equal on all ranks.
 
         Where parameters are on GPUs ``exchange_on_gpus`` takes its place, if there is one.
         """
-        self.actual_optimizer = actual_optimizer
-        self.communicator = communicator
-        self.zero_fill = zero_fill
-        self._synchronizer = ParameterSynchronizer(communicator, settings)
-        self._accumulator = GradientAccumulator(settings["accumulate_steps"])
+        self.actual_optimizer, self.communicator = actual_optimizer, communicator
+        self.zero_fill, self._settings = settings["zero_fill"], settings
+        self._state = ReplicatedState(communicator, settings)
+        self._group = GradientGroup(settings["accumulate_steps"])
+        self._drift = DriftDetector()
         self._exchange, self._exchange_on_gpus = exchange, exchange_on_gpus
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
-        """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer."""
+        """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
+
+        Gradients of another model, in flight or added up, are dropped.
+        """
         self.actual_optimizer.setup(link)
+        self._drop_gradients()
+        self._state.forget()
         return self
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
@@ -77,17 +79,20 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
         Ranks may start from different weights, and may initialise, add or replace
         parameters later. Whenever the set of initialised parameters has changed on any
-        rank since the last call, all ranks get rank 0's parameters. That happens before
+        rank since the last call, all ranks get rank 0's state, as by :meth:`synchronize`, and on
+        every rank gradients in flight or added up are dropped. That happens before
         ``lossfun`` is called if it has changed on every rank, and every rank gave one and has
-        all its parameters initialised: nothing is lost then. Otherwise the gradients belong to
-        parameters that ranks didn't share, so the call broadcasts the parameters and *does not
+        all its parameters initialised: the update counts then. Otherwise the gradients belong to
+        parameters that ranks didn't share, so the call shares them and *does not
         step* (``t`` stays): so with lazily initialised links, such as ``L.Linear(None, 10)``,
-        the first call does, and so does the first call without a loss function. Where it has
-        changed on some ranks only, all get rank 0's optimizer state, too.
+        the first call does, and so does the first call without a loss function.
 
         A step that raises on some ranks, in a hook say, leaves them apart from the others. The
-        next call gives rank 0's parameters, optimizer state and ``t`` to all; unless the step
+        next call gives rank 0's state to all and drops gradients, too; unless the step
         raised on every rank, that call does not step.
+
+        Ranks that have drifted apart in other ways are noticed: each call compares a
+        slice of the parameters and of the optimizer's state, ``t`` and the loss scale.
 
         A rank that has no examples can take part by calling ``target.cleargrads()``
         and then ``update()``: its gradients count as zeros (if ``zero_fill``).
@@ -96,8 +101,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         first doesn't step), each undone the loss scale it was made with, while its own are
         on their way. With ``overlap`` gradients leave while backward computes the others, and
         the call steps along its own. With ``accumulate_steps=k`` every k-th call exchanges and
-        steps, and only the first and the last of k are collective. :meth:`flush` uses what is
-        left at the end.
+        steps, and only the first and the last of k are collective; all of a group have the loss
+        scale that was set at the first. :meth:`flush` uses what is left at the end.
 
         Args:
             lossfun: called with ``args`` and ``kwds``; the gradients of the variable that
@@ -109,8 +114,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
             RankMismatchError: ranks have different optimizers, scale losses differently, or were
-                given different ``double_buffering``, ``overlap``, ``accumulate_steps`` or
-                ``zero_fill``; some flush; or, without ``zero_fill``, not all have the same
+                given different arguments; some flush; their parameters or states have drifted
+                apart; or, without ``zero_fill``, not all have the same
                 gradients (with double buffering on another's communicator the next call says so).
             BaseException: whatever ``lossfun`` or its backward raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
@@ -118,22 +123,28 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 and the last of ``accumulate_steps`` calls it is raised on this rank only, and
                 the others count one gradient less.
         """
-        optimizer, accumulator = self.actual_optimizer, self._accumulator
-        if 0 < accumulator.num_calls < accumulator.steps - 1:  # neither first nor last of a group
-            params = self._synchronizer.params(optimizer.target)
-            compute = partial(_compute_gradients, optimizer, _backward_alone, lossfun, args, kwds)
-            accumulator.update(optimizer, params, compute)
+        if self._group.is_between:
+            self._update_alone(lossfun, args, kwds)
             return
-        call = f"update() after {accumulator.num_calls} updates of a step"
-        self._exchange.begin()
+        call = f"update() after {self._group.num_calls} updates of a step"
         try:
-            known = self._agree_before_loss(call, lossfun is None)
-            self._compute_gradients(known, lossfun, args, kwds)
-            are_means = self._exchange_gradients(call, known)
+            decision, total = self._agree_on_news(call, lossfun is None)
+            if lossfun is not None:
+                decision, total = self._compute(call, decision, total, lossfun, args, kwds)
+            if decision in (Decision.CONTINUE, Decision.SEND):
+                decision, total = self._agree_on_gradients(call)
+            if decision is Decision.RESEND:
+                self._exchange.cancel()
+                self._exchange.drop_plan()
+                decision, total = self._agree_on_gradients(call)
         except BaseException:
-            self._exchange.discard()
+            self._exchange.cancel()
             raise
-        if are_means:
+        if decision is Decision.START_AGAIN:
+            self._start_again(total)
+        elif decision is Decision.ADD:
+            self._group.add(self._params, self._scale)
+        elif self._take_means(total):
             self._step()
 
     def flush(self) -> None:
@@ -143,26 +154,59 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         on any rank, if fewer than ``accumulate_steps``, make another one, along the mean of
         them all. To be called by all ranks when training ends, or at the end of an epoch
         whose examples shall all count before the next; it does nothing where nothing is left.
+        Where the next :meth:`update` would give rank 0's state to all and drop gradients, it does
+        that.
 
         Raises:
-            RankMismatchError: other ranks update: they have made fewer updates, or more.
+            RankMismatchError: other ranks update: they have made fewer updates, or more; or as
+                :meth:`update` raises it.
             BaseException: what made the exchange in flight fail.
         """
-        accumulator, exchange = self._accumulator, self._exchange
-        total = self._agree("flush()", Flags(num_accumulated=accumulator.num_accumulated))
-        try:
-            if exchange.flush():
+        call, group, exchange = "flush()", self._group, self._exchange
+        decision, total = self._agree_on_news(call)
+        if decision is Decision.CONTINUE:
+            report = steady(group.num_accumulated, int(exchange.has_flight))
+            decision, total = self._agree(call, report)
+        if decision is Decision.START_AGAIN:
+            self._start_again(total)
+            return
+        means = [exchange.take_flight()]
+        if total.num_accumulated:
+            params, scale = self._params, group.scale(self._scale)
+            num_per_rank = total.num_accumulated / self.communicator.size
+            group.assign_mean(params, scale, num_per_rank, and_present=False)
+            exchange.prepare(params)
+            try:
+                self._agree(call, steady(0, 0), exchange.ready(params, scale))
+            except BaseException:
+                exchange.cancel()
+                raise
+            taken = exchange.finish()
+            means.append(
+                GradientSet.detach_from(params, scale) if taken else exchange.take_flight()
+            )
+        group.clear()
+        # No rank waits for another one any more, so a hook may fail on some.
+        for each in means:
+            if each is not None:
+                each.assign()
                 self._step()
-        finally:  # where a hook has failed, too: the other ranks go on
-            if total.num_accumulated:
-                params = self._synchronizer.params(self.target)
-                num_per_rank = total.num_accumulated / self.communicator.size
-                accumulator.complete(params, num_per_rank, and_present=False)
-                exchange.prepare(params)
-                self._agree("flush()", STEADY, exchange.ready(params))
-            accumulator.reset()
-            if total.num_accumulated and (exchange.finish() or exchange.flush()):
-                self._step()
+
+    def synchronize(self) -> None:
+        """Give rank 0's state to all ranks (collective).
+
+        That is: parameters, persistent values such as batch statistics, the optimizer's state, its
+        ``t`` and its loss scale. What rank 0 has no value for comes from the first rank that has
+        one. Gradients in flight or added up are dropped. The first update does that by itself.
+
+        Raises:
+            RuntimeError: :meth:`setup` has not been called on this rank
+                (a :class:`~chainermn_comm.errors.PeerError` on the others).
+            RankMismatchError: parameters have other names on other ranks, or these do something
+                else.
+        """
+        self._state.raise_without_model(self.target)
+        self._share(keep_gradients=False)
 
     def finalize(self) -> None:
         """Wait for the exchange in flight and free the communicator it used (collective).
@@ -180,193 +224,250 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         equal on all ranks) and those added up so far (each rank's own), a dynamic loss scale,
         and the float32 parameters of :meth:`use_fp32_update`. So training that resumes goes on
         with the same bits (not collective). What a snapshot of Chainer's own lacks is left out.
+        The next update gives rank 0's state to all; see :meth:`assume_synchronized`.
 
         Raises:
             ValueError: the snapshot holds gradients that this optimizer, with other
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        optimizer, accumulator = self.actual_optimizer, self._accumulator
+        optimizer, communicator = self.actual_optimizer, self.communicator
         serialize_state(optimizer, serializer)
         own = serializer["chainermn"]
         if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
-            accumulator.reset()
-            self._exchange.drop()
+            self._drop_gradients()
+            self._state.forget()
             return
-        self._exchange.serialize(own, optimizer.target)
-        serialize_loss_scale(optimizer, own)
-        serialize_master_weights(optimizer.target, own["masters"])
-        communicator = self.communicator
-        accumulator.serialize(own["group"], optimizer.target, communicator.rank, communicator.size)
+        self._serialize_flight(own)
+        serialize_mixed_precision(optimizer, own)
+        self._group.serialize(own["group"], optimizer.target, communicator.rank, communicator.size)
 
     def assume_synchronized(self) -> None:
-        """Say that all ranks have the same parameters: the next update won't broadcast them.
+        """Say that all ranks have the same state: the next update won't give them rank 0's.
 
-        For who loads them on every rank and has made sure that they are equal, as
+        For who loads it on every rank and has made sure that they are equal, as
         ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so, the
-        next update broadcasts all the same. Before :meth:`setup` it raises AttributeError.
+        next update does so all the same. Before :meth:`setup` it raises AttributeError.
         """
-        self._synchronizer.mark_synchronized(self.target)
+        self._state.assume(self.target)
+        self._drift.restart()
 
-    def _agree_before_loss(self, call: str, without_loss: bool) -> Flags:
-        """Find out what has changed, if anything has here; broadcast if nothing is lost by it.
+    # An update, step by step.
 
-        Returns what is open until the loss has been computed; ``STEADY`` if nothing is. It is
-        collective where something has changed; other ranks may have computed their loss.
+    def _agree_on_news(self, call: str, without_loss: bool = False) -> tuple[Decision, Report]:
+        """Agree before the loss if something has changed here, or nothing is made yet.
+
+        It is collective then; other ranks may have computed their loss.
         """
-        flags = self._synchronizer.flags(self.actual_optimizer)
-        if flags is STEADY and self._exchange.is_prepared:
-            return STEADY
-        flags = flags._replace(before_loss=1, without_loss=int(without_loss))
-        total = self._agree(call, flags)
-        if total.before_loss < self.communicator.size:  # others have computed their loss
-            self._exchange.discard()
-            return total
-        params = self._synchronizer.params(self.target)
-        if self._exchange_on_gpus is not None and are_on_gpus(params):
-            self._exchange, self._exchange_on_gpus = self._exchange_on_gpus, None
-        self._exchange.prepare(params)
-        if not (total.changed or total.apart or total.uninitialized):
-            return STEADY
-        if total.uninitialized or total.without_loss:
-            return total
-        self._broadcast(bool(total.apart))
-        return STEADY
+        report = self._state.report(self.actual_optimizer, self._held_gradients)
+        total = steady(0, 0)
+        if report is None and self._exchange.is_prepared:
+            return Decision.CONTINUE, total
+        flight = int(self._exchange.has_flight)
+        news = {"before_loss": 1, "without_loss": int(without_loss), "in_flight": flight}
+        decision, total = self._agree(call, (report or total)._replace(**news))
+        if decision is Decision.SYNCHRONIZE:
+            self._share(keeps_gradients(total, self.communicator.size))
+            decision = Decision.CONTINUE
+        if decision is Decision.CONTINUE:
+            if self._exchange_on_gpus is not None and are_on_gpus(self._params):
+                self._exchange, self._exchange_on_gpus = self._exchange_on_gpus, None
+            self._exchange.prepare(self._params)
+        return decision, total
 
-    def _compute_gradients(
-        self, known: Flags, lossfun: Callable[..., Any] | None, args: Any, kwds: Any
-    ) -> None:
-        """Compute gradients, which may leave meanwhile if no other follow in a group.
+    def _compute(
+        self,
+        call: str,
+        decision: Decision,
+        total: Report,
+        lossfun: Callable[..., Any],
+        args: Any,
+        kwds: Any,
+    ) -> tuple[Decision, Report]:
+        """Compute gradients, which may leave meanwhile if ranks agree to it before backward.
 
         An error stays in its rank until all know of it: else a caller that catches it, to skip a
         batch, would be one collective call ahead of the other ranks.
         """
-        optimizer, backward = self.actual_optimizer, _backward_alone
+        exchange, params = self._exchange, self._params
+        backward: Callable[[ParameterSet, Any, float | None], None] = _backward
         try:
-            if self._accumulator.steps == 1 and not self._must_start_again(known):
-                params = self._synchronizer.params(optimizer.target)
-                backward = partial(self._exchange.backward, params)
-            _compute_gradients(optimizer, backward, lossfun, args, kwds)
+            loss = lossfun(*args, **kwds)
         except BaseException as error:
             share_failure(self.communicator.handshake, OPERATION, error)
             raise
-
-    def _exchange_gradients(self, call: str, known: Flags) -> bool:
-        """Exchange gradients, or what ranks find out they have to first (collective).
-
-        ``known`` is what all ranks knew before the loss. Returns whether to step.
-        """
-        optimizer, accumulator, exchange = self.actual_optimizer, self._accumulator, self._exchange
-        synchronizer = self._synchronizer
-        if self._must_start_again(known):
-            self._start_again(known)
-            return False
-        params = synchronizer.params(optimizer.target)
-        flags = steady(accumulator.num_accumulated + 1)
-        if known.uninitialized or params.has_uninitialized:  # what the loss may have initialised
-            flags = flags._replace(changed=synchronizer.flags(optimizer).changed)
-        if getattr(optimizer, "_loss_scale", None) is not None:
-            scale_missing_gradients(optimizer, params)
-        is_last = accumulator.num_calls == accumulator.steps - 1
-        if not is_last or flags.changed:
-            total = self._agree(call, flags)
-        else:
-            if accumulator.steps > 1:
-                accumulator.complete(params, accumulator.steps)
-            total = self._agree(call, flags, exchange.ready(params))
-        if total.changed or total.before_loss:
-            exchange.discard()
-            self._start_again(total)
-            return False
-        if not is_last:
-            accumulator.add(params)
-            return False
-        if total.redo or 0 < total.planned < self.communicator.size:
-            exchange.redo()
-            total = self._agree(call, flags, exchange.ready(params))
-        accumulator.reset()
-        size = self.communicator.size
+        if decision is Decision.CONTINUE and self._group.steps == 1:
+            backward = exchange.backward
+            if exchange.can_send(params, loss):
+                report = steady(1, 0)._replace(before_backward=1)
+                decision, total = self._agree(call, report)
+                if decision is Decision.SEND:
+                    backward = exchange.backward_and_send
         try:
-            are_means = exchange.finish(accumulator.steps * size / total.num_accumulated)
+            _clear_gradients(self.actual_optimizer)
+            backward(params, loss, self._scale)
+        except BaseException as error:
+            share_failure(self.communicator.handshake, OPERATION, error)
+            raise
+        return decision, total
+
+    def _agree_on_gradients(self, call: str) -> tuple[Decision, Report]:
+        """Hand the gradients in if they complete a group, and agree (collective)."""
+        group, exchange, params = self._group, self._exchange, self._params
+        report, mean = steady(group.num_accumulated + 1, int(exchange.has_flight)), None
+        if self._state.has_initialized(self.target):  # by the loss
+            report = report._replace(changed=1)
+        elif group.is_last:
+            scale = group.scale(self._scale)
+            if group.steps > 1:
+                group.assign_mean(params, scale, group.steps, and_present=True)
+            mean = exchange.ready(params, scale)
+            if exchange.must_resend or exchange.can_plan:
+                found = {"resend": exchange.must_resend, "can_plan": exchange.can_plan}
+                report = report._replace(**found)
+        return self._agree(call, report, mean)
+
+    def _agree(
+        self, call: str, report: Report, mean: MeanInProgress | None = None
+    ) -> tuple[Decision, Report]:
+        """Return what all ranks do, and the sums of their reports (collective).
+
+        Raise on all if ranks can't go on.
+        """
+        optimizer, communicator, digest = self.actual_optimizer, self.communicator, 0
+        is_news = report.unshared or report.changed or report.apart  # what differs is known
+        with SharedFailure(communicator.handshake, OPERATION):
+            if self._exchange.error() is not None:
+                report = report._replace(failed=1)
+            if self._detects_drift and not (is_news or report.without_model):
+                digest = self._drift.checksum(self._params, optimizer)
+        mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
+        total = agree(mean, call, report, digest)
+        while True:
+            decision = decide(total, communicator.size, self._group.is_last or call == "flush()")
+            if decision is Decision.RAISE_WITHOUT_MODEL:
+                self._state.raise_without_model(optimizer.target)
+            elif decision is Decision.RAISE_FAILED:
+                with raise_on_all_ranks(communicator, OPERATION):
+                    self._exchange.take_flight()
+            elif decision is Decision.COMPARE_SETTINGS:
+                self._state.compare_settings(optimizer, total)
+                total = total._replace(rescaled=0)
+            elif decision is Decision.COMPARE_STATE:
+                total = total._replace(drifted=0, apart=int(self._has_drifted()))
+            else:
+                break
+        if self._detects_drift:
+            self._drift.advance(optimizer)
+        return decision, total
+
+    def _take_means(self, total: Report) -> bool:
+        """Exchange what was handed in; return whether to step (collective)."""
+        group, size = self._group, self.communicator.size
+        group.clear()
+        try:
+            are_means = self._exchange.finish(group.steps * size / total.num_accumulated)
         except BaseException:  # the others may step
-            synchronizer.mark_apart()
+            self._state.mark_apart()
             raise
         if total.can_plan == size:
-            exchange.plan(params)
+            self._exchange.plan(self._params)
         return are_means
-
-    def _agree(self, call: str, flags: Flags, mean: MeanInProgress | None = None) -> Flags:
-        """Return the sums of all ranks' flags (collective); raise if ranks can't go on."""
-        exchange = self._exchange
-        if exchange.error() is not None:
-            flags = flags._replace(failed=1)
-        if exchange.is_planned:
-            flags = flags._replace(planned=1, redo=int(exchange.must_redo))
-        if exchange.can_plan:
-            flags = flags._replace(can_plan=1)
-        mean = mean or self.communicator.start_mean(self.zero_fill, OPERATION)
-        total = agree(mean, call, flags)
-        if total.without_model or total.rescaled:
-            self._synchronizer.require_alike(self.actual_optimizer, flags, total)
-        if 0 < total.planned < self.communicator.size:
-            exchange.discard()
-        if total.failed:
-            with raise_on_all_ranks(self.communicator, OPERATION):
-                exchange.flush()
-        return total
-
-    def _must_start_again(self, known: Flags) -> bool:
-        """Return whether gradients are of no use: some rank found a change before its loss."""
-        if known is STEADY:
-            return False
-        is_mixed = 0 < known.before_loss < self.communicator.size
-        return bool(known.changed or known.apart or is_mixed)
-
-    def _start_again(self, known: Flags) -> None:
-        """Give up this update's gradients, and make parameters equal (collective)."""
-        # Ranks that saw a change before their loss have computed it meanwhile, or failed.
-        self.communicator.handshake(OPERATION)
-        self._synchronizer.initialize_missing(self.target)
-        self._broadcast(bool(known.apart) or 0 < known.before_loss < self.communicator.size)
 
     def _step(self) -> None:
         optimizer = self.actual_optimizer
-        if getattr(optimizer, "_loss_scale", None) is not None:
-            unscale_missing_gradients(optimizer, self._synchronizer.params(optimizer.target))
         try:
             optimizer.update(None)
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did
-            self._synchronizer.mark_apart()
+            self._state.mark_apart()
             raise
-        # It may have changed, on all ranks alike.
-        self._synchronizer.mark_loss_scaling_synchronized(optimizer)
+        self._state.note_scaling(optimizer)  # it may have changed, on all ranks alike
 
-    def _broadcast(self, and_state: bool) -> None:
-        """Give rank 0's parameters, and the optimizer's state, to all ranks (collective)."""
-        # Gradients of deleted parameters must not move new ones.
-        new = self._synchronizer.new_parameters(self.target)
-        self._accumulator.discard(new)
-        self._exchange.forget(new)
-        self._synchronizer.broadcast(self.actual_optimizer, and_state)
+    def _start_again(self, total: Report) -> None:
+        """Give up this update's gradients, and rank 0's state to all (collective)."""
+        self._exchange.cancel()
+        # Ranks that had news before their loss have computed it meanwhile, or failed.
+        self.communicator.handshake(OPERATION)
+        self._share(keeps_gradients(total, self.communicator.size))
+
+    def _share(self, keep_gradients: bool) -> None:
+        """Give rank 0's state to all (collective)."""
+        if not keep_gradients:
+            self._drop_gradients()
+        self._exchange.drop_plan()
+        self._state.synchronize(self.actual_optimizer)
+        self._drift.restart()
+
+    def _update_alone(self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any) -> None:
+        """Make an update in the middle of a group, of which no other rank knows."""
+        group, params, scale = self._group, self._params, self._scale
+        try:
+            if lossfun is not None:
+                loss = lossfun(*args, **kwds)
+                _clear_gradients(self.actual_optimizer)
+                _backward(params, loss, scale)
+        except BaseException:
+            group.num_calls += 1
+            raise
+        group.add(params, scale)
+
+    def _has_drifted(self) -> bool:
+        """Raise on all what differs, or warn and return True if it is to be repaired."""
+        try:
+            self._drift.raise_difference(self.communicator, self.actual_optimizer)
+        except RankMismatchError as error:
+            if self._settings["on_drift"] == "raise":
+                raise
+            if self.communicator.rank == 0:
+                warnings.warn(f"{error}; all ranks get rank 0's", RuntimeWarning, stacklevel=4)
+            return True
+        return False
+
+    def _drop_gradients(self) -> None:
+        self._group.clear()
+        self._exchange.put_flight(None)
+
+    def _serialize_flight(self, serializer: Any) -> None:
+        """Save or load means in flight, and whether gradients belong to other parameters."""
+        target = self.actual_optimizer.target
+        if isinstance(serializer, chainer.Deserializer):
+            has_flight = bool(serializer("in_flight", False))
+            means = GradientSet.load(serializer["means"], target) if has_flight else None
+            self._exchange.put_flight(means)
+            self._exchange.drop_plan()
+            self._state.forget(not is_missing(serializer, "stale") and serializer("stale", False))
+            return
+        flight = self._exchange.flight()
+        fits = all(each.has_parameters_of(target) for each in self._held_gradients())
+        serializer("stale", not fits)
+        if serializer("in_flight", flight is not None and fits) and flight is not None:
+            flight.save(serializer["means"])
+
+    def _held_gradients(self) -> list[ParameterSet]:
+        """Return whose gradients are in flight or added up."""
+        flight = None if self._exchange.error() is not None else self._exchange.flight()
+        return [each.params for each in (flight, self._group.sums) if each is not None]
+
+    @property
+    def _params(self) -> ParameterSet:
+        return self._state.params(self.actual_optimizer.target)
+
+    @property
+    def _scale(self) -> float | None:
+        return getattr(self.actual_optimizer, "_loss_scale", None)
+
+    @property
+    def _detects_drift(self) -> bool:
+        return self.communicator.size > 1 and self._settings["on_drift"] != "ignore"
 
 
-# Calls a loss's backward with a loss scale.
-Backward: TypeAlias = Callable[[Any, float | None], None]
-
-
-def _backward_alone(loss: Any, loss_scale: float | None) -> None:
+def _backward(_: ParameterSet, loss: Any, loss_scale: float | None) -> None:
     loss.backward(loss_scale=loss_scale)
 
 
-def _compute_gradients(
-    optimizer: Any, backward: Backward, lossfun: Callable[..., Any] | None, args: Any, kwds: Any
-) -> None:
-    """Compute gradients as :meth:`chainer.GradientMethod.update` does before it steps."""
-    if lossfun is None:  # they are there
-        return
-    loss = lossfun(*args, **kwds)
+def _clear_gradients(optimizer: Any) -> None:
+    """Do what :meth:`chainer.GradientMethod.update` does before backward."""
     if getattr(optimizer, "_use_cleargrads", True):
         optimizer.target.cleargrads()
     else:
         optimizer.target.zerograds()
-    backward(loss, getattr(optimizer, "_loss_scale", None))

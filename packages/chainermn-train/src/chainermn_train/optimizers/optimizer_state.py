@@ -1,16 +1,51 @@
-"""The state of a Chainer optimizer: saved and loaded, and given by rank 0 to all ranks."""
+"""The state of a Chainer optimizer: saved, loaded, described, and given by rank 0 to all ranks."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, NamedTuple
 
 import chainer
+import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import bcast_checked
 from ..host_arrays import to_host
-from .mixed_precision import loss_scaling, set_loss_scaling, update_rules
+
+_SCALING = (
+    "_loss_scale",
+    "_loss_scaling_is_dynamic",
+    "_loss_scaling_multiplier",
+    "_loss_scaling_isnan_ever",
+)
+_COUNTS = ("t", "epoch")
+_UNSCALED = (None, False, None, None)
+
+
+class StoredArray(NamedTuple):
+    """An array that belongs to a parameter, in a snapshot."""
+
+    name: str  # the parameter's path
+    scale: float | None  # the loss scale that it was computed with
+    array: Any  # None if there is none
+
+
+def serialize_arrays(serializer: Any, rows: list[StoredArray]) -> list[StoredArray]:
+    """Save these, or load others; return those that were saved or loaded."""
+    if not isinstance(serializer, chainer.Deserializer):
+        heads = [[row.name, row.scale, row.array is not None] for row in rows]
+        serializer("names", np.frombuffer(json.dumps(heads).encode(), np.uint8))
+        for number, row in enumerate(rows):
+            if row.array is not None:
+                serializer(str(number), row.array)
+        return rows
+    text = serializer("names", None)
+    heads = [] if text is None else json.loads(np.asarray(text).tobytes())
+    return [
+        StoredArray(name, scale, serializer(str(number), None) if present else None)
+        for number, (name, scale, present) in enumerate(heads)
+    ]
 
 
 def serialize_state(optimizer: Any, serializer: Any) -> None:
@@ -34,6 +69,20 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
             rule.enabled = True
 
 
+def serialize_mixed_precision(optimizer: Any, serializer: Any) -> None:
+    """Save or load an adapted loss scale, and float32 parameters, which Chainer doesn't save."""
+    if getattr(optimizer, "_loss_scaling_is_dynamic", False):
+        scale = serializer("loss_scale", optimizer._loss_scale)
+        ever = serializer("overflowed", optimizer._loss_scaling_isnan_ever)
+        optimizer._loss_scale = float(scale)
+        optimizer._loss_scaling_isnan_ever = bool(ever)
+    mine = master_weights(optimizer.target)
+    rows = [StoredArray(name, None, array) for name, array in mine.items()]
+    now = serialize_arrays(serializer["masters"], rows)
+    if isinstance(serializer, chainer.Deserializer):
+        _set_master_weights(optimizer.target, {row.name: row.array for row in now})
+
+
 def is_missing(serializer: Any, key: str) -> bool:
     """Return whether a snapshot that is being loaded lacks this value."""
     if not isinstance(serializer, chainer.Deserializer):
@@ -44,23 +93,91 @@ def is_missing(serializer: Any, key: str) -> bool:
         return True
 
 
+def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
+    """Return all that the next loss scales depend on; equal on all ranks, they stay so.
+
+    Whether a step is skipped, and with it the dynamic scale, follows from the mean gradients,
+    whose bits are equal on all ranks: a number that isn't finite on one makes that of all so.
+    """
+    if getattr(optimizer, "_loss_scale", None) is None:  # nothing else matters then
+        return _UNSCALED
+    return tuple([getattr(optimizer, name, None) for name in _SCALING])
+
+
+def describe_settings(optimizer: Any, is_shared: bool) -> dict[str, Any]:
+    """Return what must be set equally on all ranks, by names that say how to make it so.
+
+    A dynamic loss scale's present value is left out unless the state ``is_shared``: rank 0's is
+    about to go to all.
+    """
+    hyperparam: Any = getattr(optimizer, "hyperparam", None)  # chainer.Optimizer has none
+    values = {} if hyperparam is None else hyperparam.get_dict()
+    numbers = {name: each for name, each in values.items() if isinstance(each, int | float)}
+    scale, dynamic, multiplier, ever = loss_scaling(optimizer)
+    shown: Any = None if scale is None else float(scale)
+    if dynamic and not is_shared:
+        shown, ever = "as adapted", None
+    hint = "call loss_scaling() or set_loss_scale() with the same arguments on all ranks"
+    return {
+        "optimizer": type(optimizer).__name__,
+        "hyperparameters": ", ".join(f"{name}={float(numbers[name])}" for name in sorted(numbers)),
+        f"the loss scale ({hint})": f"{'dynamic, now ' if dynamic else ''}{shown}",
+        f"the adaptation of the loss scale ({hint})": (multiplier, ever),
+    }
+
+
+def update_rules(target: Any) -> dict[str, Any]:
+    """Return the update rules of a model's parameters, by name."""
+    rules = {name: getattr(param, "update_rule", None) for name, param in target.namedparams()}
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def master_weight(rule: Any) -> Any:
+    """Return the float32 array that an update rule keeps beside a float16 parameter, or None."""
+    param = getattr(rule, "_fp32_param", None)
+    return param.array if isinstance(param, chainer.Parameter) else None
+
+
+def master_weights(target: Any) -> dict[str, Any]:
+    """Return the float32 arrays that update rules keep beside float16 parameters, by name."""
+    found = {name: master_weight(rule) for name, rule in update_rules(target).items()}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def _set_master_weights(target: Any, arrays: dict[str, Any]) -> None:
+    """Set the float32 parameters; those that are not named are made anew when needed."""
+    params, old = dict(target.namedparams()), master_weights(target)
+    for name, rule in update_rules(target).items():
+        if name in arrays:
+            array = params[name].device.send(arrays[name])
+            rule._fp32_param = chainer.Parameter(array, name=params[name].name)
+        elif name in old:
+            rule._fp32_param = None
+
+
 def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:
-    """Give rank 0's counts, moments and loss scale to all ranks (collective)."""
-    rules, params = update_rules(optimizer.target), dict(optimizer.target.namedparams())
+    """Give rank 0's counts, moments, float32 parameters and loss scale to all (collective)."""
+    target = optimizer.target
+    rules, params = update_rules(target), dict(target.namedparams())
 
     def give() -> tuple[Any, ...]:
         states = {name: (rule.t, to_host(rule.state)) for name, rule in rules.items()}
-        return optimizer.t, optimizer.epoch, loss_scaling(optimizer), states
+        masters = to_host(master_weights(target))
+        counts = {name: getattr(optimizer, name) for name in _COUNTS if hasattr(optimizer, name)}
+        return counts, loss_scaling(optimizer), states, masters
 
     given = bcast_checked(communicator, "broadcast of the optimizer's state", give)
     if communicator.rank == 0:
         return
-    optimizer.t, optimizer.epoch, scaling, states = given
-    set_loss_scaling(optimizer, scaling)
+    counts, scaling, states, masters = given
+    for name, value in [*counts.items(), *zip(_SCALING, scaling, strict=True)]:
+        if hasattr(optimizer, name):
+            setattr(optimizer, name, value)
     for name, rule in rules.items():
         if name in states:
             rule.t, state = states[name]
-            device = params[name].device
             rule._state = state and {
-                key: device.send(it) if hasattr(it, "ndim") else it for key, it in state.items()
+                key: params[name].device.send(it) if hasattr(it, "ndim") else it
+                for key, it in state.items()
             }
+    _set_master_weights(target, masters)

@@ -7,13 +7,11 @@ from types import SimpleNamespace
 from unittest import mock
 
 import chainer
-import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
 
 from chainermn_train import create_multi_node_optimizer
-from chainermn_train.optimizers import gradient_accumulator
+from chainermn_train.optimizers import gradient_set
 from tests.support.stale import TanhNet, batch_of
 from tests.support.training import assert_near, load_state, same_everywhere, state_of
 
@@ -99,35 +97,6 @@ def test_the_loss_scale_may_change_in_the_middle_of_a_group(comm, double_precisi
     assert_near(model, expected, 1e-12)
 
 
-@pytest.mark.parametrize("steps", [2, 3])
-def test_a_link_that_is_added_in_the_middle_of_a_group_is_broadcast(comm, steps):
-    model = net(comm.rank)
-    optimizer = accumulating(comm, model, steps)
-    optimizer.update(model, batch(comm.rank, 0))
-    np.random.seed(comm.rank)
-    model.add_link("more", L.Linear(2, 2))
-    for param in model.more.params():
-        param.update_rule = optimizer.create_update_rule()
-    for number in range(1, steps):
-        optimizer.update(model, batch(comm.rank, number))
-    assert optimizer.t == 1
-    assert same_everywhere(comm, model)
-
-
-def test_the_gradient_of_a_link_that_was_replaced_does_not_move_the_new_one(comm):
-    model, seen = net(0), []
-    optimizer = accumulating(comm, model, 2)
-    optimizer.add_hook(lambda _: seen.append(model.second.b.grad.copy()), name="see")
-    optimizer.update(lambda: 4 * F.sum(model.second.b))
-    new = L.Linear(*model.second.W.shape[::-1])
-    del model.second
-    model.add_link("second", new)
-    for param in new.params():
-        param.update_rule = optimizer.create_update_rule()
-    optimizer.update(lambda: F.sum(model.second.b))
-    np.testing.assert_array_equal(seen, [np.full_like(new.b.array, 0.5)])
-
-
 # Saving and loading.
 
 
@@ -156,19 +125,19 @@ def test_sums_of_a_snapshot_go_to_the_device_of_the_gradients(monkeypatch):
         """A double of a GPU's array."""
 
     device = SimpleNamespace(send=lambda array: array.view(ElsewhereArray))
-    monkeypatch.setattr(chainer.backend, "get_device_from_array", lambda _: device)
+    monkeypatch.setattr(gradient_set, "get_device_from_array", lambda _: device)
 
     param = chainer.Parameter(np.zeros(3, "f4"))
     model = SimpleNamespace(params=lambda: [param], namedparams=lambda: [("/p", param)])
-    group, resumed = (gradient_accumulator.GradientAccumulator(4) for _ in range(2))
+    group, resumed = (gradient_set.GradientGroup(4) for _ in range(2))
     with mock.patch.object(type(param), "grad", np.ones(3, "f4").view(ElsewhereArray)):
-        group.add(gradient_accumulator.ParameterSet(model))
+        group.add(gradient_set.ParameterSet(model), None)
         state = chainer.serializers.DictionarySerializer()
         group.serialize(state, model, 0, 1)
         on_host = {name: np.array(array) for name, array in state.target.items()}
         resumed.serialize(chainer.serializers.NpzDeserializer(on_host), model, 0, 1)
-        assert type(resumed._sums[0].total) is np.ndarray
-        resumed.add(gradient_accumulator.ParameterSet(model))
-    total = resumed._sums[0].total
+        assert type(resumed.sums.gradients[0].grad) is np.ndarray
+        resumed.add(gradient_set.ParameterSet(model), None)
+    total = resumed.sums.gradients[0].grad
     assert isinstance(total, ElsewhereArray)
     assert total.tolist() == [2, 2, 2]

@@ -28,11 +28,13 @@ class ParameterSet:
     def namedparams(self) -> list[tuple[str, Any]]:
         return self._named
 
+    def has_parameters_of(self, target: Any) -> bool:
+        """Return whether the model has the same parameters, initialised or not."""
+        params, walk = list(target.params()), self._walk
+        return len(walk) == len(params) and all(map(operator.is_, walk, params))
+
     def is_still_of(self, target: Any) -> bool:
         """Return whether the model has the same parameters, and none was initialised since."""
-        params, walk = list(target.params()), self._walk
-        if len(walk) != len(params) or not all(map(operator.is_, walk, params)):
-            return False
-        return not (
+        return self.has_parameters_of(target) and not (
             self.has_uninitialized and any(param.is_initialized for param in self._uninitialized)
         )

@@ -10,8 +10,8 @@ from chainer.backends import cuda
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import run_on_all_ranks
+from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of
-from .multi_node_optimizer import MultiNodeOptimizer
 
 
 def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:

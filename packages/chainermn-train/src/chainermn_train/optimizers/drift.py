@@ -1,0 +1,235 @@
+"""A detector of ranks whose parameters or optimizer state have drifted apart.
+
+In each update ranks compare a checksum of one slice, in the next one that of the slice that
+follows; a turn goes through all. The checksum rides in the synchronization that is there anyway.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from chainermn_comm import CommunicatorBase, RankMismatchError, devices, staging
+from chainermn_comm.errors import raise_mismatch
+
+from ..collective_errors import run_on_all_ranks
+from ..host_arrays import to_host
+from ..parameter_set import ParameterSet
+from .decision import OPERATION
+from .optimizer_state import master_weight
+
+# A slice takes some microseconds. Where a model is large, and its updates long, it grows with the
+# model, so that a turn takes no more updates than this.
+SLICE_BYTES = 4 << 10
+MOST_SLICES = 1000
+_COUNTS = struct.Struct("<qqd")
+_VALUE, _MASTER = "value", "float32 value"  # what isn't in a rule's state
+_REMEDY = (
+    "; call synchronize() on all ranks to give them rank 0's state, and see "
+    "create_multi_node_optimizer's on_drift"
+)
+
+
+class Piece(NamedTuple):
+    """A part of an array that belongs to a parameter; the array is looked up when it is read."""
+
+    name: str  # of the parameter
+    param: Any
+    key: str  # of the update rule's state, or one of those above
+    start: int = 0
+    stop: int = 0
+
+    def array(self) -> Any:
+        """Return the whole array; one of no elements if it is gone."""
+        rule = getattr(self.param, "update_rule", None)
+        if self.key == _VALUE:
+            found = self.param.array
+        elif self.key == _MASTER:
+            found = master_weight(rule)
+        else:
+            found = (getattr(rule, "state", None) or {}).get(self.key)
+        if hasattr(found, "flags"):
+            return found
+        return np.frombuffer(b"" if found is None else repr(found).encode(), np.uint8)
+
+    def elements(self) -> Any:
+        """Return the part's elements, in C order, 1-D, on the array's device."""
+        array = self.array()
+        if devices.on_gpu(array):
+            return staging.flat(array)[self.start : self.stop]
+        if array.flags.c_contiguous:
+            return array.reshape(-1)[self.start : self.stop]
+        return array.flat[self.start : self.stop]
+
+    def updates(self) -> int:
+        """Return how often the parameter was updated."""
+        rule = getattr(self.param, "update_rule", None)
+        return 0 if rule is None else int(rule.t)
+
+
+class _Copies(NamedTuple):
+    """A slice on its way from GPUs to the host."""
+
+    number: int
+    pieces: list[Piece]
+    sources: list[Any]  # kept until they are copied
+    hosts: list[Any]
+    events: list[Any]  # which happen when all are here
+
+
+class DriftDetector:
+    """Where one optimizer is in its turn."""
+
+    def __init__(self) -> None:
+        self._turn: list[list[Piece]] = []
+        # By slice: the count of steps when ranks last had the same.
+        self._alike_at: list[int] = []
+        self._next = 0  # the slice that is looked at next
+        self._compared: tuple[int, list[Piece]] = 0, []  # whose checksum was made last
+        # From GPUs: the slice that is copied to the host meanwhile.
+        self._copying: _Copies | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DriftDetector:
+        twin = memo[id(self)] = DriftDetector()
+        return twin
+
+    def restart(self) -> None:
+        """Begin anew, as all ranks have the same state."""
+        if self._copying is not None:  # into memory that is free afterwards
+            staging.wait(self._copying.events)
+        self._turn, self._alike_at, self._copying, self._next = [], [], None, 0
+
+    def checksum(self, params: ParameterSet, optimizer: Any) -> int:
+        """Return the checksum of the next slice, of ``t`` and of the loss scale.
+
+        Of GPU arrays it is that of the slice before, which has come to the host by now.
+        """
+        if self._next == len(self._turn):
+            self._begin_turn(params, _steps(optimizer))
+        self._compared = self._next, self._turn[self._next]
+        parts = [piece.elements() for piece in self._compared[1]]
+        if any([devices.on_gpu(part) for part in parts]):
+            parts = self._change_copies(parts)
+        scale = getattr(optimizer, "_loss_scale", None) or 0.0
+        value = zlib.crc32(_COUNTS.pack(_steps(optimizer), self._next, scale))
+        for piece, part in zip(self._compared[1], parts, strict=True):
+            value = zlib.crc32(part.view(np.uint8), (value + piece.updates()) & 0xFFFFFFFF)
+        return value
+
+    def advance(self, optimizer: Any) -> None:
+        """Go on to the next slice, as ranks have the same."""
+        number = self._compared[0]
+        if number < len(self._alike_at):  # else of the turn before
+            self._alike_at[number] = _steps(optimizer)
+        if self._turn:  # else a new one begins
+            self._next += 1
+
+    def raise_difference(self, communicator: CommunicatorBase, optimizer: Any) -> None:
+        """Raise RankMismatchError that names what differs, if anything does (collective).
+
+        Nothing does where numbers differ that are none (NaN) on all ranks, or where an interruption
+        has left ranks at different slices: these begin a new turn.
+        """
+        place, pieces = self._compared
+        parts = [to_host(piece.elements()) for piece in pieces]
+        forms = [(_state_of(each), each.array().dtype, each.array().shape) for each in pieces]
+        heads = [
+            ("t", _steps(optimizer)),
+            ("the loss scale", getattr(optimizer, "_loss_scale", None)),
+            *forms,
+            *[(f"updates of {each.name}", each.updates()) for each in pieces],
+        ]
+        mine = self._next, heads, parts
+        rows = run_on_all_ranks(communicator, OPERATION, lambda: mine)
+        if len({row[0] for row in rows}) > 1:
+            self.restart()
+            return
+        if any(row[1] != heads for row in rows):
+            _raise(communicator, [row[1] for row in rows], "since the last update")
+        for number, piece in enumerate(pieces):
+            views = [row[2][number] for row in rows]
+            different = np.flatnonzero(np.any([_differs(views[0], it) for it in views], axis=0))
+            if different.size:
+                index = int(different[0])
+                name = f"element {piece.start + index} of the {_state_of(piece)}"
+                values = [[(name, repr(view[index].item()))] for view in views]
+                since = [*self._alike_at[place : place + 1], min(self._alike_at)][0]
+                _raise(communicator, values, f"perhaps since t = {since}")
+
+    def _begin_turn(self, params: ParameterSet, steps: int) -> None:
+        """Cut all that there is now into slices."""
+        pieces = [piece for pair in params.namedparams() for piece in _pieces_of(*pair)]
+        arrays = [piece.array() for piece in pieces]
+        most = max(SLICE_BYTES, -(-sum(array.nbytes for array in arrays) // MOST_SLICES))
+        turn: list[list[Piece]] = [[]]
+        room = most
+        for piece, array in zip(pieces, arrays, strict=True):
+            start, stop = 0, -1
+            while stop != array.size:
+                if room < array.itemsize:
+                    turn.append([])
+                    room = most
+                stop = min(array.size, start + room // array.itemsize)
+                turn[-1].append(piece._replace(start=start, stop=stop))
+                room -= (stop - start) * array.itemsize
+                start = stop
+        # Momenta come to be in the first step: slices aren't those of the turn before then.
+        before = self._alike_at
+        if len(before) != len(turn):
+            before = [min(before, default=steps)] * len(turn)
+        self._turn, self._alike_at, self._next = turn, before, 0
+
+    def _change_copies(self, parts: list[Any]) -> list[Any]:
+        """Begin to copy a slice from GPUs; compare the one that was begun in the update before."""
+        before, hosts, events = self._copying, [], []
+        for part in parts:
+            with devices.using_device_of(part):
+                if not devices.on_gpu(part):
+                    hosts.append(part.copy())
+                    continue
+                hosts.append(devices.pinned(part.nbytes))
+                devices.copy_to_host(part.view(np.uint8), hosts[-1], devices.current_stream())
+                events.append(devices.recorded_event())
+        self._copying = _Copies(*self._compared, parts, hosts, events)
+        if before is None:
+            self._compared = self._next, []
+            return []
+        staging.wait(before.events)
+        self._compared = before.number, before.pieces
+        return before.hosts
+
+
+def _pieces_of(name: str, param: Any) -> list[Piece]:
+    rule = getattr(param, "update_rule", None)
+    keys = [_VALUE] if param.array is not None else []
+    keys += [_MASTER] if master_weight(rule) is not None else []
+    keys += sorted(getattr(rule, "state", None) or {})
+    return [Piece(name, param, key) for key in keys]
+
+
+def _steps(optimizer: Any) -> int:
+    steps = getattr(optimizer, "t", 0)
+    return steps if isinstance(steps, int) else 0  # of a double in somebody's test
+
+
+def _state_of(piece: Piece) -> str:
+    return f"{piece.key} of parameter {piece.name}"
+
+
+def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return which elements have other bits, but for numbers that are none in both."""
+    rows = [np.ascontiguousarray(it).view(np.uint8).reshape(it.size, -1) for it in (one, other)]
+    are_none = (one != one) & (other != other)
+    found: np.ndarray = np.any(rows[0] != rows[1], axis=1) & ~are_none
+    return found
+
+
+def _raise(communicator: CommunicatorBase, rows: list[Any], since: str) -> None:
+    try:
+        raise_mismatch(OPERATION, communicator.rank, rows)
+    except RankMismatchError as error:
+        error.args = (f"{error} ({since}){_REMEDY}",)
+        raise

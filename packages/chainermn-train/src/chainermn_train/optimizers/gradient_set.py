@@ -1,0 +1,259 @@
+"""Gradients of a model's parameters: added up, handed in, in flight, and in a snapshot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.backend import get_array_module, get_device_from_array
+
+from ..parameter_set import ParameterSet
+from .optimizer_state import StoredArray, serialize_arrays
+
+
+@dataclass(eq=False)
+class Gradient:
+    """A gradient with the attributes that a communicator expects of a parameter."""
+
+    param: Any  # whose gradient it is
+    grad: Any = None  # an array; None if there is no gradient
+    like: Any = None  # where shape and dtype were planned: an array that has them
+
+    @property
+    def data(self) -> Any:
+        """An array of the gradient's shape and dtype; None if the parameter is uninitialised."""
+        return self.param.array if self.like is None else self.like
+
+
+class GradientSet:
+    """Gradients of parameters, the objects, with one loss scale; a model for a communicator.
+
+    The set of parameters never changes: where a model's does, its gradients are dropped.
+
+    Attributes:
+        params: whose gradients these are.
+        scale: the loss scale that all are multiplied by; None for none.
+        gradients: one for each parameter, in their order.
+    """
+
+    def __init__(self, params: ParameterSet, scale: float | None, grads: Iterable[Any]) -> None:
+        self.params, self.scale = params, scale
+        self.gradients = list(map(Gradient, params.params, grads))
+
+    def namedparams(self) -> list[tuple[str, Gradient]]:
+        return list(zip(self.params.sorted_names, self.gradients, strict=True))
+
+    @classmethod
+    def detach_from(cls, params: ParameterSet, scale: float | None) -> GradientSet:
+        """Move the gradients out of parameters, whose gradients are None then.
+
+        Arrays with other owners (parameters, views, the user) or read-only ones are copied, not
+        moved: somebody might write into them meanwhile.
+        """
+        grads = []
+        for param in params.params:
+            grad = param.grad if param.is_initialized else None
+            param.cleargrad()
+            # One reference is `grad`, one is the function's argument.
+            if grad is not None and (sys.getrefcount(grad) > 2 or not _owns_memory(grad)):
+                grad = _copy_of(param, grad)
+            grads.append(grad)
+            del grad
+        return cls(params, scale, grads)
+
+    def give_copies(self) -> None:
+        """Give the parameters copies of these, for what looks at them."""
+        for each in self.gradients:
+            if each.grad is not None:
+                each.param.grad = _copy_of(each.param, each.grad)
+
+    def assign(self) -> None:
+        """Make these the parameters' gradients; None where there is none, or it doesn't fit."""
+        for each in self.gradients:
+            param, grad = each.param, each.grad
+            if grad is None or param.array is None or not has_form_of(grad, param.array):
+                param.cleargrad()
+            else:
+                param.grad = param.device.send(grad)
+        set_scale(self.params, self.scale)
+
+    def add_present(self) -> None:
+        """Add the parameters' present gradients, which have this set's loss scale."""
+        for each in self.gradients:
+            grad = present_gradient(each.param)
+            if grad is None:
+                continue
+            if each.grad is None:
+                each.grad = grad.astype(np.result_type(grad.dtype, np.float32))
+            else:
+                each.grad = _beside(each.grad, grad)
+                each.grad += grad
+
+    def assign_mean(self, num_updates: float, and_present: bool) -> None:
+        """Make these, divided by a number of updates, the parameters' gradients.
+
+        The present gradients are the last terms, if ``and_present``. The set stays as it is.
+        """
+        for each in self.gradients:
+            param, total = each.param, each.grad
+            grad = present_gradient(param) if and_present else None
+            if grad is not None:
+                total = grad if total is None else _beside(total, grad) + grad
+            if total is None or param.array is None:
+                param.cleargrad()
+                continue
+            # An operation on a 0-d array gives a scalar.
+            mean = get_array_module(param.array, total).asarray(total / num_updates)
+            with np.errstate(over="ignore"):  # as infinite in float16, the step is skipped
+                param.grad = param.device.send(mean).astype(param.dtype, copy=False)
+
+    def save(self, serializer: Any) -> None:
+        """Save these."""
+        named = zip(self.params.sorted_names, self.gradients, strict=False)
+        serialize_arrays(serializer, [StoredArray(n, self.scale, each.grad) for n, each in named])
+
+    @classmethod
+    def load(cls, serializer: Any, target: Any) -> GradientSet:
+        """Return those that were saved, of a model's parameters that have their names."""
+        params, rows = ParameterSet(target), serialize_arrays(serializer, [])
+        arrays = {row.name: row.array for row in rows}
+        named = target.namedparams()  # of several paths to a parameter any may have been taken
+        by_id = {id(param): arrays[name] for name, param in named if name in arrays}
+        scale = rows[0].scale if rows else None
+        return cls(params, scale, [by_id.get(id(param)) for param in params.params])
+
+
+class GradientGroup:
+    """The gradients of this rank's present group of updates, which make one step together."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps  # number of updates in a group
+        self.clear()
+
+    def clear(self) -> None:
+        """End the group."""
+        self.sums: GradientSet | None = None
+        self.num_calls = 0  # updates of the present group so far, including failed ones
+        self.num_accumulated = 0  # those of them whose gradients are in the sums
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the next update is neither the first of a group nor its last."""
+        return 0 < self.num_calls < self.steps - 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next update completes a group."""
+        return self.num_calls == self.steps - 1
+
+    def scale(self, now: float | None) -> float | None:
+        """Return the loss scale of the group: that which was set at its first update."""
+        return now if self.sums is None else self.sums.scale
+
+    def add(self, params: ParameterSet, scale: float | None) -> None:
+        """Count an update and add its gradients."""
+        if self.sums is None:
+            self.sums = GradientSet(params, scale, [None] * len(params.params))
+        rescale(params, self.sums.scale)
+        self.sums.add_present()
+        self.num_calls += 1
+        self.num_accumulated += 1
+
+    def assign_mean(
+        self, params: ParameterSet, scale: float | None, num_updates: float, and_present: bool
+    ) -> None:
+        """Make the group's gradients the parameters'; see :meth:`GradientSet.assign_mean`."""
+        sums = self.sums or GradientSet(params, scale, [None] * len(params.params))
+        rescale(params, sums.scale)
+        sums.assign_mean(num_updates, and_present)
+
+    def serialize(self, serializer: Any, target: Any, rank: int, size: int) -> None:
+        """Save or load the sums; ValueError if they are too many, another rank's or job's."""
+        num_calls = int(serializer("calls", self.num_calls))
+        owner = int(serializer("rank", rank)), int(serializer("size", size))
+        if num_calls and owner != (rank, size):
+            raise ValueError(
+                f"the snapshot holds gradients that rank {owner[0]} of {owner[1]} added up, and "
+                f"this is rank {rank} of {size}: save after a step (see accumulate_steps and "
+                "flush), or resume with the same ranks"
+            )
+        if num_calls >= self.steps:
+            raise ValueError(
+                f"the snapshot holds gradients of {num_calls} updates: use accumulate_steps as "
+                f"large as when it was made, not {self.steps}"
+            )
+        self.num_calls = num_calls
+        if isinstance(serializer, chainer.Deserializer):
+            self.num_accumulated = int(serializer("terms", 0))
+            sums = GradientSet.load(serializer["sums"], target)
+            self.sums = sums if self.num_accumulated else None
+            return
+        sums = self.sums or GradientSet(ParameterSet(target), None, [])
+        if not sums.params.has_parameters_of(target):  # the next update drops them
+            sums = GradientSet(ParameterSet(target), None, [])
+        serializer("terms", self.num_accumulated if sums is self.sums else 0)
+        sums.save(serializer["sums"])
+
+
+def present_gradient(param: Any) -> Any:
+    """Return a parameter's gradient; None if it has none."""
+    return param.grad if param.is_initialized else None
+
+
+def rescale(params: ParameterSet, scale: float | None) -> None:
+    """Let all present gradients be as if they had been computed with this loss scale.
+
+    They were computed with others where the user's own code calls backward, or has changed the
+    scale in the middle of a group. Chainer keeps the scale in each parameter that backward meets.
+    """
+    for param in params.params:
+        if param._loss_scale != scale:
+            grad = present_gradient(param)
+            if grad is not None:
+                factor = (scale or 1) / (param._loss_scale or 1)
+                param.grad = get_array_module(grad).asarray(grad * grad.dtype.type(factor))
+            param._loss_scale = scale
+
+
+def set_scale(params: ParameterSet, scale: float | None) -> None:
+    """Let the step undo the loss scale wherever there is a gradient, and nowhere else.
+
+    Backward may have met a parameter on other ranks only. Hooks treat one that no rank has a
+    gradient of as one process does.
+    """
+    for param in params.params:
+        param._loss_scale = None if present_gradient(param) is None else scale
+
+
+def multiply_gradients(params: Iterable[Any], factor: float) -> None:
+    """Multiply the gradients of parameters, or those of a set."""
+    for each in params:
+        if each.grad is not None:
+            product = each.grad * each.grad.dtype.type(factor)
+            each.grad = get_array_module(each.grad).asarray(product)
+
+
+def has_form_of(one: Any, other: Any) -> bool:
+    """Return whether two arrays have the same shape and dtype."""
+    return bool(one.shape == other.shape and one.dtype == other.dtype)
+
+
+def _beside(array: Any, other: Any) -> Any:
+    """Return an array on the device of another one: what a snapshot held is on the host."""
+    return array if type(array) is type(other) else get_device_from_array(other).send(array)
+
+
+def _copy_of(param: Any, array: Any) -> Any:
+    """Return a contiguous copy on the parameter's device."""
+    with chainer.using_device(param.device):
+        return param.device.xp.array(array, order="C")
+
+
+def _owns_memory(array: Any) -> bool:
+    flags = array.flags
+    # CuPy's arrays are always writeable, and have no such flag.
+    return bool(flags.owndata and flags.c_contiguous and getattr(flags, "writeable", True))

@@ -1,0 +1,39 @@
+"""Whatever happens to an optimizer of all ranks, in whatever order, ranks stay alike or say why."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.exchanges import HIERARCHICAL, KINDS
+from tests.support.lockstep import chosen_seed
+from tests.support.optimizer_machine import play
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), HIERARCHICAL]
+
+SEQUENCES = 60  # of a kind, in the default tier
+MANY = {2: 2000, 3: 1000}  # by number of ranks, of all kinds, in the full tier
+
+
+@pytest.fixture
+def stderr(request):
+    """Where ranks write what nobody captures."""
+    return request.config.pluginmanager.getplugin("chainermn-world").stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_stay_alike_whatever_happens(world, comm, stderr, kind):
+    failure = play(world, comm, stderr, kind, chosen_seed(world.size), SEQUENCES)
+    assert not failure, failure
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_stay_alike_in_many_sequences(world, comm, stderr, kind):
+    """With another seed each time; CHAINERMN_TEST_SEED repeats one."""
+    seed, count = chosen_seed(), MANY[world.size] // len(KINDS)
+    if world.rank == 0:
+        os.write(stderr, f"\n--- {kind}: CHAINERMN_TEST_SEED={seed}\n".encode())
+    failure = play(world, comm, stderr, kind, seed, count)
+    assert not failure, failure
