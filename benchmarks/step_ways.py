@@ -25,6 +25,7 @@ from step_names import (
     OVERLAPPED,
     RAW,
     SYNCHRONOUS,
+    UNCOMPARED,
     ways_of,
 )
 
@@ -142,8 +143,14 @@ def make_ways(
         import chainermn
 
         with_optimizer(BUNDLED, lambda it: chainermn.create_multi_node_optimizer(it, bundled))
-    kinds = {DUMMY: {}, SYNCHRONOUS: {}, DOUBLE: {"double_buffering": True}}
-    for name, how in {**kinds, OVERLAPPED: {"overlap": True}}.items():
+    kinds: dict[str, dict[str, Any]] = {
+        DUMMY: {},
+        SYNCHRONOUS: {},
+        UNCOMPARED: {"on_drift": "ignore"},
+        DOUBLE: {"double_buffering": True},
+        OVERLAPPED: {"overlap": True},
+    }
+    for name, how in kinds.items():
         if wanted(name):
             ours = create_communicator("dummy" if name == DUMMY else "hierarchical", comm)
             how = {"overlap": False, **how}

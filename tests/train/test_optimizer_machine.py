@@ -12,7 +12,7 @@ from tests.support.optimizer_machine import play
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), HIERARCHICAL]
 
-SEQUENCES = 60  # of a kind, in the default tier
+SEQUENCES = 40  # of a kind, in the default tier
 MANY = {2: 2000, 3: 1000}  # by number of ranks, of all kinds, in the full tier
 
 

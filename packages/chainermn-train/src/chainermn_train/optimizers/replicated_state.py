@@ -7,7 +7,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_on_all_ranks
+from ..collective_errors import raise_on_all_ranks, values_of_first_holders
 from ..parameter_set import ParameterSet
 from ..persistents import broadcast_persistents
 from ..profiling import region
@@ -82,12 +82,26 @@ class ReplicatedState(UnpicklableMixin):
         What rank 0 has no value for comes from the first rank that has one.
         """
         target = optimizer.target
+        self._initialize_missing(target)
         with region("communication"):
             self._communicator.bcast_data(target)
             broadcast_persistents(self._communicator, target)
             broadcast_state(self._communicator, optimizer)
         self.note_scaling(optimizer)
         self.assume(target)
+
+    def _initialize_missing(self, target: Any) -> None:
+        """Initialise parameters whose shapes only ranks that had examples know (collective)."""
+        named = list(target.namedparams())
+        known = {name: param.shape for name, param in named if param.is_initialized}
+        lacking = {name for name, _ in named} - known.keys()
+        shapes = values_of_first_holders(
+            self._communicator, OPERATION, lacking, {*known}, known.__getitem__
+        )
+        with raise_on_all_ranks(self._communicator, OPERATION):
+            for name, param in named:
+                if not param.is_initialized and name in shapes:
+                    param.initialize(shapes[name])
 
     def note_scaling(self, optimizer: Any) -> None:
         """Record that all ranks scale their losses alike now."""
