@@ -159,6 +159,27 @@ def check_multiprocess_iterator_without_deprecation():
         assert sorted(iterator.next() + iterator.next()) == [0, 1, 2, 3]
 
 
+def check_multiprocess_iterator_saved_without_an_order():
+    """One that doesn't shuffle goes on after a snapshot with the batches to come."""
+    import io
+
+    from chainer.iterators import MultiprocessIterator
+    from chainer.serializers import load_npz, save_npz
+
+    def make():
+        return MultiprocessIterator(np.arange(7), 3, shuffle=False, n_processes=1, shared_mem=100)
+
+    with make() as first, make() as second:
+        assert list(first.next()) == [0, 1, 2]
+        save_npz(file := io.BytesIO(), first)
+        file.seek(0)
+        load_npz(file, second)
+        for iterator in (first, second):
+            batches = [list(iterator.next()) for _ in range(3)]
+            assert batches == [[3, 4, 5], [6, 0, 1], [2, 3, 4]]
+            assert (iterator.epoch, iterator.current_position) == (1, 5)
+
+
 def check_repaired_modules_are_not_cached():
     """Neither read from nor written to `__pycache__`, and their lines keep their numbers."""
     import ast

@@ -21,6 +21,7 @@ NEEDED = """
 import import testing_requirements doctest_helper as_strided resize_images categorical
 mean_of_float16 pad_sequence debug_print concat_examples_without_deprecation concat_examples
 fix_without_deprecation multiprocess_iterator_without_deprecation
+multiprocess_iterator_saved_without_an_order
 """
 NEEDED_FOR = NEEDED.split()
 ROWS = range(len(NEEDED_FOR))

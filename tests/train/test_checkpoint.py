@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 from chainer import training
-from chainer.iterators import SerialIterator, ShuffleOrderSampler
+from chainer.iterators import MultiprocessIterator, SerialIterator, ShuffleOrderSampler
 from chainer.serializers import load_npz
 
 from tests.support.checkpoints import bits, files, generation, make_trainer, noisy, run_until
@@ -23,8 +23,14 @@ def by_own_generator(dataset):
     return SerialIterator(dataset, 4, order_sampler=sampler)
 
 
+def in_order_by_workers(dataset):
+    return MultiprocessIterator(dataset, 4, shuffle=False, n_processes=1)
+
+
+@pytest.mark.usefixtures("forkserver")
 @pytest.mark.parametrize(
-    ("background", "iterate"), [(False, shuffled), (True, shuffled), (False, by_own_generator)]
+    ("background", "iterate"),
+    [(False, shuffled), (True, shuffled), (False, by_own_generator), (False, in_order_by_workers)],
 )
 def test_resume_ends_with_the_bits_of_an_uninterrupted_run(comm, folder, background, iterate):
     whole, expected, _ = make_trainer(comm, folder / "whole", every=0, iterate=iterate)

@@ -1,8 +1,9 @@
 """What is repaired in Chainer 7.8.1 as it is imported, and where.
 
 A row changes lines of one module's source in memory, where the installed Python, NumPy or
-setuptools breaks them. No file is written, and the compiled caches of these modules are
-neither read nor written. Every change keeps the number of lines, so that tracebacks stay true.
+setuptools breaks them, or where Chainer's own fault prevents a snapshot. No file is written, and
+the compiled caches of these modules are neither read nor written. Every change keeps the number
+of lines, so that tracebacks stay true.
 """
 
 import warnings
@@ -147,6 +148,23 @@ TABLE: tuple[Repair, ...] = (
         "setDaemon is deprecated",
         Since("Python 3.10", lambda: True),
         ("thread.setDaemon(True)", "thread.daemon = True"),
+    ),
+    Repair(
+        "chainer.iterators.multiprocess_iterator",
+        "with shuffle=False there is no order, which can't be copied for a snapshot",
+        Since("Chainer 7", lambda: True),
+        (
+            "        order = self._state.order.copy()\n"
+            "        try:\n"
+            "            serializer('order', order)\n"
+            "        except KeyError:\n"
+            "            serializer('_order', order)\n",
+            "        order = self._state.order\n"
+            "        if order is not None:  # else nothing is saved, as by SerialIterator\n"
+            "            order = order.copy()\n"
+            "            try: serializer('order', order)\n"
+            "            except KeyError: serializer('_order', order)\n",
+        ),
     ),
 )
 MODULES = frozenset(row.module for row in TABLE)
