@@ -364,8 +364,8 @@ def test_a_checkpointed_run_ends_with_the_bits_of_an_uninterrupted_one(
         np.random.seed(comm.rank)
         model, dataset = regression()
         optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
-        # Those that fetch ahead have drawn from NumPy's generator by the time it is saved.
-        sampler = {} if kind is serial else {"order_sampler": ResumableOrderSampler()}
+        # A thread draws ahead from NumPy's generator, whatever of that has been saved.
+        sampler = {"order_sampler": ResumableOrderSampler()} if kind is processes else {}
         iterator = share(kind(dataset, 4, **sampler), comm)
         updater = training.StandardUpdater(iterator, optimizer.setup(model))
         trainer = training.Trainer(updater, (8, "iteration"), out=str(out))

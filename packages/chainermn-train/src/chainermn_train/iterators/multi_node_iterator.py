@@ -51,8 +51,8 @@ def create_multi_node_iterator(
         actual_iterator: at ``rank_master`` any Chainer iterator; examples may be of any
             picklable type: arrays of any shape and dtype, numbers, strings, and tuples, lists
             and dicts of them. Other ranks take no batches from theirs, which may be None.
-            One that shuffles and fetches ahead needs a :class:`ResumableOrderSampler` to resume
-            with the same batches.
+            A ``MultiprocessIterator`` that shuffles needs a :class:`ResumableOrderSampler` to
+            resume with the same batches.
         communicator: the ranks that share the batches.
         rank_master: the rank whose batches are shared.
 

@@ -15,9 +15,11 @@ class ResumableOrderSampler(OrderSampler):
     """Shuffles; each epoch's order follows from that of the epoch before.
 
     Iterators save the order that they are in, but not the generator that they draw the next one
-    from; and a ``MultiprocessIterator`` or ``MultithreadIterator``, which fetches examples ahead
-    of time, has drawn orders that a snapshot doesn't know of. With this sampler a run that is
-    resumed in the middle of an epoch sees the same batches as one that was never interrupted::
+    from. A checkpoint holds the generator, which is enough for a ``SerialIterator``. For a
+    ``MultithreadIterator`` it is, too, where the other run saves at the same iterations: each save
+    drops the examples that were fetched ahead, and may draw their order anew. It isn't for a
+    ``MultiprocessIterator``, whose thread may draw at any time. With this sampler each of them sees
+    the same batches after a resume as in a run that was never interrupted, and never saved::
 
         MultiprocessIterator(dataset, 32, order_sampler=ResumableOrderSampler())
 
