@@ -43,7 +43,7 @@ ORDER = {
         "collective_errors host_arrays testing wrappers",
         "foreign_communicator",
     ],
-    "modelparallel": ["__init__", "links", "functions"],
+    "modelparallel": ["__init__", "links", "loss_scaling", "functions"],
     "tools": [
         "__init__ __main__",
         "cli",

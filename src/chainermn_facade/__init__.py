@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from chainermn_comm import CommunicatorBase, create_communicator
-from chainermn_modelparallel import MultiNodeChainList
+from chainermn_modelparallel import MultiNodeChainList, share_loss_scale
 from chainermn_train import (
     DataSizeError,
     create_empty_dataset,
@@ -38,5 +38,6 @@ __all__ = [
     "create_multi_node_optimizer",
     "scatter_dataset",
     "scatter_index",
+    "share_loss_scale",
 ]
 __all__ += ON_THE_FRONT_PAGE

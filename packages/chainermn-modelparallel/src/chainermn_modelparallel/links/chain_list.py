@@ -20,6 +20,7 @@ from ..functions import (
     recv_variables,
     send,
 )
+from ..loss_scaling import refuse_unshared_scale
 
 # The ranks to which a component sends, or from which it receives, in order; None stands for the
 # model's arguments or output.
@@ -116,8 +117,11 @@ class MultiNodeChainList(chainer.ChainList):
                 array, or a tuple or list of them; None, if it has no ``return``.
             ValueError: there is no component, or what goes to or from a component of this rank has
                 no counterpart here.
+            RuntimeError: it is called by an optimizer's ``update`` that adapts a loss scale of this
+                rank's own; see :func:`share_loss_scale`.
         """
         here = self._comm.rank
+        refuse_unshared_scale(here)
         if not self._routes or len(self._routes) != len(self):
             raise ValueError(f"rank {here}: add each component with add_link, and at least one")
         outputs: Any = None

@@ -1,0 +1,107 @@
+"""Dynamic loss scaling of a model that spans ranks: one scale, and one decision to step."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import chainer
+
+from chainermn_comm import CommunicatorBase
+from chainermn_comm.errors import SharedFailure
+
+from .functions import check_communicator
+
+_NAME = "share_loss_scale"
+_SCALING = ("_loss_scale", "_loss_scaling_multiplier", "_loss_scaling_isnan_ever")
+_FORM = struct.Struct("<dd?")
+
+
+def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
+    """Let all ranks of a model scale their losses alike, and skip the same steps (collective).
+
+    Chainer's ``loss_scaling()`` halves the scale, and skips the step, where a gradient of this
+    rank isn't finite. With this, all ranks do so where one rank's isn't, whether parameters are
+    replicated, split or placed; so the gradients that ranks exchange have the same scale::
+
+        optimizer.setup(model)
+        optimizer.loss_scaling()
+        chainermn.share_loss_scale(optimizer, comm)
+
+    All ranks get rank 0's scale and interval now. Each step is collective from then on, by a hook
+    of this name that runs before parameters are updated: all ranks have to step in the same
+    updates. Call it again after ``setup``, which removes the hook, after ``loss_scaling``, and
+    after loading a snapshot, which holds the scale of multi-node optimizers only.
+
+    Args:
+        optimizer: of Chainer, or one that :func:`create_multi_node_optimizer` returned.
+        communicator: all ranks that hold parts of the model, or replicas of them.
+
+    Raises:
+        TypeError: ``communicator`` is no communicator; raised on this rank only.
+        RuntimeError: ``setup`` has not been called on this rank; PeerError on the others.
+        ValueError: this rank's optimizer doesn't scale dynamically, or is a multi-node one whose
+            parameters are not all initialised, so that its first update wouldn't step; PeerError
+            on the others.
+        RankMismatchError: on all ranks, by ``update``, when their scales differ.
+    """
+    communicator = check_communicator(communicator, "communicator")
+    with SharedFailure(communicator.handshake, _NAME):
+        payload = _check_scaling(optimizer, communicator.rank)
+    scaling = _FORM.unpack(communicator.handshake(_NAME, payload=payload)[0])
+    for name, value in zip(_SCALING, scaling, strict=True):
+        setattr(optimizer, name, value)
+    if _NAME in optimizer._hookable._pre_update_hooks:
+        optimizer.remove_hook(_NAME)
+    optimizer.add_hook(partial(_share_overflow, communicator), _NAME, "pre")
+
+
+def _check_scaling(optimizer: Any, rank: int) -> bytes:
+    """Return the packed settings of the scale; raise if the optimizer can't share one."""
+    if optimizer._hookable is None:
+        raise RuntimeError(f"rank {rank}: the optimizer has no model: call its setup(model) first")
+    if not optimizer._loss_scaling_is_dynamic:
+        raise ValueError(
+            f"rank {rank}: the optimizer doesn't scale losses dynamically: call its loss_scaling() "
+            "first, on all ranks"
+        )
+    if not isinstance(optimizer, chainer.Optimizer):
+        for name, param in optimizer.target.namedparams():
+            if not param.is_initialized:
+                raise ValueError(f"rank {rank}: {name} is not initialised: give its input size")
+    return _FORM.pack(*[getattr(optimizer, name) for name in _SCALING])
+
+
+def _share_overflow(communicator: CommunicatorBase, optimizer: Any) -> None:
+    """Let no rank step if a gradient of some rank isn't finite: Chainer has just looked here."""
+    scale = ("the loss scale (call share_loss_scale again)", optimizer._loss_scale)
+    overflowed = bytes([optimizer._loss_scaling_isnan])
+    if b"\1" in communicator.handshake(_NAME, (scale,), payload=overflowed):
+        optimizer._loss_scaling_isnan = optimizer._loss_scaling_isnan_ever = True
+
+
+def refuse_unshared_scale(rank: int) -> None:
+    """Raise if an update whose optimizer adapts a scale of this rank's own is under way."""
+    if _is_unshared_update_under_way():
+        raise RuntimeError(
+            f"rank {rank}: the optimizer adapts a loss scale of this rank's own, so gradients of "
+            "different scales would meet: after its loss_scaling(), call "
+            "chainermn.share_loss_scale(optimizer, communicator) on all ranks; or give all one "
+            "scale with set_loss_scale() instead"
+        )
+
+
+def _is_unshared_update_under_way() -> bool:
+    # A link doesn't know its optimizer, nor the link that contains it. But the optimizer's `update`
+    # is among the calls that led here.
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "update":
+            optimizer: Any = frame.f_locals.get("self")
+            if getattr(optimizer, "_loss_scaling_is_dynamic", None) is True:
+                return _NAME not in optimizer._hookable._pre_update_hooks
+        frame = frame.f_back
+    return False

@@ -1,0 +1,235 @@
+"""With `share_loss_scale` all ranks of a model have one loss scale, and skip the same steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.optimizers import SGD
+
+from chainermn_comm import PeerError, RankMismatchError
+from chainermn_modelparallel import ColumnParallelLinear, MultiNodeChainList, share_loss_scale
+from chainermn_train import create_multi_node_optimizer
+from tests.support.third_party import WITH_THIRD_PARTY
+
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.sizes(2, 3, 4),
+    pytest.mark.filterwarnings("ignore:Non finite number found"),
+    pytest.mark.usefixtures("half_precision"),
+]
+UPDATES, INTERVAL, LR = 20, 2, 2.0**-11
+
+
+@pytest.fixture
+def half_precision() -> Iterator[None]:
+    with chainer.using_config("dtype", np.float16), np.errstate(all="ignore"):
+        yield
+
+
+class Scale(chainer.Link):
+    """Multiplies by its parameters."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(np.full(3, value, np.float16))
+
+    def forward(self, x: Any) -> Any:
+        return x * F.broadcast_to(self.w, x.shape)
+
+
+class Case(NamedTuple):
+    """This rank's part of a model, and the same model in one process."""
+
+    optimizer: Any
+    lossfun: Any
+    whole: Any
+    lossfun_of_whole: Any
+    part: Any  # of the parameter array of `whole` that this rank's one parameter is equal to
+
+
+def chain(comm: Any, parts: int) -> tuple[MultiNodeChainList, Any, list[Scale]]:
+    """One component a rank; the last one's gradients are 64 times larger than the others'."""
+    model, here = MultiNodeChainList(comm), comm.rank
+    links = [Scale(1) for _ in range(parts - 1)] + [Scale(1 / 64)]
+    rank_in, rank_out = here - 1 if here else None, here + 1 if here + 1 < parts else None
+    model.add_link(copy.deepcopy(links[here]), rank_in, rank_out)
+    x = np.full((2, 3), 64, np.float16)
+    return model, lambda: loss_of(model(x)), links
+
+
+def loss_of(y: Any) -> Any:
+    return F.sum(y) if y.size else y  # a delegate variable has no data
+
+
+def placed(comm: Any, copies: int = 1, wrapped: bool = False) -> Case:
+    """A list of components; each of its `copies` trains on the same batches."""
+    parts = comm.size // copies
+    here = comm.rank % parts
+    model, lossfun, links = chain(comm.split(comm.rank // parts, comm.rank), parts)
+    optimizer = SGD(LR)
+    if wrapped:
+        optimizer = create_multi_node_optimizer(optimizer, comm.split(here, comm.rank))
+    whole = chainer.Sequential(*links)
+    x = np.full((2, 3), 64, np.float16)
+    return Case(
+        optimizer.setup(model), lossfun, whole, lambda: F.sum(whole(x)), lambda: links[here].w.array
+    )
+
+
+def split(comm: Any) -> Case:
+    """One matrix, whose last rank has the largest gradients."""
+    x, weights = np.ones((2, 4), np.float16), np.ones((2, 2 * comm.size), np.float16)
+    weights[:, -1] = 1000
+    np.random.seed(1)
+    model = ColumnParallelLinear(4, 2 * comm.size, comm, nobias=True)
+    np.random.seed(1)
+    whole = L.Linear(4, 2 * comm.size, nobias=True)
+    rows = slice(2 * comm.rank, 2 * comm.rank + 2)
+    return Case(
+        SGD(LR).setup(model),
+        lambda: F.sum(model(x) * weights),
+        whole,
+        lambda: F.sum(whole(x) * weights),
+        lambda: whole.W.array[rows],
+    )
+
+
+CASES = {
+    "placed": placed,
+    "placed, wrapped": lambda comm: placed(comm, wrapped=True),
+    "placed, in two replicas": lambda comm: placed(comm, copies=2, wrapped=True),
+    "split": split,
+}
+FOUR_RANKS = [pytest.mark.sizes(4), pytest.mark.ranks(4)]
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=FOUR_RANKS if "two" in k else ()) for k in CASES]
+)
+def test_updates_are_those_of_one_process(comm, kind):
+    """Also where the gradients of one rank alone overflow."""
+    optimizer, lossfun, whole, lossfun_of_whole, part = CASES[kind](comm)
+    alone = SGD(LR).setup(whole)
+    alone.loss_scaling(INTERVAL)
+    optimizer.loss_scaling(INTERVAL + comm.rank)  # rank 0's is for all
+    own: list[bool] = []
+    optimizer.add_hook(lambda each: own.append(each.is_safe_to_update()), "own")
+    share_loss_scale(optimizer, comm)
+    (param,) = optimizer.target.params()
+    seen, expected = [], []
+    for _ in range(UPDATES):
+        for each, rows, loss in ((optimizer, seen, lossfun), (alone, expected, lossfun_of_whole)):
+            each.update(loss)
+            rows.append((each.t, each._loss_scale, each.is_safe_to_update()))
+    assert comm.allgather_obj(seen) == [expected] * comm.size
+    np.testing.assert_allclose(param.array, part(), rtol=1e-3)
+    assert 2 <= sum(not is_safe for *_, is_safe in seen) < UPDATES // 2
+    overflows = {row for row in zip(*comm.allgather_obj(own), strict=True) if not all(row)}
+    assert any(any(row) for row in overflows)  # on some ranks, and not on others
+
+
+@WITH_THIRD_PARTY
+def test_all_ranks_get_rank_0s_scale(comm):
+    case = placed(comm)
+    case.optimizer.loss_scaling()
+    share_loss_scale(case.optimizer, comm)
+    case.optimizer.update(case.lossfun)
+    if comm.rank == 0:
+        case.optimizer.loss_scaling()  # back to 1, as after a resume of this rank alone
+    before = case.optimizer.t
+    with pytest.raises(RankMismatchError, match=r"call share_loss_scale again.*: 1\.0 on rank 0; "):
+        case.optimizer.update(case.lossfun)
+    assert case.optimizer.t == before
+    share_loss_scale(case.optimizer, comm)
+    assert comm.allgather_obj(case.optimizer._loss_scale) == [1.0] * comm.size
+    case.optimizer.update(case.lossfun)
+    assert comm.allgather_obj(case.optimizer._loss_scale) == [2.0] * comm.size
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("in_a_chain", [False, True])
+def test_a_chain_list_refuses_scales_of_each_rank(comm, wrapped, in_a_chain):
+    """Before it communicates, so on each rank that adapts its own."""
+    case = placed(comm, wrapped=wrapped)
+    optimizer, model = case.optimizer, case.optimizer.target
+    if in_a_chain:
+        optimizer.setup(chainer.Sequential(model, loss_of))
+    optimizer.loss_scaling()
+    text = rf"rank {comm.rank}: .*share_loss_scale\(optimizer, communicator\)"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=text):
+            optimizer.update(case.lossfun)
+    y = case.lossfun()  # not in an update
+    model.cleargrads()
+    y.backward()
+    share_loss_scale(optimizer, comm)
+    optimizer.update(case.lossfun)
+    assert optimizer.t == 1
+
+
+def test_a_scale_that_stays_as_it_is_is_not_refused(comm):
+    case = placed(comm)
+    case.optimizer.set_loss_scale(8.0)
+    case.optimizer.update(case.lossfun)
+    assert case.optimizer.t == 1
+
+
+def not_dynamic(optimizer):
+    optimizer.set_loss_scale(8.0)
+
+
+def not_set_up(optimizer):
+    optimizer.actual_optimizer = SGD()
+    optimizer.loss_scaling()
+
+
+def not_initialized(optimizer):
+    optimizer.setup(L.Linear(None, 1))
+    optimizer.loss_scaling()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (not_dynamic, ValueError, r"call its loss_scaling\(\) first"),
+        (not_set_up, RuntimeError, r"call its setup\(model\) first"),
+        (not_initialized, ValueError, "/W is not initialised"),
+    ],
+)
+def test_errors_of_one_rank_are_raised_on_all(comm, spoil, error, text):
+    optimizer, lossfun, *_ = placed(comm, wrapped=True)
+    last = comm.size - 1
+    if comm.rank == last:
+        spoil(optimizer)
+    else:
+        optimizer.loss_scaling()
+    with pytest.raises(error if comm.rank == last else PeerError, match=text) as caught:
+        share_loss_scale(optimizer, comm)
+    assert f"rank {last}: " in str(caught.value)
+    if comm.rank != last:  # it has no hook that would wait for the last rank
+        with pytest.raises(RuntimeError, match="share_loss_scale"):
+            optimizer.update(lossfun)
+
+
+def test_a_communicator_is_needed(comm):
+    with pytest.raises(TypeError, match="communicator must be a communicator, got NoneType"):
+        share_loss_scale(SGD(), None)
+
+
+def test_a_copy_of_the_optimizer_shares_too(comm):
+    case = placed(comm)
+    case.optimizer.loss_scaling()
+    share_loss_scale(case.optimizer, comm)
+    twin = copy.deepcopy(case.optimizer)
+    model = twin.target
+    x = np.full((2, 3), 64, np.float16)
+    twin.update(lambda: loss_of(model(x)))
+    assert comm.allgather_obj((twin.t, twin._loss_scale)) == [(1, 2.0)] * comm.size
