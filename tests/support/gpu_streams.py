@@ -12,7 +12,7 @@ from unittest import mock
 import chainer
 import pytest
 
-from chainermn_train.optimizers import multi_node_optimizer
+from chainermn_train.optimizers import overlapped_exchange
 
 
 class Device(chainer.backend.CpuDevice):
@@ -82,5 +82,5 @@ def all_arrays_on_one_gpu() -> Iterator[None]:
 def parameters_on_gpus() -> Iterator[None]:
     """The optimizer takes all parameters for those on GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multi_node_optimizer, "are_on_gpus", lambda _: True)
+        patch.setattr(overlapped_exchange, "are_on_gpus", lambda _: True)
         yield

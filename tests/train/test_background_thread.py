@@ -43,19 +43,3 @@ def test_waiting_gives_up_after_its_time():
     go.set()
     task.wait()
     assert done == [True]
-
-
-def test_a_thread_that_is_stopped_goes_no_further_than_its_next_wait():
-    has_begun, done = threading.Event(), []
-
-    def work(wait_requested):
-        has_begun.set()
-        while not wait_requested.wait(1e-3):
-            pass
-        done.append(True)
-
-    task = BackgroundThread(work)
-    assert has_begun.wait(60)
-    task.stop()
-    assert task.wait(0.1) is None
-    assert not done

@@ -17,28 +17,6 @@ EXIT_TIMEOUT_SECONDS = 20.0
 SWITCH_INTERVAL_SECONDS = 0.5e-3
 
 
-class _Urgency(threading.Event):
-    """Set when somebody waits for the thread's end, or for it to stop where it waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._shall_stop = False
-        self._has_stopped = threading.Event()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        is_set = super().wait(timeout)
-        if self._shall_stop:
-            self._has_stopped.set()
-            threading.Event().wait()  # for ever; the process ends without this daemon thread
-        return is_set
-
-    def stop_waits(self) -> None:
-        """Let the thread stop for ever at its next wait, and wait until it has."""
-        self._shall_stop = True
-        self.set()
-        self._has_stopped.wait(EXIT_TIMEOUT_SECONDS)
-
-
 _running: weakref.WeakSet[BackgroundThread] = weakref.WeakSet()
 _lock = threading.Lock()
 _usual_interval: list[float] = []
@@ -47,15 +25,12 @@ _usual_interval: list[float] = []
 class BackgroundThread:
     """A function that runs in a daemon thread, or in the calling one if not ``threaded``.
 
-    Attributes:
-        is_left_alone: whether it may wait for ranks that never come, so that a process that ends
-            stops it.
+    It is called with an event, which is set when somebody waits for its end.
     """
 
     def __init__(self, work: Callable[[threading.Event], None], threaded: bool = True) -> None:
         self._error: BaseException | None = None
-        self._wait_requested = _Urgency()
-        self.is_left_alone = False
+        self._wait_requested = threading.Event()
         self._thread: threading.Thread | None = None
         with _lock:
             if not len(_running):
@@ -88,10 +63,6 @@ class BackgroundThread:
             self._thread.join(seconds)
         return self._error
 
-    def stop(self) -> None:
-        """Stop it for ever where it waits, with all memory that MPI may still use."""
-        self._wait_requested.stop_waits()
-
 
 def threads_may_use_mpi(otherwise: str) -> bool:
     """Return whether a thread may communicate while another one does; warn where not."""
@@ -111,7 +82,4 @@ def threads_may_use_mpi(otherwise: str) -> bool:
 def _wait_for_all() -> None:
     # MPI is finalized after this, which must not happen while a thread communicates.
     for thread in list(_running):
-        if thread.is_left_alone:
-            thread.stop()
-        else:
-            thread.wait(EXIT_TIMEOUT_SECONDS)
+        thread.wait(EXIT_TIMEOUT_SECONDS)

@@ -85,11 +85,6 @@ def create_multi_node_optimizer(
         raise ValueError("choose overlap or double_buffering: gradients can't travel twice")
     if on_drift not in _ON_DRIFT:
         raise ValueError(f"on_drift must be one of {', '.join(_ON_DRIFT)}, not {on_drift!r}")
-    kind: type[GradientExchange] = GradientExchange
-    if double_buffering:
-        kind = DelayedExchange
-    elif overlap or (overlap is None and communicator.inter_size > 1):
-        kind = OverlappedExchange
     settings = {
         "double_buffering": bool(double_buffering),
         "accumulate_steps": steps,
@@ -97,7 +92,12 @@ def create_multi_node_optimizer(
         "overlap": overlap,
         "on_drift": on_drift,
     }
-    exchange = kind(communicator, bool(zero_fill))
-    decides = overlap is None and kind is GradientExchange
-    on_gpus = OverlappedExchange(communicator, bool(zero_fill)) if decides else None
-    return MultiNodeOptimizer(actual_optimizer, communicator, settings, exchange, on_gpus)
+    exchange: GradientExchange
+    if double_buffering:
+        exchange = DelayedExchange(communicator, bool(zero_fill))
+    elif overlap is False:
+        exchange = GradientExchange(communicator, bool(zero_fill))
+    else:
+        only_on_gpus = overlap is None and communicator.inter_size == 1
+        exchange = OverlappedExchange(communicator, bool(zero_fill), only_on_gpus)
+    return MultiNodeOptimizer(actual_optimizer, communicator, settings, exchange)

@@ -34,6 +34,11 @@ class Report(NamedTuple):
     num_accumulated: int = 0  # updates whose gradients are in those handed in
     drifted: int = 0  # of all ranks only: they don't have the same parameters or state
 
+    @property
+    def is_news(self) -> bool:
+        """Whether it is known that this rank may have another state."""
+        return bool(self.unshared or self.changed or self.apart or self.without_model)
+
 
 class Decision(Enum):
     """What all ranks do next."""
@@ -51,6 +56,23 @@ class Decision(Enum):
     RESEND = "drop what was sent or handed in, and hand in all gradients after backward"
     ADD = "add the gradients to the group's"
     STEP = "exchange the gradients, and step"
+
+
+class Agreement(NamedTuple):
+    """What all ranks do, and why."""
+
+    decision: Decision
+    total: Report  # the sums of all ranks' reports
+    size: int = 0  # number of ranks
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients in flight or added up stay valid when rank 0's state goes to all.
+
+        They do where all ranks begin or resume; else they may belong to other parameters.
+        """
+        total = self.total
+        return total.unshared == self.size and total.in_flight in (0, self.size) and not total.apart
 
 
 def decide(total: Report, size: int, is_last: bool = True) -> Decision:
@@ -82,14 +104,6 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     if total.before_backward or total.resend:
         return Decision.RESEND
     return Decision.STEP if is_last else Decision.ADD
-
-
-def keeps_gradients(total: Report, size: int) -> bool:
-    """Return whether gradients in flight or added up stay valid when rank 0's state goes to all.
-
-    They do where all ranks begin or resume; else they may belong to other parameters or values.
-    """
-    return total.unshared == size and total.in_flight in (0, size) and not total.apart
 
 
 # Reports are nearly always the same from one update to the next.

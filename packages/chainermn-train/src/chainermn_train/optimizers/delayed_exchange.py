@@ -100,12 +100,6 @@ class DelayedExchange(GradientExchange):
             gradients.assign()
             self._handed_in = None
 
-    def take_flight(self) -> GradientSet | None:
-        try:
-            return self.flight()
-        finally:
-            self._flight = self._thread = None
-
     def flight(self) -> GradientSet | None:
         error = self.error()
         try:

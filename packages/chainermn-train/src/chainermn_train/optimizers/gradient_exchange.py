@@ -104,7 +104,10 @@ class GradientExchange(UnpicklableMixin):
 
     def take_flight(self) -> GradientSet | None:
         """Wait for the means under way and remove them; raise what made the exchange fail."""
-        return None
+        try:
+            return self.flight()
+        finally:
+            self.put_flight(None)
 
     def flight(self) -> GradientSet | None:
         """Wait for the means under way and return them; raise what made the exchange fail."""

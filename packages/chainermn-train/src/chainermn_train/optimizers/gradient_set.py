@@ -81,36 +81,6 @@ class GradientSet:
                 param.grad = param.device.send(grad)
         set_scale(self.params, self.scale)
 
-    def add_present(self) -> None:
-        """Add the parameters' present gradients, which have this set's loss scale."""
-        for each in self.gradients:
-            grad = present_gradient(each.param)
-            if grad is None:
-                continue
-            if each.grad is None:
-                each.grad = grad.astype(np.result_type(grad.dtype, np.float32))
-            else:
-                each.grad = _beside(each.grad, grad)
-                each.grad += grad
-
-    def assign_mean(self, num_updates: float, and_present: bool) -> None:
-        """Make these, divided by a number of updates, the parameters' gradients.
-
-        The present gradients are the last terms, if ``and_present``. The set stays as it is.
-        """
-        for each in self.gradients:
-            param, total = each.param, each.grad
-            grad = present_gradient(param) if and_present else None
-            if grad is not None:
-                total = grad if total is None else _beside(total, grad) + grad
-            if total is None or param.array is None:
-                param.cleargrad()
-                continue
-            # An operation on a 0-d array gives a scalar.
-            mean = get_array_module(param.array, total).asarray(total / num_updates)
-            with np.errstate(over="ignore"):  # as infinite in float16, the step is skipped
-                param.grad = param.device.send(mean).astype(param.dtype, copy=False)
-
     def save(self, serializer: Any) -> None:
         """Save these."""
         named = zip(self.params.sorted_names, self.gradients, strict=False)
@@ -155,21 +125,41 @@ class GradientGroup:
         return now if self.sums is None else self.sums.scale
 
     def add(self, params: ParameterSet, scale: float | None) -> None:
-        """Count an update and add its gradients."""
+        """Count an update and add the parameters' present gradients, in float32 or wider."""
         if self.sums is None:
             self.sums = GradientSet(params, scale, [None] * len(params.params))
         rescale(params, self.sums.scale)
-        self.sums.add_present()
+        for each in self.sums.gradients:
+            grad = present_gradient(each.param)
+            if grad is not None and each.grad is None:
+                each.grad = grad.astype(np.result_type(grad.dtype, np.float32))
+            elif grad is not None:
+                each.grad = _beside(each.grad, grad)
+                each.grad += grad
         self.num_calls += 1
         self.num_accumulated += 1
 
     def assign_mean(
         self, params: ParameterSet, scale: float | None, num_updates: float, and_present: bool
     ) -> None:
-        """Make the group's gradients the parameters'; see :meth:`GradientSet.assign_mean`."""
+        """Make the sums, divided by a number of updates, the parameters' gradients.
+
+        The present gradients are the last terms, if ``and_present``. The group stays as it is.
+        """
         sums = self.sums or GradientSet(params, scale, [None] * len(params.params))
         rescale(params, sums.scale)
-        sums.assign_mean(num_updates, and_present)
+        for each in sums.gradients:
+            param, total = each.param, each.grad
+            grad = present_gradient(param) if and_present else None
+            if grad is not None:
+                total = grad if total is None else _beside(total, grad) + grad
+            if total is None or param.array is None:
+                param.cleargrad()
+                continue
+            # An operation on a 0-d array gives a scalar.
+            mean = get_array_module(param.array, total).asarray(total / num_updates)
+            with np.errstate(over="ignore"):  # as infinite in float16, the step is skipped
+                param.grad = param.device.send(mean).astype(param.dtype, copy=False)
 
     def serialize(self, serializer: Any, target: Any, rank: int, size: int) -> None:
         """Save or load the sums; ValueError if they are too many, another rank's or job's."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import chainer
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, RankMismatchError
 
-from ..collective_errors import SharedFailure, raise_on_all_ranks, share_failure
+from ..collective_errors import SharedFailure, raise_on_all_ranks
 from ..parameter_set import ParameterSet
 from ..wrappers import AttributeProxy, UnpicklableMixin
-from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients, steady
+from .decision import OPERATION, Agreement, Decision, Report, agree, decide, steady
 from .drift import DriftDetector
-from .gpus import are_on_gpus
 from .gradient_exchange import GradientExchange
 from .gradient_set import GradientGroup, GradientSet
 from .optimizer_state import is_missing, serialize_mixed_precision, serialize_state
@@ -42,7 +42,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"})
-    _OWN |= {"_group", "_drift", "_exchange", "_exchange_on_gpus"}
+    _OWN |= {"_group", "_drift", "_exchange"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -51,18 +51,14 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         communicator: CommunicatorBase,
         settings: dict[str, Any],
         exchange: GradientExchange,
-        exchange_on_gpus: GradientExchange | None = None,
     ) -> None:
-        """Use ``exchange``; ``settings`` must be equal on all ranks.
-
-        Where parameters are on GPUs ``exchange_on_gpus`` takes its place, if there is one.
-        """
+        """Use ``exchange``; ``settings`` must be equal on all ranks."""
         self.actual_optimizer, self.communicator = actual_optimizer, communicator
         self.zero_fill, self._settings = settings["zero_fill"], settings
         self._state = ReplicatedState(communicator, settings)
         self._group = GradientGroup(settings["accumulate_steps"])
         self._drift = DriftDetector()
-        self._exchange, self._exchange_on_gpus = exchange, exchange_on_gpus
+        self._exchange = exchange
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
@@ -77,32 +73,25 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """Update the parameters with the mean of all ranks' gradients (collective).
 
-        Ranks may start from different weights, and may initialise, add or replace
-        parameters later. Whenever the set of initialised parameters has changed on any
-        rank since the last call, all ranks get rank 0's state, as by :meth:`synchronize`, and on
-        every rank gradients in flight or added up are dropped. That happens before
-        ``lossfun`` is called if it has changed on every rank, and every rank gave one and has
-        all its parameters initialised: the update counts then. Otherwise the gradients belong to
-        parameters that ranks didn't share, so the call shares them and *does not
-        step* (``t`` stays): so with lazily initialised links, such as ``L.Linear(None, 10)``,
-        the first call does, and so does the first call without a loss function.
-
-        A step that raises on some ranks, in a hook say, leaves them apart from the others. The
-        next call gives rank 0's state to all and drops gradients, too; unless the step
-        raised on every rank, that call does not step.
-
-        Ranks that have drifted apart in other ways are noticed: each call compares a
-        slice of the parameters and of the optimizer's state, ``t`` and the loss scale.
+        Ranks may start from different states, and may initialise, add or replace parameters later.
+        Whenever the set of initialised parameters has changed on any rank since the last call, or
+        a step has raised on some (in a hook, say), all ranks get rank 0's state, as by
+        :meth:`synchronize`, and on every rank gradients in flight or added up are dropped. If
+        that is so on every rank, each gave ``lossfun`` and has all its parameters initialised, it
+        happens before ``lossfun`` is called, and the update counts. Otherwise the gradients belong
+        to parameters that ranks didn't share, and the call *does not step* (``t`` stays): so with
+        lazily initialised links, such as ``L.Linear(None, 10)``, the first call does, and so does
+        the first call without a loss function. Ranks that have drifted apart in other ways are
+        noticed: see ``on_drift`` of :func:`create_multi_node_optimizer`.
 
         A rank that has no examples can take part by calling ``target.cleargrads()``
         and then ``update()``: its gradients count as zeros (if ``zero_fill``).
 
         With double buffering, the call steps along the gradients of the call before (the
-        first doesn't step), each undone the loss scale it was made with, while its own are
-        on their way. With ``overlap`` gradients leave while backward computes the others, and
-        the call steps along its own. With ``accumulate_steps=k`` every k-th call exchanges and
-        steps, and only the first and the last of k are collective; all of a group have the loss
-        scale that was set at the first. :meth:`flush` uses what is left at the end.
+        first doesn't step), while its own are on their way. With ``overlap`` gradients leave while
+        backward computes the others, and the call steps along its own. With ``accumulate_steps=k``
+        every k-th call exchanges and steps, and only the first and the last of k are collective;
+        all keep the loss scale that was set at the first. :meth:`flush` uses what is left.
 
         Args:
             lossfun: called with ``args`` and ``kwds``; the gradients of the variable that
@@ -114,37 +103,38 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
             RankMismatchError: ranks have different optimizers, scale losses differently, or were
-                given different arguments; some flush; their parameters or states have drifted
-                apart; or, without ``zero_fill``, not all have the same
-                gradients (with double buffering on another's communicator the next call says so).
+                given different arguments; some flush; their states have drifted apart; or,
+                without ``zero_fill``, not all have the same gradients (with double buffering on
+                another's communicator the next call says so).
             BaseException: whatever ``lossfun`` or its backward raises on this rank (a
                 :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
                 No rank steps then, and all may go on with the next update. Between the first
                 and the last of ``accumulate_steps`` calls it is raised on this rank only, and
                 the others count one gradient less.
         """
+        compute_loss = None if lossfun is None else partial(lossfun, *args, **kwds)
         if self._group.is_between:
-            self._update_alone(lossfun, args, kwds)
+            self._update_alone(compute_loss)
             return
         call = f"update() after {self._group.num_calls} updates of a step"
         try:
-            decision, total = self._agree_on_news(call, lossfun is None)
-            if lossfun is not None:
-                decision, total = self._compute(call, decision, total, lossfun, args, kwds)
-            if decision in (Decision.CONTINUE, Decision.SEND):
-                decision, total = self._agree_on_gradients(call)
-            if decision is Decision.RESEND:
+            agreed = self._agree_on_news(call, lossfun is None)
+            if compute_loss is not None:
+                agreed = self._compute(call, compute_loss, agreed)
+            if agreed.decision in (Decision.CONTINUE, Decision.SEND):
+                agreed = self._agree_on_gradients(call)
+            if agreed.decision is Decision.RESEND:
                 self._exchange.cancel()
                 self._exchange.drop_plan()
-                decision, total = self._agree_on_gradients(call)
+                agreed = self._agree_on_gradients(call)
         except BaseException:
             self._exchange.cancel()
             raise
-        if decision is Decision.START_AGAIN:
-            self._start_again(total)
-        elif decision is Decision.ADD:
+        if agreed.decision is Decision.START_AGAIN:
+            self._start_again(agreed)
+        elif agreed.decision is Decision.ADD:
             self._group.add(self._params, self._scale)
-        elif self._take_means(total):
+        elif self._take_means(agreed.total):
             self._step()
 
     def flush(self) -> None:
@@ -154,30 +144,29 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         on any rank, if fewer than ``accumulate_steps``, make another one, along the mean of
         them all. To be called by all ranks when training ends, or at the end of an epoch
         whose examples shall all count before the next; it does nothing where nothing is left.
-        Where the next :meth:`update` would give rank 0's state to all and drop gradients, it does
-        that.
+        Where :meth:`update` would give rank 0's state to all and drop gradients, it does that.
 
         Raises:
             RankMismatchError: other ranks update: they have made fewer updates, or more; or as
                 :meth:`update` raises it.
             BaseException: what made the exchange in flight fail.
         """
-        call, group, exchange = "flush()", self._group, self._exchange
-        decision, total = self._agree_on_news(call)
-        if decision is Decision.CONTINUE:
+        group, exchange = self._group, self._exchange
+        agreed = self._agree_on_news("flush()")
+        if agreed.decision is Decision.CONTINUE:
             report = steady(group.num_accumulated, int(exchange.has_flight))
-            decision, total = self._agree(call, report)
-        if decision is Decision.START_AGAIN:
-            self._start_again(total)
+            agreed = self._agree("flush()", report)
+        if agreed.decision is Decision.START_AGAIN:
+            self._start_again(agreed)
             return
         means = [exchange.take_flight()]
-        if total.num_accumulated:
+        if agreed.total.num_accumulated:
             params, scale = self._params, group.scale(self._scale)
-            num_per_rank = total.num_accumulated / self.communicator.size
+            num_per_rank = agreed.total.num_accumulated / self.communicator.size
             group.assign_mean(params, scale, num_per_rank, and_present=False)
             exchange.prepare(params)
             try:
-                self._agree(call, steady(0, 0), exchange.ready(params, scale))
+                self._agree("flush()", steady(0, 0), exchange.ready(params, scale))
             except BaseException:
                 exchange.cancel()
                 raise
@@ -186,24 +175,21 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 GradientSet.detach_from(params, scale) if taken else exchange.take_flight()
             )
         group.clear()
-        # No rank waits for another one any more, so a hook may fail on some.
-        for each in means:
-            if each is not None:
-                each.assign()
-                self._step()
+        for each in filter(None, means):  # no rank waits for another one: a hook may fail on some
+            each.assign()
+            self._step()
 
     def synchronize(self) -> None:
-        """Give rank 0's state to all ranks (collective).
+        """Give rank 0's state to all ranks (collective); the first update does so by itself.
 
         That is: parameters, persistent values such as batch statistics, the optimizer's state, its
         ``t`` and its loss scale. What rank 0 has no value for comes from the first rank that has
-        one. Gradients in flight or added up are dropped. The first update does that by itself.
+        one. Gradients in flight or added up are dropped.
 
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank
                 (a :class:`~chainermn_comm.errors.PeerError` on the others).
-            RankMismatchError: parameters have other names on other ranks, or these do something
-                else.
+            RankMismatchError: names of parameters differ, or other ranks do something else.
         """
         self._state.raise_without_model(self.target)
         self._share(keep_gradients=False)
@@ -231,16 +217,25 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        optimizer, communicator = self.actual_optimizer, self.communicator
+        optimizer, exchange, communicator = self.actual_optimizer, self._exchange, self.communicator
         serialize_state(optimizer, serializer)
-        own = serializer["chainermn"]
+        own, target = serializer["chainermn"], optimizer.target
         if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
             self._drop_gradients()
             self._state.forget()
             return
-        self._serialize_flight(own)
+        if isinstance(serializer, chainer.Deserializer):
+            has_flight = bool(own("in_flight", False))
+            exchange.put_flight(GradientSet.load(own["means"], target) if has_flight else None)
+            exchange.drop_plan()
+            self._state.forget(not is_missing(own, "stale") and bool(own("stale", False)))
+        else:
+            flight, are_stale = exchange.flight(), not self._gradients_fit()
+            own("stale", are_stale)  # of a link that was replaced: the next update drops them
+            if own("in_flight", flight is not None and not are_stale) and flight is not None:
+                flight.save(own["means"])
         serialize_mixed_precision(optimizer, own)
-        self._group.serialize(own["group"], optimizer.target, communicator.rank, communicator.size)
+        self._group.serialize(own["group"], target, communicator.rank, communicator.size)
 
     def assume_synchronized(self) -> None:
         """Say that all ranks have the same state: the next update won't give them rank 0's.
@@ -254,64 +249,48 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     # An update, step by step.
 
-    def _agree_on_news(self, call: str, without_loss: bool = False) -> tuple[Decision, Report]:
+    def _agree_on_news(self, call: str, without_loss: bool = False) -> Agreement:
         """Agree before the loss if something has changed here, or nothing is made yet.
 
         It is collective then; other ranks may have computed their loss.
         """
-        report = self._state.report(self.actual_optimizer, self._held_gradients)
-        total = steady(0, 0)
-        if report is None and self._exchange.is_prepared:
-            return Decision.CONTINUE, total
-        flight = int(self._exchange.has_flight)
-        news = {"before_loss": 1, "without_loss": int(without_loss), "in_flight": flight}
-        decision, total = self._agree(call, (report or total)._replace(**news))
-        if decision is Decision.SYNCHRONIZE:
-            self._share(keeps_gradients(total, self.communicator.size))
-            decision = Decision.CONTINUE
-        if decision is Decision.CONTINUE:
-            if self._exchange_on_gpus is not None and are_on_gpus(self._params):
-                self._exchange, self._exchange_on_gpus = self._exchange_on_gpus, None
-            self._exchange.prepare(self._params)
-        return decision, total
+        exchange = self._exchange
+        report = self._state.report(self.actual_optimizer, self._gradients_fit)
+        if report is None and exchange.is_prepared:
+            return Agreement(Decision.CONTINUE, steady(0, 0))
+        report = (report or steady(0, 0))._replace(
+            before_loss=1, without_loss=int(without_loss), in_flight=int(exchange.has_flight)
+        )
+        agreed = self._agree(call, report)
+        if agreed.decision is Decision.SYNCHRONIZE:
+            self._share(agreed.keeps_gradients)
+            agreed = agreed._replace(decision=Decision.CONTINUE)
+        if agreed.decision is Decision.CONTINUE:
+            exchange.prepare(self._params)
+        return agreed
 
-    def _compute(
-        self,
-        call: str,
-        decision: Decision,
-        total: Report,
-        lossfun: Callable[..., Any],
-        args: Any,
-        kwds: Any,
-    ) -> tuple[Decision, Report]:
+    def _compute(self, call: str, compute_loss: Callable[[], Any], agreed: Agreement) -> Agreement:
         """Compute gradients, which may leave meanwhile if ranks agree to it before backward.
 
         An error stays in its rank until all know of it: else a caller that catches it, to skip a
         batch, would be one collective call ahead of the other ranks.
         """
-        exchange, params = self._exchange, self._params
-        backward: Callable[[ParameterSet, Any, float | None], None] = _backward
-        try:
-            loss = lossfun(*args, **kwds)
-        except BaseException as error:
-            share_failure(self.communicator.handshake, OPERATION, error)
-            raise
-        if decision is Decision.CONTINUE and self._group.steps == 1:
+        exchange, params, handshake = self._exchange, self._params, self.communicator.handshake
+        with SharedFailure(handshake, OPERATION):
+            loss = compute_loss()
+        backward: Callable[..., None] = _backward
+        if agreed.decision is Decision.CONTINUE and self._group.steps == 1:
             backward = exchange.backward
             if exchange.can_send(params, loss):
-                report = steady(1, 0)._replace(before_backward=1)
-                decision, total = self._agree(call, report)
-                if decision is Decision.SEND:
-                    backward = exchange.backward_and_send
-        try:
+                agreed = self._agree(call, steady(1, 0)._replace(before_backward=1))
+            if agreed.decision is Decision.SEND:
+                backward = exchange.backward_and_send
+        with SharedFailure(handshake, OPERATION):
             _clear_gradients(self.actual_optimizer)
             backward(params, loss, self._scale)
-        except BaseException as error:
-            share_failure(self.communicator.handshake, OPERATION, error)
-            raise
-        return decision, total
+        return agreed
 
-    def _agree_on_gradients(self, call: str) -> tuple[Decision, Report]:
+    def _agree_on_gradients(self, call: str) -> Agreement:
         """Hand the gradients in if they complete a group, and agree (collective)."""
         group, exchange, params = self._group, self._exchange, self._params
         report, mean = steady(group.num_accumulated + 1, int(exchange.has_flight)), None
@@ -322,24 +301,18 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             if group.steps > 1:
                 group.assign_mean(params, scale, group.steps, and_present=True)
             mean = exchange.ready(params, scale)
-            if exchange.must_resend or exchange.can_plan:
-                found = {"resend": exchange.must_resend, "can_plan": exchange.can_plan}
-                report = report._replace(**found)
+            resend, can_plan = int(exchange.must_resend), int(exchange.can_plan)
+            if resend or can_plan:
+                report = report._replace(resend=resend, can_plan=can_plan)
         return self._agree(call, report, mean)
 
-    def _agree(
-        self, call: str, report: Report, mean: MeanInProgress | None = None
-    ) -> tuple[Decision, Report]:
-        """Return what all ranks do, and the sums of their reports (collective).
-
-        Raise on all if ranks can't go on.
-        """
+    def _agree(self, call: str, report: Report, mean: MeanInProgress | None = None) -> Agreement:
+        """Return what all ranks do (collective); raise on all if they can't go on."""
         optimizer, communicator, digest = self.actual_optimizer, self.communicator, 0
-        is_news = report.unshared or report.changed or report.apart  # what differs is known
         with SharedFailure(communicator.handshake, OPERATION):
             if self._exchange.error() is not None:
                 report = report._replace(failed=1)
-            if self._detects_drift and not (is_news or report.without_model):
+            if self._detects_drift and not report.is_news:
                 digest = self._drift.checksum(self._params, optimizer)
         mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
         total = agree(mean, call, report, digest)
@@ -359,7 +332,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 break
         if self._detects_drift:
             self._drift.advance(optimizer)
-        return decision, total
+        return Agreement(decision, total, communicator.size)
 
     def _take_means(self, total: Report) -> bool:
         """Exchange what was handed in; return whether to step (collective)."""
@@ -383,12 +356,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             raise
         self._state.note_scaling(optimizer)  # it may have changed, on all ranks alike
 
-    def _start_again(self, total: Report) -> None:
-        """Give up this update's gradients, and rank 0's state to all (collective)."""
+    def _start_again(self, agreed: Agreement) -> None:
+        """Give up this update's gradients, and give rank 0's state to all (collective)."""
         self._exchange.cancel()
         # Ranks that had news before their loss have computed it meanwhile, or failed.
         self.communicator.handshake(OPERATION)
-        self._share(keeps_gradients(total, self.communicator.size))
+        self._share(agreed.keeps_gradients)
 
     def _share(self, keep_gradients: bool) -> None:
         """Give rank 0's state to all (collective)."""
@@ -398,12 +371,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._state.synchronize(self.actual_optimizer)
         self._drift.restart()
 
-    def _update_alone(self, lossfun: Callable[..., Any] | None, args: Any, kwds: Any) -> None:
+    def _update_alone(self, compute_loss: Callable[[], Any] | None) -> None:
         """Make an update in the middle of a group, of which no other rank knows."""
         group, params, scale = self._group, self._params, self._scale
         try:
-            if lossfun is not None:
-                loss = lossfun(*args, **kwds)
+            if compute_loss is not None:
+                loss = compute_loss()
                 _clear_gradients(self.actual_optimizer)
                 _backward(params, loss, scale)
         except BaseException:
@@ -427,26 +400,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._group.clear()
         self._exchange.put_flight(None)
 
-    def _serialize_flight(self, serializer: Any) -> None:
-        """Save or load means in flight, and whether gradients belong to other parameters."""
-        target = self.actual_optimizer.target
-        if isinstance(serializer, chainer.Deserializer):
-            has_flight = bool(serializer("in_flight", False))
-            means = GradientSet.load(serializer["means"], target) if has_flight else None
-            self._exchange.put_flight(means)
-            self._exchange.drop_plan()
-            self._state.forget(not is_missing(serializer, "stale") and serializer("stale", False))
-            return
-        flight = self._exchange.flight()
-        fits = all(each.has_parameters_of(target) for each in self._held_gradients())
-        serializer("stale", not fits)
-        if serializer("in_flight", flight is not None and fits) and flight is not None:
-            flight.save(serializer["means"])
-
-    def _held_gradients(self) -> list[ParameterSet]:
-        """Return whose gradients are in flight or added up."""
+    def _gradients_fit(self) -> bool:
+        """Return whether gradients in flight or added up are of the model's present parameters."""
         flight = None if self._exchange.error() is not None else self._exchange.flight()
-        return [each.params for each in (flight, self._group.sums) if each is not None]
+        held = [each.params for each in (flight, self._group.sums) if each is not None]
+        return all(params.has_parameters_of(self.actual_optimizer.target) for params in held)
 
     @property
     def _params(self) -> ParameterSet:

@@ -22,7 +22,7 @@ from ..profiling import region
 from . import tracked_backward
 from .background_thread import BackgroundThread, threads_may_use_mpi
 from .decision import OPERATION
-from .gpus import StreamError, device_of, new_stream, using_stream, wait_on_device
+from .gpus import StreamError, are_on_gpus, device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
 from .gradient_set import Gradient, GradientSet, has_form_of, present_gradient, set_scale
 
@@ -124,21 +124,30 @@ class OverlappedExchange(GradientExchange):
     where it fails meanwhile.
     """
 
-    def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
+    def __init__(
+        self, communicator: CommunicatorBase, zero_fill: bool, only_on_gpus: bool = False
+    ) -> None:
+        """Exchange on ``communicator``; not collective.
+
+        With ``only_on_gpus`` gradients in host memory are sent after backward.
+        """
         super().__init__(communicator, zero_fill)
+        self._only_on_gpus = only_on_gpus
         self._own: CommunicatorBase | None = None
         self._plan: _Plan | None = None
         self._sending: _Sending | None = None
         self._scale: float | None = None  # the loss scale of what is sent
         self._order: list[int] = []  # of places, as this update's gradients became final
         self._is_given_up = not tracked_backward.is_available
+        self._is_off: bool | None = None  # not known before it sees the parameters
         self.must_resend = False
         # What has failed on this rank alone: the others learn of it in the next update.
         self._unreported: StreamError | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OverlappedExchange:
-        twin = memo[id(self)] = OverlappedExchange(self._communicator, self._zero_fill)
+        twin = OverlappedExchange(self._communicator, self._zero_fill, self._only_on_gpus)
         twin._is_given_up = self._is_given_up
+        memo[id(self)] = twin
         return twin
 
     @property
@@ -156,7 +165,9 @@ class OverlappedExchange(GradientExchange):
 
     def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
         self._order = []
-        if self._plan is not None or self._is_given_up or not _is_tracked(params, loss):
+        if self._is_off is None:
+            self._is_off = self._is_given_up or (self._only_on_gpus and not are_on_gpus(params))
+        if self._plan is not None or self._is_off or not _is_tracked(params, loss):
             super().backward(params, loss, loss_scale)
             return
         on_final = lambda place, _: self._order.append(place)  # noqa: E731
@@ -177,6 +188,7 @@ class OverlappedExchange(GradientExchange):
         mean = super().ready(params, scale)
         if self._order and not (mean.takes_plans and threads_may_use_mpi(_ALONE)):
             self._order, self._is_given_up = [], True
+            self._is_off = None
         if self._order and _rounds_by_message(params, self._communicator):
             self._order = []
         return mean
@@ -211,10 +223,9 @@ class OverlappedExchange(GradientExchange):
     def error(self) -> BaseException | None:
         return self._unreported
 
-    def take_flight(self) -> GradientSet | None:
-        unreported, self._unreported = self._unreported, None
-        if unreported is not None:
-            raise unreported
+    def flight(self) -> GradientSet | None:
+        if self._unreported is not None:
+            raise self._unreported
         return None
 
     def put_flight(self, means: GradientSet | None) -> None:
@@ -245,7 +256,7 @@ class OverlappedExchange(GradientExchange):
         self._plan = _Plan(params, buckets, bucket_of, like, device, stream)
 
     def drop_plan(self) -> None:
-        self._plan, self._order = None, []
+        self._plan, self._order, self._is_off = None, [], None
 
     def close(self) -> None:
         self._plan = None

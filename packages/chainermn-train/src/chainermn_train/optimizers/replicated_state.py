@@ -30,25 +30,20 @@ class ReplicatedState(UnpicklableMixin):
         """Return the parameters that ranks share, or the model's where they share none yet."""
         return self._shared or ParameterSet(target)
 
-    def report(self, optimizer: Any, gradients: Callable[[], list[ParameterSet]]) -> Report | None:
+    def report(self, optimizer: Any, gradients_fit: Callable[[], bool]) -> Report | None:
         """Return what has changed here since the last update; None if nothing has.
 
-        Args:
-            optimizer: the actual one.
-            gradients: returns of which parameters there are any, in flight or added up. After a
-                load they must fit the model.
+        ``gradients_fit`` tells whether those that were loaded belong to the model's parameters.
         """
-        target, known = optimizer.target, self._shared
+        target, known, changed = optimizer.target, self._shared, False
         if target is None:
             return Report(without_model=1)
         is_rescaled = self._scaling != loss_scaling(optimizer)
         if known is not None and known.is_still_of(target):
             if not (is_rescaled or self._is_apart):
                 return None
-            changed = False
         else:
-            fits = all(each.has_parameters_of(target) for each in gradients())
-            changed = self._has_changed or known is not None or not fits
+            changed = known is not None or self._has_changed or not gradients_fit()
             known = ParameterSet(target)
         return Report(
             unshared=int(self._shared is None and not changed),
