@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.named_communicators import DummyCommunicator
 
 from ..collective_errors import require_communicator, require_integer
 from .delayed_exchange import DelayedExchange
@@ -90,7 +91,8 @@ def create_multi_node_optimizer(
         "accumulate_steps": steps,
         "zero_fill": bool(zero_fill),
         "overlap": overlap,
-        "on_drift": on_drift,
+        # With `dummy` ranks do drift apart.
+        "on_drift": "ignore" if isinstance(communicator, DummyCommunicator) else on_drift,
     }
     exchange: GradientExchange
     if double_buffering:

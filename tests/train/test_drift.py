@@ -1,0 +1,211 @@
+"""Ranks that have drifted apart are noticed within one turn, and nothing else is."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from chainermn_comm import RankMismatchError, create_communicator
+from chainermn_train import create_multi_node_optimizer
+from chainermn_train.optimizers import drift
+from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
+
+BATCH, WIDTH = 2, 40
+# Bytes of the model and Adam's two moments; the detector's slices.
+TURN = -(-3 * 4 * (WIDTH * WIDTH + WIDTH + 3 * WIDTH + 3) // drift.SLICE_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def all_compared():
+    """Slices are compared in turn, as by default: takes the place of the other tests' fixture."""
+
+
+class Net(chainer.Chain):
+    def __init__(self, seed):
+        super().__init__()
+        np.random.seed(seed)
+        with self.init_scope():
+            self.first, self.last = L.Linear(WIDTH, WIDTH), L.Linear(WIDTH, 3)
+            self.scale = chainer.Parameter(np.ones((), np.float32))
+
+    def __call__(self, x):
+        return F.mean(self.last(F.tanh(self.first(x))) ** 2) * self.scale
+
+
+def batch(rank, number):
+    random = np.random.RandomState((rank, number))
+    return random.uniform(-1, 1, (BATCH, WIDTH)).astype(np.float32)
+
+
+def trained(comm, kind, updates=3, **how):
+    model = Net(comm.rank)
+    arguments = {**KINDS[kind].arguments, **how}
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm, **arguments)
+    optimizer.setup(model)
+    update(comm, optimizer, updates)
+    return model, optimizer
+
+
+def update(comm, optimizer, count):
+    for number in range(count):
+        optimizer.update(optimizer.target, batch(comm.rank, number))
+
+
+def flip(array):
+    """A bit of the last element."""
+    bits = array.reshape(-1).view(np.uint32)
+    bits[-1] ^= 1 << 3
+
+
+DISTURBED = {
+    "parameter": (lambda model: flip(model.first.W.array), "value of parameter /first/W"),
+    "0-d parameter": (lambda model: flip(model.scale.array), "value of parameter /scale"),
+    "momentum": (
+        lambda model: flip(model.last.W.update_rule.state["m"]),
+        "m of parameter /last/W",
+    ),
+    "second moment": (
+        lambda model: flip(model.first.b.update_rule.state["v"]),
+        "of parameter /first/b",  # what it moves differs, too
+    ),
+    "count": (lambda model: setattr(model.last.b.update_rule, "t", 7), "updates of /last/b"),
+}
+
+
+@HIERARCHICAL
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", DISTURBED)
+@pytest.mark.parametrize("where", [0, -1])
+def test_what_differs_is_named_within_a_turn_until_it_is_mended(comm, kind, what, where):
+    disturb, name = DISTURBED[what]
+    model, optimizer = trained(comm, kind, updates=TURN + 5)
+    t = optimizer.t
+    if comm.rank == where % comm.size:
+        disturb(model)
+    with pytest.raises(RankMismatchError, match=name) as raised:
+        update(comm, optimizer, 2 * TURN)
+    assert optimizer.t - t <= TURN
+    assert "synchronize()" in str(raised.value)
+    assert f"on rank {where % comm.size}" in str(raised.value)
+    before = states(optimizer)
+    with pytest.raises(RankMismatchError, match=name):  # nothing is lost, nobody goes on
+        update(comm, optimizer, 1)
+    assert before == states(optimizer)
+    optimizer.synchronize()
+    assert comm.allgather_obj(states(optimizer)) == [states(optimizer)] * comm.size
+    update(comm, optimizer, 2 * TURN)
+    optimizer.finalize()
+
+
+@HIERARCHICAL
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_count_of_steps_is_named_at_once(comm, kind):
+    _, optimizer = trained(comm, kind)
+    t = optimizer.t
+    optimizer.t = t + (comm.rank == 1)
+    with pytest.raises(RankMismatchError, match=rf"disagree on t: {t} on .*{t + 1} on rank 1"):
+        update(comm, optimizer, 1)
+    optimizer.synchronize()
+    update(comm, optimizer, 1)
+    assert optimizer.t == t + 1 - KINDS[kind].delay
+    optimizer.finalize()
+
+
+@HIERARCHICAL
+def test_it_is_told_since_when_ranks_may_differ(comm):
+    """The bit is flipped after one whole turn and a half."""
+    model, optimizer = trained(comm, "synchronous", updates=TURN + TURN // 2)
+    t = optimizer.t
+    if comm.rank == 0:
+        flip(model.first.W.array[:1, :1])
+    with pytest.raises(RankMismatchError, match="element 0 of the value") as raised:
+        update(comm, optimizer, 2 * TURN)
+    since = int(str(raised.value).partition("since t = ")[2].partition(")")[0])
+    assert t - TURN <= since <= t
+    optimizer.finalize()
+
+
+@HIERARCHICAL
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_mended_from_rank_0_where_that_was_asked_for(comm, kind):
+    model, optimizer = trained(comm, kind, on_drift="synchronize")
+    kept = model.first.W.array.copy()
+    if comm.rank:
+        flip(model.first.W.array)
+        optimizer.t += 1
+    t = comm.bcast_obj(optimizer.t)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        update(comm, optimizer, 1)
+    assert [str(each.message).partition(": ")[0] for each in told] == ["update on rank 0"] * (
+        comm.rank == 0
+    )
+    assert optimizer.t == t  # nobody steps
+    np.testing.assert_array_equal(model.first.W.array, kept)
+    update(comm, optimizer, TURN)
+    assert comm.allgather_obj(states(optimizer)) == [states(optimizer)] * comm.size
+    optimizer.finalize()
+
+
+@HIERARCHICAL
+def test_nothing_is_compared_where_that_was_asked_for(comm):
+    model, optimizer = trained(comm, "synchronous", on_drift="ignore")
+    if comm.rank:
+        flip(model.first.W.array)
+    update(comm, optimizer, 2 * TURN)
+    assert optimizer.t == 3 + 2 * TURN
+
+
+def test_dummy_exchanges_nothing_so_that_nothing_is_compared():
+    with create_communicator("dummy") as comm:
+        _, optimizer = trained(comm, "synchronous", updates=2 * TURN)
+        assert optimizer.t == 2 * TURN
+        assert len({state["/first/W"] for state in comm.allgather_obj(states(optimizer))}) > 1
+
+
+@HIERARCHICAL
+def test_numbers_that_are_none_may_have_other_bits(comm):
+    model, optimizer = trained(comm, "synchronous", updates=1)
+    bits = model.first.W.array.reshape(-1)[:1].view(np.uint32)
+    bits[...] = 0x7FC00000 + comm.rank
+    update(comm, optimizer, 3)
+    assert optimizer.t == 4
+
+
+@HIERARCHICAL
+def test_a_rank_that_goes_on_with_a_copy_begins_a_new_turn_with_the_others(comm):
+    model, optimizer = trained(comm, "synchronous", updates=5)
+    if comm.rank == 1:
+        optimizer = copy.deepcopy(optimizer)
+    update(comm, optimizer, 2 * TURN)
+    if comm.rank == 0:
+        flip(model.first.W.array)
+    with pytest.raises(RankMismatchError, match="parameter /first/W"):
+        update(comm, optimizer, TURN + 1)
+
+
+def test_an_unknown_wish_is_named(naive):
+    with pytest.raises(ValueError, match="raise, synchronize, ignore, not 'repair'"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), naive, on_drift="repair")
+
+
+@HIERARCHICAL
+@pytest.mark.parametrize(
+    "updates", [pytest.param(300), pytest.param(10_000, marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_else_is_taken_for_drift(comm, kind, updates):
+    model = Net(comm.rank)
+    optimizer = exchanging(kind, comm, chainer.optimizers.Adam(), model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    update(comm, optimizer, updates)
+    assert optimizer.t == updates - KINDS[kind].delay
+    optimizer.finalize()
