@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.failing import RAISE, TRACEBACK, check_ended, check_last_words, script
-from tests.support.jobs import PRELUDE
+from tests.support.jobs import PRELUDE, SECONDS, run_command, variables
 from tests.support.processes import soon
 from tests.support.virtual_hosts import Cluster
 
@@ -123,3 +125,22 @@ def test_nothing_is_left_of_hosts_even_if_one_fails_to_start(cluster):
     with pytest.raises(RuntimeError, match="hostname: name too long"):
         Cluster(("one", "x" * 99))
     assert set(psutil.Process().children()) == children
+
+
+# Like a machine that runs an sshd, or has run one.
+WITH_SSHD = 'mount -t tmpfs tmpfs /run; mkdir /run/sshd; exec "$@"'
+# A host fails a moment after it was started, and a little more goes by before it is plugged in.
+SLOW = {"hostname": "sleep 1", "ip": 'case "$*" in *veth*) sleep 2;; esac'}
+MAKE = f"from tests.support.virtual_hosts import Cluster; Cluster(({'x' * 99!r},))"
+
+
+def test_a_host_fails_to_start_as_well_where_this_machine_runs_an_sshd(cluster, tmp_path):
+    for name, delay in SLOW.items():
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\n{delay}\nPATH=${{PATH#*:}} exec {name} "$@"\n')
+        program.chmod(0o700)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"], "/usr/sbin", "/sbin"])
+    command = ["unshare", "--mount", "sh", "-ec", WITH_SSHD, "sh", sys.executable, "-c", MAKE]
+    job = run_command(command, variables({"PATH": path}), SECONDS)
+    assert "RuntimeError: a host didn't start" in job.err, job
+    assert "hostname: name too long" in job.err, job

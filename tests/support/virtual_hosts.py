@@ -52,7 +52,9 @@ SHM = "512m"
 COMMAND_SECONDS = 120.0
 LAUNCH_SECONDS = 300.0
 
-# The life of a host, as its first process: $0 is its name, $1 the folder of the cluster.
+# The life of a host, as its first process: $0 is its name, $1 the folder of the cluster. It says
+# there that it has its mounts, since nothing else is sure to be new: until it has them, it sees
+# what this machine has, which may run an sshd as well.
 HOST = f"""
 set -e
 hostname "$0"
@@ -61,10 +63,17 @@ mount -t tmpfs tmpfs /run
 mkdir /run/sshd
 mount --bind "$1/hosts" /etc/hosts
 ip link set lo up
+touch "$1/$0.ready"
 exec "$(command -v sshd)" -D -e -f /dev/null -h "$1/hostkey" -o AuthorizedKeysFile="$1/user.pub" \\
     -o StrictModes=no -o PidFile=none -o PermitRootLogin=yes -o UsePAM=yes
 """
-SWITCH = "set -e; ip link add bridge type bridge; ip link set bridge up; exec sleep infinity"
+SWITCH = """
+set -e
+ip link add bridge type bridge
+ip link set bridge up
+touch "$0/ready"
+exec sleep infinity
+"""
 SSH = """#!/bin/sh
 exec ssh -q -F none -i '{folder}/user' -o StrictHostKeyChecking=no \\
     -o UserKnownHostsFile=/dev/null "$@"
@@ -111,7 +120,8 @@ class Cluster:
                 self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
             )
             self._write_files()
-            switch = self._start("unshare", "--net", "sh", "-c", SWITCH)
+            switch = self._start("unshare", "--net", "sh", "-c", SWITCH, str(self.folder))
+            self._await((self.folder / "ready").stat)
             for number, host in enumerate(hosts, start=1):
                 self._add(host, number, switch)
             for host in hosts:
@@ -126,7 +136,10 @@ class Cluster:
 
     def close(self) -> None:
         """End all hosts and whatever runs there; a second call does nothing."""
-        inits = [psutil.Process(pid) for pid in self.inits.values() if psutil.pid_exists(pid)]
+        inits = []
+        for pid in self.inits.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                inits.append(psutil.Process(pid))
         self._cleanup.close()
         psutil.wait_procs(inits, COMMAND_SECONDS)
 
@@ -276,11 +289,10 @@ class Cluster:
         )
         init = self._await(lambda: psutil.Process(outer).children()[0].pid)
         self.inits[host] = init
-        self._await(lambda: self.run(host, "test", "-d", "/run/sshd"))  # it has its mounts
+        self._await((self.folder / f"{host}.ready").stat)
         port = f"port{number}"
         in_switch = ("nsenter", "-t", switch, "--net", "ip", "link")
         peer = ("peer", "name", DEVICE, "netns", init)
-        self._await(lambda: _output(*in_switch, "show", "bridge"))
         _output(*in_switch, "add", port, "type", "veth", *peer)
         _output(*in_switch, "set", port, "master", "bridge", "up")
         in_host = ("nsenter", "-t", init, "--net", "ip")
@@ -313,13 +325,23 @@ def _path() -> str:
     return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
+class _CommandError(subprocess.CalledProcessError):
+    """That a command failed, and what it said."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.stderr}"
+
+
 def _output(*command: object, seconds: float = COMMAND_SECONDS) -> str:
-    return subprocess.run(
+    done = subprocess.run(
         list(map(str, command)),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=seconds,
-        check=True,
+        check=False,
         env=os.environ | {"PATH": _path()},
-    ).stdout
+    )
+    if done.returncode:
+        raise _CommandError(done.returncode, done.args, done.stdout, done.stderr)
+    return done.stdout
