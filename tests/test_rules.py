@@ -282,3 +282,11 @@ def test_a_world_test_that_checks_nothing_on_any_rank_fails(pytester: pytest.Pyt
         "test_one_rank_fails": "FAILED",
     }, job
     assert "nothing was checked" in job.out
+
+
+@pytest.mark.world
+def test_no_rank_clears_temporary_folders_of_another(
+    world, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folders = world.allgather(tmp_path_factory.getbasetemp().parent)
+    assert len(set(folders)) == world.size

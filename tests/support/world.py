@@ -9,9 +9,11 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,8 @@ from tests.support import checks
 TEST_SECONDS = float(os.environ.get("CHAINERMN_TEST_SECONDS", "240"))
 # All ranks start a test together; this lets each print its stack before the first one exits.
 GRACE_SECONDS = 2.0
+# Names the folder in which pytest makes temporary ones.
+TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 # Numbers of ranks that a world test runs on in the default tier, and in the full one.
 DEFAULT_SIZES, FULL_SIZES = (2, 3), (1, 2, 3, 4)
 
@@ -52,6 +56,12 @@ class World:
         self.stderr = os.dup(2)  # capturing is suspended while plugins are configured
         if self.comm.rank:  # pytest's reporter is about to take sys.stdout; rank 0's is enough
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        # At its end pytest clears all but the last three runs' temporary folders. Of four ranks one
+        # clears another's, and the link to it; who then finds that link gone ends in an error.
+        folder = Path(os.environ.get(TEMPORARY) or tempfile.gettempdir())
+        folder /= f"pytest-{os.getuid()}-rank{self.comm.rank}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.environ[TEMPORARY] = str(folder)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
