@@ -39,7 +39,7 @@ ORDER = {
         "extensions",
         "checkpoint",
         "optimizers iterators datasets",
-        "persistents profiling trainer_introspection",
+        "parameter_set persistents profiling trainer_introspection",
         "collective_errors host_arrays testing wrappers",
         "foreign_communicator",
     ],

@@ -42,7 +42,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"})
-    _OWN |= {"_group", "_drift", "_exchange"}
+    _OWN |= {"_group", "_drift", "_detects_drift", "_exchange"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -58,6 +58,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._state = ReplicatedState(communicator, settings)
         self._group = GradientGroup(settings["accumulate_steps"])
         self._drift = DriftDetector()
+        self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
@@ -413,10 +414,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     @property
     def _scale(self) -> float | None:
         return getattr(self.actual_optimizer, "_loss_scale", None)
-
-    @property
-    def _detects_drift(self) -> bool:
-        return self.communicator.size > 1 and self._settings["on_drift"] != "ignore"
 
 
 def _backward(_: ParameterSet, loss: Any, loss_scale: float | None) -> None:
