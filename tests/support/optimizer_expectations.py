@@ -83,6 +83,9 @@ class Situation:
     keeps: bool = False  # what is accumulated and in flight when all get rank 0's state
     differ: bool = False  # in the names of their parameters
     drifted: tuple[str, ...] = ()  # what an error must mention
+    # Whether the next update has nothing to agree on before the loss but the reasons above. Else
+    # all may agree then, and the update counts, whatever the reason of some is.
+    prepared: bool = False
 
     @property
     def everybody(self) -> Ranks:
@@ -113,7 +116,11 @@ class Situation:
 
     def loaded(self) -> Situation:
         """All have loaded their states, which none knows of the others."""
-        return replace(self.change(self.everybody), keeps=True)
+        return replace(self.change(self.everybody), keeps=True, prepared=False)
+
+    def copied(self) -> Situation:
+        """All go on with another optimizer of the same state."""
+        return replace(self, prepared=False)
 
     def drifting(self, mentions: tuple[str, ...]) -> Situation:
         """Something differs between ranks, which errors shall mention."""
@@ -148,9 +155,22 @@ class Situation:
             return [Prediction(then, self._errors(in_loss))]
         if self.differ:
             return [Prediction(self, self._errors(self.everybody, MISMATCH))]
-        before_loss = self.reasons == self.everybody and not without_loss
+        now = replace(self, prepared=True)
+        all_know = self.reasons == self.everybody
+        possible = {all_know and not without_loss, not (self.prepared or without_loss)}
+        return [
+            each
+            for before_loss in possible
+            for situation in ([self] if self.prepared else [self, now])
+            for each in situation._agreed(before_loss, overflowing, failing, in_loss, where)
+        ]
+
+    def _agreed(
+        self, before_loss: bool, overflowing: Ranks, failing: Ranks, in_loss: Ranks, where: str
+    ) -> list[Prediction]:
+        """Predict a collective update."""
         if in_loss:
-            return self._failing_loss(in_loss, before_loss)
+            return self._failing_loss(in_loss, before_loss and bool(self.reasons))
         if self.reasons and not before_loss:
             return [Prediction(then, self._errors(), "rank 0's") for then in self.shared()]
         if self.reasons:
@@ -162,6 +182,14 @@ class Situation:
         if self.drifted and self.on_drift == "raise":
             errors = self._errors(self.everybody, MISMATCH)
             return [Prediction(self, errors, mentions=self.drifted)]
+        if self.drifted and self.on_drift == "synchronize" and before_loss:
+            return [
+                replace(counted, warned=frozenset({0}))
+                for then in self.shared()
+                for counted in replace(then, prepared=True)._count(
+                    "rank 0's", bool(overflowing), failing, where
+                )
+            ]
         if self.drifted and self.on_drift == "synchronize":
             return [
                 Prediction(then, self._errors(), "rank 0's", warned=frozenset({0}))
@@ -215,7 +243,7 @@ class Situation:
 
     def _flush_shared(self, state: str, failing: Ranks, where: str) -> Prediction:
         overflows = [self.flight_overflows] * self.in_flight + [self.overflows] * (self.calls > 0)
-        then = self.ended()
+        then = replace(self.ended(), prepared=self.prepared or not self.changed)
         if not overflows:
             return Prediction(then, self._errors(), state)
         return then._step(overflows, failing, where, others=(FINE, PEER))

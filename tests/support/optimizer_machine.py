@@ -230,6 +230,7 @@ class OptimizerMachine(RuleBasedStateMachine):
                 self.synchronize()
                 return
         self._set_loss_scale(self._ranks(None), scale)
+        self.situations = [each.drifting(()).copied() for each in self.situations]
 
     @precondition(quiet)
     @rule(what=st.sampled_from(list(DRIFTS)), rank=RANK)
@@ -263,7 +264,7 @@ class OptimizerMachine(RuleBasedStateMachine):
 
     @rule()
     def go_on_with_a_copy(self) -> None:
-        self._do(lambda each: each.nothing(state="own"), "go_on_with_a_copy")
+        self._do(lambda each: each.nothing(each.copied(), state="own"), "go_on_with_a_copy")
 
     @rule(ranks=st.sampled_from([None, None, 0]), assume=st.booleans())
     def save_and_load(self, ranks: int | None, assume: bool) -> None:
@@ -273,8 +274,8 @@ class OptimizerMachine(RuleBasedStateMachine):
 
         def predict(each: Situation) -> list[Prediction]:
             if ranks is None:
-                return each.nothing(each if assume else each.loaded(), state="own")
-            return each.nothing(each.change(each.everybody).ended())
+                return each.nothing(each.copied() if assume else each.loaded(), state="own")
+            return each.nothing(each.change(each.everybody).ended().copied())
 
         self._do(predict, "save_and_load", tuple(self._ranks(ranks)), assume)
         if ranks is not None and in_group:  # ranks are at different updates of a group

@@ -12,7 +12,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import chainer
-import chainer.links as L
 import numpy as np
 import pytest
 
@@ -20,7 +19,7 @@ from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.gpu_streams import Device, Streams
 from tests.support.stale import WIDTH, TanhNet, batch_of, buffered, hooked_adam, stale_loop
 from tests.support.third_party import WatchedCommunicator
-from tests.support.training import parameter_bits, parameters, same_everywhere, state_of
+from tests.support.training import parameter_bits, state_of
 
 pytestmark = pytest.mark.world
 
@@ -79,31 +78,6 @@ def test_without_a_loss_function_it_is_the_same(comm):
         optimizer.update()
     assert optimizer.t == 3
     assert parameter_bits(model) == stale_bits(comm, batches)
-
-
-@pytest.mark.parametrize("where", ["everywhere", "rank 0", "last rank"])
-def test_gradients_in_flight_are_dropped_where_a_link_is_replaced(comm, where):
-    model = TanhNet(comm.rank)
-    optimizer = buffered(comm, model, plain_sgd)
-    optimizer.update(model, batch_of(comm.rank, 0))
-    before = parameters(model)
-    ranks = {"everywhere": range(comm.size), "rank 0": [0], "last rank": [comm.size - 1]}[where]
-    if comm.rank in ranks:
-        del model.second
-        model.add_link("second", L.Linear(WIDTH, 3, initialW=0.5, initial_bias=0.25))
-        for param in model.second.params():
-            param.update_rule = optimizer.create_update_rule()
-    if where != "everywhere":  # it is noticed too late for this update's gradients
-        optimizer.update(model, batch_of(comm.rank, 1))
-    optimizer.update(model, batch_of(comm.rank, 1))
-    assert optimizer.t == 0
-    np.testing.assert_array_equal(model.first.W.array, before["/first/W"])
-    # All ranks have those of rank 0.
-    expected = np.full((3, WIDTH), 0.5) if 0 in ranks else before["/second/W"]
-    np.testing.assert_array_equal(model.second.W.array, expected)
-    optimizer.update(model, batch_of(comm.rank, 2))
-    assert optimizer.t == 1
-    assert same_everywhere(comm, model)
 
 
 def test_the_wire_dtype_is_that_which_the_communicator_has_by_then(world):
