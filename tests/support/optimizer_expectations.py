@@ -154,7 +154,10 @@ class Situation:
             )
             return [Prediction(then, self._errors(in_loss))]
         if self.differ:
-            return [Prediction(self, self._errors(self.everybody, MISMATCH))]
+            errors = self._errors(
+                self.everybody, MISMATCH
+            )  # before gradients are dropped, or after
+            return [Prediction(then, errors) for then in (self, self.ended())]
         now = replace(self, prepared=True)
         all_know = self.reasons == self.everybody
         possible = {all_know and not without_loss, not (self.prepared or without_loss)}
@@ -199,7 +202,10 @@ class Situation:
 
     def flush(self, failing: Ranks = NONE, where: str = "") -> list[Prediction]:
         if self.differ:
-            return [Prediction(self, self._errors(self.everybody, MISMATCH))]
+            errors = self._errors(
+                self.everybody, MISMATCH
+            )  # before gradients are dropped, or after
+            return [Prediction(then, errors) for then in (self, self.ended())]
         if self.reasons:
             shared = [now._flush_shared("rank 0's", NONE, "") for now in self.shared()]
             # Before the first update of all there may be nothing to do.
