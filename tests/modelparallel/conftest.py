@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.support.compared import all_compared as all_compared
 from tests.support.third_party import PlainCommunicator
 
 

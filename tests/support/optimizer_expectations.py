@@ -159,7 +159,7 @@ class Situation:
             )  # before gradients are dropped, or after
             return [Prediction(then, errors) for then in (self, self.ended())]
         now = replace(self, prepared=True)
-        all_know = self.reasons == self.everybody
+        all_know = self.changed == self.everybody
         possible = {all_know and not without_loss, not (self.prepared or without_loss)}
         return [
             each

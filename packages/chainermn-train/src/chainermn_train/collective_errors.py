@@ -114,7 +114,8 @@ def add_mismatch_hint(error: RankMismatchError, where: str) -> None:
     error.args = (
         f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
         "often: where that goes by epochs, and a rank has more examples than another "
-        "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations",
+        "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. If "
+        "one rank alone has changed its model or loaded another state, synchronize() on all ranks",
     )
 
 

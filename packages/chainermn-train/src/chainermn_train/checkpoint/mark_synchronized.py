@@ -1,10 +1,11 @@
-"""Parameters that were loaded equal on all ranks are marked, so that none are broadcast."""
+"""State that was loaded equal on all ranks is marked, so that rank 0's is not broadcast."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Any
 
+import numpy as np
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
@@ -24,19 +25,24 @@ def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: A
         each for each in optimizers if isinstance(each, MultiNodeOptimizer) and each.target
     ]
     views = run_on_all_ranks(
-        comm, "comparison of parameters", lambda: [_digest(each.target) for each in multi_node]
+        comm, "comparison of parameters", lambda: [_digest(each) for each in multi_node]
     )
     for index, each in enumerate(multi_node):
         if len({tuple(view[index : index + 1]) for view in views}) == 1:
             each.assume_synchronized()
 
 
-def _digest(model: Any) -> str:
-    """Return a checksum of a model's initialised parameters: names, dtypes, shapes and values."""
-    digest = hashlib.sha256()
-    for name, param in sorted(model.namedparams()):
-        if param.is_initialized:
-            array = cuda.to_cpu(param.array)
-            digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-            digest.update(array.tobytes())
+def _digest(optimizer: Any) -> str:
+    """Return a checksum of names, dtypes, shapes and values of parameters, and of their state."""
+    counts = [getattr(optimizer, name, None) for name in ("t", "_loss_scale")]
+    digest = hashlib.sha256(f"{counts}".encode())
+    for name, param in sorted(optimizer.target.namedparams()):
+        rule = getattr(param, "update_rule", None)
+        found = {"": param.array, **(getattr(rule, "state", None) or {})}
+        digest.update(f"{name} {getattr(rule, 't', 0)}\n".encode())
+        for key, value in sorted(found.items()):
+            if value is not None:
+                array = np.asarray(cuda.to_cpu(value) if hasattr(value, "ndim") else value)
+                digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
+                digest.update(array.tobytes())
     return digest.hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from numbers import Integral, Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ class Piece(NamedTuple):
             found = (getattr(rule, "state", None) or {}).get(self.key)
         if hasattr(found, "flags"):
             return found
-        return np.frombuffer(b"" if found is None else repr(found).encode(), np.uint8)
+        return np.array([found] if isinstance(found, Number) else [], np.complex128)
 
     def elements(self) -> Any:
         """Return the part's elements, in C order, 1-D, on the array's device."""
@@ -70,13 +71,14 @@ class Piece(NamedTuple):
         return 0 if rule is None else int(rule.t)
 
 
-class _Copies(NamedTuple):
-    """A slice on its way from GPUs to the host."""
+class _Slice(NamedTuple):
+    """A slice that is compared, on the host or on its way there."""
 
     number: int
     pieces: list[Piece]
-    sources: list[Any]  # kept until they are copied
-    hosts: list[Any]
+    updates: int  # the sum of the pieces' counts
+    parts: list[Any]  # the pieces' elements
+    sources: list[Any]  # those on GPUs, kept until they are copied
     events: list[Any]  # which happen when all are here
 
 
@@ -84,13 +86,9 @@ class DriftDetector:
     """Where one optimizer is in its turn."""
 
     def __init__(self) -> None:
-        self._turn: list[list[Piece]] = []
+        self.restart()
         # By slice: the count of steps when ranks last had the same.
         self._alike_at: list[int] = []
-        self._next = 0  # the slice that is looked at next
-        self._compared: tuple[int, list[Piece]] = 0, []  # whose checksum was made last
-        # From GPUs: the slice that is copied to the host meanwhile.
-        self._copying: _Copies | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DriftDetector:
         twin = memo[id(self)] = DriftDetector()
@@ -98,51 +96,68 @@ class DriftDetector:
 
     def restart(self) -> None:
         """Begin anew, as all ranks have the same state."""
-        if self._copying is not None:  # into memory that is free afterwards
-            staging.wait(self._copying.events)
-        self._turn, self._alike_at, self._copying, self._next = [], [], None, 0
+        if (copying := getattr(self, "_copying", None)) is not None:  # to memory that is free then
+            staging.wait(copying.events)
+        self._turn: list[list[Piece]] = []
+        self._alike_at = []
+        self._next = 0  # the slice that is looked at next
+        self._copying: _Slice | None = None  # that slice, if it is on GPUs
+        self._compared = _Slice(0, [], 0, [], [], [])  # whose checksum was made last
 
     def checksum(self, params: ParameterSet, optimizer: Any) -> int:
-        """Return the checksum of the next slice, of ``t`` and of the loss scale.
-
-        Of GPU arrays it is that of the slice before, which has come to the host by now.
-        """
+        """Return the checksum of the next slice, of ``t`` and of the loss scale."""
         steps = _steps(optimizer)
-        if self._next == len(self._turn):
+        if self._next >= len(self._turn):
             self._begin_turn(params, steps)
-        self._compared = self._next, self._turn[self._next]
-        updates = 0
-        parts: list[Any] = []
-        for piece in self._compared[1]:
-            array = piece.param.array if piece.key == _VALUE else piece.array()
-            if type(array) is np.ndarray and array.flags.c_contiguous:  # written out, as it is fast
-                parts.append(array.reshape(-1)[piece.start : piece.stop])
-            else:
-                parts.append(piece.elements())
-            updates += piece.updates()
-        if any([type(part) is not np.ndarray for part in parts]):  # on a GPU
-            parts = self._change_copies(parts)
+        found = self._compared = self._copying or self._read()
+        if found.events:
+            staging.wait(found.events)
         scale = getattr(optimizer, "_loss_scale", None) or 0.0
-        value = zlib.adler32(_COUNTS.pack(steps, self._next, updates, scale))
-        for part in parts:
+        value = zlib.adler32(_COUNTS.pack(steps, self._next, found.updates, scale))
+        for part in found.parts:
             value = zlib.adler32(part.view(np.uint8), value)
         return value
 
     def advance(self, optimizer: Any) -> None:
         """Go on to the next slice, as ranks have the same."""
-        number = self._compared[0]
-        if number < len(self._alike_at):  # else of the turn before
-            self._alike_at[number] = optimizer.t
-        if self._turn:  # else a new one begins
-            self._next += 1
+        self._copying = None
+        if not self._turn:  # a new one begins
+            return
+        self._alike_at[self._next] = _steps(optimizer)
+        self._next += 1
+        if self._compared.events and self._next < len(self._turn):
+            self._copying = self._read()  # it comes while the step computes
+
+    def _read(self) -> _Slice:
+        """Take the elements of the next slice, or begin to copy them from GPUs."""
+        updates, pieces = 0, self._turn[self._next]
+        parts: list[Any] = []
+        sources: list[Any] = []
+        events: list[Any] = []
+        for piece in pieces:
+            array = piece.param.array if piece.key == _VALUE else piece.array()
+            if type(array) is np.ndarray and array.flags.c_contiguous:  # written out, as it is fast
+                part = array.reshape(-1)[piece.start : piece.stop]
+            else:
+                part = piece.elements()
+            if type(part) is not np.ndarray:
+                with devices.using_device_of(part):
+                    sources.append(part)
+                    part = devices.pinned(part.nbytes)
+                    stream = devices.current_stream()
+                    devices.copy_to_host(sources[-1].view(np.uint8), part, stream)
+                    events.append(devices.recorded_event())
+            parts.append(part)
+            updates += piece.updates()
+        return _Slice(self._next, pieces, updates, parts, sources, events)
 
     def raise_difference(self, communicator: CommunicatorBase, optimizer: Any) -> None:
         """Raise RankMismatchError that names what differs, if anything does (collective).
 
-        Nothing does where numbers differ that are none (NaN) on all ranks, or where an interruption
-        has left ranks at different slices: these begin a new turn.
+        Nothing does where only the bits of NaNs differ, or where an interruption has left ranks at
+        different slices: these begin a new turn.
         """
-        place, pieces = self._compared
+        place, pieces = self._compared[:2]
         parts = [to_host(piece.elements()) for piece in pieces]
         forms = [(_state_of(each), each.array().dtype, each.array().shape) for each in pieces]
         heads = [
@@ -157,7 +172,9 @@ class DriftDetector:
             self.restart()
             return
         if any(row[1] != heads for row in rows):
-            _raise(communicator, [row[1] for row in rows], "since the last update")
+            _raise(
+                communicator, [row[1] for row in rows], "since the last update, or turn of updates"
+            )
         for number, piece in enumerate(pieces):
             views = [row[2][number] for row in rows]
             different = np.flatnonzero(np.any([_differs(views[0], it) for it in views], axis=0))
@@ -191,25 +208,6 @@ class DriftDetector:
             before = [min(before, default=steps)] * len(turn)
         self._turn, self._alike_at, self._next = turn, before, 0
 
-    def _change_copies(self, parts: list[Any]) -> list[Any]:
-        """Begin to copy a slice from GPUs; compare the one that was begun in the update before."""
-        before, hosts, events = self._copying, [], []
-        for part in parts:
-            with devices.using_device_of(part):
-                if not devices.on_gpu(part):
-                    hosts.append(part.copy())
-                    continue
-                hosts.append(devices.pinned(part.nbytes))
-                devices.copy_to_host(part.view(np.uint8), hosts[-1], devices.current_stream())
-                events.append(devices.recorded_event())
-        self._copying = _Copies(*self._compared, parts, hosts, events)
-        if before is None:
-            self._compared = self._next, []
-            return []
-        staging.wait(before.events)
-        self._compared = before.number, before.pieces
-        return before.hosts
-
 
 def _pieces_of(name: str, param: Any) -> list[Piece]:
     rule = getattr(param, "update_rule", None)
@@ -221,7 +219,7 @@ def _pieces_of(name: str, param: Any) -> list[Piece]:
 
 def _steps(optimizer: Any) -> int:
     steps = getattr(optimizer, "t", 0)
-    return steps if isinstance(steps, int) else 0  # of a double in somebody's test
+    return int(steps) if isinstance(steps, Integral) else 0  # of a double in somebody's test
 
 
 def _state_of(piece: Piece) -> str:
@@ -229,7 +227,7 @@ def _state_of(piece: Piece) -> str:
 
 
 def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return which elements have other bits, but for numbers that are none in both."""
+    """Return which elements have other bits, but for NaNs in both."""
     rows = [np.ascontiguousarray(it).view(np.uint8).reshape(it.size, -1) for it in (one, other)]
     are_none = (one != one) & (other != other)
     found: np.ndarray = np.any(rows[0] != rows[1], axis=1) & ~are_none

@@ -12,7 +12,7 @@ from ..profiling import region
 from ..wrappers import UnpicklableMixin
 from .decision import OPERATION
 from .gpus import are_on_gpus
-from .gradient_set import GradientSet, multiply_gradients, rescale, set_scale
+from .gradient_set import GradientSet, is_scaled, multiply_gradients, rescale, set_scale
 
 # What is under way is four times as much: a link of 1 Gbit/s stays busy between two looks of a
 # thread that seldom has the interpreter, and small messages of others wait 4 ms behind it at most.
@@ -45,7 +45,7 @@ class GradientExchange(UnpicklableMixin):
     def prepare(self, params: ParameterSet) -> None:
         """Make what all ranks make together (collective)."""
 
-    def can_send(self, params: ParameterSet, loss: Any) -> bool:
+    def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
         """Return whether the gradients of this loss can leave during backward, as planned."""
         return False
 
@@ -63,7 +63,7 @@ class GradientExchange(UnpicklableMixin):
 
     def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
         """Hand in the present gradients, which are final, with this loss scale."""
-        if scale is not None:
+        if scale is not None or is_scaled(params):
             rescale(params, scale)
         mean = self._communicator.start_mean(self._zero_fill, OPERATION)
         # Who takes the mean by a method of its own is given the model, and may look at all of it.

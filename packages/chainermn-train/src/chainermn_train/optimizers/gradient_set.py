@@ -209,6 +209,11 @@ def rescale(params: ParameterSet, scale: float | None) -> None:
             param._loss_scale = scale
 
 
+def is_scaled(params: ParameterSet) -> bool:
+    """Return whether a backward with a loss scale has met some parameter."""
+    return any([param._loss_scale is not None for param in params.params])
+
+
 def set_scale(params: ParameterSet, scale: float | None) -> None:
     """Let the step undo the loss scale wherever there is a gradient, and nowhere else.
 

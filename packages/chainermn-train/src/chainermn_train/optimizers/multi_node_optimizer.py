@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import chainer
@@ -68,6 +69,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         self.actual_optimizer.setup(link)
         self._drop_gradients()
+        self._drift.restart()
         self._state.forget()
         return self
 
@@ -135,8 +137,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._start_again(agreed)
         elif agreed.decision is Decision.ADD:
             self._group.add(self._params, self._scale)
-        elif self._take_means(agreed.total):
-            self._step()
+        else:
+            total_updates = self._group.steps * self.communicator.size
+            if self._take_means(agreed.total, total_updates / agreed.total.num_accumulated):
+                self._step()
 
     def flush(self) -> None:
         """Use the gradients that no step has used yet (collective).
@@ -156,7 +160,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         agreed = self._agree_on_news("flush()")
         if agreed.decision is Decision.CONTINUE:
             report = steady(group.num_accumulated, int(exchange.has_flight))
-            agreed = self._agree("flush()", report)
+            report = report._replace(apart=int(self._state.is_apart))
+            agreed = self._agree("flush()", report, is_last=True)
         if agreed.decision is Decision.START_AGAIN:
             self._start_again(agreed)
             return
@@ -167,11 +172,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             group.assign_mean(params, scale, num_per_rank, and_present=False)
             exchange.prepare(params)
             try:
-                self._agree("flush()", steady(0, 0), exchange.ready(params, scale))
+                self._agree("flush()", steady(0, 0), exchange.ready(params, scale), is_last=True)
             except BaseException:
                 exchange.cancel()
+                exchange.put_flight(*means)
                 raise
-            taken = exchange.finish()
+            taken = self._take_means(agreed.total, factor=1.0)
             means.append(
                 GradientSet.detach_from(params, scale) if taken else exchange.take_flight()
             )
@@ -219,6 +225,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             BaseException: what made the exchange in flight fail.
         """
         optimizer, exchange, communicator = self.actual_optimizer, self._exchange, self.communicator
+        if isinstance(serializer, chainer.Deserializer):
+            self._state.forget()  # also where loading fails midway
         serialize_state(optimizer, serializer)
         own, target = serializer["chainermn"], optimizer.target
         if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
@@ -260,7 +268,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if report is None and exchange.is_prepared:
             return Agreement(Decision.CONTINUE, steady(0, 0))
         report = (report or steady(0, 0))._replace(
-            before_loss=1, without_loss=int(without_loss), in_flight=int(exchange.has_flight)
+            before_loss=1,
+            without_loss=int(without_loss),
+            in_flight=int(exchange.has_flight),
+            apart=int(self._state.is_apart),
         )
         agreed = self._agree(call, report)
         if agreed.decision is Decision.SYNCHRONIZE:
@@ -279,15 +290,17 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         exchange, params, handshake = self._exchange, self._params, self.communicator.handshake
         with SharedFailure(handshake, OPERATION):
             loss = compute_loss()
+            _clear_gradients(self.actual_optimizer)
         backward: Callable[..., None] = _backward
         if agreed.decision is Decision.CONTINUE and self._group.steps == 1:
             backward = exchange.backward
-            if exchange.can_send(params, loss):
-                agreed = self._agree(call, steady(1, 0)._replace(before_backward=1))
+            if exchange.can_send(params, loss, self._scale):
+                is_apart = int(self._state.is_apart)
+                report = steady(1, 0)._replace(before_backward=1, apart=is_apart)
+                agreed = self._agree(call, report)
             if agreed.decision is Decision.SEND:
                 backward = exchange.backward_and_send
         with SharedFailure(handshake, OPERATION):
-            _clear_gradients(self.actual_optimizer)
             backward(params, loss, self._scale)
         return agreed
 
@@ -295,7 +308,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """Hand the gradients in if they complete a group, and agree (collective)."""
         group, exchange, params = self._group, self._exchange, self._params
         report, mean = steady(group.num_accumulated + 1, int(exchange.has_flight)), None
-        if self._state.has_initialized(self.target):  # by the loss
+        if self._state.is_apart:
+            report = report._replace(apart=1)
+        elif self._state.has_initialized(self.target):  # by the loss
             report = report._replace(changed=1)
         elif group.is_last:
             scale = group.scale(self._scale)
@@ -307,8 +322,17 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 report = report._replace(resend=resend, can_plan=can_plan)
         return self._agree(call, report, mean)
 
-    def _agree(self, call: str, report: Report, mean: MeanInProgress | None = None) -> Agreement:
-        """Return what all ranks do (collective); raise on all if they can't go on."""
+    def _agree(
+        self,
+        call: str,
+        report: Report,
+        mean: MeanInProgress | None = None,
+        is_last: bool | None = None,
+    ) -> Agreement:
+        """Return what all ranks do (collective); raise on all if they can't go on.
+
+        ``is_last`` says whether the gradients complete a group, if this update's don't.
+        """
         optimizer, communicator, digest = self.actual_optimizer, self.communicator, 0
         with SharedFailure(communicator.handshake, OPERATION):
             if self._exchange.error() is not None:
@@ -317,8 +341,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 digest = self._drift.checksum(self._params, optimizer)
         mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
         total = agree(mean, call, report, digest)
+        is_last = self._group.is_last if is_last is None else is_last
         while True:
-            decision = decide(total, communicator.size, self._group.is_last or call == "flush()")
+            decision = decide(total, communicator.size, is_last)
             if decision is Decision.RAISE_WITHOUT_MODEL:
                 self._state.raise_without_model(optimizer.target)
             elif decision is Decision.RAISE_FAILED:
@@ -331,20 +356,20 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 total = total._replace(drifted=0, apart=int(self._has_drifted()))
             else:
                 break
-        if self._detects_drift:
+        # Where rank 0's state goes to all, a new turn begins.
+        if self._detects_drift and decision not in (Decision.SYNCHRONIZE, Decision.START_AGAIN):
             self._drift.advance(optimizer)
         return Agreement(decision, total, communicator.size)
 
-    def _take_means(self, total: Report) -> bool:
-        """Exchange what was handed in; return whether to step (collective)."""
-        group, size = self._group, self.communicator.size
-        group.clear()
+    def _take_means(self, total: Report, factor: float) -> bool:
+        """Exchange what was handed in, times a factor; return whether to step (collective)."""
+        self._group.clear()
         try:
-            are_means = self._exchange.finish(group.steps * size / total.num_accumulated)
+            are_means = self._exchange.finish(factor)
         except BaseException:  # the others may step
             self._state.mark_apart()
             raise
-        if total.can_plan == size:
+        if total.can_plan == self.communicator.size:
             self._exchange.plan(self._params)
         return are_means
 
@@ -392,8 +417,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         except RankMismatchError as error:
             if self._settings["on_drift"] == "raise":
                 raise
-            if self.communicator.rank == 0:
-                warnings.warn(f"{error}; all ranks get rank 0's", RuntimeWarning, stacklevel=4)
+            with raise_on_all_ranks(self.communicator, OPERATION):  # if warnings are errors
+                if self.communicator.rank == 0:
+                    warnings.warn(f"{error}; all ranks get rank 0's", RuntimeWarning, stacklevel=4)
             return True
         return False
 
@@ -413,7 +439,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     @property
     def _scale(self) -> float | None:
-        return getattr(self.actual_optimizer, "_loss_scale", None)
+        scale = getattr(self.actual_optimizer, "_loss_scale", None)
+        return float(scale) if isinstance(scale, Real) else None  # a mock has one of no number
 
 
 def _backward(_: ParameterSet, loss: Any, loss_scale: float | None) -> None:

@@ -157,6 +157,8 @@ def _set_master_weights(target: Any, arrays: dict[str, Any]) -> None:
 
 def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:
     """Give rank 0's counts, moments, float32 parameters and loss scale to all (collective)."""
+    if communicator.size == 1:
+        return
     target = optimizer.target
     rules, params = update_rules(target), dict(target.namedparams())
 

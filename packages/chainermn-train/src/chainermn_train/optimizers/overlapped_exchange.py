@@ -24,7 +24,7 @@ from .background_thread import BackgroundThread, threads_may_use_mpi
 from .decision import OPERATION
 from .gpus import StreamError, are_on_gpus, device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import Gradient, GradientSet, has_form_of, present_gradient, set_scale
+from .gradient_set import Gradient, GradientSet, has_form_of, is_scaled, present_gradient, set_scale
 
 # Long enough that a bucket's costs don't count, short enough that the first one leaves early.
 BUCKET_BYTES = 1 << 20
@@ -154,14 +154,14 @@ class OverlappedExchange(GradientExchange):
     def can_plan(self) -> bool:  # type: ignore[override]
         return len(self._order) > 0
 
-    def can_send(self, params: ParameterSet, loss: Any) -> bool:
+    def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
         plan, own = self._plan, self._own
         if plan is None or own is None:
             return False
         if plan.params is not params or _wire_dtype(own) != _wire_dtype(self._communicator):
             self._plan = None  # it is outdated; all make another one
             return False
-        return _is_tracked(params, loss)
+        return _is_tracked(params, loss) and (scale is not None or not is_scaled(params))
 
     def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
         self._order = []

@@ -23,7 +23,7 @@ class ReplicatedState(UnpicklableMixin):
         self._communicator = communicator
         self._settings = settings  # arguments of the optimizer that must be equal on all ranks
         self._shared: ParameterSet | None = None  # None: nothing, since the start or a load
-        self._is_apart = self._has_changed = False
+        self.is_apart = self._has_changed = False
         self._scaling: tuple[Any, ...] | None = None
 
     def params(self, target: Any) -> ParameterSet:
@@ -31,8 +31,10 @@ class ReplicatedState(UnpicklableMixin):
         return self._shared or ParameterSet(target)
 
     def report(self, optimizer: Any, gradients_fit: Callable[[], bool]) -> Report | None:
-        """Return what has changed here since the last update; None if nothing has.
+        """Return what ranks must know of before the loss; None if nothing has changed.
 
+        That the last step failed here they learn after backward, as others may communicate in
+        their loss by now.
         ``gradients_fit`` tells whether those that were loaded belong to the model's parameters.
         """
         target, known, changed = optimizer.target, self._shared, False
@@ -40,7 +42,7 @@ class ReplicatedState(UnpicklableMixin):
             return Report(without_model=1)
         is_rescaled = self._scaling != loss_scaling(optimizer)
         if known is not None and known.is_still_of(target):
-            if not (is_rescaled or self._is_apart):
+            if not is_rescaled:
                 return None
         else:
             changed = known is not None or self._has_changed or not gradients_fit()
@@ -48,7 +50,6 @@ class ReplicatedState(UnpicklableMixin):
         return Report(
             unshared=int(self._shared is None and not changed),
             changed=int(changed),
-            apart=int(self._is_apart),
             uninitialized=int(known.has_uninitialized),
             rescaled=int(is_rescaled),
         )
@@ -105,15 +106,15 @@ class ReplicatedState(UnpicklableMixin):
     def assume(self, target: Any) -> None:
         """Record that all ranks have the same state now."""
         self._shared = ParameterSet(target)
-        self._is_apart = self._has_changed = False
+        self.is_apart = self._has_changed = False
 
     def forget(self, has_changed: bool = False) -> None:
         """Record that this rank may have another state than the others: it has loaded one.
 
         ``has_changed`` says that its set of parameters had changed when that was saved.
         """
-        self._shared, self._is_apart, self._has_changed = None, False, has_changed
+        self._shared, self.is_apart, self._has_changed = None, False, has_changed
 
     def mark_apart(self) -> None:
         """Record that this rank may not have stepped as others did: the next update shares."""
-        self._is_apart = True
+        self.is_apart = True
