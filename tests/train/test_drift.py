@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 
@@ -14,6 +15,7 @@ import pytest
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import drift
+from chainermn_train.parameter_set import ParameterSet
 from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
@@ -209,3 +211,73 @@ def test_nothing_else_is_taken_for_drift(comm, kind, updates):
     update(comm, optimizer, updates)
     assert optimizer.t == updates - KINDS[kind].delay
     optimizer.finalize()
+
+
+# Parameters on GPUs.
+
+
+class DeviceArray(np.ndarray):
+    """A double of a GPU's array, of which copies to the host are made when they are waited for."""
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """How many copies were waited for, each time the host waits."""
+    counts = []
+
+    def wait(events):
+        counts.append(len(events))
+        for source, target in events:
+            target[...] = source
+
+    copied = []
+    double = {
+        "on_gpu": lambda array: isinstance(array, DeviceArray),
+        "using_device_of": lambda _: contextlib.nullcontext(),
+        "pinned": lambda nbytes: np.empty(nbytes, np.uint8),
+        "current_stream": lambda: None,
+        "copy_to_host": lambda source, target, _: copied.append((source, target)),
+        "recorded_event": lambda: copied.pop(),
+    }
+    for name, function in double.items():
+        monkeypatch.setattr(drift.devices, name, function)
+    monkeypatch.setattr(drift.staging, "flat", lambda array: array.reshape(-1))
+    monkeypatch.setattr(drift.staging, "wait", wait)
+    return counts
+
+
+class Twin:
+    """A model whose parameters a detector takes for those on a GPU."""
+
+    def __init__(self):
+        self.model = Net(0)
+        self.optimizer = chainer.optimizers.SGD().setup(self.model)
+        self.arrays = {id(p): p.array.view(DeviceArray) for p in self.model.params()}
+        self.params, self.detector = ParameterSet(self.model), drift.DriftDetector()
+
+    def checksum(self, monkeypatch):
+        with monkeypatch.context() as patch:
+            arrays = property(lambda param: self.arrays[id(param)])
+            patch.setattr(chainer.Parameter, "array", arrays)
+            found = self.detector.checksum(self.params, self.optimizer)
+            self.detector.advance(self.optimizer)
+        return found
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        lambda model: flip(model.last.W.array),
+        lambda model: setattr(model.first.b.update_rule, "t", 3),
+    ],
+)
+def test_from_gpus_slices_come_while_the_step_computes(monkeypatch, waits, disturb):
+    """And are compared in the next update; a change is seen within a turn and an update."""
+    one, other = Twin(), Twin()
+    turn = -(-4 * (WIDTH * WIDTH + WIDTH + 3 * WIDTH + 3) // drift.SLICE_BYTES)
+    for _ in range(2 * turn):
+        assert one.checksum(monkeypatch) == other.checksum(monkeypatch)
+    assert waits
+    disturb(other.model)
+    found = [one.checksum(monkeypatch) == other.checksum(monkeypatch) for _ in range(turn + 1)]
+    assert not all(found)
