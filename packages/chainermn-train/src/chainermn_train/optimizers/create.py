@@ -58,8 +58,8 @@ def create_multi_node_optimizer(
             than a parameter, 16-bit parameters where only some ranks share a machine) gradients
             are sent after backward.
         on_drift: what happens where ranks' parameters or optimizer states are found to differ. Each
-            update compares 2 KiB of them, or a thousandth if that is more, so that all is compared
-            once in 1,000 updates at least: ``"raise"`` RankMismatchError, give rank 0's state to
+            update that exchanges compares 2 KiB of them, or a thousandth if that is more, so that
+            some 1,000 updates compare all: ``"raise"`` RankMismatchError, give rank 0's state to
             all (``"synchronize"``, with a warning), or ``"ignore"`` it and compare nothing.
 
     Returns:

@@ -15,7 +15,7 @@ from .background_thread import BackgroundThread, threads_may_use_mpi
 from .decision import OPERATION
 from .gpus import device_of, new_stream, recorded_event, using_stream
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import GradientSet, multiply_gradients, rescale
+from .gradient_set import GradientSet, multiply_gradients
 
 _ALONE = "with double_buffering gradients are as old as ever"
 
@@ -60,7 +60,6 @@ class DelayedExchange(GradientExchange):
         mean = self._communicator.start_mean(self._zero_fill, OPERATION, self._own)
         # All that can fail on one rank alone, before ranks agree; the thread finds it done.
         with SharedFailure(self._communicator.handshake, OPERATION):
-            rescale(params, scale)
             gradients = GradientSet.detach_from(params, scale)
             self._handed_in = mean, gradients, scale
             if self._flight is None:

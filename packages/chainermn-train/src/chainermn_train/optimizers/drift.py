@@ -24,7 +24,7 @@ from .optimizer_state import master_weight
 
 # A slice takes some ten microseconds, with caches that the training has filled. Where a model is
 # large, and its updates long, it grows with the model, so that a turn takes no more updates than
-# this. Adler-32 needs no table, which is as much memory as the slice.
+# this. Adler-32 needs no table; that of CRC-32 takes as much of the caches as the slice.
 SLICE_BYTES = 2 << 10
 MOST_SLICES = 1000
 _COUNTS = struct.Struct("<qqqd")

@@ -12,7 +12,7 @@ from ..profiling import region
 from ..wrappers import UnpicklableMixin
 from .decision import OPERATION
 from .gpus import are_on_gpus
-from .gradient_set import GradientSet, is_scaled, multiply_gradients, rescale, set_scale
+from .gradient_set import GradientSet, multiply_gradients, set_scale
 
 # What is under way is four times as much: a link of 1 Gbit/s stays busy between two looks of a
 # thread that seldom has the interpreter, and small messages of others wait 4 ms behind it at most.
@@ -63,8 +63,6 @@ class GradientExchange(UnpicklableMixin):
 
     def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
         """Hand in the present gradients, which are final, with this loss scale."""
-        if scale is not None or is_scaled(params):
-            rescale(params, scale)
         mean = self._communicator.start_mean(self._zero_fill, OPERATION)
         # Who takes the mean by a method of its own is given the model, and may look at all of it.
         mean.add(params if mean.takes_plans else params.target)

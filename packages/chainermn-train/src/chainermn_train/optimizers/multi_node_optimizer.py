@@ -18,7 +18,7 @@ from ..wrappers import AttributeProxy, UnpicklableMixin
 from .decision import OPERATION, Agreement, Decision, Report, agree, decide, steady
 from .drift import DriftDetector
 from .gradient_exchange import GradientExchange
-from .gradient_set import GradientGroup, GradientSet
+from .gradient_set import GradientGroup, GradientSet, is_scaled, rescale
 from .optimizer_state import is_missing, serialize_mixed_precision, serialize_state
 from .replicated_state import ReplicatedState
 
@@ -79,13 +79,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         Ranks may start from different states, and may initialise, add or replace parameters later.
         Whenever the set of initialised parameters has changed on any rank since the last call, or
         a step has raised on some (in a hook, say), all ranks get rank 0's state, as by
-        :meth:`synchronize`, and on every rank gradients in flight or added up are dropped. If
-        that is so on every rank, each gave ``lossfun`` and has all its parameters initialised, it
-        happens before ``lossfun`` is called, and the update counts. Otherwise the gradients belong
-        to parameters that ranks didn't share, and the call *does not step* (``t`` stays): so with
-        lazily initialised links, such as ``L.Linear(None, 10)``, the first call does, and so does
-        the first call without a loss function. Ranks that have drifted apart in other ways are
-        noticed: see ``on_drift`` of :func:`create_multi_node_optimizer`.
+        :meth:`synchronize`, and on every rank gradients in flight or added up are dropped. If the
+        set has changed on every rank, each gave ``lossfun`` and has all its parameters
+        initialised, it happens before ``lossfun`` is called, and the update counts. Otherwise the
+        gradients belong to parameters that ranks didn't share, and the call *does not step* (``t``
+        stays): so with lazily initialised links, such as ``L.Linear(None, 10)``, the first call
+        does, and so does the first call without a loss function. Ranks that have drifted apart in
+        other ways are noticed: see ``on_drift`` of :func:`create_multi_node_optimizer`.
 
         A rank that has no examples can take part by calling ``target.cleargrads()``
         and then ``update()``: its gradients count as zeros (if ``zero_fill``).
@@ -169,7 +169,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if agreed.total.num_accumulated:
             params, scale = self._params, group.scale(self._scale)
             num_per_rank = agreed.total.num_accumulated / self.communicator.size
-            group.assign_mean(params, scale, num_per_rank, and_present=False)
+            with SharedFailure(self.communicator.handshake, OPERATION):
+                group.assign_mean(params, scale, num_per_rank, and_present=False)
             exchange.prepare(params)
             try:
                 self._agree("flush()", steady(0, 0), exchange.ready(params, scale), is_last=True)
@@ -314,8 +315,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             report = report._replace(changed=1)
         elif group.is_last:
             scale = group.scale(self._scale)
-            if group.steps > 1:
-                group.assign_mean(params, scale, group.steps, and_present=True)
+            with SharedFailure(self.communicator.handshake, OPERATION):
+                if group.steps > 1:
+                    group.assign_mean(params, scale, group.steps, and_present=True)
+                elif scale is not None or is_scaled(params):
+                    rescale(params, scale)
             mean = exchange.ready(params, scale)
             resend, can_plan = int(exchange.must_resend), int(exchange.can_plan)
             if resend or can_plan:
