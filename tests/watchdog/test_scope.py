@@ -14,6 +14,12 @@ from tests.support import jobs
 from tests.support.watchdog import inside_of, record, reported
 
 
+@pytest.fixture(autouse=True)
+def region():
+    """Where scopes are recorded, which the first test of a process makes, whichever that is."""
+    inside_of()
+
+
 def test_what_a_rank_is_inside_of_is_recorded_until_it_leaves():
     assert inside_of() is None
     with alone("evaluate"):
