@@ -15,7 +15,6 @@ import pytest
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import drift
-from chainermn_train.parameter_set import ParameterSet
 from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
@@ -253,7 +252,7 @@ class Twin:
         self.model = Net(0)
         self.optimizer = chainer.optimizers.SGD().setup(self.model)
         self.arrays = {id(p): p.array.view(DeviceArray) for p in self.model.params()}
-        self.params, self.detector = ParameterSet(self.model), drift.DriftDetector()
+        self.params, self.detector = drift.ParameterSet(self.model), drift.DriftDetector()
 
     def checksum(self, monkeypatch):
         with monkeypatch.context() as patch:
